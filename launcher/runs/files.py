@@ -1,0 +1,64 @@
+"""Writing so that a reader never sees half a file, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write `path` whole or not at all; a crash leaves the old content.
+
+    Raises OSError (a full disk, a missing folder); then no temporary file stays behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_json(path: Path, value: Any) -> None:
+    """`replace_text` of readable JSON."""
+    replace_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def append_json(path: Path, value: Any) -> None:
+    """Append one line of JSON with a single write, so that lines of several writers do not mix."""
+    line = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: Path) -> Any | None:
+    """The content, or None when the file is missing or not (yet) whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return None
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """Every whole line; a torn last line (a writer died) is left out."""
+    values = []
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    values.append(json.loads(line))
+                except json.JSONDecodeError:
+                    continue
+    except FileNotFoundError:
+        pass
+    return values

@@ -1,0 +1,127 @@
+"""Where everything of a run lies. The run directory is the only state that launcher shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.runs.files import append_json, read_json, read_json_lines
+from launcher.runs.time import now
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """`attempts/003/`: one start of all workers with one Recipe."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.json"
+
+    @property
+    def verdict(self) -> Path:
+        return self.path / "verdict.json"
+
+    @property
+    def stop(self) -> Path:
+        """Exists when the ranks are asked to write a checkpoint and end."""
+        return self.path / "stop"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def rank_log(self, node: int, rank: int, stream: str) -> Path:
+        """`stream` is `out` or `err`."""
+        return self.logs / f"node-{node:02d}" / f"rank-{rank:03d}.{stream}"
+
+    def error(self, rank: int) -> Path:
+        """Written by a rank that knows why it failed."""
+        return self.path / "errors" / f"rank-{rank:03d}.json"
+
+    def exit(self, rank: int) -> Path:
+        """Written by the process that watched the rank, for every rank that ended."""
+        return self.path / "exits" / f"rank-{rank:03d}.json"
+
+    def torchrun_log(self, node: int) -> Path:
+        return self.logs / f"node-{node:02d}" / "torchrun.err"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """`runs/<run-id>/`."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def scripts(self) -> Path:
+        return self.path / "scripts"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def cancel(self) -> Path:
+        """Exists when somebody cancelled the run; tells a cancellation from a preemption."""
+        return self.path / "cancel"
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Held (flock) by the living supervisor; the kernel lets go when it dies."""
+        return self.path / "supervisor.lock"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.path / "supervisor.log"
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.path / "attempts" / f"{number:03d}")
+
+    def attempts(self) -> list[AttemptDir]:
+        """In order of start."""
+        folder = self.path / "attempts"
+        if not folder.is_dir():
+            return []
+        names = sorted(entry.name for entry in folder.iterdir() if entry.name.isdigit())
+        return [AttemptDir(folder / name) for name in names]
+
+    def read_state(self) -> dict[str, Any]:
+        return read_json(self.state) or {}
+
+    def read_events(self) -> list[dict[str, Any]]:
+        return read_json_lines(self.events)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append to `events.jsonl`. Raises OSError on a full disk."""
+        append_json(self.events, {"time": now(), "event": kind, **fields})

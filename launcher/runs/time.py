@@ -1,0 +1,17 @@
+"""One form of time stamp everywhere: UTC, microseconds, 27 characters, sorts as text."""
+
+from __future__ import annotations
+
+import time as _time
+
+STAMP_LENGTH = 27
+
+
+def stamp(seconds: float) -> str:
+    """Unix seconds -> `2026-11-21T08:54:01.123456Z`."""
+    whole, micro = divmod(round(seconds * 1e6), 1_000_000)
+    return _time.strftime("%Y-%m-%dT%H:%M:%S", _time.gmtime(whole)) + f".{micro:06d}Z"
+
+
+def now() -> str:
+    return stamp(_time.time())

@@ -1,0 +1,90 @@
+"""The base of every value, and the quantities a user writes (sizes and durations)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, WithJsonSchema
+
+GIB = 2**30
+
+_BYTES_PER_UNIT = {
+    "": 1, "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+_SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Value(BaseModel):
+    """A frozen, printable value. Unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+def parse_bytes(text: Any) -> Any:
+    """`"47.4GiB"` -> bytes. GiB = 2^30 bytes, GB = 10^9 bytes; a bare integer is bytes."""
+    if not isinstance(text, str):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _BYTES_PER_UNIT:
+        raise ValueError(f"{text!r} is not a size; write for example 48GiB (2^30 bytes) or 48GB (10^9 bytes)")
+    return int(float(match[1]) * _BYTES_PER_UNIT[match[2].upper()])
+
+
+def parse_seconds(text: Any) -> Any:
+    """`"90m"`, `"1d12h"`, `"HH:MM:SS"` or Slurm's `"D-HH:MM:SS"` -> seconds; a bare integer is seconds."""
+    if not isinstance(text, str):
+        return text
+    clock = re.fullmatch(r"\s*(?:(\d+)-)?(\d+):(\d\d):(\d\d)\s*", text)
+    if clock is not None:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if re.fullmatch(r"\s*\d+\s*", text):
+        return int(text)
+    if re.fullmatch(r"\s*(\d+[smhd])+\s*", text):
+        return sum(int(n) * _SECONDS_PER_UNIT[unit] for n, unit in re.findall(r"(\d+)([smhd])", text))
+    raise ValueError(f"{text!r} is not a duration; write for example 90m, 24h, 1d12h or 2-12:00:00")
+
+
+def format_gib(size: int | float) -> str:
+    """Bytes -> `"47.4 GiB"` (2^30 bytes), with as many digits as matter."""
+    return f"{size / GIB:.4g} GiB"
+
+
+def format_duration(seconds: int | float) -> str:
+    """Seconds -> `"1d 2h"`, `"3m 20s"`, `"4s"`: the two largest units."""
+    rest, parts = round(seconds), []
+    for unit in ("d", "h", "m", "s"):
+        count, rest = divmod(rest, _SECONDS_PER_UNIT[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2]) or "0s"
+
+
+def no_nul(text: str) -> str:
+    """A NUL byte cannot be passed to any process: refuse it where it is written."""
+    if "\0" in text:
+        raise ValueError("contains a NUL byte, which no process can receive")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("is not valid unicode text (a lone surrogate)") from None
+    return text
+
+
+def _scalar_to_str(value: Any) -> Any:
+    """YAML reads `NCCL_DEBUG: 1` as a number; an environment value is text."""
+    if isinstance(value, bool):
+        raise ValueError(f"write {str(value).lower()!r} in quotes: the process receives text")
+    return str(value) if isinstance(value, int | float) else value
+
+
+_SIZE = {"type": ["string", "integer"], "examples": ["47.4GiB", "512GB"]}
+_TIME = {"type": ["string", "integer"], "examples": ["24h", "90m", "2-12:00:00"]}
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), WithJsonSchema(_SIZE)]
+Seconds = Annotated[int, BeforeValidator(parse_seconds), WithJsonSchema(_TIME)]
+Text = Annotated[str, BeforeValidator(_scalar_to_str), WithJsonSchema({"type": ["string", "number"]})]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -1,0 +1,143 @@
+"""Cluster: one machine room as launcher needs to know it. One YAML profile per cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    WithJsonSchema,
+    model_validator,
+)
+
+from launcher.spec.base import Bytes, EnvName, Text, Value, no_nul
+
+Env = dict[EnvName, Annotated[Text, AfterValidator(no_nul)]]
+
+
+class Gpu(Value):
+    """The GPUs of one node."""
+
+    type: str
+    "As the vendor writes it, e.g. NVIDIA RTX A6000."
+    count: NonNegativeInt
+    memory: Bytes
+    "Memory that a process can use on one GPU (`nvidia-smi` total), e.g. 47.4GiB."
+
+
+def _as_gpu(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+class Node(Value):
+    """One node; all nodes of a cluster are taken to be alike."""
+
+    gpu: Annotated[
+        Gpu | None,
+        BeforeValidator(_as_gpu),
+        WithJsonSchema({"anyOf": [{"const": "auto"}, {"$ref": "#/$defs/Gpu"}, {"type": "null"}]}),
+    ] = None
+    "`auto` asks nvidia-smi where the job starts."
+    cpus: PositiveInt | None = None
+    memory: Bytes | None = None
+    "Host memory of one node."
+
+
+class Network(Value):
+    interface: str | None = Field(None, pattern=r"^[A-Za-z0-9_.,:=^-]+$")
+    "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; left out, the libraries choose."
+    env: Env = {}
+    "NCCL variables this cluster needs, each with its reason as a comment."
+
+
+class Container(Value):
+    runtime: Literal["none", "docker", "pyxis", "apptainer", "runpod"] = "none"
+    image: str | None = None
+    "Used when the job names none."
+    base: str | None = None
+    "Image that a rendered Dockerfile or Apptainer definition builds on."
+    mounts: dict[str, str] = {}
+    "Host path -> path in the container."
+    shm: Bytes | None = None
+    "Size of /dev/shm; Docker's 64 MiB break DataLoader workers."
+
+
+class Slurm(Value):
+    """sbatch options. GPUs are asked for by the batch script alone: a step that repeats a typed GRES fails."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    gres_type: str | None = None
+    "The name between `gpu:` and the count, e.g. a100."
+    exclusive: bool = False
+    signal_seconds: PositiveInt = 120
+    "USR2 reaches the batch shell this long before the time limit."
+    extra: dict[str, str | bool | int] = {}
+    "Any other sbatch option by its long name; true for a bare flag."
+
+
+class RunPod(Value):
+    """What the create request needs; one GPU type per request."""
+
+    gpu_id: str
+    cloud: Literal["SECURE", "COMMUNITY"] = "SECURE"
+    data_centers: tuple[str, ...] = ()
+    disk_gb: PositiveInt = 50
+    volume_id: str | None = None
+    "Network volume, mounted at `volume_path`; the run directory lives there."
+    volume_path: str = "/workspace"
+    registry_id: str | None = None
+    cuda_versions: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()
+    max_hours: PositiveInt = 24
+    "The start script ends the pod after this long, whatever the training does."
+
+
+class Paths(Value):
+    runs: str | None = None
+    "Where run directories are kept; left out, `runs/` beside the job."
+    python: str | None = None
+    "Interpreter on the nodes that has launcher and torch; left out, the one that runs launcher (local) or python3."
+
+
+class Cluster(Value):
+    """A profile. `setup` is shell text of the profile's author and runs as written, before the job."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    description: str = ""
+    scheduler: Literal["local", "slurm", "runpod"]
+    max_nodes: PositiveInt = 1
+    node: Node = Node()
+    network: Network = Network()
+    container: Container = Container()
+    paths: Paths = Paths()
+    env: Env = {}
+    setup: tuple[str, ...] = ()
+    "Lines of shell, e.g. `module load cuda`."
+    slurm: Slurm | None = None
+    runpod: RunPod | None = None
+    usd_per_gpu_hour: NonNegativeFloat | None = None
+
+    @model_validator(mode="after")
+    def _section_of_scheduler(self) -> Cluster:
+        if self.scheduler == "runpod" and self.runpod is None:
+            raise ValueError("scheduler: runpod needs a `runpod:` section with at least gpu_id")
+        if self.scheduler == "runpod" and self.node.gpu is None:
+            raise ValueError("scheduler: runpod needs `node.gpu` (type, count, memory)")
+        for section in ("slurm", "runpod"):
+            if getattr(self, section) is not None and self.scheduler != section:
+                raise ValueError(f"`{section}:` is given but scheduler is {self.scheduler}")
+        return self
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.node.gpu.count if self.node.gpu is not None else 0

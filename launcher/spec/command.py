@@ -1,0 +1,65 @@
+"""Placeholders in a job's `command:`, filled in for each attempt."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from launcher.spec.base import no_nul
+
+PLACEHOLDERS = {
+    "micro_batch_size": "samples per rank and forward pass",
+    "grad_accum": "micro-batches per optimizer step",
+    "global_batch": "samples per optimizer step over all ranks",
+    "precision": "precision of the recipe, e.g. bf16-mixed",
+    "optimizer": "optimizer of the recipe, e.g. adamw-8bit",
+    "sharding": "sharding of the recipe, e.g. fsdp",
+    "activations": "activation policy of the recipe, e.g. checkpoint",
+    "steps": "optimizer steps the job asks for",
+    "epochs": "epochs the job asks for",
+    "run_id": "name of the run",
+    "run_dir": "directory of the run",
+    "checkpoint_dir": "directory for checkpoints, the same in every attempt",
+    "attempt": "0 for the first start, 1 for the next ...",
+}
+
+# These start the processes of a job themselves; launcher starts torchrun, one process per rank.
+_OWN_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec", "horovodrun"})
+# `${HOME}` is the shell's; `{{name}}` stands for a literal `{name}`.
+_PATTERN = re.compile(r"(?<!\$)(?:\{\{(?P<literal>[a-z_]+)\}\}|\{(?P<name>[a-z_]+)\})")
+
+
+def check_command(command: tuple[str, ...]) -> None:
+    """Raise ValueError for a command that cannot be what its author meant."""
+    if not command:
+        raise ValueError("`command:` is empty")
+    for argument in command:
+        no_nul(argument)
+    program = PurePosixPath(command[0]).name
+    if program in _OWN_LAUNCHERS:
+        raise ValueError(
+            f"`command:` starts with {program}, which starts the ranks itself; give the script alone "
+            "(for example `python train.py`): launcher runs it once per rank through torchrun"
+        )
+    for argument in command:
+        for match in _PATTERN.finditer(argument):
+            name = match["name"]
+            if name is None or name in PLACEHOLDERS:
+                continue
+            # A user's own `{lr}` stays as it is; a near miss is a spelling mistake.
+            near = difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.8)
+            if near:
+                raise ValueError(f"{{{name}}}: unknown placeholder; did you mean {{{near[0]}}}?")
+
+
+def fill(argument: str, values: Mapping[str, str]) -> str:
+    """Replace `{name}` for every name in `values`, and nothing else: JSON or `${HOME}` stay byte for byte."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match["literal"] is not None:
+            return f"{{{match['literal']}}}" if match["literal"] in values else match[0]
+        return values.get(match["name"], match[0])
+
+    return _PATTERN.sub(replace, argument)

@@ -1,0 +1,189 @@
+"""Job: what the user wants to train."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from launcher.spec.base import Bytes, EnvName, Seconds, Text, Value, no_nul
+from launcher.spec.command import check_command
+from launcher.spec.recipe import RecipeChoice
+
+RESERVED_PREFIX = "LAUNCHER_"
+
+
+class Batch(Value):
+    global_: PositiveInt = Field(alias="global")
+    "Samples per optimizer step over all ranks. No recipe changes it."
+
+
+class Resources(Value):
+    nodes: PositiveInt = 1
+    gpus_per_node: NonNegativeInt | None = None
+    "GPUs on each node; 0 trains on the CPU; left out, all that the cluster's nodes have."
+    ranks_per_node: PositiveInt | None = None
+    "Processes on each node; left out, one per GPU (one in all without GPUs)."
+    cpus_per_node: PositiveInt | None = None
+    memory_per_node: Bytes | None = None
+    time: Seconds | None = None
+    "Wall-clock limit of one submission."
+
+
+class Training(Value):
+    """Settings of the built-in entrypoint (`task:` jobs)."""
+
+    lr: PositiveFloat = 3e-4
+    weight_decay: NonNegativeFloat = 0.1
+    warmup_steps: NonNegativeInt = 0
+    clip_norm: PositiveFloat | None = 1.0
+    seed: NonNegativeInt = 0
+    eval_every: PositiveInt | None = None
+    "Steps between two evaluations on the held-out data; left out, none."
+    checkpoint_every: PositiveInt | None = 100
+    "Steps between two checkpoints; the last step and a requested stop always write one."
+    keep_checkpoints: PositiveInt = 2
+
+
+class Model(Value):
+    """What cannot be seen without importing the user's code."""
+
+    batch_norm: bool = False
+    "The model has BatchNorm layers: its statistics need a micro-batch of two or more."
+
+
+class Secret(Value):
+    """The name of an environment variable, and where its value is read at start. Never the value."""
+
+    name: EnvName
+    env: EnvName | None = None
+    file: str | None = None
+    runpod: str | None = None
+    "The name of a RunPod secret."
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Secret:
+        if sum(source is not None for source in (self.env, self.file, self.runpod)) > 1:
+            raise ValueError("give one of env, file, runpod")
+        return self
+
+
+class Retries(Value):
+    """Budgets: how often each kind of restart may happen in one run."""
+
+    lower: NonNegativeInt = 8
+    "Restarts with a recipe that needs less memory."
+    same: NonNegativeInt = 3
+    "Restarts with the same recipe after a lost node, a network failure or an unknown one."
+    preemptions: NonNegativeInt = 20
+    time_limits: NonNegativeInt = 20
+
+
+def _as_secret(item: Any) -> Any:
+    return {"name": item} if isinstance(item, str) else item
+
+
+def _as_recipe(value: Any) -> Any:
+    if value == "auto" or value is None:
+        return {}
+    if isinstance(value, str):
+        raise ValueError(f"write `recipe: auto` or the fields to fix, not {value!r}")
+    return value
+
+
+def _as_command(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"cannot split into arguments ({error}); write a list instead") from None
+    if isinstance(value, list | tuple):
+        return [str(x) if isinstance(x, int | float) and not isinstance(x, bool) else x for x in value]
+    return value
+
+
+_RECIPE_SCHEMA = {"anyOf": [{"const": "auto"}, {"$ref": "#/$defs/RecipeChoice"}]}
+_COMMAND_SCHEMA = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "number"]}}, {"type": "null"}]
+}
+_SECRET_SCHEMA = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Secret"}]}
+
+_Command = Annotated[tuple[str, ...], BeforeValidator(_as_command), WithJsonSchema(_COMMAND_SCHEMA)]
+_AnySecret = Annotated[Secret, BeforeValidator(_as_secret)]
+
+
+class Job(Value):
+    """One training job. Give `task` (the built-in entrypoint) or `command` (any script)."""
+
+    name: Annotated[str, AfterValidator(no_nul)] = Field(min_length=1, max_length=100)
+    task: str | None = Field(None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    "`package.module:Class`, a launcher.train.Task."
+    args: dict[str, JsonValue] = {}
+    "Keyword arguments of the task."
+    command: _Command | None = None
+    "Started once per rank by torchrun, without a shell. `{micro_batch_size}` and its kin are filled in."
+    workdir: str = "."
+    "Where the processes start; relative to the job file."
+    batch: Batch
+    steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    resources: Resources = Resources()
+    recipe: Annotated[RecipeChoice, BeforeValidator(_as_recipe)] = RecipeChoice()
+    train: Training = Training()
+    model: Model = Model()
+    env: dict[EnvName, Annotated[Text, AfterValidator(no_nul)]] = {}
+    secrets: tuple[_AnySecret, ...] = ()
+    image: str | None = None
+    requeue: bool = True
+    "Go on in a new submission after a preemption or a time limit."
+    retries: Retries = Retries()
+    tags: tuple[str, ...] = ()
+
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, name: str) -> str:
+        if any(ord(char) < 32 or ord(char) == 127 for char in name):
+            raise ValueError("contains a line break or another control character")
+        return name
+
+    @field_validator("env")
+    @classmethod
+    def _not_reserved(cls, env: dict[str, str]) -> dict[str, str]:
+        for name in env:
+            if name.startswith(RESERVED_PREFIX):
+                raise ValueError(f"{name}: names that begin with {RESERVED_PREFIX} are launcher's own")
+        return env
+
+    @field_validator("workdir")
+    @classmethod
+    def _workdir_text(cls, workdir: str) -> str:
+        return str(PurePosixPath(no_nul(workdir)))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Job:
+        if (self.task is None) == (self.command is None):
+            raise ValueError("give exactly one of `task:` (built-in entrypoint) and `command:` (any script)")
+        if self.task is not None and (self.steps is None) == (self.epochs is None):
+            raise ValueError("a task needs exactly one of `steps:` and `epochs:`")
+        if self.command is not None:
+            if self.args:
+                raise ValueError("`args:` belongs to `task:`; put a command's arguments into `command:`")
+            check_command(self.command)
+        clash = {secret.name for secret in self.secrets} & set(self.env)
+        if clash:
+            raise ValueError(f"{', '.join(sorted(clash))} is both in `env:` and in `secrets:`")
+        return self

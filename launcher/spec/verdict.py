@@ -1,0 +1,52 @@
+"""Verdict: how an attempt ended. The classes, and what a reader needs to believe them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from launcher.spec.base import Value
+
+FailureClass = Literal[
+    "succeeded",
+    "gpu-oom",
+    "host-oom",
+    "nccl-timeout",
+    "rendezvous-failed",
+    "node-failed",
+    "preempted",
+    "time-limit",
+    "user-error",
+    "cancelled",
+    "unknown",
+]
+# Exit codes by which a rank of the built-in entrypoint tells what happened (above those of bash and sysexits).
+EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
+EXIT_OOM = 86  # out of memory, wrote an error file
+
+Confidence = Literal["certain", "likely", "guess"]
+
+
+class Verdict(Value):
+    """The end of one attempt. `rank` is the first failing rank, None when no rank failed first."""
+
+    failure: FailureClass
+    reason: str
+    "One sentence for a person."
+    phase: str | None = None
+    "init, forward, backward, optimizer, evaluation, checkpoint ... where known."
+    rank: int | None = None
+    node: int | None = None
+    step: int | None = None
+    exit_code: int | None = None
+    "Of the first failing rank; negative for a signal."
+    exception: str | None = None
+    "`Type: message`."
+    last_lines: tuple[str, ...] = ()
+    "What that rank printed last, at most 20 lines."
+    evidence: tuple[str, ...] = ()
+    "Files and facts the class rests on."
+    confidence: Confidence = "certain"
+
+    @property
+    def ok(self) -> bool:
+        return self.failure == "succeeded"
