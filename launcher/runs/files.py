@@ -20,7 +20,7 @@ def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -68,7 +68,7 @@ class Container(Value):
 
 
 class Slurm(Value):
-    """sbatch options. GPUs are asked for by the batch script alone: a step that repeats a typed GRES fails."""
+    """sbatch options. Only the batch script asks for GPUs: a step that repeats a typed GRES fails."""
 
     partition: str | None = None
     account: str | None = None
@@ -106,7 +106,7 @@ class Paths(Value):
     runs: str | None = None
     "Where run directories are kept; left out, `runs/` beside the job."
     python: str | None = None
-    "Interpreter on the nodes that has launcher and torch; left out, the one that runs launcher (local) or python3."
+    "Interpreter on the nodes with launcher and torch; left out, the one in use (local) or python3."
 
 
 class Cluster(Value):

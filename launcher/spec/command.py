@@ -31,8 +31,8 @@ _OWN_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "srun", "mpir
 _PATTERN = re.compile(r"(?<!\$)(?:\{\{(?P<literal>[a-z_]+)\}\}|\{(?P<name>[a-z_]+)\})")
 
 
-def check_command(command: tuple[str, ...]) -> None:
-    """Raise ValueError for a command that cannot be what its author meant."""
+def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command itself. Raises ValueError for one that cannot be what its author meant."""
     if not command:
         raise ValueError("`command:` is empty")
     for argument in command:
@@ -52,6 +52,7 @@ def check_command(command: tuple[str, ...]) -> None:
             near = difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.8)
             if near:
                 raise ValueError(f"{{{name}}}: unknown placeholder; did you mean {{{near[0]}}}?")
+    return command
 
 
 def fill(argument: str, values: Mapping[str, str]) -> str:

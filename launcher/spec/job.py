@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
@@ -118,11 +119,20 @@ def _as_command(value: Any) -> Any:
 
 _RECIPE_SCHEMA = {"anyOf": [{"const": "auto"}, {"$ref": "#/$defs/RecipeChoice"}]}
 _COMMAND_SCHEMA = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "number"]}}, {"type": "null"}]
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": ["string", "number"]}},
+        {"type": "null"},
+    ]
 }
 _SECRET_SCHEMA = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Secret"}]}
 
-_Command = Annotated[tuple[str, ...], BeforeValidator(_as_command), WithJsonSchema(_COMMAND_SCHEMA)]
+_Command = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_as_command),
+    AfterValidator(check_command),
+    WithJsonSchema(_COMMAND_SCHEMA),
+]
 _AnySecret = Annotated[Secret, BeforeValidator(_as_secret)]
 
 
@@ -135,7 +145,7 @@ class Job(Value):
     args: dict[str, JsonValue] = {}
     "Keyword arguments of the task."
     command: _Command | None = None
-    "Started once per rank by torchrun, without a shell. `{micro_batch_size}` and its kin are filled in."
+    "Started once per rank by torchrun, without a shell; `{micro_batch_size}` and its kin are filled in."
     workdir: str = "."
     "Where the processes start; relative to the job file."
     batch: Batch
@@ -175,15 +185,31 @@ class Job(Value):
 
     @model_validator(mode="after")
     def _consistent(self) -> Job:
-        if (self.task is None) == (self.command is None):
-            raise ValueError("give exactly one of `task:` (built-in entrypoint) and `command:` (any script)")
-        if self.task is not None and (self.steps is None) == (self.epochs is None):
-            raise ValueError("a task needs exactly one of `steps:` and `epochs:`")
-        if self.command is not None:
-            if self.args:
-                raise ValueError("`args:` belongs to `task:`; put a command's arguments into `command:`")
-            check_command(self.command)
-        clash = {secret.name for secret in self.secrets} & set(self.env)
-        if clash:
-            raise ValueError(f"{', '.join(sorted(clash))} is both in `env:` and in `secrets:`")
+        for _, message in cross_problems(self.model_dump(by_alias=True)):
+            raise ValueError(message)
         return self
+
+
+def cross_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(key path, message) for what no field can see alone. Works on unchecked data as well."""
+    task, command = data.get("task"), data.get("command")
+    if task is None and command is None:
+        yield (), "give `task:` (built-in entrypoint) or `command:` (any script)"
+    if task is not None and command is not None:
+        yield ("command",), "give either `task:` or `command:`, not both"
+    steps, epochs = data.get("steps"), data.get("epochs")
+    if task is not None and steps is None and epochs is None:
+        yield ("task",), "a task needs `steps:` or `epochs:`"
+    if steps is not None and epochs is not None:
+        yield ("epochs",), "give either `steps:` or `epochs:`, not both"
+    if command is not None and data.get("args"):
+        yield ("args",), "belongs to `task:`; put a command's arguments into `command:`"
+    env, secrets = data.get("env"), data.get("secrets")
+    if isinstance(env, Mapping) and isinstance(secrets, list | tuple):
+        for item in secrets:
+            name = item.get("name") if isinstance(item, Mapping) else item
+            if isinstance(name, str) and name in env:
+                yield (
+                    ("env", name),
+                    "is in `env:` and in `secrets:`; a secret's value must not be in the file",
+                )

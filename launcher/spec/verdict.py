@@ -19,7 +19,8 @@ FailureClass = Literal[
     "cancelled",
     "unknown",
 ]
-# Exit codes by which a rank of the built-in entrypoint tells what happened (above those of bash and sysexits).
+
+# Exit codes by which a rank of the built-in entrypoint tells what happened (above sysexits' 64-78).
 EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
 EXIT_OOM = 86  # out of memory, wrote an error file
 

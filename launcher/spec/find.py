@@ -1,0 +1,44 @@
+"""Looking a cluster up by name: the project's profiles, then the user's, then the shipped ones."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import platformdirs
+
+from launcher.spec.errors import Problem, SpecError
+
+SUFFIX = ".yaml"
+
+
+def cluster_folders(shipped: Path) -> list[Path]:
+    """In the order in which they win."""
+    user = Path(platformdirs.user_config_dir("launcher")) / "clusters"
+    return [Path("clusters"), user, shipped]
+
+
+def find_clusters(folders: list[Path]) -> dict[str, Path]:
+    """Every profile by name; the first folder that has a name wins."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        if folder.is_dir():
+            for file in sorted(folder.glob(f"*{SUFFIX}")):
+                found.setdefault(file.stem, file)
+    return found
+
+
+def find_cluster(name: str, folders: list[Path]) -> Path:
+    """The file of a profile; `name` may also be a path to one. Raises SpecError when there is none."""
+    if name.endswith((SUFFIX, ".yml")) or "/" in name:
+        path = Path(name)
+        if path.is_file():
+            return path
+        raise SpecError([Problem(name, "", "no such cluster profile")])
+    found = find_clusters(folders)
+    if name in found:
+        return found[name]
+    near = difflib.get_close_matches(name, found, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(found))}"
+    looked = ", ".join(str(folder) for folder in folders)
+    raise SpecError([Problem("--cluster", name, f"no such cluster; {hint} (looked in {looked})")])
