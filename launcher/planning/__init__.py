@@ -1,0 +1,1 @@
+"""Which recipe: the valid ones, the choice, and the ladder below it."""

@@ -65,17 +65,6 @@ def format_duration(seconds: int | float) -> str:
     return " ".join(parts[:2]) or "0s"
 
 
-def no_nul(text: str) -> str:
-    """A NUL byte cannot be passed to any process: refuse it where it is written."""
-    if "\0" in text:
-        raise ValueError("contains a NUL byte, which no process can receive")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("is not valid unicode text (a lone surrogate)") from None
-    return text
-
-
 def _scalar_to_str(value: Any) -> Any:
     """YAML reads `NCCL_DEBUG: 1` as a number; an environment value is text."""
     if isinstance(value, bool):

@@ -15,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.spec.base import Bytes, EnvName, Text, Value, no_nul
+from launcher.spec.base import Bytes, EnvName, Text, Value
+from launcher.spec.text import no_nul
 
 Env = dict[EnvName, Annotated[Text, AfterValidator(no_nul)]]
 

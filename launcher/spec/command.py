@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from launcher.spec.base import no_nul
+from launcher.spec.text import no_nul
 
 PLACEHOLDERS = {
     "micro_batch_size": "samples per rank and forward pass",

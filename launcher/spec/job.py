@@ -21,9 +21,10 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.spec.base import Bytes, EnvName, Seconds, Text, Value, no_nul
+from launcher.spec.base import Bytes, EnvName, Seconds, Text, Value
 from launcher.spec.command import check_command
 from launcher.spec.recipe import RecipeChoice
+from launcher.spec.text import no_nul
 
 RESERVED_PREFIX = "LAUNCHER_"
 

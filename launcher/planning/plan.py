@@ -1,0 +1,192 @@
+"""Plan: what will run, on what, and why. Made from a Job and a Cluster without side effects."""
+
+from __future__ import annotations
+
+from launcher.planning.ladder import ladder
+from launcher.spec.base import GIB, Value, format_duration, format_gib
+from launcher.spec.cluster import Cluster
+from launcher.spec.errors import Problem, SpecError
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.spec.rules import Setting, broken_rules, nearest_valid
+
+
+class Layout(Value):
+    """How many processes, where. One process per GPU."""
+
+    nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    def setting(self, job: Job) -> Setting:
+        return Setting(self.ranks, self.nodes, self.gpus_per_node, job.model.batch_norm)
+
+
+class Plan(Value):
+    layout: Layout
+    recipe: Recipe
+    ladder: tuple[Recipe, ...]
+    "What an out-of-memory failure falls back to, in order."
+    reason: str
+    warnings: tuple[str, ...] = ()
+    usd_per_hour: float | None = None
+
+
+class PlanRefusedError(SpecError):
+    """The job cannot run on this cluster as it is written."""
+
+
+def make_plan(job: Job, cluster: Cluster) -> Plan:
+    """Choose the layout and the recipe. Raises PlanRefusedError with every reason why not."""
+    problems: list[Problem] = []
+    layout = _layout(job, cluster, problems)
+    _check_node(job, cluster, problems)
+    if job.batch.global_ % layout.ranks:
+        problems.append(
+            _refusal(
+                "batch.global",
+                f"{job.batch.global_} samples cannot be shared equally by {layout.ranks} ranks; "
+                f"nearest: {_nearest_multiple(job.batch.global_, layout.ranks)}",
+            )
+        )
+    if problems:
+        raise PlanRefusedError(problems)
+    recipe, reason = _recipe(job, layout)
+    setting = layout.setting(job)
+    broken = broken_rules(recipe, setting)
+    if broken:
+        refusals = [_refusal("recipe", str(one)) for one in broken]
+        valid = nearest_valid(recipe, setting)
+        if valid is not None and len(broken) > 1:
+            changes = valid.changes_from(recipe)
+            fields = ", ".join(f"{name}: {new}" for name, (_, new) in changes.items())
+            refusals.append(_refusal("recipe", f"all of it together, nearest valid: {fields}"))
+        raise PlanRefusedError(refusals)
+    price = cluster.usd_per_gpu_hour
+    gpus = layout.nodes * layout.gpus_per_node
+    return Plan(
+        layout=layout,
+        recipe=recipe,
+        ladder=ladder(recipe, setting),
+        reason=reason,
+        warnings=_warnings(job),
+        usd_per_hour=price * gpus if price is not None else None,
+    )
+
+
+def _refusal(field: str, message: str) -> Problem:
+    return Problem("job", field, message)
+
+
+def _layout(job: Job, cluster: Cluster, problems: list[Problem]) -> Layout:
+    wanted = job.resources
+    gpus = cluster.gpus_per_node if wanted.gpus_per_node is None else wanted.gpus_per_node
+    if gpus > cluster.gpus_per_node:
+        problems.append(
+            _refusal(
+                "resources.gpus_per_node",
+                f"{gpus} GPUs asked for, a node of {cluster.name} has {cluster.gpus_per_node}"
+                + ("; 0 trains on the CPU" if cluster.gpus_per_node == 0 else ""),
+            )
+        )
+    if wanted.nodes > cluster.max_nodes:
+        problems.append(
+            _refusal(
+                "resources.nodes", f"{wanted.nodes} nodes asked for, {cluster.name} gives {cluster.max_nodes}"
+            )
+        )
+    ranks = wanted.ranks_per_node or gpus or 1
+    if gpus and ranks != gpus:
+        problems.append(
+            _refusal("resources.ranks_per_node", f"{ranks} ranks for {gpus} GPUs; one rank drives one GPU")
+        )
+    return Layout(nodes=wanted.nodes, ranks_per_node=ranks, gpus_per_node=gpus)
+
+
+def _check_node(job: Job, cluster: Cluster, problems: list[Problem]) -> None:
+    wanted, node = job.resources, cluster.node
+    if wanted.cpus_per_node and node.cpus and wanted.cpus_per_node > node.cpus:
+        problems.append(
+            _refusal("resources.cpus_per_node", f"{wanted.cpus_per_node} asked for, a node has {node.cpus}")
+        )
+    if wanted.memory_per_node and node.memory and wanted.memory_per_node > node.memory:
+        problems.append(
+            _refusal(
+                "resources.memory_per_node",
+                f"{format_gib(wanted.memory_per_node)} asked for, a node has {format_gib(node.memory)}",
+            )
+        )
+    if wanted.memory_per_node and wanted.memory_per_node < GIB // 16:
+        problems.append(
+            _refusal(
+                "resources.memory_per_node", f"{wanted.memory_per_node} bytes is no host memory to run in"
+            )
+        )
+
+
+def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
+    """What the job fixes, and for the rest the choice that loses nothing until memory says otherwise."""
+    fixed = {name: value for name, value in job.recipe.model_dump().items() if value is not None}
+    per_rank = job.batch.global_ // layout.ranks
+    micro, accum = fixed.get("micro_batch_size"), fixed.get("grad_accum")
+    if micro is None:
+        micro = per_rank // accum if accum and per_rank % accum == 0 else per_rank
+    if accum is None:
+        accum = max(per_rank // micro, 1)
+    if micro * accum != per_rank:
+        raise PlanRefusedError(
+            [
+                _refusal(
+                    "recipe",
+                    f"micro_batch_size {micro} x grad_accum {accum} x {layout.ranks} ranks is "
+                    f"{micro * accum * layout.ranks} samples, batch.global is {job.batch.global_}; "
+                    f"micro_batch_size must divide {per_rank}",
+                )
+            ]
+        )
+    on_gpu = layout.gpus_per_node > 0
+    chosen = {
+        "precision": "bf16-mixed" if on_gpu else "fp32",
+        "optimizer": "adamw",
+        "sharding": "fsdp" if layout.ranks > 1 else "none",
+        **fixed,
+        "micro_batch_size": micro,
+        "grad_accum": accum,
+    }
+    if chosen["precision"] == "fp16-mixed":
+        chosen.setdefault("grad_scaler", True)
+    named = ", ".join(fixed) or "nothing"
+    reason = (
+        f"the job fixes {named}; the rest starts at the largest micro-batch "
+        f"({job.batch.global_} / {layout.ranks} ranks / {accum} accumulated) "
+        "and steps down when memory runs out"
+    )
+    return Recipe(**chosen), reason
+
+
+def _warnings(job: Job) -> tuple[str, ...]:
+    warnings = []
+    command = " ".join(job.command or ())
+    if job.command and "{micro_batch_size}" not in command:
+        warnings.append(
+            "the command does not use {micro_batch_size}: after an out-of-memory failure it would start "
+            "again with the same batch, so such a failure ends the run"
+        )
+    elif job.command and "{grad_accum}" not in command:
+        warnings.append(
+            "the command does not use {grad_accum}: a smaller micro-batch would change the effective batch"
+        )
+    if job.command and "{checkpoint_dir}" not in command:
+        warnings.append("the command does not use {checkpoint_dir}: a restart begins from the start")
+    if job.resources.time:
+        warnings.append(f"time limit {format_duration(job.resources.time)} for one submission")
+    return tuple(warnings)
+
+
+def _nearest_multiple(value: int, of: int) -> str:
+    below = value // of * of
+    return f"{below} or {below + of}" if below else str(of)

@@ -1,0 +1,158 @@
+"""Combinations that cannot work, each with its reason, its source and the nearest recipe that can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.spec.recipe import EIGHT_BIT, SHARDED, Recipe
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a rule must know besides the recipe."""
+
+    ranks: int
+    nodes: int
+    gpus_per_node: int
+    "0: the ranks compute on the CPU."
+    batch_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    broken: Callable[[Recipe, Setting], bool]
+    reason: str
+    source: str
+    cure: Callable[[Recipe, Setting], dict[str, Any]]
+    "Fields to change for the nearest valid recipe; empty when there is none."
+
+
+@dataclass(frozen=True)
+class Broken:
+    rule: Rule
+    cure: dict[str, Any]
+
+    def __str__(self) -> str:
+        change = ", ".join(f"{name}: {_yaml(value)}" for name, value in self.cure.items())
+        instead = f"; nearest valid: {change}" if change else ""
+        return f"{self.rule.reason} [{self.rule.name}; {self.rule.source}]{instead}"
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _two_samples(recipe: Recipe, _: Setting) -> dict[str, Any]:
+    if recipe.grad_accum % 2:
+        return {}
+    return {"micro_batch_size": 2, "grad_accum": recipe.grad_accum // 2}
+
+
+RULES = (
+    Rule(
+        "scaler-needs-fp16",
+        lambda r, s: r.grad_scaler and r.precision != "fp16-mixed",
+        "a gradient scaler is for fp16; bf16 has the exponent range of fp32, and CUDA's unscale kernel "
+        "fails on it (\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16')",
+        "8.36B autoencoder on 8x A6000, field report",
+        lambda r, s: {"grad_scaler": False},
+    ),
+    Rule(
+        "fp16-needs-scaler",
+        lambda r, s: r.precision == "fp16-mixed" and not r.grad_scaler,
+        "fp16 gradients below 6e-8 become zero without a gradient scaler",
+        "IEEE 754 binary16: smallest subnormal 2^-24",
+        lambda r, s: {"grad_scaler": True},
+    ),
+    Rule(
+        "fp16-needs-gpu",
+        lambda r, s: r.precision == "fp16-mixed" and s.gpus_per_node == 0,
+        "fp16 mixed precision with a gradient scaler runs on CUDA only",
+        "torch.amp.GradScaler",
+        lambda r, s: {"precision": "bf16-mixed", "grad_scaler": False},
+    ),
+    Rule(
+        "float8-needs-gpu",
+        lambda r, s: r.precision == "float8" and s.gpus_per_node == 0,
+        "float8 matrix products need a GPU of compute capability 8.9 or newer",
+        "torchao.float8",
+        lambda r, s: {"precision": "bf16-mixed"},
+    ),
+    Rule(
+        "bitsandbytes-no-dtensor",
+        lambda r, s: r.optimizer in EIGHT_BIT and r.sharding in SHARDED,
+        "bitsandbytes optimizers do not accept FSDP2's DTensor parameters (\"got mixed torch.Tensor and "
+        'DTensor"; on CUDA it can be an illegal memory access)',
+        "bitsandbytes#1633, measured with bitsandbytes 0.50.2 and torch 2.13",
+        lambda r, s: {"optimizer": "lion" if r.optimizer == "lion-8bit" else "adamw"},
+    ),
+    Rule(
+        "paged-needs-gpu",
+        lambda r, s: r.optimizer == "paged-adamw-8bit" and s.gpus_per_node == 0,
+        "paged optimizer states are CUDA managed memory; without a GPU nothing is paged",
+        "bitsandbytes 0.50.2: warns and acts as unpaged",
+        lambda r, s: {"optimizer": "adamw-8bit"},
+    ),
+    Rule(
+        "batch-norm-needs-two",
+        lambda r, s: s.batch_norm and r.micro_batch_size == 1,
+        "BatchNorm has no variance with one sample per micro-batch: training raises or diverges",
+        "torch.nn.functional.batch_norm: expected more than 1 value per channel when training",
+        _two_samples,
+    ),
+    Rule(
+        "ranks-need-sharding",
+        lambda r, s: s.ranks > 1 and r.sharding == "none",
+        "several ranks without DDP or FSDP train separate models that never meet",
+        "torch.distributed",
+        lambda r, s: {"sharding": "ddp"},
+    ),
+    Rule(
+        "hybrid-needs-nodes",
+        lambda r, s: r.sharding == "hybrid" and s.nodes == 1,
+        "hybrid sharding replicates over nodes and shards within one; there is only one node",
+        "torch.distributed.fsdp.fully_shard, 2-D device mesh",
+        lambda r, s: {"sharding": "fsdp"},
+    ),
+    Rule(
+        "cpu-offload-needs-fsdp",
+        lambda r, s: r.offload == "cpu" and r.sharding not in SHARDED,
+        "offloading parameters to the CPU is FSDP2's CPUOffloadPolicy",
+        "torch.distributed.fsdp.CPUOffloadPolicy",
+        lambda r, s: {"sharding": "fsdp"},
+    ),
+    Rule(
+        "offload-needs-gpu",
+        lambda r, s: r.offload != "none" and s.gpus_per_node == 0,
+        "there is no GPU to offload from",
+        "CPUOffloadPolicy pins memory: Cannot access accelerator device when none is available",
+        lambda r, s: {"offload": "none"},
+    ),
+    Rule(
+        "activation-offload-needs-gpu",
+        lambda r, s: r.activations == "offload" and s.gpus_per_node == 0,
+        "there is no GPU to offload activations from",
+        "torch.autograd.graph.save_on_cpu",
+        lambda r, s: {"activations": "checkpoint"},
+    ),
+)
+
+
+def broken_rules(recipe: Recipe, setting: Setting) -> list[Broken]:
+    """Every rule that the recipe breaks, in the order of the table."""
+    return [Broken(rule, rule.cure(recipe, setting)) for rule in RULES if rule.broken(recipe, setting)]
+
+
+def nearest_valid(recipe: Recipe, setting: Setting) -> Recipe | None:
+    """Apply cures until nothing is broken; None when a broken rule has no cure."""
+    for _ in RULES:
+        broken = broken_rules(recipe, setting)
+        if not broken:
+            return recipe
+        if not broken[0].cure:
+            return None
+        recipe = recipe.model_copy(update=broken[0].cure)
+    return None
