@@ -1,0 +1,165 @@
+"""A memory budget on the CPU: the stand-in for a GPU's memory, exact to the byte and deterministic.
+
+`TRAIN_CPU_MEMORY_BUDGET=64MiB` counts every storage that an operator returns, from its birth to its death:
+parameters, gradients, activations, optimizer states, FSDP's gathered parameters. Not counted: scratch inside
+a kernel and gloo's own staging. On a GPU the same variable caps PyTorch's allocator.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch._guards import active_fake_mode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from launcher.spec.base import parse_bytes
+
+VARIABLE = "TRAIN_CPU_MEMORY_BUDGET"
+MIB = 2**20
+
+
+class Budget(Protocol):
+    """What the loop needs to know of a budget."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *error: Any) -> Any: ...
+
+    def host_side(self) -> Any:
+        """A context in which nothing is counted: what a GPU run keeps in host memory."""
+
+    def track(self, tree: Any) -> None:
+        """Count the tensors in `tree`, made elsewhere: a batch that arrives on the device."""
+
+    def report(self) -> str | None:
+        """One line about the peak."""
+
+
+class Unlimited:
+    """No budget: costs nothing."""
+
+    def __enter__(self) -> Unlimited:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    @contextmanager
+    def host_side(self) -> Iterator[None]:
+        yield
+
+    def track(self, tree: Any) -> None:
+        pass
+
+    def report(self) -> str | None:
+        return None
+
+
+class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises torch.OutOfMemoryError when live bytes would pass `limit` (bytes)."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.limit = limit
+        self.live = 0
+        self.peak = 0
+        self._counting = True
+        # Address of the storage -> (weak reference that takes it out again, its bytes).
+        self._storages: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._resize = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> MemoryBudget:
+        torch.UntypedStorage.resize_ = self._resizer()  # type: ignore[method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its operators on the local shard come here again
+        out = func(*args, **(kwargs or {}))
+        # DTensor computes output shapes on fake tensors of the global size: they hold no memory.
+        if self._counting and active_fake_mode() is None:
+            if isinstance(out, torch.Tensor):
+                self._count(out.untyped_storage())
+            elif out is not None:
+                self.track(out)
+        return out
+
+    @contextmanager
+    def host_side(self) -> Iterator[None]:
+        self._counting = False
+        try:
+            yield
+        finally:
+            self._counting = True
+
+    def track(self, tree: Any) -> None:
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, torch.Tensor):
+                local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
+                self._count(local.untyped_storage())
+
+    def report(self) -> str | None:
+        return f"memory budget: peak {self.peak / MIB:.1f} MiB of {self.limit / MIB:.1f} MiB"
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        known = self._storages.get(address)
+        if known is not None and known[1] == size:
+            return
+        self._reserve(size - (known[1] if known is not None else 0))
+        reference = known[0] if known is not None else weakref.ref(storage, self._releaser(address))
+        self._storages[address] = (reference, size)
+
+    def _reserve(self, size: int) -> None:
+        if size > 0 and self.live + size > self.limit:
+            raise torch.OutOfMemoryError(
+                f"Out of memory on the CPU. Tried to allocate {size / MIB:.2f} MiB. The budget "
+                f"({VARIABLE}) has a total capacity of {self.limit / MIB:.2f} MiB "
+                f"of which {(self.limit - self.live) / MIB:.2f} MiB is free."
+            )
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def _releaser(self, address: int) -> Callable[[Any], None]:
+        def release(_: Any) -> None:
+            _, size = self._storages.pop(address)
+            self.live -= size
+
+        return release
+
+    def _resizer(self) -> Callable[..., Any]:
+        """FSDP2 frees and re-allocates gathered parameters by resizing storages, which is no operator."""
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            known = self._storages.get(storage._cdata)
+            if known is None:
+                return self._resize(storage, size)
+            self._reserve(size - known[1])
+            self._storages[storage._cdata] = (known[0], size)
+            return self._resize(storage, size)
+
+        return resize
+
+
+def open_budget(device: torch.device) -> Budget:
+    """The budget that the environment asks for. Raises ValueError for a size that is none."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return Unlimited()
+    limit = int(parse_bytes(text))
+    if device.type == "cpu":
+        return MemoryBudget(limit)
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    return Unlimited()

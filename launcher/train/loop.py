@@ -1,0 +1,179 @@
+"""The training loop: setting up, the step, evaluation, and when to save or stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from launcher.spec.supported import unsupported
+from launcher.train.budget import Budget
+from launcher.train.checkpoint import Checkpoints
+from launcher.train.data import EvaluationData, TrainingData, derive_seed, to_device
+from launcher.train.optimizer import build_optimizer, divide_and_clip, learning_rate, set_learning_rate
+from launcher.train.precision import cast, compute_in
+from launcher.train.rank import Rank, SetupError
+from launcher.train.record import Recorder, StepResult
+from launcher.train.rng import seed_all
+from launcher.train.sharding import accumulate, shard
+from launcher.train.task import Task, TaskError, load_task
+from launcher.train.where import Phase, Where
+
+
+class Trainer:
+    """One attempt of one rank. `train()` returns True when all steps are done, False when asked to stop."""
+
+    def __init__(self, rank: Rank, where: Where, budget: Budget) -> None:
+        self.rank, self.where, self.budget = rank, where, budget
+        job = rank.job
+        if problems := unsupported(rank.recipe):
+            raise SetupError("; ".join(problems))
+        seed_all(derive_seed("model", job.train.seed))
+        with where.during("init", users=True):
+            with budget.host_side():
+                self.task = _load_task(rank)
+                self.data = _training_data(self.task, rank)
+                self.held_out = _evaluation_data(self.task, rank)
+            self.steps = job.steps or (job.epochs or 0) * self.data.order.steps_per_epoch
+            self.model = self._build_model()
+        self.optimizer = build_optimizer(self.model, job.train)
+        self.checkpoints = Checkpoints(self.model, self.optimizer, rank)
+        self.recorder = Recorder(rank, self.steps)
+        # From here on each rank draws its own randomness; until here all drew the same.
+        seed_all(derive_seed("rank", job.train.seed, rank.number))
+
+    def _build_model(self) -> nn.Module:
+        model = cast(self.task.model(), self.rank.recipe)
+        return shard(model, self.task.blocks(model), self.rank).train()
+
+    def train(self) -> bool:
+        done = self._resume()
+        self.where.phase = "data"
+        for step in range(done + 1, self.steps + 1):
+            self.where.step = step
+            started = time.perf_counter()
+            result = self.train_step(step)
+            seconds = time.perf_counter() - started
+            eval_loss = self.evaluate() if self._evaluates_after(step) else None
+            self.recorder.step(step, result, seconds, eval_loss)
+            if self._saves_after(step) or result.stop:
+                self._save(step)
+            if result.stop and step < self.steps:
+                self.rank.say(f"asked to stop: checkpoint of step {step} written")
+                return False
+        return True
+
+    def train_step(self, step: int) -> StepResult:
+        """One optimizer step over the global batch; one small collective for sums and stop request."""
+        where, recipe = self.where, self.rank.recipe
+        loss, weight = self._zero(), self._zero()
+        batches = self._arriving(self.data.micro_batches(step), "data")
+        for index, batch in enumerate(batches, start=1):
+            with accumulate(self.model, last=index == recipe.grad_accum):
+                with where.during("forward", users=True):
+                    micro_loss, micro_weight = self._loss(batch)
+                with where.during("backward", users=True):
+                    micro_loss.backward()  # type: ignore[no-untyped-call]
+            loss += micro_loss.detach()
+            weight += micro_weight
+        with where.during("optimizer"):
+            total_loss, total_weight, stop = self.rank.add_up(loss, weight, self.rank.stop_requested())
+            # DDP and FSDP average over the ranks; the gradient of the step is the sum over its weight.
+            factor = self.rank.world / total_weight if total_weight else 0.0
+            grad_norm = divide_and_clip(self.model, factor, self.rank.job.train.clip_norm)
+            lr = learning_rate(step, self.steps, self.rank.job.train)
+            set_learning_rate(self.optimizer, lr)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(_mean(total_loss, total_weight), total_weight, grad_norm, lr, stop > 0)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Mean loss per unit of weight over the whole held-out data."""
+        assert self.held_out is not None
+        loss, weight = self._zero(), self._zero()
+        self.model.eval()
+        for batch, counts in self._arriving(self.held_out.batches(), "evaluation"):
+            with self.where.during("evaluation", users=True):
+                batch_loss, batch_weight = self._loss(batch)
+            if counts:
+                loss += batch_loss
+                weight += batch_weight
+        with self.where.during("evaluation"):
+            total_loss, total_weight = self.rank.add_up(loss, weight)
+        self.model.train()
+        return _mean(total_loss, total_weight)
+
+    def _loss(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
+        with compute_in(self.rank.recipe, self.rank.device):
+            result = self.task.loss(self.model, batch)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
+            raise TaskError(
+                f"loss() of {type(self.task).__name__} must return (sum, weight), the sum a tensor"
+            )
+        return result
+
+    def _arriving(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
+        """Batches made in host memory, moved to the device one by one."""
+        while True:
+            with self.where.during(phase, users=True):
+                with self.budget.host_side():
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                batch = to_device(batch, self.rank.device)
+                self.budget.track(batch)
+            yield batch
+
+    def _zero(self) -> torch.Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.rank.device)
+
+    def _resume(self) -> int:
+        with self.where.during("checkpoint"):
+            step = self.checkpoints.restore()
+        if step:
+            self.recorder.event("resumed", step=step)
+            self.rank.say(f"resumed after step {step} of {self.steps}")
+        return step
+
+    def _save(self, step: int) -> None:
+        with self.where.during("checkpoint"):
+            path = self.checkpoints.save(step)
+        self.recorder.event("checkpoint", step=step, path=str(path))
+
+    def _saves_after(self, step: int) -> bool:
+        every = self.rank.job.train.checkpoint_every
+        return step == self.steps or (every is not None and step % every == 0)
+
+    def _evaluates_after(self, step: int) -> bool:
+        every = self.rank.job.train.eval_every
+        return every is not None and (step == self.steps or step % every == 0)
+
+
+def _load_task(rank: Rank) -> Task:
+    assert rank.job.task is not None
+    return load_task(rank.job.task, rank.job.args, rank.workdir)
+
+
+def _training_data(task: Task, rank: Rank) -> TrainingData:
+    data = TrainingData(task.data("train"), task.collate, rank.job, rank.recipe, rank.number, rank.world)
+    if data.order.left_out:
+        rank.say(
+            f"each epoch of {data.order.steps_per_epoch} steps leaves out {data.order.left_out} of "
+            f"{data.order.samples} samples: they do not fill a batch of {data.order.batch}"
+        )
+    return data
+
+
+def _evaluation_data(task: Task, rank: Rank) -> EvaluationData | None:
+    if rank.job.train.eval_every is None:
+        return None
+    micro = rank.recipe.micro_batch_size
+    return EvaluationData(task.data("eval"), task.collate, micro, rank.number, rank.world)
+
+
+def _mean(total: float, weight: float) -> float:
+    return total / weight if weight else 0.0

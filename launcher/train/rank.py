@@ -1,0 +1,149 @@
+"""This rank: what the environment says, its device, and the process group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from launcher.runs.files import read_json
+from launcher.runs.layout import AttemptDir, RunDir
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+
+# Longer than the slowest rank's evaluation or checkpoint may lag; NCCL's own default.
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+class SetupError(Exception):
+    """The environment, the run directory or the recipe does not allow a start."""
+
+
+class RendezvousError(Exception):
+    """The ranks did not find each other."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank writes, known before anything else can fail."""
+
+    run: RunDir
+    attempt: AttemptDir
+    number: int
+    "RANK: 0 to world - 1 over all nodes."
+    node: int
+
+
+@dataclass(frozen=True)
+class Rank(Place):
+    """One process of one attempt."""
+
+    job: Job
+    recipe: Recipe
+    workdir: str
+    local: int
+    world: int
+    device: torch.device
+    stop_file: Path
+
+    @property
+    def first(self) -> bool:
+        return self.number == 0
+
+    def say(self, text: str) -> None:
+        """One line for a person, from rank 0 only."""
+        if self.first:
+            print(text, flush=True)
+
+    def stop_requested(self) -> bool:
+        return self.stop_file.exists()
+
+    def add_up(self, *values: torch.Tensor | float) -> list[float]:
+        """Sum of each value over all ranks, in fp64, by one collective."""
+        sums = torch.stack(
+            [torch.as_tensor(value, dtype=torch.float64, device=self.device).detach() for value in values]
+        )
+        dist.all_reduce(sums)
+        return [float(value) for value in sums.tolist()]
+
+
+def this_place() -> Place:
+    """Read the environment. Raises SetupError."""
+    run_path = os.environ.get("LAUNCHER_RUN_DIR")
+    if not run_path:
+        raise SetupError("LAUNCHER_RUN_DIR is not set: it names the directory of the run")
+    run = RunDir(Path(run_path).absolute())
+    return Place(
+        run=run,
+        attempt=run.attempt(int(os.environ.get("LAUNCHER_ATTEMPT", "0"))),
+        number=int(os.environ.get("RANK", "0")),
+        node=int(os.environ.get("LAUNCHER_NODE_RANK", os.environ.get("GROUP_RANK", "0"))),
+    )
+
+
+def this_rank(place: Place) -> Rank:
+    """Read the run directory. Raises SetupError."""
+    facts, recipe = _read(place.run.run), _read(place.attempt.recipe)
+    job = Job.model_validate(facts["job"])
+    if job.task is None:
+        raise SetupError("the job has a `command:`; this entrypoint runs jobs with a `task:`")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    return Rank(
+        **vars(place),
+        job=job,
+        recipe=Recipe.model_validate(recipe),
+        workdir=str(facts["workdir"]),
+        local=local,
+        world=int(os.environ.get("WORLD_SIZE", "1")),
+        device=_device(job, local),
+        stop_file=Path(os.environ.get("LAUNCHER_STOP_FILE", str(place.attempt.stop))),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise SetupError(f"{path} is missing or not readable")
+    return content
+
+
+def _device(job: Job, local: int) -> torch.device:
+    """The GPU of this rank; the CPU without one, or when the job asks for none."""
+    if job.resources.gpus_per_node == 0 or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local >= torch.cuda.device_count():
+        raise SetupError(
+            f"rank {local} of this node has no GPU: only {torch.cuda.device_count()} are visible"
+        )
+    return torch.device("cuda", local)
+
+
+@contextmanager
+def process_group(rank: Rank) -> Iterator[None]:
+    """Join the other ranks. On an exception the group is left as it is: destroying it could wait for them.
+
+    Every attempt has a new torchrun and thus a new store, so the plain `env://` is enough.
+    Raises RendezvousError.
+    """
+    backend = "gloo"
+    if rank.device.type == "cuda":
+        torch.cuda.set_device(rank.device)
+        backend = "cpu:gloo,cuda:nccl"
+    try:
+        if rank.world == 1:
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        else:
+            dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+            dist.barrier()
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        raise RendezvousError(f"{rank.world} ranks could not meet: {error}") from error
+    yield
+    dist.destroy_process_group()

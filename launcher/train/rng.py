@@ -1,0 +1,42 @@
+"""The random state of one rank: what dropout and augmentation draw from."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+try:
+    import numpy
+except ImportError:  # torch runs without it
+    numpy = None  # type: ignore[assignment]
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch (every device), Python and numpy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """Everything a run draws from, as values that `torch.load(weights_only=True)` reads."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if numpy is not None:
+        name, keys, *rest = numpy.random.get_state()
+        state["numpy"] = (name, torch.tensor(numpy.asarray(keys, dtype="int64")), *rest)
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if numpy is not None and "numpy" in state:
+        name, keys, *rest = state["numpy"]
+        numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

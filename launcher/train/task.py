@@ -1,0 +1,114 @@
+"""Task: what a user writes to train with the built-in entrypoint, and how it is found."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+
+Split = Literal["train", "eval"]
+
+
+class TaskError(Exception):
+    """The job names a task that cannot be used. The message is meant for its author."""
+
+
+class Task(ABC):
+    """A model, its data and its loss. Subclass it and name it as `task: package.module:Class`.
+
+    `args:` of the job are the keyword arguments of the constructor.
+    """
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A new model on the CPU in fp32. The seed is set before, so every rank builds the same one."""
+
+    @abstractmethod
+    def data(self, split: Split) -> Any:
+        """A map-style dataset (`len(data)`, `data[index]`). "eval" is asked for when the job evaluates."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """The *sum* of the losses in `batch` (a scalar) and its weight, e.g. the number of target tokens.
+
+        Gradients are divided once by the weight of the whole step over all ranks, so that no split of the
+        batch changes them. Call `model(...)` itself, not its methods: sharding hooks into the call.
+        """
+
+    def collate(self, samples: list[Any]) -> Any:
+        """A list of samples -> one micro-batch; tensors in it are moved to the device."""
+        return default_collate(samples)
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The units FSDP shards and gathers one at a time: the children of every ModuleList."""
+        for module in model.modules():
+            if isinstance(module, nn.ModuleList):
+                yield from module
+
+
+def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
+    """`package.module:Class` -> an instance. `workdir` becomes importable. Raises TaskError.
+
+    An exception that the user's own module or constructor raises passes through unchanged.
+    """
+    if workdir not in sys.path:
+        sys.path.insert(0, workdir)
+    module_name, _, class_name = reference.partition(":")
+    found = getattr(_import(module_name, workdir), class_name, None)
+    if found is None:
+        raise TaskError(f"task {reference}: {module_name} has no {class_name!r}{_tasks_of(module_name)}")
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise TaskError(f"task {reference}: {class_name} is not a subclass of launcher.train.Task")
+    missing: frozenset[str] = getattr(found, "__abstractmethods__", frozenset())
+    if missing:
+        raise TaskError(f"task {reference}: {class_name} does not define {', '.join(sorted(missing))}")
+    _check_args(found, args)
+    return found(**args)
+
+
+def _import(name: str, workdir: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that the user's module imports is another error: leave it as it is.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise TaskError(
+            f"task: no module named {error.name!r}, neither in {workdir} nor among the installed packages"
+        ) from None
+
+
+def _tasks_of(module_name: str) -> str:
+    members = vars(sys.modules[module_name]).items()
+    names = sorted(
+        name
+        for name, value in members
+        if isinstance(value, type) and issubclass(value, Task) and value is not Task
+    )
+    return f"; its tasks are {', '.join(names)}" if names else ""
+
+
+def _check_args(found: type[Task], args: Mapping[str, Any]) -> None:
+    signature = inspect.signature(found)
+    parameters = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    try:
+        signature.bind(**args)
+    except TypeError as error:
+        accepted = ", ".join(str(parameter) for parameter in parameters.values()) or "none"
+        hint = ""
+        for name in args:
+            if name not in parameters and (near := difflib.get_close_matches(name, parameters, n=1)):
+                hint = f" (did you mean {near[0]!r}?)"
+        raise TaskError(f"args of {found.__name__}: {error}{hint}; it accepts: {accepted}") from None

@@ -1,0 +1,102 @@
+"""A small byte-level GPT on a text every machine has: the documentation in Python's own `pydoc_data`."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from launcher.train.task import Split, Task
+
+BYTES = 256
+HELD_OUT = 0.1
+
+
+class PydocGPT(Task):
+    """`dim` must be a multiple of `heads`; a sample is `context` + 1 bytes."""
+
+    def __init__(
+        self, layers: int = 4, dim: int = 128, heads: int = 4, context: int = 128, dropout: float = 0.0
+    ) -> None:
+        if dim % heads:
+            raise ValueError(f"dim {dim} is not a multiple of heads {heads}")
+        self.layers, self.dim, self.heads, self.context, self.dropout = layers, dim, heads, context, dropout
+
+    def model(self) -> nn.Module:
+        return GPT(self.layers, self.dim, self.heads, self.context, self.dropout)
+
+    def data(self, split: Split) -> Sequence[torch.Tensor]:
+        """Windows without overlap. The last tenth of the text is held out; no window crosses the border."""
+        text = documentation()
+        border = round(len(text) * (1 - HELD_OUT))
+        part = text[:border] if split == "train" else text[border:]
+        numbers = torch.tensor(list(part))
+        return [numbers[i : i + self.context + 1] for i in range(0, len(part) - self.context, self.context)]
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        logits = model(batch[:, :-1])
+        targets = batch[:, 1:]
+        total = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+        return total, targets.numel()
+
+
+def documentation() -> bytes:
+    """About 0.4 MB of English and code. Topics repeat whole paragraphs: each is kept once, so that
+    the held-out part is not already in the training part."""
+    topics = pydoc_data.topics.topics
+    paragraphs = (paragraph for name in sorted(topics) for paragraph in topics[name].split("\n\n"))
+    return "\n\n".join(dict.fromkeys(paragraphs)).encode()
+
+
+class GPT(nn.Module):
+    """Pre-norm transformer with learned positions."""
+
+    def __init__(self, layers: int, dim: int, heads: int, context: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(BYTES, dim)
+        self.positions = nn.Embedding(context, dim)
+        self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, BYTES, bias=False)
+        self.apply(_initialise)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(batch, length) of bytes -> (batch, length, 256) logits."""
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.out = nn.Linear(dim, dim, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.dropout(self._attention(self.norm_1(x)))
+        return x + self.dropout(self.mlp(self.norm_2(x)))  # type: ignore[no-any-return]
+
+    def _attention(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, dim = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, dim // self.heads).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, dim))  # type: ignore[no-any-return]
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,27 @@
+"""Where in the run this rank is: read when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["init", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
+
+
+@dataclass
+class Where:
+    phase: Phase = "init"
+    step: int | None = None
+    "The optimizer step in progress, counted from 1."
+    users: bool = False
+    "The code that runs is the user's: their task, model or data."
+
+    @contextmanager
+    def during(self, phase: Phase, *, users: bool = False) -> Iterator[None]:
+        """Left by an exception, the phase stays: the reader wants to know where it was."""
+        before = self.phase, self.users
+        self.phase, self.users = phase, users
+        yield
+        self.phase, self.users = before
