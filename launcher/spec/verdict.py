@@ -24,6 +24,21 @@ FailureClass = Literal[
 EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
 EXIT_OOM = 86  # out of memory, wrote an error file
 
+# Exit codes of `launcher run`, `launcher why` and the supervisor: stable, see docs/exit-codes.md.
+EXIT_CODES: dict[FailureClass, int] = {
+    "succeeded": 0,
+    "gpu-oom": 10,
+    "host-oom": 11,
+    "nccl-timeout": 12,
+    "rendezvous-failed": 13,
+    "node-failed": 14,
+    "preempted": 15,
+    "time-limit": 16,
+    "user-error": 17,
+    "cancelled": 18,
+    "unknown": 19,
+}
+
 Confidence = Literal["certain", "likely", "guess"]
 
 

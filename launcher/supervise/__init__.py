@@ -1,0 +1,1 @@
+"""In the allocation, one per node: start an attempt, judge how it ended, choose the next."""

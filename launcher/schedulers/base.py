@@ -1,0 +1,115 @@
+"""The protocol of every scheduler: what is prepared is what is shown, and what is shown is what is sent."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from launcher.planning.plan import Plan
+from launcher.render.render import RenderedFile
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a scheduler can do; a request for more is refused before anything is sent."""
+
+    submit: bool
+    multi_node: bool = False
+    requeue: bool = False
+    price: bool = False
+    containers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that a submission depends on."""
+
+    job: Job
+    job_file: Path
+    cluster: Cluster
+    plan: Plan
+    run_id: str
+    runs_root: Path
+    project_dir: Path
+
+    @property
+    def workdir(self) -> Path:
+        """Where the job's processes start."""
+        return (self.job_file.parent / self.job.workdir).resolve()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that will be written and run, before any of it is."""
+
+    request: Request
+    run_dir: str
+    files: tuple[RenderedFile, ...]
+    "Relative to the run's scripts/."
+    command: tuple[str, ...]
+    "What `submit` runs or sends."
+    about: dict[str, Any]
+    "run.json"
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Status:
+    """`state`: submitted, running, stopping, lost, succeeded, failed, interrupted, cancelled."""
+
+    run_id: str
+    name: str
+    state: str
+    handle: str
+    attempt: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    failure: str | None = None
+    reason: str = ""
+    created: str = ""
+    updated: str = ""
+    checkpoint_step: int | None = None
+    path: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in ("submitted", "running", "stopping")
+
+    @property
+    def resumable(self) -> bool:
+        return self.state in ("lost", "failed", "interrupted", "cancelled")
+
+
+class SchedulerError(Exception):
+    """A scheduler cannot do what is asked; the message says what to do instead."""
+
+
+class Scheduler(Protocol):
+    """A handle is one string, `scheduler:...`, and serves every verb."""
+
+    capabilities: Capabilities
+
+    def prepare(self, request: Request) -> Prepared:
+        """Pure. Raises RenderError, SchedulerError."""
+        ...
+
+    def submit(self, prepared: Prepared) -> str:
+        """Write the run directory, start it, return the handle. Raises SchedulerError, OSError."""
+        ...
+
+    def status(self, handle: str) -> Status: ...
+
+    def logs(self, handle: str, since: int) -> bytes:
+        """The scheduler's own log of the run from byte `since` on (the ranks' logs are in the run directory)."""
+        ...
+
+    def cancel(self, handle: str) -> None: ...
+
+    def list(self) -> list[Status]: ...

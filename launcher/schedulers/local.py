@@ -1,0 +1,200 @@
+"""This machine: the supervisor runs as a detached process and survives the closing of the terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from launcher.render.render import notes, render_run
+from launcher.runs.files import read_json, replace_json, replace_text
+from launcher.runs.find import latest_checkpoint, open_run, remember_root, runs_in
+from launcher.runs.layout import RunDir
+from launcher.runs.progress import last_step
+from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.prepare import about, target
+from launcher.spec.cluster import Cluster, Gpu
+from launcher.supervise.host import supervisor_alive
+from launcher.supervise.process import end_processes, processes_of
+from launcher.supervise.secrets import SecretMissingError, read_secrets
+
+PREFIX = "local:"
+START_SECONDS = 20.0
+"For the supervisor to take its lock; it needs well under one on an idle machine."
+
+
+class LocalScheduler:
+    """Handles are `local:<absolute run directory>`."""
+
+    capabilities = Capabilities(submit=True)
+
+    def prepare(self, request: Request) -> Prepared:
+        """Every file and the command of the supervisor. Raises RenderError, SchedulerError."""
+        if not request.workdir.is_dir():
+            raise SchedulerError(f"workdir: {request.workdir} is no directory")
+        run_dir = str(request.runs_root.resolve() / request.run_id)
+        python = request.cluster.paths.python or sys.executable
+        where = target(request, run_dir, str(request.workdir), python, {})
+        return Prepared(
+            request=request,
+            run_dir=run_dir,
+            files=render_run(where),
+            command=(python, "-m", "launcher.supervise", run_dir),
+            about=about(request),
+            warnings=(*request.plan.warnings, *notes(where)),
+        )
+
+    def submit(self, prepared: Prepared) -> str:
+        """Start the supervisor. Raises SchedulerError when it does not come up; then the reason is shown."""
+        try:
+            read_secrets(prepared.request.job.secrets)
+        except SecretMissingError as error:
+            raise SchedulerError(f"secrets: {error}") from None
+        run = write_run(prepared)
+        handle = f"{PREFIX}{run.path}"
+        run.event("submitted", handle=handle, command=list(prepared.command))
+        self._start(run, prepared.command)
+        return handle
+
+    def resume(self, handle: str) -> None:
+        """Start another supervisor on the same run; it goes on from the last checkpoint."""
+        run = self._run(handle)
+        if supervisor_alive(run):
+            raise SchedulerError(f"{run.id} is still running")
+        self._end_orphans(run)
+        run.cancel.unlink(missing_ok=True)
+        cluster = Cluster.model_validate((read_json(run.run) or {}).get("cluster"))
+        run.event("resubmitted", handle=handle)
+        python = cluster.paths.python or sys.executable
+        self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
+
+    def status(self, handle: str) -> Status:
+        """The true state: what the supervisor wrote last, or `lost` when it is gone without a word."""
+        run = self._run(handle)
+        job: dict[str, Any] = (read_json(run.run) or {}).get("job", {})
+        state = run.read_state()
+        name, reason, failure = state.get("state", "submitted"), state.get("reason", ""), state.get("failure")
+        if name in ("submitted", "running", "stopping") and not supervisor_alive(run):
+            again = run.read_state()  # it may have ended between the two looks
+            if again.get("state") == name:
+                name, failure = "lost", "node-failed"
+                reason = "the supervisor was killed or this machine was restarted; its ranks ended with it"
+            else:
+                return self.status(handle)
+        checkpoint = latest_checkpoint(run)
+        return Status(
+            run_id=run.id,
+            name=job.get("name", ""),
+            state=name,
+            handle=f"{PREFIX}{run.path}",
+            attempt=state.get("attempt", len(run.attempts()) - 1 if run.attempts() else None),
+            step=last_step(run),
+            steps=job.get("steps"),
+            failure=failure,
+            reason=reason,
+            created=(read_json(run.run) or {}).get("created", ""),
+            updated=state.get("time", ""),
+            checkpoint_step=checkpoint,
+            path=str(run.path),
+        )
+
+    def logs(self, handle: str, since: int) -> bytes:
+        """The supervisor's own output from byte `since` on."""
+        try:
+            with open(self._run(handle).supervisor_log, "rb") as file:
+                file.seek(since)
+                return file.read()
+        except FileNotFoundError:
+            return b""
+
+    def cancel(self, handle: str) -> None:
+        """Ask for a checkpoint and an end; a second call ends the ranks at once."""
+        run = self._run(handle)
+        if not supervisor_alive(run):
+            self._end_orphans(run)
+            raise SchedulerError(f"{run.id} is not running")
+        replace_text(run.cancel, f"{time.time()}\n")
+
+    def list(self) -> list[Status]:
+        """Every local run below the known roots, the newest first."""
+        return [self.status(f"{PREFIX}{run.path}") for run in runs_in()]
+
+    def _run(self, handle: str) -> RunDir:
+        return open_run(Path(handle.removeprefix(PREFIX)))
+
+    def _end_orphans(self, run: RunDir) -> None:
+        end_processes(lambda: processes_of(run.path), grace=3.0)
+
+    def _start(self, run: RunDir, command: tuple[str, ...]) -> None:
+        run.event("starting", command=list(command))
+        replace_json(run.state, {**run.read_state(), "state": "submitted"})
+        with open(run.supervisor_log, "ab") as log:
+            start = log.tell()
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=run.path,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=_environment(),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and process.poll() is None:
+            if supervisor_alive(run):
+                return
+            time.sleep(0.02)
+        if process.poll() is not None and run.read_state().get("state") != "submitted":
+            return  # the whole run was shorter than our look at it
+        said = self.logs(f"{PREFIX}{run.path}", start).decode(errors="replace").strip()
+        raise SchedulerError(f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}")
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what would make the supervisor's children look like those of another run."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
+
+
+def write_run(prepared: Prepared) -> RunDir:
+    """Create the run directory whole or not at all. Raises OSError."""
+    final = Path(prepared.run_dir)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = RunDir(final.with_name(f".{final.name}.partial"))
+    try:
+        partial.scripts.mkdir(parents=True)
+        partial.checkpoints.mkdir()
+        replace_json(partial.run, prepared.about)
+        replace_json(partial.plan, prepared.request.plan.model_dump(mode="json"))
+        replace_json(partial.state, {"state": "submitted", "time": prepared.about["created"]})
+        for file in prepared.files:
+            replace_text(partial.scripts / file.path, file.text, file.mode)
+        partial.path.rename(final)
+    except BaseException:
+        shutil.rmtree(partial.path, ignore_errors=True)
+        raise
+    remember_root(final.parent)
+    return RunDir(final)
+
+
+def with_detected_gpus(cluster: Cluster) -> Cluster:
+    """Fill `node.gpu: auto` in from nvidia-smi; a machine without it has no GPU."""
+    if cluster.scheduler != "local" or cluster.node.gpu is not None:
+        return cluster
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return cluster
+    rows = [line.rsplit(",", 1) for line in answer.splitlines() if "," in line]
+    if not rows:
+        return cluster
+    smallest = min(int(float(mib)) for _, mib in rows)
+    gpu = Gpu(type=rows[0][0].strip(), count=len(rows), memory=smallest * 2**20)
+    return cluster.model_copy(update={"node": cluster.node.model_copy(update={"gpu": gpu})})

@@ -1,0 +1,80 @@
+"""What all schedulers prepare alike: the run's own record and the rendered scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import platform
+import re
+import secrets
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from launcher import __version__
+from launcher.render.values import Target
+from launcher.runs.time import now
+from launcher.schedulers.base import Request
+
+
+def new_run_id(name: str) -> str:
+    """`gpt-demo-20261121-085401-3fa2`: readable, sorts by time, unique without a server."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
+    return f"{slug}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def about(request: Request) -> dict[str, Any]:
+    """The content of run.json: what was asked for, and with what."""
+    return {
+        "id": request.run_id,
+        "created": now(),
+        "job": request.job.model_dump(mode="json", by_alias=True),
+        "job_file": str(request.job_file.resolve()),
+        "workdir": str(request.workdir),
+        "cluster": request.cluster.model_dump(mode="json", by_alias=True),
+        "nodes": request.plan.layout.nodes,
+        "ranks_per_node": request.plan.layout.ranks_per_node,
+        "versions": _versions(),
+        "code": _code(request.workdir),
+    }
+
+
+def target(request: Request, run_dir: str, workdir: str, python: str, carried: dict[str, str]) -> Target:
+    """The values that every template sees."""
+    return Target(
+        job=request.job,
+        cluster=request.cluster,
+        run_id=request.run_id,
+        run_dir=run_dir,
+        workdir=workdir,
+        python=python,
+        nodes=request.plan.layout.nodes,
+        ranks_per_node=request.plan.layout.ranks_per_node,
+        recipe=request.plan.recipe,
+        project_dir=request.project_dir,
+        carried=carried,
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {"launcher": __version__, "python": platform.python_version()}
+    for package in ("torch", "bitsandbytes", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def _code(workdir: Path) -> dict[str, Any] | None:
+    """The git commit of the working directory, and whether it has uncommitted changes."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(workdir), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+
+    try:
+        commit = git("rev-parse", "HEAD").strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".").splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "changed_files": [line[3:] for line in changed]}

@@ -1,0 +1,90 @@
+"""Slurm and RunPod as far as they go today: everything is rendered, nothing is sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launcher.render.render import added_at_creation, notes, pod_run_dir, render_run
+from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.prepare import about, target
+
+DEFAULT_PYTHON = "python3"
+
+
+class RenderOnly:
+    """Refuses every verb but `prepare`, and says what to do instead."""
+
+    capabilities = Capabilities(submit=False)
+    by_hand = ""
+    "How a person sends what was rendered; `DIR` stands for the folder of `launcher render --out`."
+
+    def submit(self, prepared: Prepared) -> str:
+        raise self._refusal(prepared.request.cluster.scheduler)
+
+    def status(self, handle: str) -> Status:
+        raise self._refusal(handle)
+
+    def logs(self, handle: str, since: int) -> bytes:
+        raise self._refusal(handle)
+
+    def cancel(self, handle: str) -> None:
+        raise self._refusal(handle)
+
+    def list(self) -> list[Status]:
+        return []
+
+    def _refusal(self, what: str) -> SchedulerError:
+        return SchedulerError(
+            f"launcher {what.partition(':')[0]}: rendering works, submitting does not yet; "
+            f"write everything with `launcher render JOB -c CLUSTER --out DIR`, then {self.by_hand}"
+        )
+
+
+class SlurmScheduler(RenderOnly):
+    """The run directory must lie on a file system that the nodes share."""
+
+    capabilities = Capabilities(
+        submit=False, multi_node=True, requeue=True, containers=("none", "pyxis", "apptainer")
+    )
+    by_hand = "`sbatch DIR/scripts/job.sbatch`"
+
+    def prepare(self, request: Request) -> Prepared:
+        run_dir = str(request.runs_root.resolve() / request.run_id)
+        python = request.cluster.paths.python or DEFAULT_PYTHON
+        where = target(request, run_dir, str(request.workdir), python, {})
+        return Prepared(
+            request=request,
+            run_dir=run_dir,
+            files=render_run(where),
+            command=("sbatch", "--parsable", f"{run_dir}/scripts/job.sbatch"),
+            about=about(request),
+            warnings=(*request.plan.warnings, *notes(where)),
+        )
+
+
+class RunPodScheduler(RenderOnly):
+    """The pod carries its run directory in its start script and keeps it on the network volume."""
+
+    capabilities = Capabilities(submit=False, multi_node=True, price=True, containers=("runpod",))
+    by_hand = "send DIR/scripts/create-pod.json (or create-cluster.json) with your API key to the RunPod REST v2 API"
+
+    def prepare(self, request: Request) -> Prepared:
+        run_dir = pod_run_dir(request.cluster, request.run_id)
+        workdir = str(Path(run_dir) / "code")
+        record = {**about(request), "workdir": workdir}
+        carried = {
+            "run.json": json.dumps(record, ensure_ascii=False),
+            "plan.json": json.dumps(request.plan.model_dump(mode="json"), ensure_ascii=False),
+        }
+        where = target(request, run_dir, workdir, request.cluster.paths.python or DEFAULT_PYTHON, carried)
+        added = [f"secret {secret.name} is added when the request is sent" for secret in added_at_creation(where)]
+        several = request.plan.layout.nodes > 1
+        return Prepared(
+            request=request,
+            run_dir=run_dir,
+            files=render_run(where),
+            command=("POST", "/v2/clusters" if several else "/v2/pods"),
+            about=record,
+            warnings=(*request.plan.warnings, *notes(where), *added),
+        )

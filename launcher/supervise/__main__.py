@@ -1,0 +1,42 @@
+"""`python -m launcher.supervise RUN_DIR`: what a job script starts once per node."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from launcher.runs.files import read_json
+from launcher.spec.job import Job
+from launcher.supervise.attempt import NodePlace
+from launcher.supervise.host import AlreadySupervisedError, SupervisorLock
+from launcher.supervise.nodes import NodesError
+from launcher.supervise.secrets import SecretMissingError, read_secrets
+from launcher.supervise.supervisor import RunUnreadableError, Supervisor, run_dir_of
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m launcher.supervise", description=__doc__)
+    parser.add_argument("run_dir")
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--rendezvous", help="address of node 0 as the other nodes reach it")
+    parser.add_argument("--port-base", type=int, default=61000, help="61000-65535")
+    options = parser.parse_args()
+    if options.nodes > 1 and not options.rendezvous:
+        parser.error("several nodes need --rendezvous: the address of node 0")
+    run = run_dir_of(options.run_dir)
+    place = NodePlace(options.node_rank, options.nodes, options.rendezvous, options.port_base)
+    try:
+        about = read_json(run.run)
+        if about is None:
+            raise RunUnreadableError(f"{run.path} has no readable run.json: it is no run directory")
+        secrets = read_secrets(Job.model_validate(about["job"]).secrets)
+        with SupervisorLock(run, place.rank):
+            return Supervisor(run, place, secrets).main()
+    except (RunUnreadableError, AlreadySupervisedError, SecretMissingError, NodesError) as error:
+        print(f"[launcher] {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

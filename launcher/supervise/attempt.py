@@ -1,0 +1,139 @@
+"""One attempt on one node: start `scripts/start.sh`, watch it, end it when asked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.runs.layout import AttemptDir, RunDir
+from launcher.supervise.process import dying_with, end_processes, processes_of, signal_group
+
+STOP_GRACE_SECONDS = 100.0
+"For the checkpoint, between the request to stop and SIGTERM. Below Slurm's `signal_seconds` of 120."
+TERM_GRACE_SECONDS = 40.0
+"For torchrun to end its workers (it gives them 30 s), then SIGKILL."
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """Which node of how many this supervisor is, and how the nodes meet."""
+
+    rank: int = 0
+    count: int = 1
+    rendezvous_host: str | None = None
+    port_base: int = 61000
+
+    def rendezvous_port(self, attempt: int) -> int:
+        """Another port for each attempt, so that a late packet of the last one finds nobody.
+
+        61000-65535 lies above Linux's default ephemeral range (32768-60999).
+        """
+        return 61000 + (self.port_base - 61000 + attempt) % 4536
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How torchrun ended on this node. `exit_code` is negative for a signal."""
+
+    exit_code: int
+    started: float
+    ended: float
+    asked_to_stop: bool
+
+
+class RunningAttempt:
+    """A started attempt. Created by `start`; `wait` returns when no process of it is left."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, process: subprocess.Popen[bytes]) -> None:
+        self.run, self.attempt, self.process = run, attempt, process
+        self.started = time.time()
+        self._stop_asked: float | None = None
+        self._terminated: float | None = None
+
+    def ask_to_stop(self, reason: str, *, can_checkpoint: bool) -> None:
+        """First call: checkpoint, then stop. Second call, or a job that cannot: stop now."""
+        if self._stop_asked is not None or not can_checkpoint:
+            self._terminate()
+        self._stop_asked = self._stop_asked or time.monotonic()
+        with contextlib.suppress(OSError):
+            self.attempt.stop.write_text(reason)
+
+    def wait(self, tick: Callable[[], None]) -> Ended:
+        """Block until the attempt has ended, calling `tick` a few times a second."""
+        while True:
+            try:
+                code = self.process.wait(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                self._escalate()
+                tick()
+        end_processes(lambda: processes_of(self.run.path, self.attempt.number), grace=3.0)
+        return Ended(code, self.started, time.time(), self._stop_asked is not None)
+
+    def _escalate(self) -> None:
+        now = time.monotonic()
+        if self._stop_asked is not None and now > self._stop_asked + STOP_GRACE_SECONDS:
+            self._terminate()
+        if self._terminated is not None and now > self._terminated + TERM_GRACE_SECONDS:
+            signal_group(self.process.pid, signal.SIGKILL)
+
+    def _terminate(self) -> None:
+        if self._terminated is None:
+            self._terminated = time.monotonic()
+            self.process.send_signal(signal.SIGTERM)
+
+
+def start(run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[str, str]) -> RunningAttempt:
+    """Start all workers of this node. Raises OSError when bash or the folder is missing."""
+    log = attempt.torchrun_log(place.rank)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            ["bash", str(run.scripts / "start.sh")],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **secrets, **_environment(run, attempt, place, secrets)},
+            # SIGKILL is safe: each worker notices that torchrun is gone and ends its rank.
+            preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True),
+        )
+    return RunningAttempt(run, attempt, process)
+
+
+def _environment(
+    run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[str, str]
+) -> dict[str, str]:
+    environment = {
+        "LAUNCHER_RUN_DIR": str(run.path),
+        "LAUNCHER_RUN_ID": run.id,
+        "LAUNCHER_ATTEMPT": str(attempt.number),
+        "LAUNCHER_NODE_RANK": str(place.rank),
+        "LAUNCHER_NODES": str(place.count),
+        "LAUNCHER_STOP_FILE": str(attempt.stop),
+        "LAUNCHER_SECRETS": ",".join(secrets),
+    }
+    if place.count > 1:
+        environment["LAUNCHER_RENDEZVOUS_HOST"] = place.rendezvous_host or ""
+        environment["LAUNCHER_RENDEZVOUS_PORT"] = str(place.rendezvous_port(attempt.number))
+    return environment
+
+
+def torchrun_tail(attempt: AttemptDir, node: int, count: int = 20) -> list[str]:
+    """The last lines that bash and torchrun printed on a node."""
+    return tail(attempt.torchrun_log(node), count)
+
+
+def tail(path: Path, count: int) -> list[str]:
+    """The last lines of a text file, reading at most its last 64 KiB."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            return file.read().decode(errors="backslashreplace").splitlines()[-count:]
+    except OSError:
+        return []

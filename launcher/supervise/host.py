@@ -1,0 +1,84 @@
+"""Facts about this host that a verdict or a status needs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from launcher.runs.layout import RunDir
+
+
+def oom_kills() -> int:
+    """How many processes the kernel's OOM killer has ended since boot, in this cgroup or on this host."""
+    count = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                count += int(line.split()[1])
+    for file in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(file).read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    count += int(line.split()[1])
+    return count
+
+
+class AlreadySupervisedError(Exception):
+    """Another living supervisor holds this run."""
+
+
+class SupervisorLock:
+    """Held for a supervisor's whole life; the kernel lets go however it ends (kill -9 as well)."""
+
+    def __init__(self, run: RunDir, node: int = 0) -> None:
+        self.path = lock_path(run, node)
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> SupervisorLock:
+        self._file = open(self.path, "a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise AlreadySupervisedError(f"{self.path.parent} already has a living supervisor") from None
+        with contextlib.suppress(OSError):
+            self._file.truncate(0)
+            self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            self._file.flush()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def lock_path(run: RunDir, node: int) -> Path:
+    return run.supervisor_lock if node == 0 else run.supervisor_lock.with_suffix(f".{node:02d}.lock")
+
+
+def supervisor_alive(run: RunDir) -> bool:
+    """Whether a supervisor holds the run now. True for one on another host, if the file system has locks."""
+    try:
+        with open(run.supervisor_lock, "a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def supervisor_record(run: RunDir) -> dict[str, Any]:
+    """`{"pid", "host"}` of the last supervisor."""
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads(run.supervisor_lock.read_text(encoding="utf-8"))
+        return record if isinstance(record, dict) else {}
+    return {}

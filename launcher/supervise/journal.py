@@ -1,0 +1,58 @@
+"""The supervisor's own writing: a full disk must cost it neither its verdict nor its life."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.runs.files import replace_json
+from launcher.runs.layout import RunDir
+from launcher.runs.time import now
+
+RESERVE_BYTES = 256 * 1024
+"Enough for the verdicts, states and events of a whole run."
+
+
+class Journal:
+    """Events, state and verdicts of one run. Never raises OSError.
+
+    A reserve file is given back when the disk is full, so that the last words still fit.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._reserve = run.path / ".reserve"
+        with contextlib.suppress(OSError):
+            self._reserve.write_bytes(b"\0" * RESERVE_BYTES)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self._write(lambda: self.run.event(kind, **fields), f"event {kind}")
+
+    def state(self, state: str, **fields: Any) -> None:
+        value = {"state": state, "time": now(), **fields}
+        self._write(lambda: replace_json(self.run.state, value), f"state {state}")
+
+    def json(self, path: Path, value: Any) -> None:
+        def write() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_json(path, value)
+
+        self._write(write, path.name)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
+
+    def _write(self, write: Callable[[], None], what: str) -> None:
+        try:
+            write()
+        except OSError:
+            self.close()
+            try:
+                write()
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    print(f"[launcher] cannot write {what}: {error}", file=sys.stderr, flush=True)

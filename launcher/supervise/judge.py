@@ -1,0 +1,208 @@
+"""How did the attempt end? From files first, exit codes and log patterns last."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.runs.files import read_json
+from launcher.runs.layout import AttemptDir
+from launcher.spec.verdict import EXIT_STOPPED, Confidence, FailureClass, Verdict
+from launcher.supervise.patterns import class_of_text, exception_of
+
+# A rank that met one of these was hurt by another rank, unless no other cause is known.
+_CONSEQUENCES: frozenset[FailureClass | None] = frozenset({None, "nccl-timeout", "rendezvous-failed"})
+
+_STOP_CLASS: dict[str, tuple[FailureClass, str]] = {
+    "cancelled": ("cancelled", "cancelled by the user"),
+    "preempted": ("preempted", "asked to leave the machine (SIGTERM or SIGHUP)"),
+    "time-limit": ("time-limit", "the time limit of the submission is near (SIGUSR2)"),
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known about an attempt that has ended."""
+
+    ranks: int
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    "torchrun's exit code per node; negative for a signal."
+    errors: tuple[dict[str, Any], ...] = ()
+    "errors/rank-*.json"
+    exits: tuple[dict[str, Any], ...] = ()
+    "exits/rank-*.json"
+    stop_reason: str | None = None
+    "Why the supervisor was asked to stop: a key of _STOP_CLASS."
+    lost_nodes: tuple[int, ...] = ()
+    host_oom_kills: int = 0
+    "Processes that the kernel's OOM killer ended on this node meanwhile."
+    torchrun_lines: tuple[str, ...] = ()
+
+
+def read_records(attempt: AttemptDir, folder: str) -> tuple[dict[str, Any], ...]:
+    """Every rank's `errors` or `exits` file, by time."""
+    files = sorted((attempt.path / folder).glob("rank-*.json"))
+    records = [record for file in files if isinstance(record := read_json(file), dict)]
+    return tuple(sorted(records, key=lambda record: float(record.get("time", 0))))
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The Verdict, with the first failing rank and how sure it is."""
+    codes = [record["exit_code"] for record in evidence.exits]
+    all_ranks_reported = len(codes) == evidence.ranks
+    if all(code == 0 for code in evidence.exit_codes.values()) and evidence.exit_codes and not any(codes):
+        return Verdict(failure="succeeded", reason="every rank ended with exit code 0", exit_code=0)
+    if evidence.stop_reason is not None:
+        return _stopped(evidence, clean=all_ranks_reported and set(codes) == {EXIT_STOPPED})
+    if evidence.lost_nodes:
+        nodes = ", ".join(map(str, evidence.lost_nodes))
+        return Verdict(
+            failure="node-failed", reason=f"node {nodes} gave no sign of life",
+            node=evidence.lost_nodes[0], confidence="likely",
+        )  # fmt: skip
+    return _from_errors(evidence) or _from_exits(evidence) or _from_torchrun(evidence)
+
+
+def _stopped(evidence: Evidence, clean: bool) -> Verdict:
+    failure, why = _STOP_CLASS[evidence.stop_reason or "cancelled"]
+    how = "a checkpoint was written" if clean else "the ranks were ended"
+    return Verdict(failure=failure, reason=f"{why}; {how}", exit_code=EXIT_STOPPED if clean else None)
+
+
+def _from_errors(evidence: Evidence) -> Verdict | None:
+    """A rank said why. The first root cause in time; a consequence only if there is nothing else."""
+    roots = [e for e in evidence.errors if e.get("failure") not in _CONSEQUENCES]
+    killed = _killed_first(evidence)
+    if not roots and killed is not None:
+        return None  # somebody died without a word, and the others noticed
+    for error in roots or evidence.errors:
+        rank = int(error["rank"])
+        exit_record = _exit_of(evidence, rank)
+        failure: FailureClass = error.get("failure") or "unknown"
+        exception = str(error.get("exception") or "")
+        return Verdict(
+            failure=failure,
+            reason=_reason(failure, rank, error.get("phase"), error.get("step")),
+            phase=error.get("phase"),
+            rank=rank,
+            node=error.get("node"),
+            step=error.get("step"),
+            exit_code=exit_record.get("exit_code"),
+            exception=exception or None,
+            last_lines=tuple(exit_record.get("last_lines", ())),
+            evidence=(f"errors/rank-{rank:03d}.json",),
+            confidence="certain" if error in roots else "likely",
+        )
+    return None
+
+
+def _reason(failure: FailureClass, rank: int, phase: str | None, step: int | None) -> str:
+    what = {
+        "gpu-oom": "ran out of GPU memory",
+        "host-oom": "ran out of host memory",
+        "nccl-timeout": "waited in vain for the other ranks",
+        "rendezvous-failed": "could not meet the other ranks",
+        "user-error": "raised an exception",
+    }.get(failure, "failed")
+    where = f" in {phase}" if phase else ""
+    when = f" of step {step}" if step is not None else ""
+    return f"rank {rank} {what}{where}{when}"
+
+
+def _exit_of(evidence: Evidence, rank: int) -> dict[str, Any]:
+    return next((record for record in evidence.exits if record["rank"] == rank), {})
+
+
+def _failed_exits(evidence: Evidence) -> list[dict[str, Any]]:
+    """Ranks that failed, by time, but first those that nobody else had hurt."""
+    failed = [record for record in evidence.exits if record["exit_code"] != 0]
+    return sorted(failed, key=lambda record: (bool(record.get("stopping")), _is_consequence(record)))
+
+
+def _is_consequence(record: dict[str, Any]) -> bool:
+    """A peer that vanished shows as a closed connection, sometimes before the vanished rank is recorded."""
+    if record["exit_code"] < 0:
+        return False
+    by_text = class_of_text(record.get("last_lines", ()))
+    return by_text is not None and by_text[0] in _CONSEQUENCES
+
+
+def _killed_first(evidence: Evidence) -> dict[str, Any] | None:
+    """The first failing rank if a signal ended it and it left no word."""
+    said = {int(error["rank"]) for error in evidence.errors}
+    for record in _failed_exits(evidence)[:1]:
+        if record["exit_code"] < 0 and record["rank"] not in said:
+            return record
+    return None
+
+
+def _from_exits(evidence: Evidence) -> Verdict | None:
+    for record in _failed_exits(evidence)[:1]:
+        rank, code = int(record["rank"]), int(record["exit_code"])
+        lines = tuple(record.get("last_lines", ()))
+        failure, reason, confidence, extra = _class_of_exit(evidence, rank, code, lines)
+        return Verdict(
+            failure=failure,
+            reason=reason,
+            rank=rank,
+            node=record.get("node"),
+            exit_code=code,
+            exception=exception_of(lines),
+            last_lines=lines,
+            evidence=(f"exits/rank-{rank:03d}.json", *extra),
+            confidence=confidence,
+        )
+    return None
+
+
+def _class_of_exit(
+    evidence: Evidence, rank: int, code: int, lines: tuple[str, ...]
+) -> tuple[FailureClass, str, Confidence, tuple[str, ...]]:
+    if code == -signal.SIGKILL:
+        if evidence.host_oom_kills:
+            reason = f"rank {rank} was ended by the kernel because host memory ran out"
+            return "host-oom", reason, "likely", (f"oom_kill +{evidence.host_oom_kills}",)
+        return "unknown", f"rank {rank} was killed (SIGKILL) by somebody outside the run", "likely", ()
+    by_text = class_of_text(lines)
+    if by_text is not None:
+        failure, line = by_text
+        return failure, _reason(failure, rank, None, None), "likely", (f"log: {line[:200]}",)
+    if code < 0:
+        return "unknown", f"rank {rank} was ended by {_signal_name(-code)}", "likely", ()
+    if exception_of(lines):
+        return "user-error", f"rank {rank} raised an exception", "certain", ()
+    if code in (126, 127):
+        return "user-error", f"rank {rank} could not start its command", "certain", ()
+    return "user-error", f"rank {rank} ended with exit code {code}", "likely", ()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _from_torchrun(evidence: Evidence) -> Verdict:
+    """No rank left a record: the ranks never started, or torchrun itself was killed."""
+    node, code = next(((n, c) for n, c in evidence.exit_codes.items() if c != 0), (0, 0))
+    lines = evidence.torchrun_lines
+    common: dict[str, Any] = {
+        "node": node,
+        "exit_code": code,
+        "last_lines": lines,
+        "evidence": (f"logs/node-{node:02d}/torchrun.err",),
+    }
+    by_text = class_of_text(lines)
+    if by_text is not None and by_text[0] == "rendezvous-failed":
+        return Verdict(
+            failure="rendezvous-failed", reason="the nodes could not meet", confidence="likely", **common
+        )
+    if code < 0:
+        reason = f"torchrun on node {node} was ended by {_signal_name(-code)}"
+        return Verdict(failure="unknown", reason=reason, confidence="likely", **common)
+    exception = exception_of(lines)
+    reason = "the ranks could not be started" if code else "torchrun ended without a word about its ranks"
+    failure: FailureClass = "user-error" if code else "unknown"
+    return Verdict(failure=failure, reason=reason, exception=exception, confidence="likely", **common)

@@ -1,0 +1,87 @@
+"""What to do after each kind of end: one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.planning.ladder import lower
+from launcher.spec.job import Job, Retries
+from launcher.spec.recipe import Recipe
+from launcher.spec.rules import Setting
+from launcher.spec.verdict import FailureClass, Verdict
+
+Action = Literal["done", "retry-same", "retry-lower", "requeue", "stop"]
+Budget = Literal["same", "lower", "preemptions", "time_limits"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    action: Action
+    budget: Budget | None
+    advice: str
+    "What the user can do when it stops here."
+
+
+POLICIES: dict[FailureClass, Policy] = {
+    "succeeded": Policy("done", None, ""),
+    "gpu-oom": Policy(
+        "retry-lower", "lower",
+        "choose a cheaper recipe: activations: checkpoint, an 8-bit optimizer, fsdp over more GPUs, offload",
+    ),
+    "host-oom": Policy(
+        "retry-lower", "lower",
+        "ask for more resources.memory_per_node, or use fewer DataLoader workers or less offload",
+    ),
+    "nccl-timeout": Policy(
+        "retry-same", "same",
+        "look for the rank that stopped answering: `launcher logs RUN --stderr`",
+    ),
+    "rendezvous-failed": Policy(
+        "retry-same", "same",
+        "check that the nodes reach each other and network.interface in the cluster profile",
+    ),
+    "node-failed": Policy("retry-same", "same", "go on with `launcher resume RUN`"),
+    "unknown": Policy("retry-same", "same", "read `launcher logs RUN`, then `launcher resume RUN`"),
+    "preempted": Policy("requeue", "preemptions", "go on with `launcher resume RUN`"),
+    "time-limit": Policy("requeue", "time_limits", "go on with `launcher resume RUN`"),
+    "user-error": Policy("stop", None, "fix the error, then `launcher resume RUN` or submit again"),
+    "cancelled": Policy("stop", None, "go on with `launcher resume RUN`"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`recipe` is what the next attempt runs with; None when there is none."""
+
+    action: Action
+    recipe: Recipe | None
+    reason: str
+
+
+def decide(
+    verdict: Verdict, job: Job, recipe: Recipe, setting: Setting, spent: dict[Budget, int]
+) -> Decision:
+    """The next move. `spent` counts earlier restarts of each budget in this run."""
+    policy = POLICIES[verdict.failure]
+    if policy.action in ("done", "stop"):
+        return Decision(policy.action, None, verdict.reason)
+    if policy.budget is not None and spent.get(policy.budget, 0) >= _limit(job.retries, policy.budget):
+        limit = _limit(job.retries, policy.budget)
+        return Decision("stop", None, f"the budget retries.{policy.budget} of {limit} is spent")
+    if policy.action == "retry-lower":
+        if job.command is not None and not uses_micro_batch(job.command):
+            return Decision("stop", None, "the command does not use {micro_batch_size}: nothing to lower")
+        rung = lower(recipe, verdict, setting)
+        return Decision("retry-lower" if rung.recipe else "stop", rung.recipe, rung.reason)
+    if policy.action == "requeue":
+        return Decision("requeue" if job.requeue else "stop", None, verdict.reason)
+    return Decision("retry-same", recipe, "the same recipe again")
+
+
+def uses_micro_batch(command: tuple[str, ...]) -> bool:
+    return any("{micro_batch_size}" in argument for argument in command)
+
+
+def _limit(retries: Retries, budget: Budget) -> int:
+    return int(getattr(retries, budget))

@@ -1,0 +1,207 @@
+"""The loop that is launcher's reason to exist: attempt -> verdict -> next recipe -> next attempt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.planning.plan import Plan
+from launcher.runs.files import read_json
+from launcher.runs.layout import AttemptDir, RunDir
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.spec.verdict import EXIT_CODES, Verdict
+from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start, torchrun_tail
+from launcher.supervise.host import oom_kills
+from launcher.supervise.journal import Journal
+from launcher.supervise.judge import Evidence, judge, read_records
+from launcher.supervise.nodes import Nodes
+from launcher.supervise.policy import POLICIES, Budget, Decision, decide
+
+SIGNALS = {
+    signal.SIGTERM: "preempted",
+    signal.SIGHUP: "preempted",
+    signal.SIGINT: "cancelled",
+    signal.SIGUSR2: "time-limit",
+}
+BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"Before the n-th restart with the same recipe: what failed may need a moment."
+
+
+class RunUnreadableError(Exception):
+    """The run directory lacks what a supervisor needs."""
+
+
+class Supervisor:
+    """One per node. `main` returns the exit code of the run."""
+
+    def __init__(self, run: RunDir, place: NodePlace, secrets: Mapping[str, str]) -> None:
+        about, plan = read_json(run.run), read_json(run.plan)
+        if about is None or plan is None:
+            raise RunUnreadableError(
+                f"{run.path} has no readable run.json and plan.json: it is no run directory"
+            )
+        self.run, self.place, self.secrets = run, place, secrets
+        self.job = Job.model_validate(about["job"])
+        self.plan = Plan.model_validate(plan)
+        self.nodes = Nodes(run, place)
+        self.journal = Journal(run)
+        self._spent: dict[Budget, int] = {}
+        self._signals: list[str] = []
+        self._handled = 0
+        self._stop_reason: str | None = None
+        self._cancel_seen = ""
+        self._cancel_checked = 0.0
+
+    def main(self) -> int:
+        for signum in SIGNALS:
+            signal.signal(signum, self._on_signal)
+        try:
+            return self._lead() if self.nodes.leader else self._follow()
+        finally:
+            self.journal.close()
+
+    def _on_signal(self, signum: int, _frame: object) -> None:
+        self._signals.append(SIGNALS[signal.Signals(signum)])
+
+    def _lead(self) -> int:
+        recipe = self._first_recipe()
+        self.journal.event("started", host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
+        while True:
+            verdict, decision = self._attempt(recipe)
+            exit_code = EXIT_CODES[verdict.failure]
+            if decision.recipe is None:
+                self._finish(verdict, decision)
+                return exit_code
+            policy = POLICIES[verdict.failure]
+            if policy.budget is not None:
+                self._spent[policy.budget] = self._spent.get(policy.budget, 0) + 1
+            if decision.action == "retry-lower":
+                self.journal.event(
+                    "downgrade", reason=decision.reason, changes=_changes(decision.recipe, recipe)
+                )
+            else:
+                self.journal.event("retry", reason=decision.reason)
+                self._pause(self._spent.get("same", 1))
+            recipe = decision.recipe
+
+    def _attempt(self, recipe: Recipe) -> tuple[Verdict, Decision]:
+        attempts = self.run.attempts()
+        attempt = self.run.attempt(attempts[-1].number + 1 if attempts else 0)
+        self.journal.json(attempt.recipe, recipe.model_dump())
+        self.journal.event("attempt", attempt=attempt.number, recipe=recipe.model_dump())
+        self.journal.state("running", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
+        kills = oom_kills()
+        ended = self._run(attempt, announce=True)
+        self.nodes.report(attempt, ended, oom_kills() - kills)
+        reports, lost = self.nodes.wait_for_reports(attempt) if self.place.count > 1 else ({}, ())
+        evidence = Evidence(
+            ranks=self.plan.layout.ranks,
+            exit_codes={0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}},
+            errors=read_records(attempt, "errors"),
+            exits=read_records(attempt, "exits"),
+            stop_reason=self._stop_reason,
+            lost_nodes=lost,
+            host_oom_kills=oom_kills() - kills + sum(r["oom_kills"] for n, r in reports.items() if n),
+            torchrun_lines=tuple(torchrun_tail(attempt, 0)),
+        )
+        verdict = judge(evidence)
+        setting = self.plan.layout.setting(self.job)
+        decision = decide(verdict, self.job, recipe, setting, self._spent)
+        if self._stop_reason is not None and decision.recipe is not None:
+            decision = Decision("stop", None, "asked to stop")
+        self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": decision.reason})
+        self.journal.event(
+            "ended",
+            attempt=attempt.number,
+            failure=verdict.failure,
+            reason=verdict.reason,
+            action=decision.action,
+        )
+        self.nodes.announce(attempt, decision.recipe is not None, EXIT_CODES[verdict.failure])
+        print(f"[launcher] attempt {attempt.number}: {verdict.failure}: {verdict.reason}", file=sys.stderr)
+        return verdict, decision
+
+    def _run(self, attempt: AttemptDir, announce: bool = False) -> Ended:
+        """Start this node's workers and wait until none is left."""
+        try:
+            running = start(self.run, attempt, self.place, self.secrets)
+        except OSError as error:
+            print(f"[launcher] cannot start: {error}", file=sys.stderr)
+            return Ended(127, time.time(), time.time(), False)
+        if announce:
+            self.nodes.open_attempt(attempt)
+        return running.wait(lambda: self._tick(attempt, running))
+
+    def _tick(self, attempt: AttemptDir, running: RunningAttempt) -> None:
+        self.nodes.beat(attempt)
+        for reason in self._requests():
+            self._stop_reason = self._stop_reason or reason
+            self.journal.event("stopping", reason=reason)
+            self.journal.state("stopping", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
+            running.ask_to_stop(self._stop_reason, can_checkpoint=self.job.task is not None)
+        if self.place.count > 1 and self.nodes.someone_failed(attempt):
+            running.ask_to_stop("another node failed", can_checkpoint=False)
+
+    def _requests(self) -> list[str]:
+        """Signals since the last call, and the cancel file when it is new or was written again."""
+        requests = self._signals[self._handled :]
+        self._handled += len(requests)
+        if time.monotonic() > self._cancel_checked + 0.5:
+            self._cancel_checked = time.monotonic()
+            try:
+                content = self.run.cancel.read_text()
+            except OSError:
+                content = ""
+            if content != self._cancel_seen:
+                self._cancel_seen = content
+                requests.append("cancelled")
+        return requests
+
+    def _pause(self, restart: int) -> None:
+        deadline = time.monotonic() + BACKOFF_SECONDS[min(restart, len(BACKOFF_SECONDS)) - 1]
+        while time.monotonic() < deadline and not self._signals[self._handled :]:
+            time.sleep(0.1)
+
+    def _finish(self, verdict: Verdict, decision: Decision) -> None:
+        state = {"done": "succeeded", "requeue": "interrupted"}.get(decision.action, "failed")
+        if verdict.failure == "cancelled":
+            state = "cancelled"
+        self.journal.event("finished", state=state, failure=verdict.failure, reason=decision.reason)
+        self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=decision.reason)
+
+    def _first_recipe(self) -> Recipe:
+        """The plan's, or what an earlier supervisor of this run had stepped down to."""
+        for attempt in reversed(self.run.attempts()):
+            earlier = read_json(attempt.recipe)
+            if earlier is not None:
+                return Recipe.model_validate(earlier)
+        return self.plan.recipe
+
+    def _follow(self) -> int:
+        """A node other than 0: the same attempts, the leader's decisions."""
+        after, go_on, exit_code = -1, True, 0
+        if self.run.attempts():
+            after = -1
+        while go_on:
+            attempt = self.nodes.wait_for_attempt(after)
+            kills = oom_kills()
+            ended = self._run(attempt)
+            self.nodes.report(attempt, ended, oom_kills() - kills)
+            go_on, exit_code = self.nodes.wait_for_announcement(attempt)
+            after = attempt.number
+        return exit_code
+
+
+def _changes(new: Recipe, old: Recipe) -> dict[str, Any]:
+    return {name: list(pair) for name, pair in new.changes_from(old).items()}
+
+
+def run_dir_of(text: str) -> RunDir:
+    return RunDir(Path(text).absolute())

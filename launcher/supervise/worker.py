@@ -1,0 +1,149 @@
+"""The process between torchrun and one rank: it starts the rank, writes its logs, and records its end.
+
+`python -m launcher.supervise.worker -- ARGV...`, started by torchrun once per rank. It imports
+little, since it starts as often as there are ranks. Its exit status is the rank's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from launcher.logs.capture import RankCapture, secrets_of
+from launcher.runs.files import read_json, replace_json
+from launcher.runs.layout import AttemptDir, RunDir
+from launcher.spec.command import fill
+from launcher.supervise.process import die_with_parent, dying_with, signal_group
+
+GRACE_SECONDS = 20.0
+"From SIGTERM to SIGKILL of the rank; torchrun kills this process after 30."
+ORPHAN_GRACE_SECONDS = 3.0
+"The same when torchrun or the supervisor is gone: nobody waits for the rank any more."
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell reports them
+
+
+class Worker:
+    """One rank of one attempt."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        self.run = RunDir(Path(environ["LAUNCHER_RUN_DIR"]))
+        self.attempt: AttemptDir = self.run.attempt(int(environ["LAUNCHER_ATTEMPT"]))
+        self.node = int(environ.get("LAUNCHER_NODE_RANK", "0"))
+        self.rank = int(environ["RANK"])
+        self.capture = RankCapture(
+            self.attempt.rank_log(self.node, self.rank, "out"),
+            self.attempt.rank_log(self.node, self.rank, "err"),
+            secrets_of(environ),
+        )
+        self.parent = os.getppid()
+        self.child: subprocess.Popen[bytes] | None = None
+        self.stopping = False
+
+    def main(self, argv: list[str]) -> int:
+        """Run the rank to its end. Returns its exit code, negative for a signal."""
+        die_with_parent(signal.SIGTERM)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, self._stop)
+        started = time.time()
+        try:
+            self.child = subprocess.Popen(
+                self._filled(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env={"PYTHONUNBUFFERED": "1", **os.environ},
+                preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True),
+            )
+        except OSError as error:
+            return self._not_started(argv[0], error, started)
+        code = self.capture.pump(self.child)
+        signal_group(self.child.pid, signal.SIGKILL)  # what the rank left behind in its group
+        self.capture.close()
+        self._record(code, started)
+        return code
+
+    def _filled(self, argv: list[str]) -> list[str]:
+        values = placeholder_values(self.run, self.attempt)
+        return [fill(argument, values) for argument in argv]
+
+    def _stop(self, signum: int, _frame: object) -> None:
+        self.stopping = True
+        if self.child is None:
+            return
+        signal_group(self.child.pid, signal.SIGTERM)
+        orphaned = os.getppid() != self.parent
+        # After the grace an alarm ends the rank; the pump sees the closed pipes.
+        signal.signal(signal.SIGALRM, self._kill)
+        signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_SECONDS if orphaned else GRACE_SECONDS)
+
+    def _kill(self, _signum: int, _frame: object) -> None:
+        if self.child is not None:
+            signal_group(self.child.pid, signal.SIGKILL)
+
+    def _not_started(self, program: str, error: OSError, started: float) -> int:
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        self.capture.note(f"cannot start {program!r}: {error.strerror}")
+        self.capture.close()
+        self._record(code, started)
+        return code
+
+    def _record(self, code: int, started: float) -> None:
+        ended = time.time()
+        record = {
+            "rank": self.rank,
+            "node": self.node,
+            "time": ended,
+            "exit_code": code,
+            "seconds": round(ended - started, 3),
+            "max_rss": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+            "last_lines": self.capture.last_lines,
+            "stopping": self.stopping,
+        }
+        path = self.attempt.exit(self.rank)
+        with contextlib.suppress(OSError):  # a full disk: the exit status still tells
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_json(path, record)
+
+
+def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
+    """Every placeholder of spec/command.py with its value in this attempt."""
+    about: dict[str, Any] = read_json(run.run) or {}
+    job: dict[str, Any] = about.get("job", {})
+    recipe: dict[str, Any] = read_json(attempt.recipe) or {}
+    fields = ("micro_batch_size", "grad_accum", "precision", "optimizer", "sharding", "activations")
+    values = {name: recipe.get(name, "") for name in fields}
+    values |= {"global_batch": job.get("batch", {}).get("global", "")}
+    values |= {name: job.get(name) or "" for name in ("steps", "epochs")}
+    values |= {
+        "run_id": run.id,
+        "run_dir": run.path,
+        "checkpoint_dir": run.checkpoints,
+        "attempt": attempt.number,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def main() -> None:
+    argv = sys.argv[1:]
+    if argv[:1] == ["--"]:
+        argv = argv[1:]
+    code = Worker(dict(os.environ)).main(argv)
+    if code < 0:
+        # End by the same signal, so that torchrun reports what really happened.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
