@@ -1,0 +1,1 @@
+"""The verbs: parse, call one function, print. Heavy imports stand inside the functions."""

@@ -9,6 +9,7 @@ from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules, nearest_valid
+from launcher.spec.supported import unsupported
 
 
 class Layout(Value):
@@ -58,6 +59,10 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
     recipe, reason = _recipe(job, layout)
     setting = layout.setting(job)
     broken = broken_rules(recipe, setting)
+    if job.task is not None and not broken:
+        missing = unsupported(recipe)
+        if missing:
+            raise PlanRefusedError([_refusal("recipe", message) for message in missing])
     if broken:
         refusals = [_refusal("recipe", str(one)) for one in broken]
         valid = nearest_valid(recipe, setting)

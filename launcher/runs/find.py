@@ -42,7 +42,8 @@ def find_run(name: str | None) -> RunDir:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise RunNotFoundError(f"{name!r} is the beginning of several runs: {', '.join(r.id for r in matches)}")
+        several = ", ".join(run.id for run in matches)
+        raise RunNotFoundError(f"{name!r} is the beginning of several runs: {several}")
     known = ", ".join(run.id for run in runs[:5]) or "none"
     raise RunNotFoundError(f"no run {name!r}; the newest are: {known}")
 

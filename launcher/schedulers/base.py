@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from launcher.planning.plan import Plan
 from launcher.render.render import RenderedFile
+from launcher.render.values import Target
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 
@@ -50,6 +51,8 @@ class Prepared:
     run_dir: str
     files: tuple[RenderedFile, ...]
     "Relative to the run's scripts/."
+    target: Target
+    "What the templates saw."
     command: tuple[str, ...]
     "What `submit` runs or sends."
     about: dict[str, Any]
@@ -107,7 +110,7 @@ class Scheduler(Protocol):
     def status(self, handle: str) -> Status: ...
 
     def logs(self, handle: str, since: int) -> bytes:
-        """The scheduler's own log of the run from byte `since` on (the ranks' logs are in the run directory)."""
+        """The scheduler's own log of the run from byte `since` on; the ranks' are in the run directory."""
         ...
 
     def cancel(self, handle: str) -> None: ...

@@ -43,6 +43,7 @@ class LocalScheduler:
             request=request,
             run_dir=run_dir,
             files=render_run(where),
+            target=where,
             command=(python, "-m", "launcher.supervise", run_dir),
             about=about(request),
             warnings=(*request.plan.warnings, *notes(where)),

@@ -57,6 +57,7 @@ class SlurmScheduler(RenderOnly):
             request=request,
             run_dir=run_dir,
             files=render_run(where),
+            target=where,
             command=("sbatch", "--parsable", f"{run_dir}/scripts/job.sbatch"),
             about=about(request),
             warnings=(*request.plan.warnings, *notes(where)),
@@ -67,7 +68,7 @@ class RunPodScheduler(RenderOnly):
     """The pod carries its run directory in its start script and keeps it on the network volume."""
 
     capabilities = Capabilities(submit=False, multi_node=True, price=True, containers=("runpod",))
-    by_hand = "send DIR/scripts/create-pod.json (or create-cluster.json) with your API key to the RunPod REST v2 API"
+    by_hand = "send DIR/scripts/create-pod.json (or create-cluster.json) to the RunPod REST v2 API"
 
     def prepare(self, request: Request) -> Prepared:
         run_dir = pod_run_dir(request.cluster, request.run_id)
@@ -78,12 +79,15 @@ class RunPodScheduler(RenderOnly):
             "plan.json": json.dumps(request.plan.model_dump(mode="json"), ensure_ascii=False),
         }
         where = target(request, run_dir, workdir, request.cluster.paths.python or DEFAULT_PYTHON, carried)
-        added = [f"secret {secret.name} is added when the request is sent" for secret in added_at_creation(where)]
+        added = [
+            f"secret {secret.name} is added when the request is sent" for secret in added_at_creation(where)
+        ]
         several = request.plan.layout.nodes > 1
         return Prepared(
             request=request,
             run_dir=run_dir,
             files=render_run(where),
+            target=where,
             command=("POST", "/v2/clusters" if several else "/v2/pods"),
             about=record,
             warnings=(*request.plan.warnings, *notes(where), *added),

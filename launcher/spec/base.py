@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints
 
 GIB = 2**30
 
@@ -72,10 +72,7 @@ def _scalar_to_str(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-_SIZE = {"type": ["string", "integer"], "examples": ["47.4GiB", "512GB"]}
-_TIME = {"type": ["string", "integer"], "examples": ["24h", "90m", "2-12:00:00"]}
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes), WithJsonSchema(_SIZE)]
-Seconds = Annotated[int, BeforeValidator(parse_seconds), WithJsonSchema(_TIME)]
-Text = Annotated[str, BeforeValidator(_scalar_to_str), WithJsonSchema({"type": ["string", "number"]})]
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=str | int)]
+Seconds = Annotated[int, BeforeValidator(parse_seconds, json_schema_input_type=str | int)]
+Text = Annotated[str, BeforeValidator(_scalar_to_str, json_schema_input_type=str | int | float)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -11,7 +11,6 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
-    WithJsonSchema,
     model_validator,
 )
 
@@ -40,8 +39,7 @@ class Node(Value):
 
     gpu: Annotated[
         Gpu | None,
-        BeforeValidator(_as_gpu),
-        WithJsonSchema({"anyOf": [{"const": "auto"}, {"$ref": "#/$defs/Gpu"}, {"type": "null"}]}),
+        BeforeValidator(_as_gpu, json_schema_input_type=Literal["auto"] | Gpu | None),
     ] = None
     "`auto` asks nvidia-smi where the job starts."
     cpus: PositiveInt | None = None

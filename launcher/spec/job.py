@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +16,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -118,23 +117,15 @@ def _as_command(value: Any) -> Any:
     return value
 
 
-_RECIPE_SCHEMA = {"anyOf": [{"const": "auto"}, {"$ref": "#/$defs/RecipeChoice"}]}
-_COMMAND_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": ["string", "number"]}},
-        {"type": "null"},
-    ]
-}
-_SECRET_SCHEMA = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Secret"}]}
-
 _Command = Annotated[
     tuple[str, ...],
-    BeforeValidator(_as_command),
+    BeforeValidator(_as_command, json_schema_input_type=str | list[str | int | float]),
     AfterValidator(check_command),
-    WithJsonSchema(_COMMAND_SCHEMA),
 ]
-_AnySecret = Annotated[Secret, BeforeValidator(_as_secret)]
+_AnySecret = Annotated[Secret, BeforeValidator(_as_secret, json_schema_input_type=str | Secret)]
+_Recipe = Annotated[
+    RecipeChoice, BeforeValidator(_as_recipe, json_schema_input_type=Literal["auto"] | RecipeChoice)
+]
 
 
 class Job(Value):
@@ -153,7 +144,7 @@ class Job(Value):
     steps: PositiveInt | None = None
     epochs: PositiveInt | None = None
     resources: Resources = Resources()
-    recipe: Annotated[RecipeChoice, BeforeValidator(_as_recipe)] = RecipeChoice()
+    recipe: _Recipe = RecipeChoice()
     train: Training = Training()
     model: Model = Model()
     env: dict[EnvName, Annotated[Text, AfterValidator(no_nul)]] = {}

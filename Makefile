@@ -1,0 +1,52 @@
+# `make demo` runs the main job with no account and no GPU; `make test` proves that it all works.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-gpu lint bench goldens clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Two ranks on few cores: one thread each.
+export OMP_NUM_THREADS ?= 1
+
+help: ## show this
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+venv: $(STAMP) ## create .venv with every pinned dependency
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -c "import torch" 2>/dev/null; then \
+	  echo "setting up $(VENV) (once; torch is the large part)"; \
+	  $(PYTHON) -m venv $(VENV); \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0; \
+	fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dev]"
+	@touch $(STAMP)
+
+demo: venv ## train a small GPT on two ranks, run out of memory once, recover
+	@$(BIN)/python examples/demo.py
+
+test: venv ## every test; components that are absent are skipped with the reason
+	$(BIN)/python -m pytest $(ARGS)
+
+test-gpu: venv ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu tests $(ARGS)
+
+lint: venv ## ruff, mypy, import-linter, shellcheck, hadolint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash tests/lint_scripts.sh
+
+bench: venv ## every benchmark, with its peer beside it; results go to benchmarks/results/
+	@$(BIN)/python -c "import torchx" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torchx
+	$(BIN)/python benchmarks/cli.py --save
+	$(BIN)/python benchmarks/logs.py --save
+
+goldens: venv ## write the golden files of every rendered template again
+	$(BIN)/python -m tests.render.update_goldens
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,65 @@
+"""`make demo`: train on two ranks, run out of memory once, recover. No account, no GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LAUNCHER = [sys.executable, "-m", "launcher"]
+
+
+def main() -> int:
+    title("1. Train a small GPT on Python's own documentation, two ranks, FSDP2 over gloo")
+    first = run(HERE / "demo.yaml")
+    losses = [line["eval_loss"] for line in metrics(first) if "eval_loss" in line]
+    print(f"\nheld-out loss: {' -> '.join(f'{loss:.3f}' for loss in losses)} nats per byte")
+
+    title("2. The same model with a memory budget that the first micro-batch does not fit into")
+    second = run(HERE / "demo-oom.yaml")
+    print()
+    launcher("why", second.name)
+    recipes = [json.loads(file.read_text()) for file in sorted(second.glob("attempts/*/recipe.json"))]
+    for number, recipe in enumerate(recipes):
+        size, accum = recipe["micro_batch_size"], recipe["grad_accum"]
+        print(
+            f"attempt {number}: micro-batch {size} x accumulation {accum} = {size * accum} samples per rank"
+        )
+
+    title("3. Where everything lies")
+    launcher("list", "--limit", "2")
+    for path in sorted(second.rglob("*")):
+        depth = len(path.relative_to(second).parts)
+        if depth <= 2 or path.suffix in {".out", ".err", ".json"}:
+            print("  " * depth + path.name + ("/" if path.is_dir() else ""))
+    print(f"\nin {second}")
+    return 0 if losses[-1] < losses[0] - 0.5 and len(recipes) > 1 else 1
+
+
+def run(job: Path) -> Path:
+    """Start a job, follow it to its end, return its directory."""
+    print(f"$ launcher run {job.relative_to(HERE.parent)} -c local\n", flush=True)
+    launcher("run", str(job), "-c", "local")
+    newest = json.loads(subprocess.check_output([*LAUNCHER, "list", "--limit", "1", "--json"]))
+    return Path(newest[0]["path"])
+
+
+def launcher(*arguments: str) -> None:
+    sys.stdout.flush()
+    code = subprocess.call([*LAUNCHER, *arguments])
+    if code != 0 and arguments[0] == "run":
+        sys.exit(code)
+
+
+def metrics(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def title(text: str) -> None:
+    print(f"\n{'=' * len(text)}\n{text}\n{'=' * len(text)}\n", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""`launcher clusters list | show | validate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from launcher.cli.options import AsJson, complete_clusters
+
+app = typer.Typer(no_args_is_help=True, help="Cluster profiles.")
+
+
+@app.command("list")
+def list_clusters(json: AsJson = False) -> None:
+    """Every profile: those in ./clusters win over the user's, these over the shipped ones."""
+    from rich.table import Table
+
+    from launcher.cli.output import console, print_json
+    from launcher.render.shipped import clusters_dir
+    from launcher.spec.base import format_gib
+    from launcher.spec.errors import SpecError
+    from launcher.spec.find import cluster_folders, find_clusters
+    from launcher.spec.load import load_cluster
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("CLUSTER", "SCHEDULER", "NODES", "GPUS PER NODE", "FILE", "DESCRIPTION"):
+        table.add_column(column, no_wrap=column in ("CLUSTER", "SCHEDULER"))
+    records = []
+    for name, file in find_clusters(cluster_folders(clusters_dir())).items():
+        try:
+            cluster = load_cluster(file)
+        except SpecError as error:
+            records.append({"name": name, "file": str(file), "error": str(error)})
+            table.add_row(name, "[red]wrong[/]", "", "", str(file), f"launcher clusters validate {name}")
+            continue
+        gpu = cluster.node.gpu
+        gpus = f"{gpu.count} x {gpu.type}, {format_gib(gpu.memory)}" if gpu is not None else "as found"
+        records.append(
+            {
+                "name": name,
+                "file": str(file),
+                "scheduler": cluster.scheduler,
+                "description": cluster.description,
+            }
+        )
+        table.add_row(
+            name, cluster.scheduler, str(cluster.max_nodes), gpus, _short(file), cluster.description
+        )
+    print_json(records) if json else console().print(table)
+
+
+def _short(file: Path) -> str:
+    """Shipped profiles lie deep in the installation; their name says enough."""
+    from launcher.render.shipped import clusters_dir
+
+    return "shipped" if file.parent == clusters_dir() else str(file)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="a profile's name or file", autocompletion=complete_clusters)],
+    json: AsJson = False,
+) -> None:
+    """Print a profile with its comments, or (--json) its validated values."""
+    from launcher.cli.output import print_json
+    from launcher.cli.prepare import named_cluster
+    from launcher.render.shipped import clusters_dir
+    from launcher.spec.find import cluster_folders, find_cluster
+
+    if json:
+        print_json(named_cluster(name).model_dump(mode="json"))
+        return
+    file = find_cluster(name, cluster_folders(clusters_dir()))
+    print(f"# {file}\n{file.read_text(encoding='utf-8')}", end="")
+
+
+@app.command()
+def validate(
+    names: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(
+            metavar="[NAME|FILE]...", help="all of them if left out", autocompletion=complete_clusters
+        ),
+    ] = None,
+) -> None:
+    """Check profiles; every error with its file and line."""
+    from launcher.cli.output import EXIT_USAGE
+    from launcher.render.shipped import clusters_dir
+    from launcher.spec.errors import SpecError
+    from launcher.spec.find import cluster_folders, find_cluster, find_clusters
+    from launcher.spec.load import load_cluster
+
+    folders = cluster_folders(clusters_dir())
+    wrong = False
+    for name in names or find_clusters(folders):
+        try:
+            cluster = load_cluster(find_cluster(name, folders))
+            print(f"{name}: ok ({cluster.scheduler})")
+        except SpecError as error:
+            wrong = True
+            print(error)
+    if wrong:
+        raise SystemExit(EXIT_USAGE)

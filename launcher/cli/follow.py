@@ -1,0 +1,110 @@
+"""Following a run: its logs, a progress bar, and what Ctrl-C means."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from launcher.cli.output import EXIT_DETACHED, console
+from launcher.logs.show import LogOptions, show_logs
+from launcher.report.why import why
+from launcher.runs.layout import RunDir
+from launcher.runs.progress import last_metrics
+from launcher.schedulers.base import Scheduler, Status
+from launcher.spec.verdict import EXIT_CODES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def follow_run(scheduler: Scheduler, handle: str, run: RunDir) -> int:
+    """Stream until the run ends. Returns its exit code, or EXIT_DETACHED when the user left it running."""
+    while True:
+        try:
+            _stream(run, lambda: scheduler.status(handle))
+            break
+        except KeyboardInterrupt:
+            if not _wants_cancel():
+                print(f"\ndetached; the run goes on. Again: launcher logs {run.id} -f")
+                return EXIT_DETACHED
+            print(f"\ncancelling {run.id}: a checkpoint is written first (again: at once)")
+            scheduler.cancel(handle)
+    status = scheduler.status(handle)
+    print(f"\n{run.id}: {status.state}" + (f": {status.reason}" if status.reason else ""))
+    if status.state != "succeeded":
+        print("\n".join(why(run, status.state, status.reason)))
+    return exit_code_of(status)
+
+
+def exit_code_of(status: Status) -> int:
+    return EXIT_CODES.get(status.failure or "unknown", 1) if status.state != "succeeded" else 0  # type: ignore[call-overload]
+
+
+def _wants_cancel() -> bool:
+    """Ask, if there is somebody to ask; otherwise leave the run alone."""
+    if not sys.stdin.isatty():
+        return False
+    try:
+        answer = input("\n[d]etach and leave it running, or [c]ancel it? ")
+    except (EOFError, KeyboardInterrupt):
+        return False
+    return answer.strip().lower().startswith("c")
+
+
+def _stream(run: RunDir, status: Callable[[], Status]) -> None:
+    options = LogOptions(follow=True)
+    if not sys.stdout.isatty():
+        show_logs(run, options, sys.stdout.buffer, False, lambda: status().ended)
+        return
+    screen = console()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[detail]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=screen, transient=True) as progress:
+        bar = progress.add_task("starting", total=None, detail="")
+
+        def done() -> bool:
+            now = status()
+            _update(progress, bar, now, last_metrics(run))
+            return now.ended
+
+        show_logs(run, options, _AboveTheBar(progress.console), True, done)
+
+
+def _update(progress: Progress, bar: TaskID, status: Status, metrics: dict[str, Any]) -> None:
+    loss = metrics.get("loss")
+    detail = f"step {status.step}" if status.step is not None else ""
+    if isinstance(loss, float):
+        detail += f"  loss {loss:.3f}"
+    attempt = f"attempt {status.attempt}" if status.attempt else ""
+    progress.update(
+        bar,
+        description=" ".join(part for part in (status.state, attempt) if part),
+        total=status.steps,
+        completed=status.step or 0,
+        detail=detail,
+    )
+
+
+class _AboveTheBar(io.RawIOBase):
+    """Log lines scroll above the live bar."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        text = bytes(data).decode(errors="replace").rstrip("\n")
+        if text:
+            self._screen.print(Text.from_ansi(text), soft_wrap=True)
+        return len(data)

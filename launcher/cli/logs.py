@@ -1,0 +1,74 @@
+"""`launcher logs` and `launcher why`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Optional
+
+import typer
+
+from launcher.cli.options import AsJson, RunName
+
+_Text = Optional[str]  # noqa: UP045
+_Int = Optional[int]  # noqa: UP045
+
+
+def logs(
+    run: RunName = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="until the run ends")] = False,
+    rank: Annotated[_Text, typer.Option("--rank", metavar="0,3-5", help="only these ranks")] = None,
+    node: Annotated[_Text, typer.Option("--node", metavar="0,2", help="only these nodes")] = None,
+    attempt: Annotated[_Int, typer.Option("--attempt", help="only this attempt")] = None,
+    since: Annotated[_Text, typer.Option("--since", metavar="10m", help="a duration or a UTC time")] = None,
+    grep: Annotated[_Text, typer.Option("--grep", metavar="REGEX", help="only matching lines")] = None,
+    stderr: Annotated[bool, typer.Option("--stderr", help="only standard error")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="only standard output")] = False,
+    fold: Annotated[bool, typer.Option("--fold/--no-fold", help="fold equal lines of many ranks")] = True,
+    supervisor: Annotated[bool, typer.Option("--supervisor", help="the supervisor's own output")] = False,
+) -> None:
+    """The lines of all ranks and attempts, merged by time."""
+    from launcher.cli.output import fail
+    from launcher.logs.show import LogOptions, show_logs
+    from launcher.runs.find import find_run
+    from launcher.schedulers.local import LocalScheduler
+    from launcher.schedulers.registry import handle_of
+
+    found = find_run(run)
+    scheduler, handle = LocalScheduler(), handle_of(found)
+    if supervisor:
+        sys.stdout.buffer.write(scheduler.logs(handle, 0))
+        return
+    if stdout and stderr:
+        fail("give --stdout or --stderr, not both; without them both are shown")
+    options = LogOptions(
+        attempt=attempt, ranks=rank, nodes=node, since=since, grep=grep, follow=follow, fold=fold,
+        streams="err" if stderr else "out" if stdout else "both",
+    )  # fmt: skip
+    try:
+        show_logs(
+            found, options, sys.stdout.buffer, sys.stdout.isatty(), lambda: scheduler.status(handle).ended
+        )
+    except ValueError as error:
+        fail(str(error))
+    except BrokenPipeError:
+        sys.stderr.close()  # `| head` has read enough
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def why(run: RunName = None, json: AsJson = False) -> None:
+    """The root cause first: class, rank, phase, exception, what was done, what you can do."""
+    from launcher.cli.output import print_json
+    from launcher.report.why import verdicts
+    from launcher.report.why import why as explain
+    from launcher.runs.find import find_run
+    from launcher.schedulers.local import LocalScheduler
+    from launcher.schedulers.registry import handle_of
+
+    found = find_run(run)
+    now = LocalScheduler().status(handle_of(found))
+    if json:
+        attempts = [{"attempt": n, **v.model_dump(), "then": then} for n, v, then in verdicts(found)]
+        print_json({"run_id": found.id, "state": now.state, "reason": now.reason, "attempts": attempts})
+        return
+    print("\n".join(explain(found, now.state, now.reason)))

@@ -1,0 +1,90 @@
+"""`launcher render` and `launcher templates`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from launcher.cli.options import ClusterName, JobFile, Sets
+
+templates_app = typer.Typer(no_args_is_help=True, help="Templates of the rendered files.")
+
+
+def render(
+    job: JobFile,
+    cluster: ClusterName = "local",
+    set_: Sets = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", "-o", metavar="DIR", help="write a complete run directory instead of printing"),
+    ] = None,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="how it differs from what is in DIR, or from the shipped templates")
+    ] = False,
+    image: Annotated[
+        bool, typer.Option("--image", help="the Dockerfile and the Apptainer definition instead")
+    ] = False,
+) -> None:
+    """Show every file that submitting would write, exactly."""
+    from launcher.cli.output import fail
+    from launcher.cli.prepare import prepared
+    from launcher.cli.rendered import image_files, show_diff, show_files, write_image, write_run_dir
+
+    run_dir = out.absolute() if out is not None and not image else None
+    _, ready = prepared(job, cluster, set_ or [], run_dir)
+    files = image_files(ready) if image else ready.files
+    if diff:
+        show_diff(ready, files, out)
+        return
+    if out is None:
+        show_files(files)
+        return
+    if out.exists() and any(out.iterdir()):
+        fail(f"{out} is not empty; give another folder, or compare with --diff")
+    if image:
+        write_image(files, out)
+    else:
+        write_run_dir(ready, out)
+    for warning in ready.warnings:
+        print(f"note: {warning}")
+
+
+@templates_app.command("list")
+def list_(
+    diff: Annotated[
+        bool, typer.Option("--diff", help="show how ejected ones differ from the shipped ones")
+    ] = False,
+) -> None:
+    """Every template, and whether an ejected one in ./templates wins."""
+    from rich.table import Table
+
+    from launcher.cli.output import console
+    from launcher.render.eject import diff_template, list_templates
+
+    project = Path.cwd()
+    infos = list_templates(project)
+    if diff:
+        for info in infos:
+            if info.ejected:
+                print(diff_template(info.name, project), end="")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("TEMPLATE", "FROM", "WHAT"):
+        table.add_column(column, no_wrap=column == "TEMPLATE")
+    for info in infos:
+        table.add_row(info.name, "./templates" if info.ejected else "shipped", info.description)
+    console().print(table)
+
+
+@templates_app.command()
+def eject(name: Annotated[str, typer.Argument(help="as `launcher templates list` shows it")]) -> None:
+    """Copy a template into ./templates, where your changes win. Never overwrites."""
+    from launcher.render.eject import eject as eject_template
+
+    path = eject_template(name, Path.cwd())
+    print(
+        f"wrote {path}; it is used from now on in this folder. "
+        "`launcher templates list --diff` shows your changes"
+    )

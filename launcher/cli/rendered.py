@@ -1,0 +1,57 @@
+"""Printing, comparing and writing of rendered files, for `launcher render`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.render.eject import diff_rendered
+from launcher.render.render import RenderedFile, render_image, render_run
+from launcher.runs.files import replace_text
+from launcher.schedulers.base import Prepared
+from launcher.schedulers.local import write_run
+
+
+def show_files(files: Sequence[RenderedFile]) -> None:
+    """One after the other; a header line when there are several."""
+    for file in files:
+        if len(files) > 1:
+            print(f"# ==> {file.path} <==")
+        print(file.text, end="" if file.text.endswith("\n") else "\n")
+
+
+def image_files(ready: Prepared) -> tuple[RenderedFile, ...]:
+    """Dockerfile and Apptainer definition. Raises RenderError without container.base."""
+    return render_image(ready.request.cluster, ready.request.project_dir)
+
+
+def show_diff(ready: Prepared, files: Sequence[RenderedFile], folder: Path | None) -> None:
+    """Against the files in `folder`, else against what the shipped templates give."""
+    if folder is not None:
+        scripts = folder / "scripts"
+        print(diff_rendered(files, scripts if scripts.is_dir() else folder), end="")
+        return
+    import tempfile
+
+    shipped = render_run(replace(ready.target, project_dir=None))
+    with tempfile.TemporaryDirectory() as name:
+        for file in shipped:
+            (Path(name) / file.path).write_text(file.text, encoding="utf-8")
+        print(diff_rendered(files, Path(name)), end="")
+
+
+def write_run_dir(ready: Prepared, out: Path) -> None:
+    """A complete run directory: its scripts can be started by hand."""
+    if out.exists():
+        out.rmdir()
+    run = write_run(replace(ready, run_dir=str(out.absolute())))
+    for file in ready.files:
+        print(run.scripts / file.path)
+
+
+def write_image(files: Sequence[RenderedFile], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        replace_text(out / file.path, file.text, file.mode)
+        print(out / file.path)

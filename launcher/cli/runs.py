@@ -1,0 +1,146 @@
+"""`launcher list | status | cancel | resume | clean`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from launcher.cli.options import AsJson, RunName, complete_runs
+
+
+def list_runs(
+    limit: Annotated[int, typer.Option("--limit", "-n", help="how many, the newest first; 0 for all")] = 20,
+    json: AsJson = False,
+) -> None:
+    """Every run below the folders that runs were started in, the newest first."""
+    from launcher.cli.output import console, print_json
+    from launcher.runs.find import runs_in
+    from launcher.schedulers.local import LocalScheduler
+    from launcher.schedulers.registry import handle_of
+
+    runs = runs_in()
+    statuses = [LocalScheduler().status(handle_of(run)) for run in (runs[:limit] if limit else runs)]
+    if json:
+        print_json([status.as_json() for status in statuses])
+        return
+    from launcher.report.terminal import show_list
+
+    show_list(console(), statuses)
+    if limit and len(runs) > limit:
+        print(f"({len(runs) - limit} older: --limit 0)")
+
+
+def status(run: RunName = None, json: AsJson = False) -> None:
+    """The true state of a run. Exit code 0 while it runs or when it succeeded, else its verdict's."""
+    from launcher.cli.follow import exit_code_of
+    from launcher.cli.output import console, print_json
+    from launcher.report.terminal import show_status
+    from launcher.report.why import why
+    from launcher.runs.find import find_run
+    from launcher.schedulers.local import LocalScheduler
+    from launcher.schedulers.registry import handle_of
+
+    found = find_run(run)
+    now = LocalScheduler().status(handle_of(found))
+    if json:
+        print_json({**now.as_json(), "why": why(found, now.state, now.reason)})
+    else:
+        lines = why(found, now.state, now.reason)[1:4] if now.resumable else []
+        show_status(console(), now, lines)
+    raise SystemExit(exit_code_of(now) if now.ended else 0)
+
+
+def cancel(run: RunName = None, json: AsJson = False) -> None:
+    """Checkpoint, then stop. A second call ends the ranks at once."""
+    from launcher.cli.output import print_json
+    from launcher.runs.find import find_run
+    from launcher.schedulers.local import LocalScheduler
+    from launcher.schedulers.registry import handle_of
+
+    found = find_run(run)
+    LocalScheduler().cancel(handle_of(found))
+    if json:
+        print_json({"run_id": found.id, "cancelled": True})
+    else:
+        print(
+            f"{found.id}: asked to write a checkpoint and stop; "
+            f"`launcher status {found.id}` shows when it has"
+        )
+
+
+def resume(
+    run: RunName = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="stream the logs until the run ends")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Go on from the last checkpoint, with the recipe of the last attempt."""
+    from launcher.cli.follow import follow_run
+    from launcher.cli.output import print_json
+    from launcher.runs.find import find_run
+    from launcher.schedulers.local import LocalScheduler
+    from launcher.schedulers.registry import handle_of
+
+    found = find_run(run)
+    scheduler, handle = LocalScheduler(), handle_of(found)
+    before = scheduler.status(handle)
+    scheduler.resume(handle)
+    if json:
+        print_json({"run_id": found.id, "handle": handle, "from_step": before.checkpoint_step})
+        return
+    start = "the start" if before.checkpoint_step is None else f"step {before.checkpoint_step}"
+    print(f"{found.id} goes on from {start}")
+    if follow:
+        raise SystemExit(follow_run(scheduler, handle, found))
+
+
+def clean(
+    runs: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="RUN...", help="runs to delete", autocompletion=complete_runs),
+    ] = None,
+    older_than: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--older-than", metavar="TIME", help="every ended run that last changed before, e.g. 7d"
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    json: AsJson = False,
+) -> None:
+    """Delete runs that have ended: logs, checkpoints, everything. Running ones are refused."""
+    import shutil
+    import time
+
+    from launcher.cli.output import EXIT_REFUSED, fail, print_json
+    from launcher.runs.find import find_run, runs_in
+    from launcher.schedulers.local import LocalScheduler
+    from launcher.schedulers.registry import handle_of
+    from launcher.spec.base import parse_seconds
+
+    if not runs and older_than is None:
+        fail("name the runs to delete, or give --older-than 7d")
+    chosen = [find_run(name) for name in runs or []]
+    scheduler = LocalScheduler()
+    for run in chosen:
+        if not scheduler.status(handle_of(run)).ended:
+            fail(f"{run.id} is still running; cancel it first", EXIT_REFUSED)
+    if older_than is not None:
+        try:
+            limit = time.time() - parse_seconds(older_than)
+        except ValueError as error:
+            fail(f"--older-than: {error}")
+        old = [run for run in runs_in() if run.state.exists() and run.state.stat().st_mtime < limit]
+        chosen += [run for run in old if scheduler.status(handle_of(run)).ended]
+    paths = list(dict.fromkeys(run.path for run in chosen))
+    if paths and not yes and not json:
+        print("\n".join(str(path) for path in paths))
+        typer.confirm(f"delete {len(paths)} run(s)?", abort=True)
+    for path in paths:
+        shutil.rmtree(path)
+    if json:
+        print_json({"deleted": [path.name for path in paths]})
+    else:
+        print(f"deleted {len(paths)} run(s)")

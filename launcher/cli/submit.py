@@ -1,0 +1,45 @@
+"""`launcher submit` and `launcher run`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import ClusterName, JobFile, Sets
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show every file and command; do nothing")]
+
+
+def submit(
+    job: JobFile,
+    cluster: ClusterName = "local",
+    set_: Sets = None,
+    dry_run: DryRun = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="stream the logs until the run ends")
+    ] = False,
+) -> None:
+    """Plan a job, show the plan, start it detached."""
+    from launcher.cli.follow import follow_run
+    from launcher.cli.output import console
+    from launcher.cli.prepare import prepared
+    from launcher.report.terminal import show_plan, show_prepared
+    from launcher.runs.find import find_run
+
+    scheduler, ready = prepared(job, cluster, set_ or [])
+    if dry_run:
+        show_prepared(console(), ready)
+        return
+    request = ready.request
+    show_plan(console(), request.job.name, request.cluster, request.plan, ready.warnings)
+    handle = scheduler.submit(ready)
+    print(f"\n{request.run_id} submitted ({handle})")
+    if follow:
+        raise SystemExit(follow_run(scheduler, handle, find_run(ready.run_dir)))
+    print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
+
+
+def run(job: JobFile, cluster: ClusterName = "local", set_: Sets = None) -> None:
+    """Submit and follow; the exit code is the run's verdict."""
+    submit(job, cluster, set_, dry_run=False, follow=True)

@@ -1,0 +1,117 @@
+"""Plans, runs and clusters as text for a terminal (rich)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from launcher.planning.plan import Plan
+from launcher.schedulers.base import Prepared, Status
+from launcher.spec.base import format_gib
+from launcher.spec.cluster import Cluster
+from launcher.spec.recipe import Recipe
+
+STATE_STYLE = {
+    "succeeded": "green",
+    "running": "cyan",
+    "submitted": "cyan",
+    "stopping": "yellow",
+    "interrupted": "yellow",
+    "cancelled": "yellow",
+    "failed": "red",
+    "lost": "red",
+}
+
+
+def recipe_line(recipe: Recipe) -> str:
+    """The recipe in one line; fields that change nothing are left out."""
+    parts = [recipe.precision, recipe.optimizer, f"sharding {recipe.sharding}"]
+    if recipe.offload != "none":
+        parts.append(f"offload {recipe.offload}")
+    if recipe.activations != "keep":
+        parts.append(f"activations {recipe.activations}")
+    parts.append(f"micro-batch {recipe.micro_batch_size} x accumulation {recipe.grad_accum}")
+    return ", ".join(parts)
+
+
+def show_plan(console: Console, name: str, cluster: Cluster, plan: Plan, warnings: Sequence[str]) -> None:
+    layout = plan.layout
+    table = Table.grid(padding=(0, 2))
+    table.add_row("job", escape(name))
+    gpus = f"{layout.gpus_per_node} GPUs" if layout.gpus_per_node else "CPU"
+    gpu = cluster.node.gpu
+    kind = f" ({gpu.type}, {format_gib(gpu.memory)})" if gpu is not None and layout.gpus_per_node else ""
+    table.add_row(
+        "cluster",
+        escape(f"{cluster.name}: {layout.nodes} node(s) x {layout.ranks_per_node} rank(s), {gpus}{kind}"),
+    )
+    table.add_row("recipe", escape(recipe_line(plan.recipe)))
+    batch = plan.recipe.micro_batch_size * plan.recipe.grad_accum * layout.ranks
+    table.add_row(
+        "batch", f"{batch} = {plan.recipe.micro_batch_size} x {plan.recipe.grad_accum} x {layout.ranks} ranks"
+    )
+    if plan.ladder:
+        below = " -> ".join(str(rung.micro_batch_size) for rung in plan.ladder)
+        table.add_row("if memory runs out", f"micro-batch {below}, the global batch unchanged")
+    table.add_row("why", escape(plan.reason))
+    if plan.usd_per_hour is not None:
+        table.add_row("price", f"{plan.usd_per_hour:.2f} USD/h (from the profile)")
+    for warning in warnings:
+        table.add_row("[yellow]note[/]", escape(warning))
+    console.print(table)
+
+
+def show_prepared(console: Console, prepared: Prepared) -> None:
+    """What `--dry-run` shows: the plan, every file, the command. Nothing has happened."""
+    request = prepared.request
+    show_plan(console, request.job.name, request.cluster, request.plan, prepared.warnings)
+    for file in prepared.files:
+        console.rule(f"{prepared.run_dir}/scripts/{file.path}", align="left", style="dim")
+        console.out(file.text, highlight=False, end="")
+    console.rule("command", align="left", style="dim")
+    console.out(shlex.join(prepared.command), highlight=False)
+
+
+def show_status(console: Console, status: Status, lines: Sequence[str]) -> None:
+    style = STATE_STYLE.get(status.state, "")
+    table = Table.grid(padding=(0, 2))
+    table.add_row("run", escape(status.run_id))
+    table.add_row("state", f"[{style}]{status.state}[/]" if style else status.state)
+    if status.reason:
+        table.add_row("reason", escape(status.reason))
+    if status.attempt is not None:
+        table.add_row("attempt", str(status.attempt))
+    if status.step is not None:
+        table.add_row("step", f"{status.step}" + (f" of {status.steps}" if status.steps else ""))
+    if status.checkpoint_step is not None:
+        table.add_row("checkpoint", f"step {status.checkpoint_step}")
+    table.add_row("directory", escape(status.path))
+    for line in lines:
+        table.add_row("", escape(line))
+    if status.resumable:
+        table.add_row("next", f"launcher resume {escape(status.run_id)}")
+    console.print(table)
+
+
+def show_list(console: Console, statuses: Sequence[Status]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("RUN", "STATE", "ATTEMPT", "STEP", "CREATED", "REASON"):
+        table.add_column(
+            column, no_wrap=column != "REASON", overflow="fold" if column == "RUN" else "ellipsis"
+        )
+    for status in statuses:
+        style = STATE_STYLE.get(status.state, "")
+        step = "" if status.step is None else f"{status.step}" + (f"/{status.steps}" if status.steps else "")
+        table.add_row(
+            escape(status.run_id),
+            f"[{style}]{status.state}[/]" if style else status.state,
+            "" if status.attempt is None else str(status.attempt),
+            step,
+            status.created[:16].replace("T", " "),
+            escape(status.reason),
+        )
+    console.print(table)

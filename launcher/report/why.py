@@ -1,0 +1,83 @@
+"""`launcher why`: the root cause first, in under 15 lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.runs.files import read_json
+from launcher.runs.layout import RunDir
+from launcher.spec.verdict import Verdict
+from launcher.supervise.policy import POLICIES
+
+MAX_LINES = 14
+_SHOWN_LOG_LINES = 5
+_WIDTH = 160
+
+
+def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
+    """(attempt, verdict, what was done then) of every judged attempt."""
+    found = []
+    for attempt in run.attempts():
+        record: dict[str, Any] | None = read_json(attempt.verdict)
+        if record is not None:
+            then = str(record.pop("then", ""))
+            found.append((attempt.number, Verdict.model_validate(record), then))
+    return found
+
+
+def why(run: RunDir, state: str, reason: str) -> list[str]:
+    """At most MAX_LINES lines: class, rank, phase, exception, lines before it, what was done, what to do."""
+    judged = verdicts(run)
+    if state in ("submitted", "running", "stopping") and not judged:
+        return [f"{run.id} is {state}: nothing has failed so far."]
+    if state == "lost":
+        return [
+            f"{run.id} is lost: {reason}",
+            f"class     node-failed, in attempt {len(run.attempts()) - 1}",
+            f"do        launcher resume {run.id}",
+        ]
+    if not judged:
+        return [f"{run.id} is {state}: {reason or 'no attempt was judged'}"]
+    failures = [entry for entry in judged if not entry[1].ok]
+    if not failures:
+        return [f"{run.id} succeeded in its first attempt: nothing failed."]
+    number, verdict, then = failures[-1]
+    lines = [
+        f"{run.id} {_sentence(state)}",
+        f"cause     {verdict.failure}: {verdict.reason} (attempt {number})",
+    ]
+    where = [f"rank {verdict.rank}" if verdict.rank is not None else ""]
+    where += [f"node {verdict.node}" if verdict.node is not None else ""]
+    where += [
+        f"phase {verdict.phase}" if verdict.phase else "",
+        f"step {verdict.step}" if verdict.step is not None else "",
+    ]
+    where += [f"exit code {verdict.exit_code}" if verdict.exit_code is not None else ""]
+    if any(where):
+        lines.append("where     " + ", ".join(part for part in where if part))
+    if verdict.exception:
+        lines.append(f"exception {_cut(verdict.exception)}")
+    shown = [line for line in verdict.last_lines if line.strip()][-_SHOWN_LOG_LINES:]
+    lines += [f"  | {_cut(line)}" for line in shown]
+    if verdict.evidence:
+        lines.append(f"evidence  {_cut('; '.join(verdict.evidence))} ({verdict.confidence})")
+    if then:
+        lines.append(f"done      {_cut(then)}")
+    if len(failures) > 1:
+        earlier = ", ".join(f"attempt {n}: {v.failure}" for n, v, _ in failures[:-1][-4:])
+        lines.append(f"before    {earlier}")
+    if state not in ("succeeded", "running"):
+        lines.append(f"do        {POLICIES[verdict.failure].advice.replace('RUN', run.id)}")
+    return lines[:MAX_LINES]
+
+
+def _sentence(state: str) -> str:
+    return {
+        "succeeded": "succeeded in the end; what failed on the way:",
+        "running": "is running again; what failed before:",
+    }.get(state, f"ended: {state}")
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."

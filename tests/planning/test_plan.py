@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.planning.ladder import ladder, lower
+from launcher.planning.plan import PlanRefusedError, make_plan
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.spec.rules import Setting
+from launcher.spec.verdict import Verdict
+
+GPU = {"type": "NVIDIA RTX A6000", "count": 8, "memory": "47.4GiB"}
+A6000 = Cluster.model_validate(
+    {"name": "a6000", "scheduler": "local", "node": {"gpu": GPU, "memory": "512GiB"}}
+)
+LAPTOP = Cluster(name="laptop", scheduler="local")
+
+
+def job(**fields: Any) -> Job:
+    return Job.model_validate({"name": "j", "task": "a:B", "steps": 5, "batch": {"global": 64}, **fields})
+
+
+def refusal(job: Job, cluster: Cluster) -> str:
+    with pytest.raises(PlanRefusedError) as caught:
+        make_plan(job, cluster)
+    return str(caught.value)
+
+
+def test_one_rank_drives_each_gpu_and_the_global_batch_is_exact():
+    plan = make_plan(job(), A6000)
+    assert (plan.layout.ranks, plan.recipe.micro_batch_size, plan.recipe.grad_accum) == (8, 8, 1)
+    assert (plan.recipe.precision, plan.recipe.sharding) == ("bf16-mixed", "fsdp")
+
+
+def test_without_gpus_one_rank_trains_in_fp32():
+    plan = make_plan(job(), LAPTOP)
+    assert (plan.layout.ranks, plan.recipe.precision, plan.recipe.sharding) == (1, "fp32", "none")
+
+
+def test_what_the_job_fixes_is_kept_and_the_rest_follows():
+    plan = make_plan(job(recipe={"micro_batch_size": 2}), A6000)
+    assert (plan.recipe.micro_batch_size, plan.recipe.grad_accum) == (2, 4)
+    assert [rung.micro_batch_size for rung in plan.ladder] == [1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "cluster", "message"),
+    [
+        ({"resources": {"gpus_per_node": 9}}, A6000, "9 GPUs asked for, a node of a6000 has 8"),
+        ({"resources": {"gpus_per_node": 1}}, LAPTOP, "0 trains on the CPU"),
+        ({"resources": {"nodes": 2}}, A6000, "2 nodes asked for, a6000 gives 1"),
+        ({"resources": {"memory_per_node": "1TiB"}}, A6000, "1024 GiB asked for, a node has 512 GiB"),
+        ({"resources": {"gpus_per_node": 4, "ranks_per_node": 2}}, A6000, "one rank drives one GPU"),
+        ({"batch": {"global": 60}}, A6000, "nearest: 56 or 64"),
+        ({"recipe": {"micro_batch_size": 3}}, A6000, "micro_batch_size must divide 8"),
+        ({"recipe": {"optimizer": "adamw-8bit"}}, A6000, "bitsandbytes-no-dtensor"),
+        ({"recipe": {"activations": "checkpoint"}}, A6000, "the built-in entrypoint"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_with_the_reason(fields, cluster, message):
+    assert message in refusal(job(**fields), cluster)
+
+
+def test_every_reason_is_given_at_once():
+    text = refusal(job(resources={"nodes": 3, "gpus_per_node": 16}, batch={"global": 7}), A6000)
+    assert len(text.splitlines()) == 3
+
+
+def test_a_foreign_command_may_use_any_recipe_and_is_warned_when_it_cannot_be_lowered():
+    foreign = Job.model_validate({"name": "j", "command": "python t.py", "batch": {"global": 64}})
+    plan = make_plan(foreign, A6000)
+    assert any("{micro_batch_size}" in warning for warning in plan.warnings)
+
+
+BASE = Recipe(precision="fp32", optimizer="adamw", sharding="none", micro_batch_size=1, grad_accum=1)
+
+
+@given(st.integers(1, 400), st.integers(1, 40))
+def test_every_rung_keeps_the_batch_and_shrinks_the_micro_batch(micro, accum):
+    recipe = BASE.model_copy(update={"micro_batch_size": micro, "grad_accum": accum})
+    sizes = [micro]
+    for rung in ladder(recipe, Setting(1, 1, 1)):
+        assert rung.micro_batch_size * rung.grad_accum == micro * accum
+        assert rung.micro_batch_size <= sizes[-1] // 2
+        sizes.append(rung.micro_batch_size)
+    assert sizes[-1] == 1
+
+
+def test_batch_norm_keeps_two_samples():
+    recipe = BASE.model_copy(update={"micro_batch_size": 8})
+    sizes = [rung.micro_batch_size for rung in ladder(recipe, Setting(1, 1, 1, batch_norm=True))]
+    assert sizes == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason"),
+    [
+        (Verdict(failure="gpu-oom", reason="", phase="optimizer"), "optimizer step"),
+        (Verdict(failure="host-oom", reason=""), "host memory"),
+        (Verdict(failure="gpu-oom", reason="", phase="forward"), "the least here is 1"),
+    ],
+)
+def test_a_rung_that_would_not_help_is_not_taken(verdict, reason):
+    rung = lower(BASE, verdict, Setting(8, 1, 8))
+    assert rung.recipe is None and reason in rung.reason

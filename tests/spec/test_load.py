@@ -1,0 +1,141 @@
+"""What a user reads when a file is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.spec.errors import SpecError
+from launcher.spec.load import load_cluster, load_job
+
+GOOD = """\
+name: demo
+task: pkg.mod:Task
+batch: {global: 8}
+steps: 10
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "job.yaml") -> Path:
+        Path(name).write_text(text)
+        return Path(name)
+
+    return write
+
+
+def problems(call) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        call()
+    return str(caught.value).splitlines()
+
+
+def test_a_good_file_loads_with_its_defaults(write):
+    job = load_job(write(GOOD))
+    assert (job.batch.global_, job.steps, job.recipe.precision, job.retries.lower) == (8, 10, None, 8)
+
+
+def test_an_unknown_field_is_named_with_its_line_and_the_nearest_known_one(write):
+    text = GOOD.replace("{global: 8}", "\n  globl: 8")
+    assert "job.yaml:4: batch.globl: unknown field; did you mean 'global'?" in problems(
+        lambda: load_job(write(text))
+    )
+
+
+def test_every_error_is_reported_at_once_in_the_order_of_the_file(write):
+    text = """\
+name: demo
+steps: ten
+batch:
+  globl: 8
+resources: {gpus: 2}
+recipe:
+  precision: bf17
+retries:
+  lower: -1
+secrets: [A, {name: B, enf: C}]
+"""
+    found = problems(lambda: load_job(write(text)))
+    assert [line.split(": ")[1] for line in found] == [
+        "give `task:` (built-in entrypoint) or `command:` (any script)",
+        "steps",
+        "batch.global",
+        "batch.globl",
+        "resources.gpus",
+        "recipe.precision",
+        "retries.lower",
+        "secrets.1.enf",
+    ]
+    assert "job.yaml:7: recipe.precision: 'bf17' is not known; did you mean 'bf16'?" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: [unclosed", "job.yaml:1"),
+        ("a: 1\na: 2\n", 'job.yaml:2: found duplicate key "a"'),
+        ("- a\n- b\n", "job.yaml: must be a mapping of fields, `name: value`"),
+        ("", "job.yaml: must be a mapping of fields, `name: value`"),
+        ("\tname: x\n", "job.yaml:1: "),
+    ],
+)
+def test_text_that_is_no_yaml_mapping_gets_one_message_with_its_line(write, text, message):
+    assert message in "\n".join(problems(lambda: load_job(write(text))))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("command: python x.py", "give either `task:` or `command:`, not both"),
+        ("epochs: 2", "give either `steps:` or `epochs:`, not both"),
+        ("env: {A: x}\nsecrets: [A]", "env.A: is in `env:` and in `secrets:`"),
+        ("env: {LAUNCHER_X: y}", "launcher's own"),
+        ("env: {FLAG: true}", "write 'true' in quotes"),
+        ('env: {A: "x\\0y"}', "NUL byte"),
+        ("resources: {time: soon}", "'soon' is not a duration; write for example 90m"),
+        ("resources: {memory_per_node: 64Gi}", "'64Gi' is not a size; write for example 48GiB"),
+        ("recipe: full", "write `recipe: auto` or the fields to fix"),
+    ],
+)
+def test_each_mistake_says_what_to_do(write, change, message):
+    assert message in "\n".join(problems(lambda: load_job(write(GOOD + change + "\n"))))
+
+
+def test_set_overrides_any_field_and_its_errors_name_the_option(write):
+    job = load_job(write(GOOD), ["batch.global=16", "recipe.precision=bf16", "env.A=b c", "tags=[x, y]"])
+    assert (job.batch.global_, job.recipe.precision, job.env, job.tags) == (
+        16,
+        "bf16",
+        {"A": "b c"},
+        ("x", "y"),
+    )
+    found = problems(lambda: load_job(write(GOOD), ["batch.global=0", "recipe.optimiser=adamw"]))
+    assert found[0].startswith("--set batch.global=0: batch.global: input should be greater than 0")
+    assert "--set recipe.optimiser=adamw: recipe.optimiser: unknown field; did you mean 'optimizer'?" in found
+
+
+def test_set_without_a_value_says_how_to_write_it(write):
+    assert problems(lambda: load_job(write(GOOD), ["batch"])) == ["--set batch: write --set field.name=value"]
+
+
+def test_set_takes_text_with_equals_signs_and_braces(write):
+    job = load_job(write(GOOD), ["env.OPTS=a=b,c={d}"])
+    assert job.env["OPTS"] == "a=b,c={d}"
+
+
+def test_a_wrong_profile_names_its_own_file(write):
+    text = "name: x\nscheduler: slurm\nslurm:\n  partitoin: gpu\n"
+    assert problems(lambda: load_cluster(write(text, "c.yaml"))) == [
+        "c.yaml:4: slurm.partitoin: unknown field; did you mean 'partition'?"
+    ]
+
+
+def test_a_section_of_another_scheduler_is_refused(write):
+    text = "name: x\nscheduler: local\nslurm: {partition: gpu}\n"
+    assert (
+        "`slurm:` is given but scheduler is local" in problems(lambda: load_cluster(write(text, "c.yaml")))[0]
+    )
