@@ -1,0 +1,1 @@
+"""Templates and values become files, strict about undefined names and quoting."""

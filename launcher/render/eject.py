@@ -1,0 +1,83 @@
+"""The user's own copies of templates: list, eject, compare."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.render import shipped
+from launcher.render.environment import RenderError
+from launcher.render.render import RenderedFile
+
+
+@dataclass(frozen=True)
+class TemplateInfo:
+    """`name` as in `slurm/job.sbatch.j2`; `description` from its first comment."""
+
+    name: str
+    description: str
+    ejected: bool
+
+
+def list_templates(project_dir: Path) -> tuple[TemplateInfo, ...]:
+    folder = shipped.templates_dir()
+    return tuple(
+        TemplateInfo(name, _description(folder / name), (project_dir / "templates" / name).is_file())
+        for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.j2"))
+    )
+
+
+def _description(path: Path) -> str:
+    match = re.search(r"\{#-?\s*(.*?)\s*-?#\}", path.read_text(encoding="utf-8"), re.DOTALL)
+    return " ".join(match[1].split()) if match else ""
+
+
+def eject(name: str, project_dir: Path) -> Path:
+    """Copy a shipped template to `templates/` of the project, where it wins.
+
+    Raises RenderError when the name is unknown or the file is there already.
+    """
+    source, target = _shipped(name), project_dir / "templates" / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(target, "x", encoding="utf-8") as file:
+            file.write(source.read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise RenderError(f"{target} is there already; --diff shows how it differs") from None
+    return target
+
+
+def diff_template(name: str, project_dir: Path) -> str:
+    """Unified diff from the shipped template to the ejected one; empty when equal or not ejected."""
+    source, target = _shipped(name), project_dir / "templates" / name
+    if not target.is_file():
+        return ""
+    old, new = source.read_text(encoding="utf-8"), target.read_text(encoding="utf-8")
+    return _diff(old, new, f"shipped/{name}", f"templates/{name}")
+
+
+def diff_rendered(files: Iterable[RenderedFile], directory: Path) -> str:
+    """Unified diff from what lies in `directory` to the files; a missing file counts as empty."""
+    parts = []
+    for file in files:
+        path = directory / file.path
+        old = path.read_text(encoding="utf-8") if path.is_file() else ""
+        parts.append(_diff(old, file.text, str(path), f"rendered/{file.path}"))
+    return "".join(parts)
+
+
+def _diff(old: str, new: str, old_name: str, new_name: str) -> str:
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), old_name, new_name, lineterm="")
+    return "".join(line + "\n" for line in lines)
+
+
+def _shipped(name: str) -> Path:
+    folder = shipped.templates_dir()
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.j2"))
+    if name in names:
+        return folder / name
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    raise RenderError(f"there is no template {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))

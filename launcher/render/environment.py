@@ -1,0 +1,135 @@
+"""Jinja, strict: every `{{ value }}` is quoted for its kind of file, every error names template and line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from launcher.render import quote, shipped
+from launcher.render.context import check_shell_template
+
+
+class RenderError(ValueError):
+    """Something that cannot be rendered; the message is for the user."""
+
+
+_QUOTERS: dict[str, Callable[[object], quote.Written]] = {
+    "sh": quote.sh,
+    "json": quote.json_value,
+    "dockerfile": quote.dockerfile,
+    "def": quote.apptainer,
+}
+_KINDS = {".sh": "sh", ".sbatch": "sh", ".json": "json", ".def": "def"}
+# The filters a template may use. Jinja's own, less those that call something safe without quoting.
+_ALLOWED = (
+    "default",
+    "first",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "upper",
+    "replace",
+    "sort",
+    "trim",
+    "int",
+)
+
+
+def kind_of(template: str) -> str:
+    """The language of the file that a template makes, by the name before `.j2`."""
+    name = template.removesuffix(".j2")
+    return "dockerfile" if name.endswith("Dockerfile") else _KINDS.get(Path(name).suffix, "sh")
+
+
+class _Loader(jinja2.BaseLoader):
+    """`./templates` of the project first, then the shipped ones."""
+
+    def __init__(self, folders: tuple[Path, ...]) -> None:
+        self.folders = folders
+
+    def get_source(
+        self, environment: jinja2.Environment, template: str
+    ) -> tuple[str, str, Callable[[], bool]]:
+        for folder in self.folders:
+            path = folder.joinpath(*jinja2.loaders.split_template_path(template))
+            if path.is_file():
+                source = path.read_text(encoding="utf-8")
+                if kind_of(template) == "sh":
+                    check_shell_template(environment, source, template)
+                return source, template, lambda: True
+        raise jinja2.TemplateNotFound(template)
+
+
+def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=_Loader(folders),
+        undefined=jinja2.StrictUndefined,
+        finalize=_QUOTERS[kind],
+        # With its blank: bash's ${#list[@]} is no comment.
+        comment_start_string="{# ",
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    own = {"sh": quote.sh, "name": quote.name, "comment": quote.comment, "sbatch": quote.sbatch}
+    environment.filters = {name: environment.filters[name] for name in _ALLOWED} | own
+    environment.globals.clear()
+    return environment
+
+
+@lru_cache(maxsize=16)
+def _cached(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
+    return _environment(folders, kind)
+
+
+def folders(project_dir: Path | None) -> tuple[Path, ...]:
+    """Where templates are looked up, in this order."""
+    shipped_folder = shipped.templates_dir()
+    return (shipped_folder,) if project_dir is None else (project_dir / "templates", shipped_folder)
+
+
+def render_template(template: str, values: Mapping[str, Any], project_dir: Path | None = None) -> str:
+    """Render `slurm/job.sbatch.j2` and the like.
+
+    Raises RenderError, as `templates/slurm/job.sbatch.j2:12: 'jobb' is undefined; did you mean 'job'?`.
+    """
+    # Templates are few and small; a fresh environment for a project lets an edited one count at once.
+    kind = kind_of(template)
+    search = folders(project_dir)
+    environment = _cached(search, kind) if project_dir is None else _environment(search, kind)
+    try:
+        return environment.get_template(template).render(values)
+    except jinja2.TemplateSyntaxError as error:
+        place = f"templates/{error.filename or error.name or template}:{error.lineno}"
+        raise RenderError(f"{place}: {error.message}") from error
+    except jinja2.TemplateNotFound as error:
+        raise RenderError(f"templates/{template}: there is no template {error.name!r}") from error
+    except jinja2.UndefinedError as error:
+        raise RenderError(f"{_place(error, template)}: {_explain(error, values)}") from error
+    except (ValueError, TypeError, jinja2.TemplateError) as error:
+        raise RenderError(f"{_place(error, template)}: {error}") from error
+
+
+def _place(error: BaseException, template: str) -> str:
+    """`templates/<name>:<line>` of the innermost template line that the error passed through."""
+    place, traceback = f"templates/{template}", error.__traceback__
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if filename.endswith(".j2"):
+            place = f"templates/{filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place
+
+
+def _explain(error: jinja2.UndefinedError, values: Mapping[str, Any]) -> str:
+    message = str(error)
+    unknown = message.split("'")[1] if message.count("'") >= 2 else ""
+    near = difflib.get_close_matches(unknown, list(values), n=1)
+    return message + (f"; did you mean {near[0]!r}?" if near else "")

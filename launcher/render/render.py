@@ -1,0 +1,146 @@
+"""A target becomes files: pure, nothing is written and nothing but templates is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from launcher import __version__
+from launcher.render import quote
+from launcher.render.environment import RenderError, render_template
+from launcher.render.pod import added_at_creation, on_pod_values, pod_run_dir, request_values
+from launcher.render.values import Target, batch_values, start_values
+from launcher.spec.cluster import Cluster
+
+__all__ = [
+    "RenderError",
+    "RenderedFile",
+    "Target",
+    "added_at_creation",
+    "notes",
+    "pod_run_dir",
+    "render_image",
+    "render_run",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RenderedFile:
+    """`path` is relative to the run's `scripts/`."""
+
+    path: str
+    text: str
+    mode: int
+
+
+def _for_users(function: Callable[P, T]) -> Callable[P, T]:
+    """A value that a file cannot carry is the user's matter: one kind of error."""
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except quote.QuoteError as error:
+            raise RenderError(str(error)) from error
+
+    return wrapped
+
+
+@_for_users
+def render_run(target: Target) -> tuple[RenderedFile, ...]:
+    """Every file that starts this run.
+
+    start.sh always; job.sbatch and on-node.sh for slurm; on-pod.sh and create-pod.json (one node) or
+    create-cluster.json for runpod. Raises RenderError.
+    """
+    _check_runtime(target)
+    template = "torchrun/per-node.sh.j2" if target.nodes > 1 else "torchrun/start.sh.j2"
+    start = RenderedFile("start.sh", _render(target, template, start_values(target)), 0o755)
+    if target.cluster.scheduler == "slurm":
+        return (start, *_slurm(target))
+    if target.cluster.scheduler == "runpod":
+        return (start, *_runpod(target, start.text))
+    return (start,)
+
+
+def _slurm(target: Target) -> tuple[RenderedFile, ...]:
+    values = batch_values(target)
+    return (
+        RenderedFile("job.sbatch", _render(target, "slurm/job.sbatch.j2", values), 0o755),
+        RenderedFile("on-node.sh", _render(target, "slurm/on-node.sh.j2", values), 0o755),
+    )
+
+
+def _runpod(target: Target, start_sh: str) -> tuple[RenderedFile, ...]:
+    on_pod = _render(target, "runpod/on-pod.sh.j2", on_pod_values(target, start_sh))
+    name = "create-cluster.json" if target.nodes > 1 else "create-pod.json"
+    request = _render(target, f"runpod/{name}.j2", request_values(target, on_pod))
+    try:
+        body = json.loads(request)
+    except json.JSONDecodeError as error:
+        raise RenderError(f"templates/runpod/{name}.j2 does not make valid JSON: {error}") from error
+    return (
+        RenderedFile("on-pod.sh", on_pod, 0o755),
+        RenderedFile(name, json.dumps(body, indent=2) + "\n", 0o644),
+    )
+
+
+def _render(target: Target, template: str, values: Any) -> str:
+    # Field by field: dataclasses.asdict would turn nested values into dicts and copy them.
+    context = {item.name: getattr(values, item.name) for item in fields(values)}
+    return render_template(template, context, target.project_dir)
+
+
+def _check_runtime(target: Target) -> None:
+    runtime, scheduler = target.cluster.container.runtime, target.cluster.scheduler
+    if scheduler == "local" and runtime != "none":
+        raise RenderError(f"container.runtime {runtime}: scheduler local uses no container")
+    if scheduler == "runpod" and runtime not in ("runpod", "none"):
+        raise RenderError(f"container.runtime {runtime}: a pod is a container itself; write runpod")
+    if scheduler == "local" and target.nodes > 1:
+        raise RenderError("scheduler local starts one node; the job asks for more")
+
+
+@_for_users
+def render_image(cluster: Cluster, project_dir: Path | None = None) -> tuple[RenderedFile, ...]:
+    """Dockerfile and image.def on top of `container.base`. Raises RenderError when it is missing."""
+    base = cluster.container.base
+    if base is None:
+        raise RenderError(f"cluster {cluster.name}: `container.base`, the image to build on, is missing")
+    shm = cluster.container.shm
+    values = {
+        "version": __version__,
+        "cluster_name": cluster.name,
+        "base": quote.image(base),
+        "shm_gib": None if shm is None else -(-shm // 2**30),
+    }
+    return tuple(
+        RenderedFile(name, render_template(f"{kind}/{name}.j2", values, project_dir), 0o644)
+        for kind, name in (("docker", "Dockerfile"), ("apptainer", "image.def"))
+    )
+
+
+def notes(target: Target) -> tuple[str, ...]:
+    """What a person should know before anything is sent."""
+    found = []
+    runpod = target.cluster.runpod
+    if runpod is not None:
+        if runpod.volume_id is None:
+            found.append(
+                "runpod.volume_id is not set: the run directory lies on the pod's disk and is lost with it"
+            )
+        found += [
+            f"secret {secret.name} is added to the request when it is sent; it is in no file"
+            for secret in added_at_creation(target)
+        ]
+        found.append(f"the pod ends itself after {runpod.max_hours} h at the latest")
+    if target.project_dir is not None and (target.project_dir / "templates").is_dir():
+        found.append(f"templates in {target.project_dir / 'templates'} win over the shipped ones")
+    return tuple(found)

@@ -1,0 +1,29 @@
+"""Where the folders lie that ship with the package: templates, clusters, containers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def _shipped(name: str) -> Path:
+    """`launcher/_shipped/<name>` in an installed wheel, else `<name>` at the top of the checkout."""
+    for folder in (_PACKAGE / "_shipped" / name, _PACKAGE.parent / name):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"the folder {name}/ that ships with launcher is missing from {_PACKAGE}; install launcher again"
+    )
+
+
+def templates_dir() -> Path:
+    return _shipped("templates")
+
+
+def clusters_dir() -> Path:
+    return _shipped("clusters")
+
+
+def containers_dir() -> Path:
+    return _shipped("containers")

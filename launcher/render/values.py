@@ -1,0 +1,309 @@
+"""The typed, frozen values that each template sees. A template knows nothing else."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher import __version__
+from launcher.render import quote
+from launcher.render.environment import RenderError
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.spec.text import no_nul
+
+Pairs = tuple[tuple[str, str], ...]
+
+# bash sets these itself or refuses to export them: their value would not arrive.
+_BASH_OWN = re.compile(
+    r"BASH_.*|BASHOPTS|BASHPID|SHELLOPTS|UID|EUID|PPID|RANDOM|SRANDOM|SECONDS|LINENO|FUNCNAME|GROUPS|DIRSTACK"
+    r"|EPOCHSECONDS|EPOCHREALTIME|HISTCMD|COMP_.*|OPTIND|OPTARG|OPTERR|PIPESTATUS|POSIXLY_CORRECT|PWD|OLDPWD"
+    r"|SHLVL|IFS|_"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One run, complete enough to write its scripts. Paths are text, valid where the processes run."""
+
+    job: Job
+    cluster: Cluster
+    run_id: str
+    run_dir: str
+    "Absolute; on a pod a folder of the volume."
+    workdir: str
+    "Absolute."
+    python: str
+    "Interpreter there that has launcher and torch."
+    nodes: int
+    ranks_per_node: int
+    recipe: Recipe | None = None
+    "Of attempt 0."
+    project_dir: Path | None = None
+    "`templates/` in it win over the shipped ones."
+    carried: Mapping[str, str] = field(default_factory=dict)
+    "RunPod: what the run directory holds at start, path below it -> text (run.json ...)."
+
+    def __post_init__(self) -> None:
+        for what in ("run_dir", "workdir"):
+            path = getattr(self, what)
+            if not posixpath.isabs(path):
+                raise RenderError(f"{what} {path!r} is not an absolute path")
+        for what in ("run_id", "run_dir", "workdir", "python"):
+            try:
+                no_nul(getattr(self, what))
+            except ValueError as error:
+                raise RenderError(f"{what} {getattr(self, what)!r} {error}") from None
+        for where, env in (
+            ("job", self.job.env),
+            ("cluster", self.cluster.env),
+            ("cluster's network", self.cluster.network.env),
+        ):
+            for name in env:
+                if _BASH_OWN.fullmatch(name):
+                    raise RenderError(f"{where} env {name}: bash keeps this variable for itself")
+
+    @property
+    def gpus_per_node(self) -> int:
+        wanted = self.job.resources.gpus_per_node
+        return self.cluster.gpus_per_node if wanted is None else wanted
+
+    @property
+    def image(self) -> str | None:
+        return self.job.image or self.cluster.container.image
+
+
+@dataclass(frozen=True)
+class SecretValues:
+    name: str
+    source: str
+    "Variable it is copied from."
+    file: str | None
+    home_file: str | None
+    "The part after `~/` of a file in the home directory."
+    runpod: bool
+
+
+@dataclass(frozen=True)
+class StartValues:
+    """torchrun/start.sh.j2 and torchrun/per-node.sh.j2."""
+
+    version: str
+    job_name: str
+    run_id: str
+    run_dir: str
+    workdir: str
+    python: str
+    nodes: int
+    ranks: int
+    gpus: int
+    shm_mib: int
+    cluster_name: str
+    cluster_env: Pairs
+    interface: str | None
+    network_env: Pairs
+    setup: tuple[quote.Written, ...]
+    job_env: Pairs
+    alloc_conf: str | None
+    secrets: tuple[SecretValues, ...]
+    argv: tuple[str, ...]
+
+
+def start_values(target: Target) -> StartValues:
+    job, cluster = target.job, target.cluster
+    argv = job.command if job.command is not None else (target.python, "-m", "launcher.train")
+    expandable = target.recipe is None or target.recipe.expandable_segments
+    return StartValues(
+        version=__version__,
+        job_name=job.name,
+        run_id=target.run_id,
+        run_dir=target.run_dir,
+        workdir=target.workdir,
+        python=target.python,
+        nodes=target.nodes,
+        ranks=target.ranks_per_node,
+        gpus=target.gpus_per_node,
+        shm_mib=(cluster.container.shm or 0) // 2**20,
+        cluster_name=cluster.name,
+        cluster_env=tuple(cluster.env.items()),
+        # On one host nothing leaves it, and an interface that is not there (ens1 on a single pod) stops NCCL.
+        interface=cluster.network.interface if target.nodes > 1 else None,
+        network_env=tuple(cluster.network.env.items()),
+        setup=setup_lines(cluster),
+        job_env=tuple(job.env.items()),
+        alloc_conf="expandable_segments:True" if expandable and target.gpus_per_node else None,
+        secrets=tuple(_secret(target, index) for index in range(len(job.secrets))),
+        argv=argv,
+    )
+
+
+def setup_lines(cluster: Cluster) -> tuple[quote.Written, ...]:
+    """The profile author's own shell text: the one thing that is written as it is."""
+    return tuple(quote.Written(line) for line in cluster.setup)
+
+
+def _secret(target: Target, index: int) -> SecretValues:
+    secret = target.job.secrets[index]
+    file = secret.file
+    home = file[2:] if file is not None and file.startswith("~/") else None
+    # On a pod every secret is a variable of the pod already.
+    on_pod = target.cluster.scheduler == "runpod"
+    return SecretValues(
+        name=secret.name,
+        source=secret.name if on_pod else secret.env or secret.name,
+        file=None if on_pod or home is not None else file,
+        home_file=None if on_pod else home,
+        runpod=on_pod,
+    )
+
+
+@dataclass(frozen=True)
+class BatchValues:
+    """slurm/job.sbatch.j2 and slurm/on-node.sh.j2."""
+
+    version: str
+    job_name: str
+    run_id: str
+    run_dir: str
+    python: str
+    nodes: int
+    output: str
+    step_output: str
+    "The restart count and the node follow."
+    options: Pairs
+    "Further #SBATCH options with a value."
+    flags: tuple[str, ...]
+    "Further #SBATCH options without one."
+    requeue: bool
+    cluster_name: str
+    setup: tuple[quote.Written, ...]
+    step_options: tuple[str, ...]
+    "Further srun options (pyxis)."
+    prefix: tuple[str, ...]
+    "What the payload is started through (apptainer exec ...)."
+
+
+# What job.sbatch sets itself, or what would break the step.
+_MANAGED = frozenset(
+    {"job-name", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "signal", "requeue"}
+    | {"no-requeue", "export", "array", "time", "mem", "cpus-per-task", "gpus", "gres", "gpus-per-node"}
+    | {"gpus-per-task", "partition", "account", "qos", "constraint", "reservation", "exclusive", "wrap"}
+)
+
+
+def batch_values(target: Target) -> BatchValues:
+    options, flags = _sbatch_options(target)
+    step_options, prefix = _container(target)
+    return BatchValues(
+        version=__version__,
+        job_name=target.job.name,
+        run_id=target.run_id,
+        run_dir=target.run_dir,
+        python=target.python,
+        nodes=target.nodes,
+        output=quote.slurm_file(target.run_dir) + "/slurm-%j.out",
+        step_output=quote.slurm_file(target.run_dir) + "/slurm-%j-",
+        options=options,
+        flags=flags,
+        requeue=target.job.requeue,
+        cluster_name=target.cluster.name,
+        setup=setup_lines(target.cluster),
+        step_options=step_options,
+        prefix=prefix,
+    )
+
+
+def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
+    resources, node, slurm = target.job.resources, target.cluster.node, target.cluster.slurm
+    if slurm is None:
+        raise RenderError(f"cluster {target.cluster.name} has no `slurm:` section")
+    options: list[tuple[str, str]] = []
+    flags: list[str] = []
+    for name in ("partition", "account", "qos", "constraint", "reservation"):
+        value = getattr(slurm, name)
+        if value is not None:
+            options.append((name, value))
+    gpus = target.gpus_per_node
+    if gpus and slurm.gpu_request != "none":
+        kind = f"{slurm.gres_type}:" if slurm.gres_type else ""
+        prefix = "gpu:" if slurm.gpu_request == "gres" else ""
+        options.append((slurm.gpu_request, f"{prefix}{kind}{gpus}"))
+    cpus = resources.cpus_per_node
+    if cpus is None and node.cpus is not None:
+        # A fair share of the node: the GPUs asked for of all that it has.
+        cpus = node.cpus * gpus // node.gpu.count if node.gpu and node.gpu.count and gpus else node.cpus
+    if cpus:
+        options.append(("cpus-per-task", str(cpus)))
+    if resources.memory_per_node is not None:
+        options.append(("mem", f"{math.ceil(resources.memory_per_node / 2**20)}M"))
+    if resources.time is not None:
+        if resources.time <= slurm.signal_seconds:
+            raise RenderError(
+                f"resources.time ({resources.time} s) is not longer than slurm.signal_seconds"
+                f" ({slurm.signal_seconds} s): the job would be asked to stop at its start"
+            )
+        options.append(("time", _clock(resources.time)))
+    options.append(("signal", f"B:USR2@{slurm.signal_seconds}"))
+    if slurm.exclusive:
+        flags.append("exclusive")
+    for name, extra in slurm.extra.items():
+        if re.fullmatch(r"[a-z][a-z0-9-]*", name) is None:
+            raise RenderError(f"slurm.extra {name!r} is not the long name of an sbatch option")
+        if name in _MANAGED or name.startswith("container-"):
+            raise RenderError(f"slurm.extra {name}: launcher sets this option itself")
+        if name == "mem-per-cpu" and resources.memory_per_node is not None:
+            raise RenderError("slurm.extra mem-per-cpu and resources.memory_per_node exclude each other")
+        if extra is True:
+            flags.append(name)
+        elif extra is not False:
+            options.append((name, str(extra)))
+    return tuple(options), tuple(flags)
+
+
+def _clock(seconds: int) -> str:
+    """Slurm's `D-HH:MM:SS`."""
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days}-{hour:02d}:{minute:02d}:{second:02d}"
+
+
+def _container(target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(srun options, words before the payload) of the cluster's container runtime."""
+    runtime, image = target.cluster.container.runtime, target.image
+    if runtime == "none":
+        return (), ()
+    if runtime not in ("pyxis", "apptainer"):
+        raise RenderError(f"container.runtime {runtime}: scheduler slurm takes pyxis or apptainer")
+    if image is None:
+        raise RenderError(f"container.runtime {runtime} needs an image: `image:` in the job or the cluster")
+    quote.image(image)
+    is_file = image.endswith((".sqsh", ".squashfs", ".sif")) or image.startswith(("./", "../"))
+    if is_file and "://" not in image:
+        # Without a leading `/` or `./` enroot takes a file for an image name (NVIDIA/pyxis#127).
+        image = posixpath.normpath(posixpath.join(target.workdir, image))
+    binds = list(target.cluster.container.mounts.items())
+    covered = [path for _, path in binds]
+    for path in (target.run_dir, target.workdir):
+        if not any(path == done or path.startswith(done.rstrip("/") + "/") for done in covered):
+            binds.append((path, path))
+            covered.append(path)
+    for pair in binds:
+        quote.list_items(pair, ",:", "a container mount")
+    mounts = ",".join(f"{host}:{inside}" for host, inside in binds)
+    if runtime == "apptainer":
+        return (), ("apptainer", "exec", "--nv", "--bind", mounts, image)
+    # Without this list a variable of the image wins over ours. start.sh sets the job's own inside the
+    # container; these come from outside.
+    names = [secret.env or secret.name for secret in target.job.secrets]
+    if target.cluster.setup:
+        names.append("LAUNCHER_SETUP_DONE")
+    options = [f"--container-image={image}", f"--container-mounts={mounts}", "--no-container-entrypoint"]
+    if names:
+        options.append(f"--container-env={','.join(dict.fromkeys(names))}")
+    return tuple(options), ()

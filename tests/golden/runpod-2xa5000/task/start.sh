@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Starts the ranks of one attempt on this node: torchrun, which starts one launcher worker per rank.
+# Job tiny-gpt, run task-20261121-085401. Rendered by launcher 0.1.0.
+# The supervisor runs it; `bash start.sh` by hand runs attempt 0 of the same run.
+# shellcheck disable=SC2016 # values stand in single quotes, where nothing in them is expanded
+set -euo pipefail
+
+die() {
+  printf 'launcher: %s\n' "$*" >&2
+  exit 78
+}
+
+python='python3'
+
+if [[ -z ${LAUNCHER_ATTEMPT:-} ]]; then
+  echo 'launcher: started by hand: this is attempt 0, and no supervisor judges or restarts it' >&2
+  export LAUNCHER_ATTEMPT=0
+  export LAUNCHER_RUN_DIR='/workspace/runs/task-20261121-085401'
+  export LAUNCHER_RUN_ID='task-20261121-085401'
+  export LAUNCHER_STOP_FILE="$LAUNCHER_RUN_DIR/attempts/000/stop"
+  export LAUNCHER_SECRETS='HF_TOKEN,WANDB_API_KEY'
+  export LAUNCHER_NODES=1
+  export LAUNCHER_NODE_RANK=0
+fi
+[[ -n ${LAUNCHER_RUN_DIR:-} && -n ${LAUNCHER_RUN_ID:-} ]] || die 'LAUNCHER_ATTEMPT is set, but not LAUNCHER_RUN_DIR and LAUNCHER_RUN_ID'
+
+# Environment of the cluster.
+
+# `setup:` of the cluster profile, as its author wrote it. A batch script may have run it before the container.
+if [[ -z ${LAUNCHER_SETUP_DONE:-} ]]; then
+  trap 'die "a setup line of the cluster profile failed with exit code $?"' ERR
+  set +u
+  python3 -c 'import launcher' 2>/dev/null || python3 -m pip install --quiet /workspace/wheels/launcher-*.whl
+  set -u
+  trap - ERR
+fi
+
+# A GPU that fell off the bus is cheaper to find here than in the first collective.
+if command -v nvidia-smi >/dev/null; then
+  gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
+  ((gpus >= 2)) || die "this node shows $gpus GPUs, the job needs "2
+fi
+
+# One host: port 0 lets the kernel choose, so that two runs never meet.
+rendezvous=(--nnodes 1 --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1)
+
+# What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
+argv=('python3' '-m' 'launcher.train')
+worker=(-m launcher.supervise.worker -- "${argv[@]}")
+# torchrun takes $$ and ${local_rank} in arguments for its own: with every $ doubled they arrive as written.
+two='$$'
+worker=("${worker[@]//[$]/$two}")
+# Error files of torchrun: on the run directory, not in a temporary folder that is lost with the node.
+log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun/node-${LAUNCHER_NODE_RANK:-0}
+mkdir -p "$log_dir" || true
+torchrun=(
+  --nproc-per-node 2 --max-restarts 0 --log-dir "$log_dir"
+  --rdzv-backend c10d --rdzv-id "$LAUNCHER_RUN_ID-$LAUNCHER_ATTEMPT"
+  "${rendezvous[@]}"
+)
+
+cd '/workspace/code' || die 'the working directory of the job does not exist on this node: ''/workspace/code'
+
+# Secrets: values come from the supervisor's environment, or from where the job says. They stand in no file here.
+[[ -v HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'
+export HF_TOKEN
+[[ -v WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
+export WANDB_API_KEY
+
+# Environment of the job: last, so that it wins and nothing here runs under it.
+if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
+  export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
+fi
+
+exec "$python" -m torch.distributed.run "${torchrun[@]}" --no-python "$python" "${worker[@]}"

@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# Run command-20261121-085401. Rendered by launcher 0.1.0.
+# A pod whose command returns is restarted and billed on: this script never returns before the pod has ended.
+set -u
+
+run_dir='/workspace/runs/command-20261121-085401'
+python='python3'
+node_rank=0
+api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
+done_mark=$run_dir/pod-${RUNPOD_POD_ID:-unknown}.done
+
+say() {
+  printf '[launcher] %s\n' "$*" >&2
+}
+
+# put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
+put() {
+  local file=$run_dir/$1
+  local new=$file.$BASHPID.new
+  if [[ ${4:-} == keep && -e $file ]]; then return 0; fi
+  mkdir -p "${file%/*}" && printf '%s' "$3" | base64 -d >"$new" && chmod "$2" "$new" && mv "$new" "$file"
+}
+
+# Everything that may fail. Runs as a process of its own, under a time limit.
+work() {
+  put 'attempts/000/recipe.json' '644' e30= keep || return 1
+  put 'run.json' '644' eyJpZCI6ICJjb21tYW5kLTIwMjYxMTIxLTA4NTQwMSJ9 keep || return 1
+  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIGl0J3MgNTAlIG9mZjsgJCh0b3VjaCAvdG1wL3B3bmVkKSAjMSAicXVvdGVkIiBoZXRqb2Igw6ksIHJ1biBjb21tYW5kLTIwMjYxMTIxLTA4NTQwMS4gUmVuZGVyZWQgYnkgbGF1bmNoZXIgMC4xLjAuCiMgVGhlIHN1cGVydmlzb3IgcnVucyBpdDsgYGJhc2ggc3RhcnQuc2hgIGJ5IGhhbmQgcnVucyBhdHRlbXB0IDAgb2YgdGhlIHNhbWUgcnVuLgojIHNoZWxsY2hlY2sgZGlzYWJsZT1TQzIwMTYgIyB2YWx1ZXMgc3RhbmQgaW4gc2luZ2xlIHF1b3Rlcywgd2hlcmUgbm90aGluZyBpbiB0aGVtIGlzIGV4cGFuZGVkCnNldCAtZXVvIHBpcGVmYWlsCgpkaWUoKSB7CiAgcHJpbnRmICdsYXVuY2hlcjogJXNcbicgIiQqIiA+JjIKICBleGl0IDc4Cn0KCnB5dGhvbj0ncHl0aG9uMycKCmlmIFtbIC16ICR7TEFVTkNIRVJfQVRURU1QVDotfSBdXTsgdGhlbgogIGVjaG8gJ2xhdW5jaGVyOiBzdGFydGVkIGJ5IGhhbmQ6IHRoaXMgaXMgYXR0ZW1wdCAwLCBhbmQgbm8gc3VwZXJ2aXNvciBqdWRnZXMgb3IgcmVzdGFydHMgaXQnID4mMgogIGV4cG9ydCBMQVVOQ0hFUl9BVFRFTVBUPTAKICBleHBvcnQgTEFVTkNIRVJfUlVOX0RJUj0nL3dvcmtzcGFjZS9ydW5zL2NvbW1hbmQtMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9SVU5fSUQ9J2NvbW1hbmQtMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9TVE9QX0ZJTEU9IiRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLzAwMC9zdG9wIgogIGV4cG9ydCBMQVVOQ0hFUl9TRUNSRVRTPSdIRl9UT0tFTixXQU5EQl9BUElfS0VZJwogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFUz0xCiAgZXhwb3J0IExBVU5DSEVSX05PREVfUkFOSz0wCmZpCltbIC1uICR7TEFVTkNIRVJfUlVOX0RJUjotfSAmJiAtbiAke0xBVU5DSEVSX1JVTl9JRDotfSBdXSB8fCBkaWUgJ0xBVU5DSEVSX0FUVEVNUFQgaXMgc2V0LCBidXQgbm90IExBVU5DSEVSX1JVTl9ESVIgYW5kIExBVU5DSEVSX1JVTl9JRCcKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGNsdXN0ZXIuCgojIGBzZXR1cDpgIG9mIHRoZSBjbHVzdGVyIHByb2ZpbGUsIGFzIGl0cyBhdXRob3Igd3JvdGUgaXQuIEEgYmF0Y2ggc2NyaXB0IG1heSBoYXZlIHJ1biBpdCBiZWZvcmUgdGhlIGNvbnRhaW5lci4KaWYgW1sgLXogJHtMQVVOQ0hFUl9TRVRVUF9ET05FOi19IF1dOyB0aGVuCiAgdHJhcCAnZGllICJhIHNldHVwIGxpbmUgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSBmYWlsZWQgd2l0aCBleGl0IGNvZGUgJD8iJyBFUlIKICBzZXQgK3UKICBweXRob24zIC1jICdpbXBvcnQgbGF1bmNoZXInIDI+L2Rldi9udWxsIHx8IHB5dGhvbjMgLW0gcGlwIGluc3RhbGwgLS1xdWlldCAvd29ya3NwYWNlL3doZWVscy9sYXVuY2hlci0qLndobAogIHNldCAtdQogIHRyYXAgLSBFUlIKZmkKCiMgQSBHUFUgdGhhdCBmZWxsIG9mZiB0aGUgYnVzIGlzIGNoZWFwZXIgdG8gZmluZCBoZXJlIHRoYW4gaW4gdGhlIGZpcnN0IGNvbGxlY3RpdmUuCmlmIGNvbW1hbmQgLXYgbnZpZGlhLXNtaSA+L2Rldi9udWxsOyB0aGVuCiAgZ3B1cz0kKG52aWRpYS1zbWkgLUwgMj4vZGV2L251bGwgfCBncmVwIC1jRSAnXihHUFV8ICBNSUcpJyB8fCB0cnVlKQogICgoZ3B1cyA+PSAxKSkgfHwgZGllICJ0aGlzIG5vZGUgc2hvd3MgJGdwdXMgR1BVcywgdGhlIGpvYiBuZWVkcyAiMQpmaQoKIyBPbmUgaG9zdDogcG9ydCAwIGxldHMgdGhlIGtlcm5lbCBjaG9vc2UsIHNvIHRoYXQgdHdvIHJ1bnMgbmV2ZXIgbWVldC4KcmVuZGV6dm91cz0oLS1ubm9kZXMgMSAtLXJkenYtZW5kcG9pbnQgMTI3LjAuMC4xOjAgLS1sb2NhbC1hZGRyIDEyNy4wLjAuMSkKCiMgV2hhdCBldmVyeSByYW5rIHJ1bnMuIGxhdW5jaGVyJ3Mgd29ya2VyIGZpbGxzIHBsYWNlaG9sZGVycyBzdWNoIGFzIHttaWNyb19iYXRjaF9zaXplfSBmb3IgZWFjaCBhdHRlbXB0Lgphcmd2PSgncHl0aG9uJyAndHJhaW4gaXQucHknICctLWJhdGNoPXttaWNyb19iYXRjaF9zaXplfScgJy0tbm90ZT1gaWRgOyBybSAtcmYgIiRIT01FIiAnXCcneCdcJycgXCAqJyAneyJsciI6IDFlLTQsICJjb3N0IjogIiQkNSwgJHtsb2NhbF9yYW5rfSJ9JyAndHdvCmxpbmVzJyAnJyAnJWosIzEsIXgnKQp3b3JrZXI9KC1tIGxhdW5jaGVyLnN1cGVydmlzZS53b3JrZXIgLS0gIiR7YXJndltAXX0iKQojIHRvcmNocnVuIHRha2VzICQkIGFuZCAke2xvY2FsX3Jhbmt9IGluIGFyZ3VtZW50cyBmb3IgaXRzIG93bjogd2l0aCBldmVyeSAkIGRvdWJsZWQgdGhleSBhcnJpdmUgYXMgd3JpdHRlbi4KdHdvPSckJCcKd29ya2VyPSgiJHt3b3JrZXJbQF0vL1skXS8kdHdvfSIpCiMgRXJyb3IgZmlsZXMgb2YgdG9yY2hydW46IG9uIHRoZSBydW4gZGlyZWN0b3J5LCBub3QgaW4gYSB0ZW1wb3JhcnkgZm9sZGVyIHRoYXQgaXMgbG9zdCB3aXRoIHRoZSBub2RlLgpsb2dfZGlyPSRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLyQocHJpbnRmICclMDNkJyAiJExBVU5DSEVSX0FUVEVNUFQiKS90b3JjaHJ1bi9ub2RlLSR7TEFVTkNIRVJfTk9ERV9SQU5LOi0wfQpta2RpciAtcCAiJGxvZ19kaXIiIHx8IHRydWUKdG9yY2hydW49KAogIC0tbnByb2MtcGVyLW5vZGUgMSAtLW1heC1yZXN0YXJ0cyAwIC0tbG9nLWRpciAiJGxvZ19kaXIiCiAgLS1yZHp2LWJhY2tlbmQgYzEwZCAtLXJkenYtaWQgIiRMQVVOQ0hFUl9SVU5fSUQtJExBVU5DSEVSX0FUVEVNUFQiCiAgIiR7cmVuZGV6dm91c1tAXX0iCikKCmNkICcvd29ya3NwYWNlL2NvZGUnIHx8IGRpZSAndGhlIHdvcmtpbmcgZGlyZWN0b3J5IG9mIHRoZSBqb2IgZG9lcyBub3QgZXhpc3Qgb24gdGhpcyBub2RlOiAnJy93b3Jrc3BhY2UvY29kZScKCiMgU2VjcmV0czogdmFsdWVzIGNvbWUgZnJvbSB0aGUgc3VwZXJ2aXNvcidzIGVudmlyb25tZW50LCBvciBmcm9tIHdoZXJlIHRoZSBqb2Igc2F5cy4gVGhleSBzdGFuZCBpbiBubyBmaWxlIGhlcmUuCltbIC12IEhGX1RPS0VOIF1dIHx8IGRpZSAnc2VjcmV0ICcnSEZfVE9LRU4nJyBoYXMgbm8gdmFsdWUgb24gdGhpcyBub2RlJwpleHBvcnQgSEZfVE9LRU4KW1sgLXYgV0FOREJfQVBJX0tFWSBdXSB8fCBkaWUgJ3NlY3JldCAnJ1dBTkRCX0FQSV9LRVknJyBoYXMgbm8gdmFsdWUgb24gdGhpcyBub2RlJwpleHBvcnQgV0FOREJfQVBJX0tFWQoKIyBFbnZpcm9ubWVudCBvZiB0aGUgam9iOiBsYXN0LCBzbyB0aGF0IGl0IHdpbnMgYW5kIG5vdGhpbmcgaGVyZSBydW5zIHVuZGVyIGl0LgpleHBvcnQgR1JFRVRJTkc9J2l0J1wnJ3MgJEhPTUUsCnRoZW4gYGlkYCAmICJtb3JlIiAjMScKZXhwb3J0IEVNUFRZPScnCmV4cG9ydCBPTVBfTlVNX1RIUkVBRFM9JzQnCmlmIFtbIC16ICR7UFlUT1JDSF9DVURBX0FMTE9DX0NPTkY6LX0ke1BZVE9SQ0hfQUxMT0NfQ09ORjotfSBdXTsgdGhlbgogIGV4cG9ydCBQWVRPUkNIX0NVREFfQUxMT0NfQ09ORj0nZXhwYW5kYWJsZV9zZWdtZW50czpUcnVlJwpmaQoKZXhlYyAiJHB5dGhvbiIgLW0gdG9yY2guZGlzdHJpYnV0ZWQucnVuICIke3RvcmNocnVuW0BdfSIgLS1uby1weXRob24gIiRweXRob24iICIke3dvcmtlcltAXX0iCg== || return 1
+  # `setup:` of the cluster profile, as its author wrote it.
+  trap 'say "a setup line of the cluster profile failed with exit code $?"; exit 78' ERR
+  set -e +u
+  python3 -c 'import launcher' 2>/dev/null || python3 -m pip install --quiet /workspace/wheels/launcher-*.whl
+  set +e -u
+  trap - ERR
+  export LAUNCHER_SETUP_DONE=1
+  exec "$python" -m launcher.supervise "$run_dir"
+}
+
+# call METHOD PATH: answer on standard output, then the status as its last line. The key is in no argument.
+call() {
+  if command -v curl >/dev/null; then
+    printf 'header = "Authorization: Bearer %s"\n' "${RUNPOD_API_KEY:-}" |
+      curl -sS --max-time 30 -K - -X "$1" -w '\n%{http_code}\n' "$api$2"
+  else
+    "$(command -v python3 || command -v python || echo "$python")" -c '
+import os, sys, urllib.error, urllib.request
+headers = {"Authorization": "Bearer " + os.environ.get("RUNPOD_API_KEY", "")}
+try:
+    answer = urllib.request.urlopen(urllib.request.Request(sys.argv[2], None, headers, method=sys.argv[1]), timeout=30)
+except urllib.error.HTTPError as error:
+    answer = error
+print(answer.read().decode(errors="replace"))
+print(answer.status)
+' "$1" "$api$2"
+  fi
+}
+
+# Ends this pod, or the whole cluster that it belongs to. 404: it is gone already.
+end_once() {
+  local answer status cluster
+  answer=$(call DELETE "/pods/${RUNPOD_POD_ID:-}")
+  status=${answer##*$'\n'}
+  case $status in
+    2?? | 404) return 0 ;;
+    409)
+      # Pods of a cluster end with the cluster only.
+      answer=$(call GET "/pods/$RUNPOD_POD_ID" | tr -d ' \n')
+      if [[ $answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]]; then
+        cluster=${BASH_REMATCH[1]}
+        answer=$(call DELETE "/clusters/$cluster")
+        status=${answer##*$'\n'}
+        case $status in 2?? | 404) return 0 ;; esac
+      fi
+      ;;
+  esac
+  say "RunPod answered '$status' to the request to end pod ${RUNPOD_POD_ID:-(no RUNPOD_POD_ID)}"
+  return 1
+}
+
+end_pod() {
+  local pause=1
+  until end_once; do
+    say "trying again in $pause s"
+    sleep "$pause"
+    pause=$((pause < 150 ? pause * 2 : 300))
+  done
+  say 'the pod is ending'
+  while :; do sleep 3600; done
+}
+
+if [[ ${1:-} == work ]]; then
+  work
+  exit $?
+fi
+
+if [[ -e $done_mark ]]; then
+  say 'this pod has finished its run before and was started again'
+  end_pod
+fi
+mkdir -p "$run_dir"
+# --foreground: a signal reaches the supervisor alone, which ends its ranks in order.
+timeout --foreground --signal=TERM --kill-after=180 86400 bash "$0" work \
+  > >(tee -a "$run_dir/pod-node-${node_rank:-unknown}.log") 2>&1 &
+child=$!
+woken=''
+trap 'woken=yes; kill -s TERM "$child" 2>/dev/null' TERM INT
+while :; do
+  woken=''
+  wait "$child"
+  rc=$?
+  [[ -n $woken ]] || break
+done
+trap '' TERM INT
+if ((rc == 124 || rc == 137)); then
+  say 'stopped by runpod.max_hours of the cluster profile, or killed'
+fi
+say "the run ended with exit code $rc"
+printf '%s\n' "$rc" >"$done_mark"
+end_pod

@@ -1,0 +1,87 @@
+"""The fixed jobs that the golden files are rendered from."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from launcher.render import shipped
+from launcher.render.render import RenderedFile, Target, pod_run_dir, render_image, render_run
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+from launcher.spec.load import load_cluster
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+TASK = Job.model_validate(
+    {
+        "name": "tiny-gpt",
+        "task": "examples.gpt:TinyGPT",
+        "args": {"layers": 2},
+        "batch": {"global": 64},
+        "steps": 200,
+        "resources": {"time": "24h", "memory_per_node": "64GiB"},
+        "secrets": ["HF_TOKEN", {"name": "WANDB_API_KEY", "file": "~/.wandb/my key"}],
+    }
+)
+# Values that a careless script would cut, expand or run.
+COMMAND = Job.model_validate(
+    {
+        "name": 'it\'s 50% off; $(touch /tmp/pwned) #1 "quoted" hetjob é',
+        "command": [
+            "python",
+            "train it.py",
+            "--batch={micro_batch_size}",
+            "--note=`id`; rm -rf \"$HOME\" 'x' \\ *",
+            '{"lr": 1e-4, "cost": "$$5, ${local_rank}"}',
+            "two\nlines",
+            "",
+            "%j,#1,!x",
+        ],
+        "batch": {"global": 64},
+        "env": {"GREETING": 'it\'s $HOME,\nthen `id` & "more" #1', "EMPTY": "", "OMP_NUM_THREADS": 4},
+        "resources": {"time": "90m"},
+        "secrets": [{"name": "HF_TOKEN", "env": "MY_HF_TOKEN"}, {"name": "WANDB_API_KEY", "runpod": "wandb"}],
+        "requeue": False,
+    }
+)
+JOBS = {"task": TASK, "command": COMMAND}
+
+
+@cache
+def clusters() -> dict[str, Cluster]:
+    return {file.stem: load_cluster(file) for file in sorted(shipped.clusters_dir().glob("*.yaml"))}
+
+
+def target(cluster: Cluster, kind: str) -> Target:
+    """The task job on one node, the command job on two where the cluster has two."""
+    job = JOBS[kind]
+    run_id = f"{kind}-20261121-085401"
+    nodes = 2 if kind == "command" and cluster.max_nodes > 1 else 1
+    ranks = cluster.gpus_per_node or 1
+    on_pod = cluster.scheduler == "runpod"
+    run_dir = pod_run_dir(cluster, run_id) if on_pod else f"/shared/my runs/{run_id}"
+    carried = {"run.json": json.dumps({"id": run_id}), "attempts/000/recipe.json": "{}"} if on_pod else {}
+    return Target(
+        job=job,
+        cluster=cluster,
+        run_id=run_id,
+        run_dir=run_dir,
+        workdir="/workspace/code" if on_pod else "/shared/code of user",
+        python=cluster.paths.python or "/opt/venv/bin/python",
+        nodes=nodes,
+        ranks_per_node=ranks,
+        carried=carried,
+    )
+
+
+def rendered(name: str) -> dict[str, RenderedFile]:
+    """Every file of a shipped profile, by its path below `tests/golden/`."""
+    cluster = clusters()[name]
+    files = {
+        f"{name}/{kind}/{file.path}": file for kind in JOBS for file in render_run(target(cluster, kind))
+    }
+    if cluster.container.base is not None:
+        files |= {f"{name}/{file.path}": file for file in render_image(cluster)}
+    return files
