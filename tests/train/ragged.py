@@ -1,0 +1,92 @@
+"""The task of these tests: sequences of unequal length with ignored tokens, and faults on demand."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from launcher.train import Task
+
+VOCABULARY = 64
+IGNORED = -100
+
+
+class Ragged(Task):
+    """`fault`: what happens on rank 1 of attempt 0 at its `call`-th training loss."""
+
+    def __init__(
+        self, dim: int = 16, samples: int = 40, dropout: float = 0.0, fault: str = "", call: int = 0
+    ) -> None:
+        self.dim, self.samples, self.dropout, self.fault, self.call = dim, samples, dropout, fault, call
+        self.calls = 0
+
+    def model(self) -> nn.Module:
+        return Residual(self.dim, self.dropout)
+
+    def data(self, split: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(1 if split == "train" else 2)
+        return [_sample(generator) for _ in range(self.samples)]
+
+    def collate(self, samples: list[Any]) -> dict[str, torch.Tensor]:
+        inputs, targets = zip(*samples, strict=True)
+        pad = nn.utils.rnn.pad_sequence
+        return {
+            "inputs": pad(list(inputs), batch_first=True),
+            "targets": pad(list(targets), batch_first=True, padding_value=IGNORED),
+        }
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        if model.training:
+            self.calls += 1
+            if (
+                self.calls == self.call
+                and os.environ["RANK"] == "1"
+                and os.environ["LAUNCHER_ATTEMPT"] == "0"
+            ):
+                _inject(self.fault)
+        logits = model(batch["inputs"]).float().flatten(0, 1)
+        targets = batch["targets"].flatten()
+        total = functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
+        return total, (targets != IGNORED).sum()
+
+
+class Residual(nn.Module):
+    def __init__(self, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, dim)
+        self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(3))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(dim, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + self.dropout(torch.tanh(layer(x)))
+        return self.head(x)
+
+
+def _sample(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    length = int(torch.randint(2, 30, (1,), generator=generator))
+    tokens = torch.randint(0, VOCABULARY, (length + 1,), generator=generator)
+    targets = tokens[1:].clone()
+    targets[torch.rand(length, generator=generator) < 0.3] = IGNORED
+    targets[0] = tokens[1]
+    return tokens[:-1], targets
+
+
+def _inject(fault: str) -> None:
+    match fault:
+        case "raise":
+            raise KeyError("no such label")
+        case "allocate":  # what does not fit into the budget of the test
+            torch.zeros(8 * 2**20)
+        case "stop":
+            Path(os.environ["LAUNCHER_STOP_FILE"]).write_text("preempted")
+        case "full disk":  # a real failing write: no file may grow beyond 24 KiB
+            resource.setrlimit(resource.RLIMIT_FSIZE, (24 * 2**10, resource.RLIM_INFINITY))

@@ -1,0 +1,106 @@
+"""A run directory made by hand, and real ranks in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.runs.files import read_json, read_json_lines
+from launcher.runs.layout import AttemptDir, RunDir
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+
+HERE = Path(__file__).parent
+# Each rank leaves its exit code behind: torchrun shows only the first failing one.
+RANK = 'python=$1; shift; "$python" -m launcher.train; code=$?; echo $code > "$CODES/$RANK"; exit $code'
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the ranks of one attempt ended."""
+
+    codes: dict[int, int]
+    output: str
+    seconds: float
+
+
+def recipe(sharding: str = "fsdp", micro: int = 4, accumulation: int = 1, **fields: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "precision": "fp32",
+            "optimizer": "adamw",
+            "sharding": sharding,
+            "micro_batch_size": micro,
+            "grad_accum": accumulation,
+            **fields,
+        }
+    )
+
+
+def job(**fields: Any) -> Job:
+    return Job.model_validate(
+        {
+            "name": "test",
+            "task": "ragged:Ragged",
+            "batch": {"global": 8},
+            "steps": 6,
+            "resources": {"gpus_per_node": 0},
+            **fields,
+        }
+    )
+
+
+def prepare(path: Path, job: Job) -> RunDir:
+    path.mkdir(parents=True, exist_ok=True)
+    run = RunDir(path)
+    content = {"id": run.id, "job": job.model_dump(mode="json", by_alias=True), "workdir": str(HERE)}
+    run.run.write_text(json.dumps(content))
+    return run
+
+
+def start(run: RunDir, recipe: Recipe, ranks: int = 2, env: dict[str, str] | None = None) -> Ended:
+    """The next attempt, to its end. 60 seconds are a hang."""
+    attempt = run.attempt(len(run.attempts()))
+    codes = attempt.path / "codes"
+    codes.mkdir(parents=True)
+    attempt.recipe.write_text(recipe.model_dump_json())
+    began = time.monotonic()
+    process = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(ranks), "--no-python"),
+            *("bash", "-c", RANK, "rank", sys.executable),
+        ],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "CODES": str(codes),
+            "LAUNCHER_RUN_DIR": str(run.path),
+            "LAUNCHER_ATTEMPT": str(attempt.number),
+            "LAUNCHER_STOP_FILE": str(attempt.stop),
+            **(env or {}),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return Ended(
+        codes={int(file.name): int(file.read_text()) for file in codes.iterdir()},
+        output=process.stdout + process.stderr,
+        seconds=time.monotonic() - began,
+    )
+
+
+def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:
+    lines = read_json_lines(run.metrics)
+    return {line["step"]: line["loss"] for line in lines if attempt in (None, line["attempt"])}
+
+
+def error(attempt: AttemptDir, rank: int) -> dict[str, Any]:
+    return read_json(attempt.error(rank)) or {}

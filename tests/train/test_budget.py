@@ -1,0 +1,111 @@
+"""The budget counts what a hand computation counts."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from launcher.train.budget import MIB, MemoryBudget, Unlimited, open_budget
+
+FLOAT = 4  # bytes
+
+
+@pytest.fixture
+def one_rank_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_storage_counts_once_from_birth_to_death() -> None:
+    with MemoryBudget(MIB) as budget:
+        a = torch.zeros(1000)
+        view = a[10:].view(9, 110)
+        assert budget.live == 1000 * FLOAT
+        b = view + 1
+        assert budget.live == 1990 * FLOAT
+        a.add_(1)
+        assert budget.live == 1990 * FLOAT
+        del a
+        assert budget.live == 1990 * FLOAT, "the view keeps it alive"
+        del view, b
+        assert budget.live == 0
+    assert budget.peak == 1990 * FLOAT
+
+
+def test_a_training_step_costs_parameters_gradients_activations_and_states() -> None:
+    batch, width = 8, 32
+    parameters = (width * width + width) * FLOAT
+    with MemoryBudget(MIB) as budget:
+        model = nn.Linear(width, width)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        assert budget.live == parameters
+        with budget.host_side():
+            x = torch.randn(batch, width)
+        assert budget.live == parameters, "host memory is not the device's"
+        budget.track({"x": [x]})
+        assert budget.live == parameters + batch * width * FLOAT
+        out = model(x)
+        activations = 2 * batch * width * FLOAT  # input and output
+        assert budget.live == parameters + activations
+        out.pow(2).sum().backward()
+        del out
+        gc.collect()
+        assert budget.live == 2 * parameters + batch * width * FLOAT
+        optimizer.step()
+        steps = 2 * FLOAT  # one fp32 step count for weight and bias each
+        assert budget.live == 4 * parameters + batch * width * FLOAT + steps
+
+
+def test_what_would_pass_the_limit_is_refused_like_on_a_gpu() -> None:
+    with MemoryBudget(3 * MIB) as budget:
+        kept = torch.zeros(MIB // 2)  # 2 MiB
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.zeros(MIB // 2)
+        assert "Tried to allocate 2.00 MiB" in str(caught.value)
+        assert "total capacity of 3.00 MiB of which 1.00 MiB is free" in str(caught.value)
+        assert budget.live == kept.nbytes
+        torch.zeros(MIB // 4)
+
+
+@pytest.mark.usefixtures("one_rank_group")
+def test_fsdp_counts_shards_and_gathered_parameters() -> None:
+    """One rank: the shard is as large as the parameter, which exists a second time while it is gathered."""
+    width = 64
+    weights = width * width * FLOAT
+    mesh = init_device_mesh("cpu", (1,))
+    with MemoryBudget(MIB) as budget:
+        model = nn.ModuleList([nn.Linear(width, width, bias=False) for _ in range(2)])
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        gc.collect()
+        assert budget.live == 2 * weights
+        with torch.no_grad():
+            x = torch.zeros(1, width)
+            for layer in model:
+                x = layer(x)
+        gc.collect()
+        assert budget.live == 2 * weights + x.nbytes, "gathered parameters are freed again"
+        assert budget.peak >= 3 * weights
+        # A budget without room for a gathered layer fails in the gather, which resizes a storage.
+        budget.limit = budget.live + weights // 2
+        with pytest.raises(torch.OutOfMemoryError):
+            model[0](x)
+
+
+def test_without_the_variable_nothing_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRAIN_CPU_MEMORY_BUDGET", raising=False)
+    assert isinstance(open_budget(torch.device("cpu")), Unlimited)
+    monkeypatch.setenv("TRAIN_CPU_MEMORY_BUDGET", "64MiB")
+    budget = open_budget(torch.device("cpu"))
+    assert isinstance(budget, MemoryBudget) and budget.limit == 64 * MIB
+    monkeypatch.setenv("TRAIN_CPU_MEMORY_BUDGET", "64 apples")
+    with pytest.raises(ValueError, match="is not a size"):
+        open_budget(torch.device("cpu"))

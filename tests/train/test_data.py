@@ -1,0 +1,71 @@
+"""Which samples make which step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.train.data import EvaluationData, Order, TrainingData
+from launcher.train.rank import SetupError
+from launcher.train.tasks.gpt import PydocGPT, documentation
+from tests.train.runs import job, recipe
+
+
+def test_the_samples_of_a_step_depend_on_seed_epoch_and_step_only() -> None:
+    forwards = Order(103, 8, seed=1)
+    steps = [forwards.step(step) for step in range(1, 40)]
+    fresh = Order(103, 8, seed=1)
+    assert [fresh.step(step) for step in reversed(range(1, 40))] == steps[::-1]
+    assert Order(103, 8, seed=2).step(1) != steps[0]
+
+
+def test_an_epoch_has_each_sample_at_most_once_and_epochs_differ() -> None:
+    order = Order(103, 8, seed=0)
+    first = [index for step in range(1, 13) for index in order.step(step)]
+    second = [index for step in range(13, 25) for index in order.step(step)]
+    assert (order.steps_per_epoch, order.left_out) == (12, 7)
+    assert len(set(first)) == len(set(second)) == 96
+    assert first != second
+
+
+@pytest.mark.parametrize(("world", "micro"), [(1, 8), (1, 1), (2, 4), (2, 1), (4, 2), (8, 1)])
+def test_no_split_changes_the_samples_of_a_step(world: int, micro: int) -> None:
+    data = list(range(50))
+    seen: list[Any] = []
+    for rank in range(world):
+        split = recipe(micro=micro, accumulation=8 // world // micro)
+        batches = list(TrainingData(data, list, job(), split, rank, world).micro_batches(3))
+        assert {len(batch) for batch in batches} == {micro}
+        seen += [sample for batch in batches for sample in batch]
+    assert seen == Order(50, 8, seed=0).step(3)
+
+
+@pytest.mark.parametrize("samples", [1, 5, 7, 12, 13])
+def test_evaluation_counts_each_sample_once_in_equally_many_batches_per_rank(samples: int) -> None:
+    ranks = [list(EvaluationData(list(range(samples)), list, 3, rank, 2).batches()) for rank in range(2)]
+    assert len({len(batches) for batches in ranks}) == 1
+    assert all(batch for batches in ranks for batch, _ in batches)
+    counted = [sample for batches in ranks for batch, counts in batches if counts for sample in batch]
+    assert sorted(counted) == list(range(samples))
+
+
+def test_data_that_cannot_make_the_batch_is_refused_with_numbers() -> None:
+    with pytest.raises(SetupError, match=r"has 5 samples, but batch\.global is 8"):
+        Order(5, 8, seed=0)
+    with pytest.raises(SetupError, match=r"4 x grad_accum 1 x 1 ranks is not batch\.global 8"):
+        TrainingData(list(range(9)), list, job(), recipe(micro=4), 0, 1)
+    with pytest.raises(SetupError, match="generator has no length"):
+        TrainingData((n for n in range(9)), list, job(), recipe(micro=4), 0, 2)
+
+
+def test_the_held_out_text_is_not_in_the_training_text() -> None:
+    task = PydocGPT(context=64)
+    train, held_out = (
+        b"".join(bytes(w[:-1].tolist()) for w in task.data(part)) for part in ("train", "eval")
+    )
+    text = documentation()
+    assert text.startswith(train) and held_out in text[len(train) :]
+    assert len(held_out) == pytest.approx(len(text) / 10, rel=0.02)
+    windows = [held_out[i : i + 64] for i in range(0, len(held_out), 64)]
+    assert sum(window in train for window in windows) < 0.02 * len(windows)

@@ -1,0 +1,96 @@
+"""Which class a failure gets, and what counts as a complete checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launcher.spec.job import Training
+from launcher.spec.recipe import Recipe
+from launcher.spec.supported import SUPPORTED, unsupported
+from launcher.train.checkpoint import MARKER, complete_checkpoints
+from launcher.train.failure import classify
+from launcher.train.optimizer import learning_rate
+from launcher.train.rank import RendezvousError, SetupError
+from launcher.train.where import Where
+from tests.train.runs import recipe
+
+GLOO_CLOSED = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:4711"
+)
+GLOO_TIMEOUT = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:72] Timed out waiting 15000ms for send"
+)
+CPU_ALLOCATOR = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "gpu-oom"),
+        (RuntimeError("CUDA error: out of memory"), "gpu-oom"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "gpu-oom",
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "gpu-oom"),
+        (dist.DistBackendError("NCCL error ... Cuda failure 2 'out of memory'"), "gpu-oom"),
+        (RuntimeError(CPU_ALLOCATOR), "host-oom"),
+        (MemoryError(), "host-oom"),
+        (OSError(12, "Cannot allocate memory"), "host-oom"),
+        (RendezvousError("2 ranks could not meet: timed out after 600000ms"), "rendezvous-failed"),
+        (RuntimeError(GLOO_TIMEOUT), "nccl-timeout"),
+        (RuntimeError(GLOO_CLOSED), None),
+        (dist.DistBackendError("NCCL error: remote process exited or there was a network error"), None),
+        (SetupError("sharding: none is for one rank"), "user-error"),
+        (ValueError("Expected more than 1 value per channel when training"), "user-error"),
+        (SystemExit(0), "user-error"),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_a_failure_in_the_forward_pass_gets_its_class(error: BaseException, failure: str | None) -> None:
+    assert classify(error, Where("forward", 3, users=True)) == failure
+
+
+def test_a_failure_of_launchers_own_code_is_not_the_users() -> None:
+    assert classify(ValueError("a bug"), Where("optimizer", 3)) is None
+
+
+def test_only_a_directory_with_its_marker_is_a_checkpoint(tmp_path: Path) -> None:
+    for name, marker in {
+        "step-00000100": {"step": 100},
+        "step-00000200": {"step": 200},
+        "step-00000300": None,
+        "step-00000400": {"step": 300},
+        ".step-00000500.partial": {"step": 500},
+        "notes": {"step": 600},
+    }.items():
+        (tmp_path / name).mkdir()
+        if marker is not None:
+            (tmp_path / name / MARKER).write_text(json.dumps(marker))
+    (tmp_path / "step-00000700").mkdir()
+    (tmp_path / "step-00000700" / MARKER).write_text('{"step": 7')
+    assert list(complete_checkpoints(tmp_path)) == [100, 200]
+    assert complete_checkpoints(tmp_path / "nowhere") == {}
+
+
+def test_the_learning_rate_warms_up_and_ends_at_a_tenth() -> None:
+    training = Training(lr=1.0, warmup_steps=4)
+    rates = [learning_rate(step, 20, training) for step in range(1, 21)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1)
+
+
+def test_the_table_of_what_runs_names_real_fields_and_values() -> None:
+    for field, values in SUPPORTED.items():
+        assert field in Recipe.model_fields
+        for value in values:
+            assert unsupported(recipe(**{field: value})) == []
+    assert len(unsupported(recipe(optimizer="lion", offload="cpu", compile=True))) == 3

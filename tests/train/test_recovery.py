@@ -1,0 +1,138 @@
+"""Stop, resume, and every way to fail, with real ranks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from launcher.runs.layout import RunDir
+from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED
+from tests.train.runs import error, job, losses, prepare, recipe, start
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """FSDP with dropout, two ranks; rank 1 alone sees the request to stop in step 3 of 6."""
+    args = {"dropout": 0.2, "fault": "stop", "call": 3}
+    run = prepare(tmp_path_factory.mktemp("stopped") / "run", job(args=args, train={"eval_every": 2}))
+    ended = start(run, recipe())
+    assert ended.codes == {0: EXIT_STOPPED, 1: EXIT_STOPPED}, ended.output
+    return run
+
+
+def test_a_stop_seen_by_one_rank_ends_all_after_the_same_step_with_a_checkpoint(stopped: RunDir) -> None:
+    assert [path.name for path in stopped.checkpoints.iterdir()] == ["step-00000003"]
+    assert list(losses(stopped)) == [1, 2, 3]
+    [event] = stopped.read_events()
+    assert (event["event"], event["step"]) == ("checkpoint", 3)
+
+
+def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(stopped: RunDir, tmp_path: Path) -> None:
+    undisturbed = prepare(tmp_path / "undisturbed", job(args={"dropout": 0.2}, train={"eval_every": 2}))
+    assert start(undisturbed, recipe()).codes == {0: 0, 1: 0}
+
+    resumed = RunDir(shutil.copytree(stopped.path, tmp_path / "resumed"))
+    torn = resumed.checkpoints / "step-00000005"
+    torn.mkdir()
+    (torn / "__0_0.distcp").write_bytes(b"half a checkpoint")
+    ended = start(resumed, recipe())
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+
+    assert losses(resumed) == losses(undisturbed)
+    assert [event["step"] for event in resumed.read_events() if event["event"] == "resumed"] == [3]
+    ours, theirs = (_tensors(run, 6, tmp_path / run.id) for run in (resumed, undisturbed))
+    assert ours.keys() == theirs.keys() and len(ours) > 20
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert all(torch.equal(a, b) for a, b in zip(_rng(resumed, 6), _rng(undisturbed, 6), strict=True))
+
+
+def test_a_run_goes_on_with_another_micro_batch_sharding_and_number_of_ranks(tmp_path: Path) -> None:
+    quiet = job(train={"checkpoint_every": 3, "keep_checkpoints": 3})
+    run = prepare(tmp_path / "run", quiet)
+    assert start(run, recipe("fsdp", micro=4)).codes == {0: 0, 1: 0}
+    undisturbed = losses(run, attempt=0)
+    shutil.rmtree(run.checkpoints / "step-00000006")
+
+    ended = start(run, recipe("none", micro=2, accumulation=4), ranks=1)
+    assert ended.codes == {0: 0}, ended.output
+    assert losses(run, attempt=1) == pytest.approx({step: undisturbed[step] for step in (4, 5, 6)}, rel=1e-5)
+    shutil.rmtree(run.checkpoints / "step-00000006")
+
+    assert start(run, recipe("ddp", micro=1, accumulation=4)).codes == {0: 0, 1: 0}
+    assert losses(run, attempt=2) == pytest.approx({step: undisturbed[step] for step in (4, 5, 6)}, rel=1e-5)
+
+
+def test_a_rank_out_of_memory_ends_at_once_and_says_so(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(args={"fault": "allocate", "call": 2}))
+    ended = start(run, recipe(), env={"TRAIN_CPU_MEMORY_BUDGET": "16MiB"})
+    assert ended.codes[1] == EXIT_OOM
+    assert ended.seconds < 30
+    failure = error(run.attempt(0), 1)
+    assert (failure["failure"], failure["phase"], failure["step"]) == ("gpu-oom", "forward", 2)
+    assert "Tried to allocate 32.00 MiB" in failure["exception"]
+    assert "OutOfMemoryError" in ended.output
+    _not_blamed(run, 0)
+
+
+def test_an_exception_of_the_user_is_the_users_and_no_other_rank_is_blamed(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(args={"fault": "raise", "call": 3}))
+    ended = start(run, recipe("ddp", micro=2, accumulation=2))
+    assert ended.codes[1] == 1
+    failure = error(run.attempt(0), 1)
+    assert (failure["failure"], failure["phase"], failure["step"]) == ("user-error", "forward", 2)
+    assert failure["exception"] == "KeyError: 'no such label'"
+    assert "ragged.py" in failure["traceback"]
+    _not_blamed(run, 0)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_fails_as_checkpoint(tmp_path: Path) -> None:
+    args = {"dim": 64, "fault": "full disk", "call": 4}
+    run = prepare(tmp_path / "run", job(args=args, train={"checkpoint_every": 2}))
+    ended = start(run, recipe())
+    assert set(ended.codes.values()) == {1}, ended.output
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]
+    failure = error(run.attempt(0), 1)
+    assert (failure["failure"], failure["phase"], failure["step"]) == (None, "checkpoint", 4)
+    assert "File too large" in failure["exception"]
+
+    ended = start(run, recipe())
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+    assert list(losses(run, attempt=1)) == [3, 4, 5, 6]
+
+
+def test_a_recipe_that_is_not_run_yet_is_refused_with_what_is(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job())
+    ended = start(run, recipe("none", micro=8, optimizer="lion"), ranks=1)
+    failure = error(run.attempt(0), 0)
+    assert ended.codes == {0: 1}
+    assert failure["failure"] == "user-error"
+    assert "optimizer: lion is not run by the built-in entrypoint; it runs adamw" in failure["exception"]
+
+
+def _tensors(run: RunDir, step: int, into: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, whole."""
+    dcp_to_torch_save(run.checkpoints / f"step-{step:08d}", f"{into}.pt")
+    return dict(_flat(torch.load(f"{into}.pt", weights_only=False)))
+
+
+def _flat(tree: object, name: str = "") -> list[tuple[str, torch.Tensor]]:
+    if isinstance(tree, torch.Tensor):
+        return [(name, tree)]
+    if isinstance(tree, dict):
+        return [pair for key, value in tree.items() for pair in _flat(value, f"{name}/{key}")]
+    return []
+
+
+def _rng(run: RunDir, step: int) -> list[torch.Tensor]:
+    path = run.checkpoints / f"step-{step:08d}"
+    return [torch.load(path / f"rng-{rank:03d}.pt")["torch"] for rank in (0, 1)]
+
+
+def _not_blamed(run: RunDir, rank: int) -> None:
+    """The other rank was ended by torchrun, or saw its peer vanish later and does not claim to know why."""
+    other, root = error(run.attempt(0), rank), error(run.attempt(0), 1 - rank)
+    assert not other or (other["failure"] is None and other["time"] > root["time"])

@@ -1,0 +1,68 @@
+"""A task that cannot be used is refused in words its author understands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.train.task import Task, TaskError, load_task
+
+SOURCE = """
+from launcher.train import Task
+class Good(Task):
+    def __init__(self, layers=4, dim=128): self.layers = layers
+    def model(self): ...
+    def data(self, split): ...
+    def loss(self, model, batch): ...
+class Half(Task):
+    def model(self): ...
+class Other: ...
+"""
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_tasks.py").write_text(SOURCE)
+    (tmp_path / "broken_tasks.py").write_text("import not_installed_anywhere")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("my_tasks", "broken_tasks"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return str(tmp_path)
+
+
+def test_a_task_is_found_in_the_workdir_and_gets_its_arguments(workdir: str) -> None:
+    task = load_task("my_tasks:Good", {"layers": 2}, workdir)
+    assert isinstance(task, Task) and vars(task) == {"layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("reference", "args", "message"),
+    [
+        ("no_tasks:Good", {}, "no module named 'no_tasks', neither in .* nor among the installed packages"),
+        ("my_tasks:Goood", {}, "my_tasks has no 'Goood'; its tasks are Good, Half"),
+        ("my_tasks:Other", {}, "Other is not a subclass of launcher.train.Task"),
+        ("my_tasks:Half", {}, "Half does not define data, loss"),
+        (
+            "my_tasks:Good",
+            {"layrs": 2},
+            r"unexpected keyword argument 'layrs' \(did you mean 'layers'\?\); it accepts: layers=4, dim=128",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(workdir: str, reference: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        load_task(reference, args, workdir)
+
+
+def test_what_the_users_module_misses_is_not_mistaken_for_the_module(workdir: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        load_task("broken_tasks:Good", {}, workdir)
+
+
+def test_the_package_is_imported_without_torch() -> None:
+    code = "import sys, launcher.train, launcher.spec.supported; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
