@@ -1,0 +1,1 @@
+"""Logs: every line of every rank with its time; captured, read by offset, merged, folded, followed."""

@@ -1,0 +1,80 @@
+"""Which files of a run hold which rank's lines."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.runs.layout import AttemptDir, RunDir
+
+_NAME = re.compile(r"rank-(\d+)\.(out|err)")
+_NODE = re.compile(r"node-(\d+)")
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """One stream of one rank in one attempt. `stream` is `out` or `err`."""
+
+    path: Path
+    attempt: int
+    node: int
+    rank: int
+    stream: str
+
+
+def parse_selection(text: str, what: str = "rank") -> frozenset[int]:
+    """`"0,3-5"` -> {0, 3, 4, 5}. Raises ValueError that says what is wrong."""
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part)
+        if match is None:
+            raise ValueError(f"{part.strip()!r} is not a {what}; write for example 0,3-5")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"{part.strip()!r}: the {what}s go backwards; write {last}-{first}")
+        chosen.update(range(first, last + 1))
+    return frozenset(chosen)
+
+
+def rank_files(
+    run: RunDir,
+    attempt: int | None = None,
+    ranks: Collection[int] | None = None,
+    nodes: Collection[int] | None = None,
+    streams: Collection[str] = ("out", "err"),
+) -> list[RankFile]:
+    """Those that exist now, by attempt, rank and stream. None selects all."""
+    attempts = run.attempts() if attempt is None else [run.attempt(attempt)]
+    return [file for one in attempts for file in attempt_files(one, ranks, nodes, streams)]
+
+
+def attempt_files(
+    attempt: AttemptDir,
+    ranks: Collection[int] | None = None,
+    nodes: Collection[int] | None = None,
+    streams: Collection[str] = ("out", "err"),
+) -> list[RankFile]:
+    """The rank files of one attempt, by rank and stream (out before err)."""
+    found = []
+    number = attempt.number
+    for folder in _names(attempt.logs):
+        node = _NODE.fullmatch(folder)
+        if node is None or (nodes is not None and int(node[1]) not in nodes):
+            continue
+        for name in _names(attempt.logs / folder):
+            match = _NAME.fullmatch(name)
+            if match is None or match[2] not in streams or (ranks is not None and int(match[1]) not in ranks):
+                continue
+            path = attempt.logs / folder / name
+            found.append(RankFile(path, number, int(node[1]), int(match[1]), match[2]))
+    return sorted(found, key=lambda file: (file.rank, file.stream != "out", file.node))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,55 @@
+"""New lines as they are written, in any rank and any attempt, until the run is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from launcher.logs.files import RankFile
+from launcher.logs.merge import Source, merge
+
+POLL = 0.15  # seconds between two looks; a line is shown at most this much and one read after it was written
+
+
+class Follower:
+    """Holds one Source per file ever seen (an offset and a name, no open file)."""
+
+    def __init__(
+        self,
+        files: Callable[[int], list[list[RankFile]]],
+        source: Callable[[RankFile], Source],
+        folding: bool = True,
+    ) -> None:
+        """`files(n)` lists the files of attempt n and later, attempt by attempt; `source` opens one."""
+        self._files = files
+        self._source = source
+        self._folding = folding
+        self._sources: dict[RankFile, Source] = {}
+        self._oldest = 0
+
+    def new_lines(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """What was written since the last call, attempt by attempt, each merged by time."""
+        attempts = self._files(self._oldest)
+        for files in attempts:
+            grown = []
+            for file in files:
+                source = self._sources.get(file)
+                if source is None:
+                    source = self._sources[file] = self._source(file)
+                if source.reader.size() > source.reader.offset:
+                    grown.append(source)
+            yield from merge(grown, self._folding)
+        # An attempt may still be written to while the next one begins; older ones are at rest.
+        if len(attempts) > 2:
+            self._oldest = attempts[-2][0].attempt if attempts[-2] else self._oldest
+            self._sources = {file: one for file, one in self._sources.items() if file.attempt >= self._oldest}
+
+    def lines(self, done: Callable[[], bool]) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Ends once `done()` was true before a look that then found the rest. Yields an empty list when idle."""
+        while True:
+            last = done()
+            yield from self.new_lines()
+            yield b"", []
+            if last:
+                return
+            time.sleep(POLL)

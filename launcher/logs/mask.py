@@ -1,0 +1,78 @@
+"""Secret values replaced by `***` in a stream of bytes, also where a chunk ends inside one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+MASK = b"***"
+_SHORTEST_LINE = 8  # a line of a multi-line secret below this is too common a text to hide by itself
+
+
+def secrets_of(environ: Mapping[str, str]) -> list[bytes]:
+    """The values of the variables that LAUNCHER_SECRETS names (separated by commas), where set."""
+    names = environ.get("LAUNCHER_SECRETS", "").split(",")
+    return [environ[name].encode(errors="surrogateescape") for name in names if environ.get(name)]
+
+
+class Masker:
+    """Feed chunks, get them back masked; what may be the beginning of a secret waits for the next chunk."""
+
+    def __init__(self, secrets: Iterable[bytes]) -> None:
+        self._secrets = _variants(secrets)
+        self._longest = max(map(len, self._secrets), default=0)
+        self._held = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        if not self._secrets:
+            return chunk
+        data = self._held + chunk
+        cut = self._safe_end(data)
+        self._held = data[cut:]
+        return self._replace(data[:cut])
+
+    def flush(self) -> bytes:
+        """What was held back, at the end of the stream."""
+        data, self._held = self._held, b""
+        return self._replace(data)
+
+    def whole(self, data: bytes) -> bytes:
+        """Mask a text that is no part of the stream."""
+        return self._replace(data)
+
+    def _replace(self, data: bytes) -> bytes:
+        for secret in self._secrets:
+            data = data.replace(secret, MASK)
+        return data
+
+    def _safe_end(self, data: bytes) -> int:
+        """Where the longest end of `data` starts that a later chunk could complete to a secret."""
+        cut = len(data)
+        for secret in self._secrets:
+            start = data.find(secret[:1], max(0, len(data) - len(secret) + 1))
+            while start != -1:
+                if secret.startswith(data[start:]):
+                    cut = min(cut, start)
+                    break
+                start = data.find(secret[:1], start + 1)
+        # A whole secret across the cut stays in one piece. A chain of overlapping ones is not held for ever.
+        limit, moved = len(data) - 4 * self._longest, True
+        while moved:
+            moved = False
+            for secret in self._secrets:
+                start = data.find(secret, max(0, cut - len(secret) + 1), cut + len(secret) - 1)
+                if start != -1 and start < cut:
+                    cut, moved = start, True
+            if cut < limit:
+                return len(data)
+        return cut
+
+
+def _variants(secrets: Iterable[bytes]) -> list[bytes]:
+    """Longest first: each value, without surrounding white space, and each long line of it by itself."""
+    values = set()
+    for secret in secrets:
+        values |= {secret, secret.strip()}
+        lines = [line.strip() for line in secret.split(b"\n")]
+        if len(lines) > 1:
+            values |= {line for line in lines if len(line) >= _SHORTEST_LINE}
+    return sorted((value for value in values if value.strip(b"* \t\r\n")), key=lambda value: (-len(value), value))

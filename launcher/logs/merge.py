@@ -1,0 +1,173 @@
+"""Lines of many files in order of time, in bounded memory.
+
+Each source holds a block of its file, cut into lines that already look as they are printed. A window
+takes from every source the lines up to a common time (the frontier, before which no source can bring
+more) and sorts them: the lines of one source are in order already, and Python's sort merges ordered runs.
+All of this works on bytes and in list operations; no function of ours is called per line.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+
+from launcher.logs.clean import harmless
+from launcher.logs.fold import fold
+from launcher.logs.read import TEXT_START, OffsetReader
+
+# A line in here is `HH:MM:SS.ffffff<tag><text>`; its day stands beside it.
+TIME_LENGTH = 15
+_DAY = slice(0, 11)
+_TIME = slice(11, 26)
+_time = itemgetter(slice(0, TIME_LENGTH))
+
+MEMORY = 40 * 2**20  # bytes of raw log held over all sources; Python needs about three times as much for it
+_BLOCKS = (8 * 2**10, 256 * 2**10)  # bytes read at once, least and most
+_WINDOW = 65536  # lines sorted at once; above this the processor's caches are left
+_MAX_TAKE = 4096  # lines of one source in a window
+
+
+class Source:
+    """One rank file, from `reader.offset` on. `keep` filters the raw lines (`stamp text`)."""
+
+    __slots__ = ("_end", "_later", "day", "keep", "lines", "position", "rank", "reader", "tag")
+
+    def __init__(
+        self,
+        reader: OffsetReader,
+        rank: int,
+        tag: bytes,
+        keep: Callable[[list[bytes]], list[bytes]] | None = None,
+    ) -> None:
+        self.reader = reader
+        self.rank = rank
+        self.tag = tag
+        self.keep = keep
+        self.lines: list[bytes] = []
+        self.position = 0
+        self.day = b""
+        self._later: list[tuple[bytes, list[bytes]]] = []
+        self._end = True
+
+    def open(self) -> None:
+        """There may be more to read."""
+        self._end = False
+
+    @property
+    def left(self) -> int:
+        return len(self.lines) - self.position
+
+    @property
+    def whole(self) -> bool:
+        """Nothing can follow within this day."""
+        return self._end or bool(self._later)
+
+    def fill(self, count: int, block: int) -> None:
+        """Hold at least `count` lines of one day, if there are as many."""
+        if not self.left and self._later:
+            self.day, self.lines = self._later.pop(0)
+            self.position = 0
+        while self.left < count and not self._later and not self._end:
+            data = self.reader.read(block)
+            if not data:
+                self._end = True
+                return
+            self._add(harmless(data)[:-1].split(b"\n"))
+
+    def _add(self, raw: list[bytes]) -> None:
+        if not (_stamped(raw[0]) and _stamped(raw[-1])):
+            raw = _with_stamps(raw)
+        if self.keep is not None:
+            raw = self.keep(raw)
+            if not raw:
+                return
+        days = [raw] if raw[0][_DAY] == raw[-1][_DAY] else _by_day(raw)
+        tag = self.tag
+        for part in days:
+            day = part[0][_DAY]
+            lines = [line[_TIME] + tag + line[TEXT_START:] for line in part]
+            if not self.left and not self._later:
+                self.day, self.lines, self.position = day, lines, 0
+            elif day == self.day and not self._later:
+                self.lines = self.lines[self.position :] + lines
+                self.position = 0
+            else:
+                self._later.append((day, lines))
+
+
+def merge(sources: Sequence[Source], folding: bool = True) -> Iterator[tuple[bytes, list[bytes]]]:
+    """`(b"2026-11-21T", lines)` in order of time, up to what the files hold now. Lines have no newline.
+
+    Order within a file is kept also where stamps are equal; between files equal stamps go by the order
+    of `sources`. Sources may be given again later and then bring only what is new.
+    """
+    for source in sources:
+        source.open()
+    least, most = _BLOCKS
+    live = list(sources)
+    while live:
+        block = max(least, min(most, MEMORY // len(live)))
+        take = max(8, min(_MAX_TAKE, _WINDOW // len(live)))
+        for source in live:
+            if source.left < take:
+                source.fill(take, block)
+        live = [source for source in live if source.left]
+        if not live:
+            return
+        day = min([source.day for source in live])
+        today = [source for source in live if source.day == day]
+        lines = _window(today, take, folding)
+        lines.sort(key=_time)
+        yield day, lines
+
+
+def _window(sources: Sequence[Source], take: int, folding: bool) -> list[bytes]:
+    """The lines of `sources` (of one day) up to the frontier, which leave the sources here."""
+    bounds = [
+        source.lines[min(source.position + take, len(source.lines) - 1)][:TIME_LENGTH]
+        for source in sources
+        if source.left > take or not source.whole
+    ]
+    frontier = min(bounds) if bounds else b"~"
+    parts: list[tuple[Source, list[bytes]]] = []
+    for source in sources:
+        lines, start = source.lines, source.position
+        if lines[start][:TIME_LENGTH] > frontier:
+            continue
+        # Within a source the tag is always the same: whole lines compare as their times do.
+        end = bisect_right(lines, frontier + b"\xff", start)
+        source.position = end
+        parts.append((source, lines[start:end]))
+    if folding and len(parts) > 1:
+        fold([(source.rank, TIME_LENGTH + len(source.tag), lines) for source, lines in parts])
+    merged: list[bytes] = []
+    for _, lines in parts:
+        merged += lines
+    return merged
+
+
+def _stamped(line: bytes) -> bool:
+    return line[26:28] == b"Z " and line[10:11] == b"T" and line[19:20] == b"."
+
+
+def _with_stamps(raw: list[bytes]) -> list[bytes]:
+    """A line that no capture wrote gets the stamp of the line before it."""
+    stamp = b"0000-00-00T00:00:00.000000Z "
+    lines = []
+    for line in raw:
+        if _stamped(line):
+            stamp = line[:TEXT_START]
+            lines.append(line)
+        else:
+            lines.append(stamp + line)
+    return lines
+
+
+def _by_day(raw: list[bytes]) -> list[list[bytes]]:
+    parts: list[list[bytes]] = []
+    for line in raw:
+        if not parts or parts[-1][0][_DAY] != line[_DAY]:
+            parts.append([])
+        parts[-1].append(line)
+    return parts

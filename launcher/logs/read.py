@@ -1,0 +1,92 @@
+"""Reading a growing file by offset: whole lines, each once. No file stays open between two reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from launcher.runs.time import STAMP_LENGTH
+
+LONGEST_LINE = 4 * 2**20  # bytes; a longer line (no capture of ours writes one) is cut into lines of this length
+TEXT_START = STAMP_LENGTH + 1
+
+
+class OffsetReader:
+    """`read` returns what was appended since the last call, up to a limit, ending in a whole line."""
+
+    __slots__ = ("offset", "path")
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = str(path)
+        self.offset = offset
+
+    def size(self) -> int:
+        """Bytes in the file now; 0 when there is none."""
+        try:
+            return os.stat(self.path).st_size
+        except FileNotFoundError:
+            return 0
+
+    def read(self, limit: int) -> bytes:
+        """At most `limit` bytes of whole lines (one longer line comes whole), or nothing.
+
+        An unfinished line at the end of the file is left for a later call. Raises OSError, except that a
+        missing file is an empty one.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return b""
+        try:
+            while True:
+                data = os.pread(descriptor, limit, self.offset)
+                end = data.rfind(b"\n") + 1
+                if end:
+                    self.offset += end
+                    return data[:end]
+                if len(data) < limit:
+                    return b""
+                if limit >= LONGEST_LINE:
+                    self.offset += len(data)
+                    return data + b"\n"
+                limit *= 2
+        finally:
+            os.close(descriptor)
+
+
+def offset_of(path: Path, stamp: bytes) -> int:
+    """Where the first line at or after `stamp` begins: a binary search, not a read of the file."""
+    try:
+        with open(path, "rb") as file:
+            low, high = 0, os.fstat(file.fileno()).st_size
+            while low < high:
+                middle = (low + high) // 2
+                file.seek(middle)
+                if middle:
+                    file.seek(middle - 1)
+                    file.readline()  # to the beginning of the next line
+                start = file.tell()
+                line = file.readline(TEXT_START) if start < high else b""
+                if not line or line[:STAMP_LENGTH] >= stamp:
+                    high = middle
+                else:
+                    low = start + len(line)
+                    if not line.endswith(b"\n"):
+                        low += len(file.readline())
+            return low
+    except FileNotFoundError:
+        return 0
+
+
+def last_lines(path: Path, count: int = 20, window: int = 2**18) -> list[bytes]:
+    """The texts (without stamps) of the last lines, from the last `window` bytes of the file."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - window))
+            data = file.read(window)
+    except FileNotFoundError:
+        return []
+    lines = data.split(b"\n")
+    whole = lines[:-1] if size <= window else lines[1:-1]
+    return [line[TEXT_START:] for line in whole[-count:]]
