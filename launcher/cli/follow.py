@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
@@ -16,7 +16,6 @@ from launcher.report.why import why
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_metrics
 from launcher.schedulers.base import Scheduler, Status
-from launcher.spec.verdict import EXIT_CODES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,11 +37,7 @@ def follow_run(scheduler: Scheduler, handle: str, run: RunDir) -> int:
     print(f"\n{run.id}: {status.state}" + (f": {status.reason}" if status.reason else ""))
     if status.state != "succeeded":
         print("\n".join(why(run, status.state, status.reason)))
-    return exit_code_of(status)
-
-
-def exit_code_of(status: Status) -> int:
-    return EXIT_CODES.get(status.failure or "unknown", 1) if status.state != "succeeded" else 0  # type: ignore[call-overload]
+    return status.exit_code
 
 
 def _wants_cancel() -> bool:
@@ -76,7 +71,7 @@ def _stream(run: RunDir, status: Callable[[], Status]) -> None:
             _update(progress, bar, now, last_metrics(run))
             return now.ended
 
-        show_logs(run, options, _AboveTheBar(progress.console), True, done)
+        show_logs(run, options, cast(BinaryIO, _AboveTheBar(progress.console)), True, done)
 
 
 def _update(progress: Progress, bar: TaskID, status: Status, metrics: dict[str, Any]) -> None:

@@ -30,8 +30,7 @@ def logs(
     from launcher.cli.output import fail
     from launcher.logs.show import LogOptions, show_logs
     from launcher.runs.find import find_run
-    from launcher.schedulers.local import LocalScheduler
-    from launcher.schedulers.registry import handle_of
+    from launcher.schedulers.local import LocalScheduler, handle_of
 
     found = find_run(run)
     scheduler, handle = LocalScheduler(), handle_of(found)
@@ -62,8 +61,7 @@ def why(run: RunName = None, json: AsJson = False) -> None:
     from launcher.report.why import verdicts
     from launcher.report.why import why as explain
     from launcher.runs.find import find_run
-    from launcher.schedulers.local import LocalScheduler
-    from launcher.schedulers.registry import handle_of
+    from launcher.schedulers.local import LocalScheduler, handle_of
 
     found = find_run(run)
     now = LocalScheduler().status(handle_of(found))

@@ -16,8 +16,7 @@ def list_runs(
     """Every run below the folders that runs were started in, the newest first."""
     from launcher.cli.output import console, print_json
     from launcher.runs.find import runs_in
-    from launcher.schedulers.local import LocalScheduler
-    from launcher.schedulers.registry import handle_of
+    from launcher.schedulers.local import LocalScheduler, handle_of
 
     runs = runs_in()
     statuses = [LocalScheduler().status(handle_of(run)) for run in (runs[:limit] if limit else runs)]
@@ -33,13 +32,11 @@ def list_runs(
 
 def status(run: RunName = None, json: AsJson = False) -> None:
     """The true state of a run. Exit code 0 while it runs or when it succeeded, else its verdict's."""
-    from launcher.cli.follow import exit_code_of
     from launcher.cli.output import console, print_json
     from launcher.report.terminal import show_status
     from launcher.report.why import why
     from launcher.runs.find import find_run
-    from launcher.schedulers.local import LocalScheduler
-    from launcher.schedulers.registry import handle_of
+    from launcher.schedulers.local import LocalScheduler, handle_of
 
     found = find_run(run)
     now = LocalScheduler().status(handle_of(found))
@@ -48,15 +45,14 @@ def status(run: RunName = None, json: AsJson = False) -> None:
     else:
         lines = why(found, now.state, now.reason)[1:4] if now.resumable else []
         show_status(console(), now, lines)
-    raise SystemExit(exit_code_of(now) if now.ended else 0)
+    raise SystemExit(now.exit_code)
 
 
 def cancel(run: RunName = None, json: AsJson = False) -> None:
     """Checkpoint, then stop. A second call ends the ranks at once."""
     from launcher.cli.output import print_json
     from launcher.runs.find import find_run
-    from launcher.schedulers.local import LocalScheduler
-    from launcher.schedulers.registry import handle_of
+    from launcher.schedulers.local import LocalScheduler, handle_of
 
     found = find_run(run)
     LocalScheduler().cancel(handle_of(found))
@@ -80,8 +76,7 @@ def resume(
     from launcher.cli.follow import follow_run
     from launcher.cli.output import print_json
     from launcher.runs.find import find_run
-    from launcher.schedulers.local import LocalScheduler
-    from launcher.schedulers.registry import handle_of
+    from launcher.schedulers.local import LocalScheduler, handle_of
 
     found = find_run(run)
     scheduler, handle = LocalScheduler(), handle_of(found)
@@ -116,8 +111,7 @@ def clean(
 
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.runs.find import find_run, runs_in
-    from launcher.schedulers.local import LocalScheduler
-    from launcher.schedulers.registry import handle_of
+    from launcher.schedulers.local import LocalScheduler, handle_of
     from launcher.spec.base import parse_seconds
 
     if not runs and older_than is None:

@@ -21,7 +21,6 @@ def submit(
     ] = False,
 ) -> None:
     """Plan a job, show the plan, start it detached."""
-    from launcher.cli.follow import follow_run
     from launcher.cli.output import console
     from launcher.cli.prepare import prepared
     from launcher.report.terminal import show_plan, show_prepared
@@ -36,6 +35,8 @@ def submit(
     handle = scheduler.submit(ready)
     print(f"\n{request.run_id} submitted ({handle})")
     if follow:
+        from launcher.cli.follow import follow_run
+
         raise SystemExit(follow_run(scheduler, handle, find_run(ready.run_dir)))
     print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from launcher.planning.plan import Plan
-from launcher.schedulers.base import Prepared, Status
-from launcher.spec.base import format_gib
-from launcher.spec.cluster import Cluster
-from launcher.spec.recipe import Recipe
+if TYPE_CHECKING:  # values are printed, never made here
+    from rich.console import Console
+
+    from launcher.planning.plan import Plan
+    from launcher.schedulers.base import Prepared, Status
+    from launcher.spec.cluster import Cluster
+    from launcher.spec.recipe import Recipe
 
 STATE_STYLE = {
     "succeeded": "green",
@@ -39,6 +41,8 @@ def recipe_line(recipe: Recipe) -> str:
 
 
 def show_plan(console: Console, name: str, cluster: Cluster, plan: Plan, warnings: Sequence[str]) -> None:
+    from launcher.spec.base import format_gib
+
     layout = plan.layout
     table = Table.grid(padding=(0, 2))
     table.add_row("job", escape(name))

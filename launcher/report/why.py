@@ -79,5 +79,5 @@ def _sentence(state: str) -> str:
 
 
 def _cut(text: str) -> str:
-    text = " ".join(text.split())
+    text = " ".join(text.splitlines()).rstrip()
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."

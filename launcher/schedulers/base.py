@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from launcher.planning.plan import Plan
-from launcher.render.render import RenderedFile
-from launcher.render.values import Target
-from launcher.spec.cluster import Cluster
-from launcher.spec.job import Job
+if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
+    from launcher.planning.plan import Plan
+    from launcher.render.render import RenderedFile
+    from launcher.render.values import Target
+    from launcher.spec.cluster import Cluster
+    from launcher.spec.job import Job
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,15 @@ class Status:
     @property
     def ended(self) -> bool:
         return self.state not in ("submitted", "running", "stopping")
+
+    @property
+    def exit_code(self) -> int:
+        """Of `launcher run` and `launcher status`: 0 unless the run ended otherwise than well."""
+        if not self.ended or self.state == "succeeded":
+            return 0
+        from launcher.spec.verdict import exit_code
+
+        return exit_code(self.failure)
 
     @property
     def resumable(self) -> bool:

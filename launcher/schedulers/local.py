@@ -8,23 +8,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.render.render import notes, render_run
 from launcher.runs.files import read_json, replace_json, replace_text
 from launcher.runs.find import latest_checkpoint, open_run, remember_root, runs_in
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_step
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
-from launcher.schedulers.prepare import about, target
-from launcher.spec.cluster import Cluster, Gpu
 from launcher.supervise.host import supervisor_alive
 from launcher.supervise.process import end_processes, processes_of
-from launcher.supervise.secrets import SecretMissingError, read_secrets
+
+if TYPE_CHECKING:
+    from launcher.spec.cluster import Cluster
 
 PREFIX = "local:"
 START_SECONDS = 20.0
 "For the supervisor to take its lock; it needs well under one on an idle machine."
+
+
+def handle_of(run: RunDir) -> str:
+    return f"{PREFIX}{run.path}"
 
 
 class LocalScheduler:
@@ -34,6 +37,9 @@ class LocalScheduler:
 
     def prepare(self, request: Request) -> Prepared:
         """Every file and the command of the supervisor. Raises RenderError, SchedulerError."""
+        from launcher.render.render import notes, render_run
+        from launcher.schedulers.prepare import about, target
+
         if not request.workdir.is_dir():
             raise SchedulerError(f"workdir: {request.workdir} is no directory")
         run_dir = str(request.runs_root.resolve() / request.run_id)
@@ -51,12 +57,14 @@ class LocalScheduler:
 
     def submit(self, prepared: Prepared) -> str:
         """Start the supervisor. Raises SchedulerError when it does not come up; then the reason is shown."""
+        from launcher.supervise.secrets import SecretMissingError, read_secrets
+
         try:
             read_secrets(prepared.request.job.secrets)
         except SecretMissingError as error:
             raise SchedulerError(f"secrets: {error}") from None
         run = write_run(prepared)
-        handle = f"{PREFIX}{run.path}"
+        handle = handle_of(run)
         run.event("submitted", handle=handle, command=list(prepared.command))
         self._start(run, prepared.command)
         return handle
@@ -68,9 +76,9 @@ class LocalScheduler:
             raise SchedulerError(f"{run.id} is still running")
         self._end_orphans(run)
         run.cancel.unlink(missing_ok=True)
-        cluster = Cluster.model_validate((read_json(run.run) or {}).get("cluster"))
+        paths: dict[str, Any] = (read_json(run.run) or {}).get("cluster", {}).get("paths", {})
         run.event("resubmitted", handle=handle)
-        python = cluster.paths.python or sys.executable
+        python = paths.get("python") or sys.executable
         self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
 
     def status(self, handle: str) -> Status:
@@ -91,7 +99,7 @@ class LocalScheduler:
             run_id=run.id,
             name=job.get("name", ""),
             state=name,
-            handle=f"{PREFIX}{run.path}",
+            handle=handle_of(run),
             attempt=state.get("attempt", len(run.attempts()) - 1 if run.attempts() else None),
             step=last_step(run),
             steps=job.get("steps"),
@@ -122,7 +130,7 @@ class LocalScheduler:
 
     def list(self) -> list[Status]:
         """Every local run below the known roots, the newest first."""
-        return [self.status(f"{PREFIX}{run.path}") for run in runs_in()]
+        return [self.status(handle_of(run)) for run in runs_in()]
 
     def _run(self, handle: str) -> RunDir:
         return open_run(Path(handle.removeprefix(PREFIX)))
@@ -154,7 +162,7 @@ class LocalScheduler:
             time.sleep(0.02)
         if process.poll() is not None and run.read_state().get("state") != "submitted":
             return  # the whole run was shorter than our look at it
-        said = self.logs(f"{PREFIX}{run.path}", start).decode(errors="replace").strip()
+        said = self.logs(handle_of(run), start).decode(errors="replace").strip()
         raise SchedulerError(f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}")
 
 
@@ -197,5 +205,7 @@ def with_detected_gpus(cluster: Cluster) -> Cluster:
     if not rows:
         return cluster
     smallest = min(int(float(mib)) for _, mib in rows)
+    from launcher.spec.cluster import Gpu
+
     gpu = Gpu(type=rows[0][0].strip(), count=len(rows), memory=smallest * 2**20)
     return cluster.model_copy(update={"node": cluster.node.model_copy(update={"gpu": gpu})})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.runs.layout import RunDir
 from launcher.schedulers.base import Scheduler
-from launcher.schedulers.local import PREFIX, LocalScheduler
+from launcher.schedulers.local import LocalScheduler
 from launcher.schedulers.render_only import RunPodScheduler, SlurmScheduler
 
 _SCHEDULERS: dict[str, type[Scheduler]] = {
@@ -17,7 +16,3 @@ _SCHEDULERS: dict[str, type[Scheduler]] = {
 def scheduler_for(name: str) -> Scheduler:
     """By the `scheduler:` of a profile."""
     return _SCHEDULERS[name]()
-
-
-def handle_of(run: RunDir) -> str:
-    return f"{PREFIX}{run.path}"

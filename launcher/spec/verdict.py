@@ -39,6 +39,12 @@ EXIT_CODES: dict[FailureClass, int] = {
     "unknown": 19,
 }
 
+
+def exit_code(failure: str | None) -> int:
+    """Of a run that ended with this class; that of `unknown` when there is none."""
+    return next((code for name, code in EXIT_CODES.items() if name == failure), EXIT_CODES["unknown"])
+
+
 Confidence = Literal["certain", "likely", "guess"]
 
 

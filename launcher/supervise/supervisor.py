@@ -72,6 +72,7 @@ class Supervisor:
 
     def _lead(self) -> int:
         recipe = self._first_recipe()
+        self._close_interrupted_attempts()
         self.journal.event("started", host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
         while True:
             verdict, decision = self._attempt(recipe)
@@ -176,6 +177,14 @@ class Supervisor:
         self.journal.event("finished", state=state, failure=verdict.failure, reason=decision.reason)
         self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=decision.reason)
 
+    def _close_interrupted_attempts(self) -> None:
+        """Attempts of an earlier supervisor that died before it could judge them."""
+        for attempt in self.run.attempts():
+            if not attempt.verdict.exists():
+                reason = "the supervisor was killed, or its machine restarted, during this attempt"
+                verdict = Verdict(failure="node-failed", reason=reason, node=0, confidence="likely")
+                self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": "resumed"})
+
     def _first_recipe(self) -> Recipe:
         """The plan's, or what an earlier supervisor of this run had stepped down to."""
         for attempt in reversed(self.run.attempts()):
@@ -187,8 +196,6 @@ class Supervisor:
     def _follow(self) -> int:
         """A node other than 0: the same attempts, the leader's decisions."""
         after, go_on, exit_code = -1, True, 0
-        if self.run.attempts():
-            after = -1
         while go_on:
             attempt = self.nodes.wait_for_attempt(after)
             kills = oom_kills()

@@ -1,0 +1,104 @@
+"""A login node pays for what a verb needs, and for nothing else."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+JOB = str(ROOT / "templates/job/job.yaml")
+VERBS = [
+    ["--help"],
+    ["list"],
+    ["render", JOB, "-c", "slurm-h100"],
+    ["submit", JOB, "-c", "local", "--dry-run"],
+    ["clusters", "list"],
+    ["templates", "list"],
+    ["schema", "job"],
+]
+
+
+@pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
+def test_no_verb_imports_torch(arguments, tmp_path):
+    program = (
+        "import sys\n"
+        "from launcher.cli.main import main\n"
+        "sys.argv = ['launcher', *sys.argv[1:]]\n"
+        "try:\n    main()\nfinally:\n"
+        "    heavy = {'torch', 'numpy', 'submitit', 'httpx', 'bitsandbytes'} & set(sys.modules)\n"
+        "    assert not heavy, heavy\n"
+    )
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_takes_less_than_three_tenths_of_a_second_of_processor_time(tmp_path):
+    """Processor time, so that a busy machine does not fail it; benchmarks/cli.py measures the clock."""
+    best = 9.9
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "launcher", "--help"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert best < 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "missing.yaml"], 2, "missing.yaml"),
+        (["submit", JOB, "-c", "slrm-a100"], 2, "did you mean 'slurm-a100'?"),
+        (["submit", JOB, "-c", "slurm-a100"], 4, "launcher render JOB -c CLUSTER --out DIR"),
+        (["submit", JOB, "-c", "local", "--set", "resources.nodes=4"], 4, "4 nodes asked for"),
+        (["submit", JOB, "-s", "stesp=3"], 2, "unknown field; did you mean 'steps'?"),
+        (["status", "nothing-here"], 3, "no run 'nothing-here'"),
+        (["logs"], 3, "there is no run yet"),
+        (["templates", "eject", "slurm/job.sbtach"], 2, "did you mean"),
+        (["schema", "jobb"], 2, "there are job, cluster"),
+        (["clean"], 2, "--older-than 7d"),
+    ],
+)
+def test_a_mistake_gets_one_clear_message_and_a_documented_exit_code(arguments, code, message, tmp_path):
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", *arguments], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_the_starter_job_is_written_once_and_never_over_another(tmp_path):
+    def init() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "launcher", "job", "init"], cwd=tmp_path, capture_output=True, text=True
+        )
+
+    assert init().returncode == 0
+    (tmp_path / "job.yaml").write_text("mine")
+    again = init()
+    assert again.returncode == 2 and "job.yaml exists" in again.stderr
+    assert (tmp_path / "job.yaml").read_text() == "mine"
+
+
+def test_completion_offers_the_cluster_names(tmp_path):
+    env = {
+        **os.environ,
+        "_LAUNCHER_COMPLETE": "complete_bash",
+        "COMP_WORDS": "launcher run job.yaml -c slurm-",
+        "COMP_CWORD": "4",
+    }
+    program = "import sys; sys.argv = ['launcher']; from launcher.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert {"slurm-a100", "slurm-h100", "slurm-apptainer"} <= set(done.stdout.split())

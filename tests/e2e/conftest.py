@@ -1,0 +1,121 @@
+"""The real CLI in a subprocess, the real supervisor, real torchrun ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from launcher.runs.layout import RunDir
+from launcher.supervise.process import end_processes, processes_of
+
+
+class Lab:
+    """A user's project folder, and what a user can do in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")},
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+        }
+
+    def job(self, name: str = "job.yaml", **fields: Any) -> Path:
+        """Write a job file: two ranks on the CPU unless the fields say otherwise."""
+        base = {
+            "name": "e2e",
+            "batch": {"global": 8},
+            "resources": {"gpus_per_node": 0, "ranks_per_node": 2},
+            "recipe": {"sharding": "ddp"},
+        }
+        YAML().dump({**base, **fields}, self.folder / name)
+        return self.folder / name
+
+    def script(self, text: str, name: str = "train.py") -> Path:
+        (self.folder / name).write_text(text)
+        return self.folder / name
+
+    def cli(self, *arguments: str, timeout: float = 120, **more: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "launcher", *arguments],
+            cwd=self.folder, env=self.environ, timeout=timeout, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL, **more,
+        )  # fmt: skip
+
+    def submit(self, *arguments: str) -> RunDir:
+        """Start detached; fails the test when the CLI does."""
+        done = self.cli("submit", *arguments)
+        assert done.returncode == 0, done.stderr
+        return self.newest()
+
+    def newest(self) -> RunDir:
+        return RunDir(Path(json.loads(self.cli("list", "--json", "--limit", "1").stdout)[0]["path"]))
+
+    def status(self, run: RunDir) -> dict[str, Any]:
+        return json.loads(self.cli("status", str(run.path), "--json").stdout)
+
+    def wait(self, run: RunDir, *states: str, timeout: float = 120) -> dict[str, Any]:
+        """Until the run is in one of the states (any ended one by default)."""
+        wanted = states or ("succeeded", "failed", "cancelled", "interrupted", "lost")
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if run.read_state().get("state") in wanted or "lost" in wanted:
+                status = self.status(run)
+                if status["state"] in wanted:
+                    return status
+            time.sleep(0.2)
+        raise AssertionError(f"not {wanted} after {timeout} s: {self.status(run)}\n{self.all_logs(run)}")
+
+    def all_logs(self, run: RunDir) -> str:
+        files = [run.supervisor_log, *sorted(run.path.glob("attempts/*/logs/*/*"))]
+        return "\n".join(
+            f"--- {file}\n{file.read_text(errors='replace')[-3000:]}" for file in files if file.exists()
+        )
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = 60) -> Any:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            if value := condition():
+                return value
+        time.sleep(0.05)
+    raise AssertionError(f"no {what} after {timeout} s")
+
+
+def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [event for event in run.read_events() if event["event"] == kind]
+
+
+def verdicts(run: RunDir) -> list[dict[str, Any]]:
+    return [json.loads(attempt.verdict.read_text()) for attempt in run.attempts()]
+
+
+def supervisor_pid(run: RunDir) -> int:
+    return int(json.loads(run.supervisor_lock.read_text())["pid"])
+
+
+def metrics(run: RunDir) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    for path in (tmp_path / "runs").glob("*"):  # a failed test leaves no process behind
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            os.kill(supervisor_pid(RunDir(path)), 9)
+        end_processes(lambda path=path: processes_of(path), grace=0)

@@ -1,0 +1,164 @@
+"""Any script of the user's: started once per rank, judged by what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.spec.verdict import EXIT_CODES
+from launcher.supervise.process import processes_of
+from tests.e2e.conftest import Lab, events, verdicts, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_script_gets_its_arguments_ranks_environment_and_placeholders(lab: Lab) -> None:
+    lab.script(
+        "import os, sys, json, pathlib\n"
+        "out = pathlib.Path(sys.argv[1]) / f'rank-{os.environ[\"RANK\"]}.json'\n"
+        "out.write_text(json.dumps({'argv': sys.argv[2:], 'mood': os.environ['MOOD'],\n"
+        "    'world': os.environ['WORLD_SIZE'], 'cwd': os.getcwd()}))\n"
+        "print('hello from', os.environ['RANK'])\n"
+    )
+    nasty = "a b'c\"$HOME`id`;{x}\n%"
+    job = lab.job(
+        command=["python", "train.py", "{run_dir}", "{micro_batch_size}x{grad_accum}", nasty],
+        env={"MOOD": "it's $fine"},
+    )
+    done = lab.cli("run", str(job))
+    assert done.returncode == 0, done.stderr
+    run = lab.newest()
+    for rank in (0, 1):
+        seen = json.loads((run.path / f"rank-{rank}.json").read_text())
+        assert seen == {"argv": ["4x1", nasty], "mood": "it's $fine", "world": "2", "cwd": str(lab.folder)}
+    assert "hello from 0" in done.stdout and "hello from 1" in done.stdout
+    assert verdicts(run)[0]["failure"] == "succeeded"
+
+
+def test_an_exception_on_one_rank_is_named_by_why_and_by_the_exit_code(lab: Lab) -> None:
+    lab.script(
+        "import os, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    print('about to look up the token')\n"
+        "    raise KeyError('token 50257 is not in the vocabulary')\n"
+        "time.sleep(60)\n"
+    )
+    done = lab.cli("run", str(lab.job(command="python train.py")))
+    assert done.returncode == EXIT_CODES["user-error"]
+    why = lab.cli("why").stdout
+    assert "user-error" in why and "rank 1" in why and "token 50257 is not in the vocabulary" in why
+    assert len(why.splitlines()) < 15
+    assert len(verdicts(lab.newest())) == 1, "a user's error is not tried again"
+
+
+def test_memory_running_out_halves_the_micro_batch_of_a_foreign_script(lab: Lab) -> None:
+    lab.script(
+        "import sys\n"
+        "micro, accum = int(sys.argv[1]), int(sys.argv[2])\n"
+        "if micro > 1:\n"
+        "    raise RuntimeError('CUDA out of memory. Tried to allocate 20.00 GiB')\n"
+        "print('fits', micro, accum)\n"
+    )
+    job = lab.job(command="python train.py {micro_batch_size} {grad_accum} {checkpoint_dir}")
+    done = lab.cli("run", str(job))
+    assert done.returncode == 0, done.stderr
+    run = lab.newest()
+    assert [verdict["failure"] for verdict in verdicts(run)] == ["gpu-oom", "gpu-oom", "succeeded"]
+    assert [e["changes"]["micro_batch_size"] for e in events(run, "downgrade")] == [[4, 2], [2, 1]]
+    assert "fits 1 4" in done.stdout
+
+
+def test_a_command_that_does_not_exist_is_one_clear_verdict(lab: Lab) -> None:
+    done = lab.cli("run", str(lab.job(command="no-such-program --x")))
+    assert done.returncode == EXIT_CODES["user-error"]
+    assert "cannot start 'no-such-program': No such file or directory" in lab.cli("why").stdout
+
+
+def test_secrets_reach_the_ranks_and_nothing_else(lab: Lab) -> None:
+    value = "s3cr3t-v4lue-91f2"
+    lab.script(
+        "import os, sys, time\n"
+        "assert len(os.environ['MY_TOKEN']) == 17\n"
+        "print('token is', os.environ['MY_TOKEN'], flush=True)\n"
+        "time.sleep(2)\n"
+    )
+    job = lab.job(command="python train.py", secrets=["MY_TOKEN"])
+    refused = lab.cli("submit", str(job))
+    assert refused.returncode == 4 and "MY_TOKEN is not set" in refused.stderr
+    lab.environ["MY_TOKEN"] = value
+    run = lab.submit(str(job))
+    pids = wait_for(lambda: [pid for pid in processes_of(run.path) if _is(pid, "train.py")], "ranks")
+    for pid in [*processes_of(run.path), *pids]:
+        assert value.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert lab.wait(run)["state"] == "succeeded"
+    assert "token is ***" in lab.cli("logs").stdout
+    for path in run.path.rglob("*"):
+        assert not path.is_file() or value.encode() not in path.read_bytes(), path
+
+
+def _is(pid: int, word: str) -> bool:
+    try:
+        return word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_what_a_rank_leaves_running_is_ended_with_the_attempt(lab: Lab) -> None:
+    lab.script(
+        "import subprocess, sys\n"
+        "subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+        "print('started a child in a session of its own')\n"
+    )
+    run = lab.submit(str(lab.job(command="python train.py")))
+    assert lab.wait(run)["state"] == "succeeded"
+    assert processes_of(run.path) == []
+
+
+def test_a_rank_that_ignores_sigterm_is_ended_all_the_same(lab: Lab) -> None:
+    lab.script(
+        "import signal, time, os\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('deaf', flush=True)\n"
+        "time.sleep(300)\n"
+    )
+    run = lab.submit(str(lab.job(command="python train.py")))
+    wait_for(lambda: run.attempt(0).rank_log(0, 1, "out").read_text(), "a deaf rank")
+    assert lab.cli("cancel").returncode == 0
+    assert lab.wait(run, timeout=60)["state"] == "cancelled"
+    assert processes_of(run.path) == []
+
+
+def test_the_run_survives_the_closing_of_its_terminal(lab: Lab) -> None:
+    """The CLI runs on a real pseudo-terminal, which is then closed."""
+    lab.script("import time\nfor i in range(4):\n    print('tick', i, flush=True)\n    time.sleep(1)\n")
+    job = lab.job(command="python train.py")
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.chdir(lab.folder)
+        os.execve("/bin/sh", ["sh", "-c", f"{sys.executable} -m launcher run {job}"], lab.environ)
+    run = wait_for(lambda: next((lab.folder / "runs").glob("[!.]*")), "run directory")
+    wait_for(lambda: (run / "attempts/000/logs/node-00/rank-000.out").read_text(), "first line")
+    os.close(terminal)  # the kernel sends SIGHUP to the terminal's session
+    os.waitpid(pid, 0)
+    assert lab.wait(lab.newest())["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("signum", "failure"),
+    [(signal.SIGTERM, "preempted"), (signal.SIGUSR2, "time-limit"), (signal.SIGHUP, "preempted")],
+)
+def test_signals_to_the_supervisor_end_a_foreign_command_with_their_verdict(
+    lab: Lab, signum, failure
+) -> None:
+    lab.script("import time\nprint('up', flush=True)\ntime.sleep(300)\n")
+    run = lab.submit(str(lab.job(command="python train.py")))
+    wait_for(lambda: run.attempt(0).rank_log(0, 1, "out").read_text(), "both ranks")
+    os.kill(json.loads(run.supervisor_lock.read_text())["pid"], signum)
+    status = lab.wait(run)
+    assert (status["state"], status["failure"]) == ("interrupted", failure)
+    assert processes_of(run.path) == []

@@ -1,0 +1,57 @@
+"""A full disk: training goes on, or stops with a verdict; it never hangs."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Lab, verdicts
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A real 2 MiB file system."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"mounting a small tmpfs needs root: {done.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_script_that_fills_the_disk_with_its_log_still_ends_well(lab: Lab, small_disk: Path) -> None:
+    lab.script(
+        "import sys\n"
+        "for n in range(60000):\n"
+        "    print(f'line {n} ' + 'x' * 90)\n"
+        "print('the end', file=sys.stderr)\n"
+    )
+    lab.environ["LAUNCHER_RUNS"] = str(small_disk / "runs")
+    done = lab.cli("run", str(lab.job(command="python train.py")))
+    assert done.returncode == 0, done.stderr
+    run = lab.newest()
+    assert verdicts(run)[0]["failure"] == "succeeded"
+    assert lab.status(run)["state"] == "succeeded"
+
+
+def test_training_that_cannot_write_its_checkpoint_ends_with_a_verdict(lab: Lab, small_disk: Path) -> None:
+    lab.environ["LAUNCHER_RUNS"] = str(small_disk / "runs")
+    job = lab.job(
+        task="launcher.train.tasks.gpt:PydocGPT",
+        args={"layers": 2, "dim": 128, "heads": 2, "context": 32},
+        steps=6,
+        train={"checkpoint_every": 2},
+        recipe={"sharding": "fsdp", "precision": "fp32"},
+        retries={"same": 0},
+    )
+    done = lab.cli("run", str(job))
+    assert done.returncode not in (0, 1, 2)
+    verdict = verdicts(lab.newest())[0]
+    assert verdict["phase"] == "checkpoint" and "No space left" in (verdict["exception"] or "")

@@ -1,0 +1,109 @@
+"""Several runs, and several nodes, on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.layout import RunDir
+from tests.e2e.conftest import Lab, verdicts
+
+pytestmark = pytest.mark.e2e
+
+MEET = """\
+import datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+total = torch.ones(1)
+dist.all_reduce(total)
+print("met", int(total), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_two_runs_at_once_do_not_meet(lab: Lab) -> None:
+    lab.script(MEET)
+    job = lab.job(command="python train.py")
+    first, second = lab.submit(str(job)), None
+    second = lab.submit(str(job))
+    assert first.path != second.path
+    for run in (first, second):
+        assert lab.wait(run)["state"] == "succeeded", lab.all_logs(run)
+        assert "met 2" in lab.cli("logs", run.id).stdout
+
+
+@pytest.mark.slow
+def test_twenty_concurrent_starts_all_succeed(lab: Lab) -> None:
+    lab.script("import os\nprint('rank', os.environ['RANK'])\n")
+    job = lab.job(command="python train.py")
+    with ThreadPoolExecutor(20) as pool:
+        submitted = list(pool.map(lambda _: lab.cli("submit", str(job), timeout=280), range(20)))
+    assert [done.returncode for done in submitted] == [0] * 20, [d.stderr for d in submitted if d.returncode]
+    runs = [RunDir(path) for path in (lab.folder / "runs").iterdir()]
+    assert len(runs) == 20
+    deadline = time.monotonic() + 280
+    while any(run.read_state().get("state") in ("submitted", "running") for run in runs):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    for run in runs:
+        assert [verdict["failure"] for verdict in verdicts(run)] == ["succeeded"], lab.all_logs(run)
+
+
+@pytest.fixture
+def two_nodes(lab: Lab):
+    """A rendered two-node run whose supervisors are started by hand, both on this machine."""
+
+    def start(script: str, **fields) -> tuple[RunDir, list[subprocess.Popen[str]]]:
+        lab.script(script)
+        (lab.folder / "clusters").mkdir()
+        (lab.folder / "clusters/pair.yaml").write_text(
+            f"name: pair\nscheduler: slurm\nmax_nodes: 2\npaths: {{python: {json.dumps(sys.executable)}}}\n"
+            "slurm: {gpu_request: none}\n"
+        )
+        resources = {"nodes": 2, "gpus_per_node": 0, "ranks_per_node": 1}
+        job = lab.job(resources=resources, **fields)
+        rendered = lab.cli("render", str(job), "-c", "pair", "--out", "runs/pair")
+        assert rendered.returncode == 0, rendered.stderr
+        run = RunDir(lab.folder / "runs" / "pair")
+        base = str(61000 + os.getpid() % 4000)
+        command = [sys.executable, "-m", "launcher.supervise", str(run.path), "--nodes", "2"]
+        command += ["--rendezvous", "127.0.0.1", "--port-base", base]
+        supervisors = [
+            subprocess.Popen([*command, "--node-rank", str(node)], env=lab.environ, text=True)
+            for node in (0, 1)
+        ]
+        return run, supervisors
+
+    return start
+
+
+def test_two_nodes_meet_and_agree_on_success(lab: Lab, two_nodes) -> None:
+    run, supervisors = two_nodes(MEET, command="python train.py")
+    assert [s.wait(120) for s in supervisors] == [0, 0], lab.all_logs(run)
+    logs = lab.cli("logs", str(run.path)).stdout
+    assert logs.count("met 2") >= 1
+    assert sorted(path.name for path in run.attempt(0).logs.iterdir()) == ["node-00", "node-01"]
+
+
+def test_memory_running_out_on_one_node_lowers_the_recipe_of_both(lab: Lab, two_nodes) -> None:
+    script = (
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1' and int(sys.argv[1]) > 2:\n"
+        "    raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
+        "if int(sys.argv[1]) > 2:\n"
+        "    time.sleep(300)\n"
+        "print('fits', sys.argv[1])\n"
+    )
+    run, supervisors = two_nodes(script, command="python train.py {micro_batch_size}")
+    assert [s.wait(180) for s in supervisors] == [0, 0], lab.all_logs(run)
+    first, last = verdicts(run)
+    assert (first["failure"], first["rank"], first["node"]) == ("gpu-oom", 1, 1)
+    assert last["failure"] == "succeeded"
+    for node in (0, 1):
+        assert "fits 2" in Path(run.attempt(1).rank_log(node, node, "out")).read_text()

@@ -1,0 +1,154 @@
+"""The built-in entrypoint under supervision: every way to fail, and going on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.spec.verdict import EXIT_CODES
+from launcher.supervise.process import processes_of
+from tests.e2e.conftest import Lab, events, metrics, supervisor_pid, verdicts, wait_for
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 12
+
+
+def job(lab: Lab, **fields: Any):
+    base = {
+        "task": "launcher.train.tasks.gpt:PydocGPT",
+        "args": {"layers": 1, "dim": 32, "heads": 2, "context": 32},
+        "steps": STEPS,
+        "train": {"checkpoint_every": 4, "lr": 1e-3},
+        "recipe": {"sharding": "fsdp", "precision": "fp32"},
+    }
+    return lab.job(**{**base, **fields})
+
+
+def final_losses(run) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in metrics(run) if "loss" in line}
+
+
+def test_a_run_succeeds_and_its_directory_is_readable(lab: Lab) -> None:
+    done = lab.cli("run", str(job(lab)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = lab.newest()
+    assert sorted(final_losses(run)) == list(range(1, STEPS + 1)) or sorted(final_losses(run)) == list(
+        range(STEPS)
+    )
+    assert [event["event"] for event in run.read_events()][:2] == ["submitted", "starting"]
+    assert run.read_events()[-1]["event"] == "finished"
+    status = lab.status(run)
+    assert (status["state"], status["checkpoint_step"]) == ("succeeded", STEPS)
+
+
+def test_memory_running_out_costs_an_attempt_and_no_optimizer_step(lab: Lab) -> None:
+    undisturbed = lab.cli("run", str(job(lab)))
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    reference = final_losses(lab.newest())
+    model = {"layers": 1, "dim": 64, "heads": 2, "context": 64}
+    done = lab.cli(
+        "run", str(job(lab, args=model, env={"TRAIN_CPU_MEMORY_BUDGET": "4MiB"}, batch={"global": 32}))
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = lab.newest()
+    failures = [verdict["failure"] for verdict in verdicts(run)]
+    assert failures[-1] == "succeeded" and set(failures[:-1]) == {"gpu-oom"} and len(failures) >= 2
+    assert verdicts(run)[0]["phase"] in ("forward", "backward")
+    assert sorted(final_losses(run)) == sorted(reference), "the same optimizer steps, each once in the end"
+    for event in events(run, "attempt"):
+        assert event["recipe"]["micro_batch_size"] * event["recipe"]["grad_accum"] == 16
+    assert "gpu-oom" in lab.cli("why").stdout
+
+
+@pytest.mark.parametrize("victim", ["rank", "torchrun"])
+def test_a_killed_process_costs_a_restart_from_the_last_checkpoint(lab: Lab, victim: str) -> None:
+    run = lab.submit(str(job(lab, steps=60, retries={"same": 3})))
+    wait_for(lambda: events(run, "checkpoint"), "a checkpoint", 90)
+    os.kill(_pid(run, "launcher.train" if victim == "rank" else "torch.distributed.run"), signal.SIGKILL)
+    assert lab.wait(run)["state"] == "succeeded", lab.all_logs(run)
+    first = verdicts(run)[0]
+    assert first["failure"] == "unknown" and "SIGKILL" in first["reason"]
+    assert [verdict["failure"] for verdict in verdicts(run)][-1] == "succeeded"
+    assert events(run, "resumed"), "the second attempt went on from a checkpoint"
+    assert max(final_losses(run)) in (59, 60)
+
+
+def _pid(run, word: str) -> int:
+    for pid in sorted(processes_of(run.path)):
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if word.encode() in arguments and b"launcher.supervise.worker" not in arguments[:4]:
+            if word != "torch.distributed.run" and b"torch.distributed.run" in arguments:
+                continue
+            return pid
+    raise AssertionError(f"no process with {word}")
+
+
+def test_a_killed_supervisor_leaves_no_orphan_a_true_state_and_a_run_that_goes_on(lab: Lab) -> None:
+    run = lab.submit(str(job(lab, steps=60)))
+    wait_for(lambda: events(run, "checkpoint"), "a checkpoint", 90)
+    os.kill(supervisor_pid(run), signal.SIGKILL)
+    wait_for(lambda: not processes_of(run.path), "end of every rank", 20)
+    status = lab.status(run)
+    assert status["state"] == "lost" and status["checkpoint_step"]
+    assert "lost" in lab.cli("list").stdout and "resume" in lab.cli("why").stdout
+    done = lab.cli("resume", run.id, "--follow")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert events(run, "resumed")[0]["step"] >= status["checkpoint_step"]
+    assert lab.status(run)["state"] == "succeeded"
+
+
+def test_cancel_writes_a_checkpoint_and_resume_goes_on_from_it(lab: Lab) -> None:
+    run = lab.submit(str(job(lab, steps=100000, train={"checkpoint_every": None})))
+    wait_for(lambda: len(metrics(run)) > 3, "some steps", 90)
+    assert lab.cli("cancel", run.id).returncode == 0
+    status = lab.wait(run)
+    assert status["state"] == "cancelled" and "a checkpoint was written" in status["reason"]
+    assert status["checkpoint_step"] >= 3
+    assert lab.cli("status", run.id).returncode == EXIT_CODES["cancelled"]
+    assert lab.cli("resume", run.id).returncode == 0
+    wait_for(lambda: events(run, "resumed"), "resumption", 90)
+    assert events(run, "resumed")[0]["step"] == status["checkpoint_step"]
+    again = lab.cli("resume", run.id)
+    assert again.returncode == 4 and "still running" in again.stderr
+    assert lab.cli("clean", run.id, "--yes").returncode == 4, "a living run is not deleted"
+    lab.cli("cancel", run.id)
+    lab.wait(run)
+    assert lab.cli("clean", run.id, "--yes").returncode == 0 and not run.path.exists()
+
+
+def test_a_time_limit_signal_writes_a_checkpoint(lab: Lab) -> None:
+    run = lab.submit(str(job(lab, steps=100000, train={"checkpoint_every": None})))
+    wait_for(lambda: len(metrics(run)) > 3, "some steps", 90)
+    os.kill(supervisor_pid(run), signal.SIGUSR2)
+    status = lab.wait(run)
+    assert (status["state"], status["failure"]) == ("interrupted", "time-limit")
+    assert status["checkpoint_step"] and "a checkpoint was written" in status["reason"]
+
+
+def test_an_exception_in_the_users_task_names_rank_phase_and_step(lab: Lab) -> None:
+    lab.script(
+        "import os, torch\n"
+        "from launcher.train import Task\n"
+        "class Broken(Task):\n"
+        "    def model(self):\n"
+        "        return torch.nn.Linear(4, 1)\n"
+        "    def data(self, split):\n"
+        "        return torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))\n"
+        "    def loss(self, model, batch):\n"
+        "        if os.environ['RANK'] == '1':\n"
+        "            raise ValueError('label 7 is out of range')\n"
+        "        x, y = batch\n"
+        "        return ((model(x) - y) ** 2).sum(), len(x)\n",
+        "mytask.py",
+    )
+    broken = job(lab, task="mytask:Broken", args={}, recipe={"sharding": "ddp", "precision": "fp32"})
+    done = lab.cli("run", str(broken))
+    assert done.returncode == EXIT_CODES["user-error"], done.stdout + done.stderr
+    verdict = verdicts(lab.newest())[0]
+    assert (verdict["rank"], verdict["phase"], verdict["confidence"]) == (1, "forward", "certain")
+    assert verdict["exception"] == "ValueError: label 7 is out of range"

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.runs.files import append_json, read_json, read_json_lines, replace_text
+from launcher.runs.find import RunNotFoundError, find_run, latest_checkpoint, runs_in
+from launcher.runs.layout import RunDir
+from launcher.runs.progress import last_metrics
+from launcher.runs.time import STAMP_LENGTH, stamp
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("LAUNCHER_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make(root: Path, name: str) -> RunDir:
+    path = root / "runs" / name
+    path.mkdir(parents=True)
+    (path / "run.json").write_text("{}")
+    return RunDir(path)
+
+
+@given(st.floats(0, 4e9))
+def test_stamps_have_one_length_and_sort_like_time(seconds):
+    assert len(stamp(seconds)) == STAMP_LENGTH
+    assert stamp(seconds) < stamp(seconds + 1)
+
+
+def test_a_reader_never_sees_half_a_replaced_file(tmp_path):
+    """A process replaces a file thousands of times while this one reads it."""
+    path = tmp_path / "state.json"
+    program = (
+        "import sys, json, pathlib\n"
+        "from launcher.runs.files import replace_json\n"
+        "for n in range(1500): replace_json(pathlib.Path(sys.argv[1]), {'n': n, 'pad': 'x' * 5000})\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", program, str(path)])
+    seen = 0
+    while writer.poll() is None:
+        if path.exists():
+            assert len(json.loads(path.read_text())["pad"]) == 5000
+            seen += 1
+    assert writer.returncode == 0 and seen > 10
+
+
+def test_a_failed_replacement_leaves_the_old_content_and_nothing_else(tmp_path):
+    path = tmp_path / "f"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        replace_text(path, "new \ud800")
+    assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["f"]
+
+
+def test_lines_of_several_writers_do_not_mix_and_a_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "events.jsonl"
+    program = (
+        "import sys, pathlib\n"
+        "from launcher.runs.files import append_json\n"
+        "for n in range(300):\n"
+        "    append_json(pathlib.Path(sys.argv[1]), {'who': sys.argv[2], 'pad': 'y' * 700})\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(path), who]) for who in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    with open(path, "ab") as file:
+        file.write(b'{"torn": ')
+    lines = read_json_lines(path)
+    assert len(lines) == 600 and {line["who"] for line in lines} == {"a", "b"}
+
+
+def test_a_missing_or_torn_json_file_reads_as_none(tmp_path):
+    (tmp_path / "torn").write_text('{"a":')
+    assert read_json(tmp_path / "torn") is None and read_json(tmp_path / "missing") is None
+
+
+def test_a_run_is_found_by_id_prefix_path_handle_or_as_the_newest(home):
+    first, second = make(home, "alpha-1"), make(home, "beta-2")
+    os.utime(first.run, ns=(1, 1))
+    assert find_run(None).id == "beta-2"
+    assert find_run("alp").id == "alpha-1"
+    assert find_run(str(first.path)).id == find_run(f"local:{first.path}").id == "alpha-1"
+    assert [run.id for run in runs_in()] == ["beta-2", "alpha-1"]
+    assert second.id == "beta-2"
+
+
+def test_an_unknown_or_ambiguous_name_lists_what_there_is(home):
+    make(home, "gpt-1"), make(home, "gpt-2")
+    with pytest.raises(RunNotFoundError, match=r"several runs: .*gpt-"):
+        find_run("gpt")
+    with pytest.raises(RunNotFoundError, match=r"the newest are: .*gpt-"):
+        find_run("llama")
+
+
+def test_only_complete_checkpoints_count(home):
+    run = make(home, "r")
+    for name in ("step-00000010", "step-00000020", "step-00000030.partial", "other"):
+        (run.checkpoints / name).mkdir(parents=True)
+    assert latest_checkpoint(run) == 20
+
+
+def test_progress_is_read_from_the_end_of_a_long_file(home):
+    run = make(home, "r")
+    for step in range(2000):
+        append_json(run.metrics, {"step": step, "loss": 1.0})
+    with open(run.metrics, "a") as file:
+        file.write('{"step": 20')
+    assert last_metrics(run)["step"] == 1999

@@ -1,0 +1,148 @@
+"""Verdicts from evidence, as files and exit codes would leave it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED
+from launcher.supervise.judge import Evidence, judge
+
+
+def ended(
+    rank: int, code: int, time: float = 0.0, stopping: bool = False, lines: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "node": 0,
+        "time": time,
+        "exit_code": code,
+        "stopping": stopping,
+        "last_lines": list(lines),
+    }
+
+
+def said(rank: int, failure: str | None, time: float = 0.0, **more: Any) -> dict[str, Any]:
+    return {"rank": rank, "node": 0, "time": time, "failure": failure, "exception": "E: m", **more}
+
+
+def test_all_ranks_at_zero_is_success():
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 0}, exits=(ended(0, 0), ended(1, 0))))
+    assert verdict.ok and verdict.confidence == "certain"
+
+
+def test_the_rank_that_knows_its_reason_is_believed_over_everything_else():
+    verdict = judge(
+        Evidence(
+            ranks=2,
+            exit_codes={0: 1},
+            errors=(said(1, "gpu-oom", 2.0, phase="backward", step=7),),
+            exits=(ended(0, -15, 1.0, stopping=True), ended(1, EXIT_OOM, 2.1, lines=("a", "b"))),
+        )
+    )
+    assert (verdict.failure, verdict.rank, verdict.phase, verdict.step) == ("gpu-oom", 1, "backward", 7)
+    assert verdict.last_lines == ("a", "b") and verdict.exit_code == EXIT_OOM
+
+
+def test_a_rank_hurt_by_another_is_not_the_cause_even_when_it_speaks_first():
+    errors = (said(0, "nccl-timeout", 1.0), said(1, "user-error", 2.0))
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, errors=errors, exits=(ended(0, 1), ended(1, 1))))
+    assert (verdict.failure, verdict.rank) == ("user-error", 1)
+
+
+def test_a_network_failure_is_the_cause_when_there_is_no_other():
+    errors = (said(1, "nccl-timeout", 2.0), said(0, "nccl-timeout", 3.0))
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, errors=errors))
+    assert (verdict.failure, verdict.rank, verdict.confidence) == ("nccl-timeout", 1, "likely")
+
+
+def test_a_rank_killed_without_a_word_is_the_cause_although_its_peers_complain():
+    verdict = judge(
+        Evidence(
+            ranks=2,
+            exit_codes={0: 1},
+            errors=(said(0, "nccl-timeout", 1.5),),
+            exits=(ended(1, -9, 1.0), ended(0, 1, 1.6)),
+        )
+    )
+    assert (verdict.failure, verdict.rank, verdict.exit_code) == ("unknown", 1, -9)
+
+
+def test_a_kill_while_the_kernel_was_out_of_memory_is_host_oom():
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, -9),), host_oom_kills=1))
+    assert verdict.failure == "host-oom" and "oom_kill +1" in verdict.evidence
+
+
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "train.py", line 3, in <module>',
+    "    raise ValueError('bad token')",
+    "ValueError: bad token",
+)
+
+
+def test_a_foreign_script_is_judged_by_its_traceback():
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, 1, lines=TRACEBACK),)))
+    assert (verdict.failure, verdict.exception) == ("user-error", "ValueError: bad token")
+
+
+@pytest.mark.parametrize(
+    ("line", "failure"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu-oom"),
+        (
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "gpu-oom",
+        ),
+        (
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+            "host-oom",
+        ),
+        ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384", "nccl-timeout"),
+        ("[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3", "nccl-timeout"),
+        ("RuntimeError: Gloo connectFullMesh failed with [...] Connection refused", "rendezvous-failed"),
+    ],
+)
+def test_known_messages_of_foreign_scripts_are_recognised(line, failure):
+    lines = ("Traceback (most recent call last):", '  File "t.py", line 1', line)
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, 1, lines=lines),)))
+    assert (verdict.failure, verdict.confidence) == (failure, "likely")
+
+
+def test_among_foreign_scripts_a_closed_connection_comes_after_the_rank_that_closed_it():
+    lost = (
+        "Traceback (most recent call last):",
+        "RuntimeError: [...] Connection closed by peer [127.0.0.1]:1",
+    )
+    exits = (ended(0, 1, 1.0, lines=lost), ended(1, 1, 1.1, lines=TRACEBACK))
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, exits=exits))
+    assert (verdict.failure, verdict.rank) == ("user-error", 1)
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "preempted", "time-limit"])
+def test_a_requested_stop_is_named_after_the_request(reason):
+    exits = (ended(0, EXIT_STOPPED), ended(1, EXIT_STOPPED))
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, exits=exits, stop_reason=reason))
+    assert verdict.failure == reason and "a checkpoint was written" in verdict.reason
+
+
+def test_a_run_that_finished_although_it_was_asked_to_stop_has_succeeded():
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 0}, exits=(ended(0, 0),), stop_reason="preempted"))
+    assert verdict.ok
+
+
+def test_a_lost_node_is_named():
+    verdict = judge(Evidence(ranks=4, exit_codes={0: -15}, lost_nodes=(1,)))
+    assert (verdict.failure, verdict.node) == ("node-failed", 1)
+
+
+def test_torchrun_killed_before_any_rank_ended_is_not_blamed_on_the_user():
+    verdict = judge(Evidence(ranks=2, exit_codes={0: -9}))
+    assert verdict.failure == "unknown" and "torchrun" in verdict.reason and "SIGKILL" in verdict.reason
+
+
+def test_a_script_that_cannot_start_is_the_users_error_with_what_bash_said():
+    lines = ("start.sh: line 9: /no/python: No such file or directory",)
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 127}, torchrun_lines=lines))
+    assert verdict.failure == "user-error" and verdict.last_lines == lines
