@@ -1,7 +1,7 @@
 """Checks that a shell template puts `{{ values }}` only where a quoted word is safe.
 
 A value is written as a quoted word. Inside double quotes, a comment or a here-document those quotes
-would mean nothing and the value could run a command, so such a template is refused before anything is rendered.
+would mean nothing and the value could run a command, so such a template is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _NAMES = {
 }
 # Filters whose output is for comment lines alone, and that no other place may use.
 _COMMENT_FILTERS = frozenset({"comment", "sbatch"})
+_COMMENTS_ONLY = "`| comment` and `| sbatch` do not quote for bash; use them in comments only"
 
 
 @dataclass
@@ -79,34 +80,37 @@ def check_shell_template(environment: jinja2.Environment, source: str, filename:
     shell, expression = _Shell(), list[tuple[str, str]]()
     inside, line = False, 1
     for line, token, value in environment.lex(source):
+        problem = None
         if token == "data":
             shell.read(value)
-        elif token == "variable_begin":
+        elif token in ("variable_begin", "block_begin"):
             inside, expression = True, []
         elif token == "variable_end":
             inside = False
-            _check_place(shell.stack[-1], expression, line, filename)
+            problem = _problem_of_value(shell.stack[-1], expression)
             shell.at_word_start = False
+        elif token == "block_end":
+            inside = False
+            problem = _COMMENTS_ONLY if _uses_comment_filter(expression) else None
         elif inside and token != "whitespace":
             expression.append((token, value))
-    if shell.stack != ["plain"] and shell.stack != ["plain", "comment"]:
+        if problem is not None:
+            raise jinja2.TemplateSyntaxError(problem, line, filename, filename)
+    if shell.stack not in (["plain"], ["plain", "comment"]):
         where = _NAMES.get(shell.stack[-1], "parentheses")
         raise jinja2.TemplateSyntaxError(f"the template ends inside {where}", line, filename, filename)
 
 
-def _check_place(state: _Kind, expression: list[tuple[str, str]], line: int, filename: str) -> None:
-    last = expression[-2:]
-    filtered = len(last) == 2 and last[0][1] == "|" and last[1][1] in _COMMENT_FILTERS
-    if state == "comment" and not filtered:
-        message = (
-            "a value in a comment needs `| comment` or `| sbatch`: a line break in it would end the comment"
-        )
-    elif state == "plain" and any(
-        token == "name" and value in _COMMENT_FILTERS for token, value in expression
-    ):
-        message = "`| comment` and `| sbatch` do not quote for bash; use them in comments only"
-    elif state not in ("plain", "comment"):
-        message = f"a value inside {_NAMES[state]}: write it bare, it is quoted already"
-    else:
-        return
-    raise jinja2.TemplateSyntaxError(message, line, filename, filename)
+def _problem_of_value(state: _Kind, expression: list[tuple[str, str]]) -> str | None:
+    if state == "comment":
+        last = [value for _, value in expression[-2:]]
+        if len(last) == 2 and last[0] == "|" and last[1] in _COMMENT_FILTERS:
+            return None
+        return "a value in a comment needs `| comment`: a line break in it would end the comment"
+    if state == "plain":
+        return _COMMENTS_ONLY if _uses_comment_filter(expression) else None
+    return f"a value inside {_NAMES[state]}: write it bare, it is quoted already"
+
+
+def _uses_comment_filter(expression: list[tuple[str, str]]) -> bool:
+    return any(token == "name" and value in _COMMENT_FILTERS for token, value in expression)

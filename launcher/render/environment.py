@@ -25,21 +25,8 @@ _QUOTERS: dict[str, Callable[[object], quote.Written]] = {
     "def": quote.apptainer,
 }
 _KINDS = {".sh": "sh", ".sbatch": "sh", ".json": "json", ".def": "def"}
-# The filters a template may use. Jinja's own, less those that call something safe without quoting.
-_ALLOWED = (
-    "default",
-    "first",
-    "join",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "upper",
-    "replace",
-    "sort",
-    "trim",
-    "int",
-)
+# Jinja's filters that a template may use: none of them marks anything as safe.
+_ALLOWED = ("default", "first", "join", "last", "length", "lower", "replace", "sort", "trim", "upper")
 
 
 def kind_of(template: str) -> str:
@@ -67,11 +54,22 @@ class _Loader(jinja2.BaseLoader):
         raise jinja2.TemplateNotFound(template)
 
 
+def _strict(quoter: Callable[[object], quote.Written]) -> Callable[[object], quote.Written]:
+    """Before a quoter sees it, an undefined value raises Jinja's own error, which names it."""
+
+    def checked(value: object) -> quote.Written:
+        if isinstance(value, jinja2.Undefined):
+            str(value)
+        return quoter(value)
+
+    return checked
+
+
 def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=_Loader(folders),
         undefined=jinja2.StrictUndefined,
-        finalize=_QUOTERS[kind],
+        finalize=_strict(_QUOTERS[kind]),
         # With its blank: bash's ${#list[@]} is no comment.
         comment_start_string="{# ",
         keep_trailing_newline=True,
@@ -79,7 +77,8 @@ def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     own = {"sh": quote.sh, "name": quote.name, "comment": quote.comment, "sbatch": quote.sbatch}
-    environment.filters = {name: environment.filters[name] for name in _ALLOWED} | own
+    environment.filters = {name: environment.filters[name] for name in _ALLOWED}
+    environment.filters |= {name: _strict(function) for name, function in own.items()}
     environment.globals.clear()
     return environment
 

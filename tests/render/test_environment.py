@@ -1,0 +1,153 @@
+"""Templates: errors name file and line, ejected ones win, and no template can misplace a value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from launcher.render import eject, shipped
+from launcher.render.environment import RenderError, render_template
+from launcher.render.render import render_image, render_run
+from tests.render.examples import clusters, target
+
+NAME = "slurm/own.sbatch.j2"
+
+
+def render(folder: Path, text: str, name: str = NAME, **values: object) -> str:
+    path = folder / "templates" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return render_template(name, values, folder)
+
+
+def test_an_undefined_name_is_an_error_with_file_line_and_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(RenderError) as error:
+        render(tmp_path, "one\ntwo {{ job }}\nthree {{ jobb }}\n", job="x")
+    assert str(error.value) == "templates/slurm/own.sbatch.j2:3: 'jobb' is undefined; did you mean 'job'?"
+
+
+def test_an_undefined_name_in_a_shipped_template_points_at_its_line() -> None:
+    with pytest.raises(RenderError, match=r"^templates/slurm/job\.sbatch\.j2:3: 'run_id' is undefined"):
+        render_template("slurm/job.sbatch.j2", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\n{% if x %}\n", r":2: .*(endif|end of template)"),
+        ("a\n{{ x | nofilter }}\n", r":2: No filter named 'nofilter'"),
+        ("a\n{{ x | safe }}\n", r":2: No filter named 'safe'"),
+        ("{% include 'nothing.sh.j2' %}\n", r"there is no template 'nothing.sh.j2'"),
+        ("a\nb {{ none }}\n", r":2: None \(NoneType\) is not text"),
+        ("a\nb {{ flag }}\n", r":2: True \(bool\) is not text"),
+        ("a\nb {{ x | name }}\n", r":2: 'it is' is not a variable name"),
+    ],
+)
+def test_template_errors_name_the_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(RenderError, match=r"^templates/slurm/own\.sbatch\.j2.*" + message):
+        render(tmp_path, text, x="it is", none=None, flag=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('a\necho "{{ x }}"\n', ":2: a value inside double quotes: write it bare, it is quoted already"),
+        ("echo '{{ x }}'\n", ":1: a value inside single quotes"),
+        ("echo `{{ x }}`\n", ":1: a value inside backticks"),
+        ("a\n# {{ x }}\n", ":2: a value in a comment needs `| comment`"),
+        ("cat <<E\n{{ x }}\nE\n", ":2: a value inside a here-document"),
+        ('echo "${A:-{{ x }}}"\n', ":1: a value inside double quotes"),
+        ('echo "$(cat "{{ x }}")"\n', ":1: a value inside double quotes"),
+        ("echo {{ x | comment }}\n", ":1: `| comment` and `| sbatch` do not quote for bash"),
+        ("{% set y = x | sbatch %}\necho {{ y }}\n", ":1: `| comment` and `| sbatch` do not quote"),
+        ("{% filter comment %}a{% endfilter %}\n", ":1: `| comment` and `| sbatch` do not quote"),
+        ("echo 'open\n", "the template ends inside single quotes"),
+    ],
+)
+def test_a_value_where_quoting_does_not_hold_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(RenderError) as error:
+        render(tmp_path, text, x="$(id)")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("echo {{ x }}", "echo 'a'\\''b'"),
+        ("n=$(({{ n }} + 1)) # {{ x | comment }}", "n=$((7 + 1)) # a'b"),
+        ("echo \"$(cat {{ x }})\" '{' ${#list[@]}", "echo \"$(cat 'a'\\''b')\" '{' ${#list[@]}"),
+        ("a=({{ many }})", "a=('a b' '')"),
+        ("{{ x | upper }}{{ x ~ n }}", "'A'\\''B''a'\\''b7'"),
+        ("{% macro m(v) %}$({{ v }}){% endmacro %}{{ m(x) }}", "'$('\\''a'\\''\\'\\'''\\''b'\\'')'"),
+    ],
+)
+def test_values_are_quoted_without_being_asked_to(tmp_path: Path, text: str, expected: str) -> None:
+    assert render(tmp_path, text, x="a'b", n=7, many=("a b", "")) == expected
+
+
+def test_json_values_are_json_and_a_broken_request_is_named(tmp_path: Path) -> None:
+    assert render(tmp_path, '{"a": {{ x }}}', "runpod/own.json.j2", x='"\n{{') == '{"a": "\\"\\n{{"}'
+    (tmp_path / "templates/runpod/create-pod.json.j2").write_text('{"name": {{ name }},}')
+    what = target(clusters()["runpod-a6000"], "task")
+    with pytest.raises(RenderError, match=r"^templates/runpod/create-pod\.json\.j2 does not make valid JSON"):
+        render_run(type(what)(**{**what.__dict__, "project_dir": tmp_path}))
+
+
+def test_an_ejected_template_wins_and_its_difference_is_shown(tmp_path: Path) -> None:
+    name = "torchrun/start.sh.j2"
+    path = eject.eject(name, tmp_path)
+    assert eject.diff_template(name, tmp_path) == ""
+    path.write_text(path.read_text().replace("# One host:", "# My host:"))
+    assert "-# One host: port 0" in eject.diff_template(name, tmp_path)
+    assert "+# My host: port 0" in eject.diff_template(name, tmp_path)
+    what = target(clusters()["local"], "task")
+    files = render_run(type(what)(**{**what.__dict__, "project_dir": tmp_path}))
+    assert "# My host:" in files[0].text
+    (tmp_path / "start.sh").write_text(render_run(what)[0].text)
+    diff = eject.diff_rendered(files, tmp_path)
+    assert diff.count("\n+# My host") == 1 and diff.count("\n-# One host") == 1
+    ejected = {info.name for info in eject.list_templates(tmp_path) if info.ejected}
+    assert ejected == {name}
+
+
+def test_ejecting_overwrites_nothing_and_an_unknown_name_gets_a_suggestion(tmp_path: Path) -> None:
+    eject.eject("docker/Dockerfile.j2", tmp_path)
+    with pytest.raises(RenderError, match="is there already"):
+        eject.eject("docker/Dockerfile.j2", tmp_path)
+    with pytest.raises(RenderError, match=r"did you mean 'slurm/job\.sbatch\.j2'"):
+        eject.eject("slurm/job.sbach.j2", tmp_path)
+    with pytest.raises(RenderError, match="there is no template"):
+        eject.eject("../../etc/passwd", tmp_path)
+
+
+def test_every_template_describes_itself(tmp_path: Path) -> None:
+    infos = eject.list_templates(tmp_path)
+    assert {info.name.split("/")[0] for info in infos} == {
+        "torchrun",
+        "slurm",
+        "runpod",
+        "docker",
+        "apptainer",
+    }
+    assert all(info.description for info in infos)
+
+
+def test_images_need_a_base_and_a_plain_name() -> None:
+    cluster = clusters()["slurm-h100"]
+    names = [file.path for file in render_image(cluster)]
+    assert names == ["Dockerfile", "image.def"]
+    assert not any("ENTRYPOINT [" in file.text for file in render_image(cluster))
+    with pytest.raises(RenderError, match=r"`container\.base`, the image to build on, is missing"):
+        render_image(clusters()["local"])
+    bad = cluster.model_copy(update={"container": cluster.container.model_copy(update={"base": "a\nRUN rm"})})
+    with pytest.raises(RenderError, match="is not an image reference"):
+        render_image(bad)
+
+
+def test_the_image_catalogue_names_the_base_of_every_profile_that_has_one() -> None:
+    catalogue = YAML(typ="safe").load(shipped.containers_dir() / "images.yaml")
+    bases = {name: c.container.base for name, c in clusters().items() if c.container.base is not None}
+    listed = {profile: image["base"] for image in catalogue["images"] for profile in image["profiles"]}
+    assert listed == bases

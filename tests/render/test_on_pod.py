@@ -1,0 +1,257 @@
+"""The pod's script against a loopback server: it unpacks, supervises, and always ends the pod."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from launcher.render.render import RenderError, Target, added_at_creation, notes, render_run
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+from tests.render import stubs
+
+CLUSTER = {
+    "name": "pods",
+    "scheduler": "runpod",
+    "max_nodes": 4,
+    "node": {"gpu": {"type": "RTX A5000", "count": 2, "memory": "24GiB"}},
+    "container": {"image": "repo/image:tag"},
+    "runpod": {"gpu_id": "NVIDIA RTX A5000", "volume_id": "vol", "max_hours": 1},
+}
+NASTY = "it's $(touch PWNED)\n`id` \\ é\n"
+
+
+class Api:
+    """Answers in the order given, the last one for ever; remembers requests."""
+
+    def __init__(self, *answers: tuple[str, int, str]) -> None:
+        self.answers = list(answers)
+        self.requests: list[tuple[str, str, str]] = []
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                api.requests.append((self.command, self.path, self.headers.get("Authorization", "")))
+                method, status, body = api.answers[0] if len(api.answers) == 1 else api.answers.pop(0)
+                assert method == self.command
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            do_GET = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+class Pod:
+    """A rendered on-pod.sh that runs in a folder which stands for the volume."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stub = stubs.make(folder / "stubs")
+        self.run_dir = folder / "vol ume" / "runs" / "r1"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.apis: list[Api] = []
+        # Pauses pass quickly; the script is the same.
+        (self.stub.bin / "sleep").write_text(
+            '#!/bin/bash\necho "$1" >>"$STUB_OUT.sleeps"\nexec /bin/sleep 0.05\n'
+        )
+        (self.stub.bin / "sleep").chmod(0o755)
+
+    def target(self, nodes: int = 1, cluster: dict[str, object] | None = None, **fields: object) -> Target:
+        job = Job.model_validate({"name": "j", "batch": {"global": 8}, "command": ["true"], **fields})
+        return Target(
+            job=job,
+            cluster=Cluster.model_validate({**CLUSTER, **(cluster or {})}),
+            run_id="r1",
+            run_dir=str(self.run_dir),
+            workdir=str(self.folder),
+            python=str(self.stub.python),
+            nodes=nodes,
+            ranks_per_node=2,
+            carried={"run.json": NASTY, "attempts/000/recipe.json": "{}"},
+        )
+
+    def start(self, api: Api, target: Target, **env: str) -> None:
+        script = self.folder / "on-pod.sh"
+        script.write_text(next(file.text for file in render_run(target) if file.path == "on-pod.sh"))
+        self.apis.append(api)
+        pod = {"RUNPOD_POD_ID": "pod1", "RUNPOD_API_KEY": "key-1", "LAUNCHER_RUNPOD_API": api.url}
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                ["bash", str(script)],
+                env=self.stub.env(**{**pod, **env}),
+                start_new_session=True,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_for(self, text: str) -> str:
+        deadline = time.monotonic() + 20
+        while text not in (log := (self.folder / "log").read_text()):
+            assert time.monotonic() < deadline, log
+            assert self.process is not None and self.process.poll() is None, "the script returned: " + log
+            time.sleep(0.02)
+        return log
+
+    def end(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        for api in self.apis:
+            api.server.shutdown()
+            api.server.server_close()
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    pod = Pod(tmp_path)
+    yield pod
+    pod.end()
+
+
+@pytest.mark.parametrize("client", ["curl", "python"])
+def test_it_unpacks_supervises_ends_the_pod_and_never_returns(pod: Pod, client: str) -> None:
+    if client == "curl" and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    if client == "python":
+        for name in ("bash", "env", "base64", "chmod", "mkdir", "mv", "tee", "timeout", "tr"):
+            (pod.stub.bin / name).symlink_to(shutil.which(name) or name)
+    api = Api(("DELETE", 500, "oops"), ("DELETE", 429, ""), ("DELETE", 204, ""))
+    path = {"PATH": str(pod.stub.bin)} if client == "python" else {}
+    pod.start(api, pod.target(), STUB_EXIT="7", **path)
+    log = pod.wait_for("the pod is ending")
+    assert api.requests == [("DELETE", "/pods/pod1", "Bearer key-1")] * 3
+    assert "the run ended with exit code 7" in log
+    assert "RunPod answered '500'" in log and "key-1" not in log
+    assert (pod.run_dir / "run.json").read_text() == NASTY
+    assert os.access(pod.run_dir / "scripts" / "start.sh", os.X_OK)
+    assert pod.stub.python_argv() == [b"-m", b"launcher.supervise", str(pod.run_dir).encode()]
+    assert not list(pod.folder.rglob("PWNED"))
+    time.sleep(0.3)
+    assert pod.process is not None and pod.process.poll() is None
+    assert len(api.requests) == 3
+
+
+def test_a_pod_that_is_started_again_after_its_end_does_not_train_again(pod: Pod) -> None:
+    pod.start(Api(("DELETE", 204, "")), pod.target())
+    pod.wait_for("the pod is ending")
+    pod.end()
+    pod.stub.out.unlink()
+    pod.start(Api(("DELETE", 404, "")), pod.target())
+    pod.wait_for("was started again")
+    pod.wait_for("the pod is ending")
+    assert not pod.stub.out.exists()
+
+
+def test_what_the_run_went_on_writing_is_kept_when_the_pod_starts_anew(pod: Pod) -> None:
+    (pod.run_dir / "attempts" / "000").mkdir(parents=True)
+    (pod.run_dir / "attempts" / "000" / "recipe.json").write_text("lower")
+    pod.start(Api(("DELETE", 204, "")), pod.target())
+    pod.wait_for("the pod is ending")
+    assert (pod.run_dir / "attempts" / "000" / "recipe.json").read_text() == "lower"
+
+
+def test_an_interpreter_that_is_missing_still_ends_the_pod(pod: Pod) -> None:
+    target = pod.target()
+    pod.start(Api(("DELETE", 204, "")), Target(**{**target.__dict__, "python": "/no/python"}))
+    assert "exit code 127" in pod.wait_for("the pod is ending")
+
+
+def test_a_failing_setup_line_still_ends_the_pod(pod: Pod) -> None:
+    pod.start(Api(("DELETE", 204, "")), pod.target(cluster={"setup": ["false"]}))
+    log = pod.wait_for("the pod is ending")
+    assert "setup line of the cluster profile failed with exit code 1" in log
+    assert not pod.stub.out.exists()
+
+
+def test_the_limit_of_hours_stops_the_supervisor_and_ends_the_pod(pod: Pod) -> None:
+    # A stub of `timeout` with seconds for hours; the real one does the rest.
+    real = shutil.which("timeout")
+    (pod.stub.bin / "timeout").write_text(
+        f'#!/bin/bash\n[[ $4 == 3600 ]] || exit 99\nexec {real} "$1" "$2" "$3" 1 "${{@:5}}"\n'
+    )
+    (pod.stub.bin / "timeout").chmod(0o755)
+    pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait")
+    assert "stopped by runpod.max_hours" in pod.wait_for("the pod is ending")
+    assert Path(f"{pod.stub.out}.signals").read_text() == "SIGTERM"
+
+
+def test_term_to_the_pod_reaches_the_supervisor(pod: Pod) -> None:
+    pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait", STUB_EXIT="5")
+    deadline = time.monotonic() + 15
+    while not pod.stub.out.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert pod.process is not None
+    pod.process.send_signal(signal.SIGTERM)
+    assert "exit code 5" in pod.wait_for("the pod is ending")
+    assert Path(f"{pod.stub.out}.signals").read_text() == "SIGTERM"
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_pods_of_a_cluster_end_with_the_cluster(pod: Pod, rank: str) -> None:
+    body = json.dumps({"id": "pod1", "cluster": {"rank": 0, "id": "cl-7", "ip": "10.0.0.1"}}, indent=1)
+    api = Api(("DELETE", 409, "{}"), ("GET", 200, body), ("DELETE", 204, ""))
+    pod.start(api, pod.target(nodes=2), NODE_RANK=rank, PRIMARY_ADDR="10.0.0.1")
+    pod.wait_for("the pod is ending")
+    assert [request[:2] for request in api.requests] == [
+        *[("DELETE", "/pods/pod1"), ("GET", "/pods/pod1"), ("DELETE", "/clusters/cl-7")]
+    ]
+    argv = b" ".join(pod.stub.python_argv()).decode()
+    assert argv.endswith(f"--nodes 2 --node-rank {rank} --rendezvous 10.0.0.1 --port-base 61000")
+    sleeps = Path(f"{pod.stub.out}.sleeps").read_text().split()
+    assert sleeps[0] == {"0": "30", "1": "600"}[rank], "the first node gives the others time to finish"
+
+
+def test_a_cluster_without_its_addresses_is_refused_and_ended(pod: Pod) -> None:
+    pod.start(Api(("DELETE", 204, "")), pod.target(nodes=2))
+    assert "RunPod gave no PRIMARY_ADDR" in pod.wait_for("the pod is ending")
+    assert not pod.stub.out.exists()
+
+
+def request(target: Target) -> dict[str, object]:
+    text = next(file.text for file in render_run(target) if file.path.startswith("create-"))
+    body = json.loads(text)
+    assert isinstance(body, dict)
+    return body
+
+
+def test_secrets_enter_the_request_by_reference_only(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf-value")
+    target = pod.target(secrets=["HF_TOKEN", {"name": "WANDB", "runpod": "wandb_key"}])
+    assert request(target)["env"] == {"LAUNCHER_RUN_ID": "r1", "WANDB": "{{ RUNPOD_SECRET_wandb_key }}"}
+    assert [secret.name for secret in added_at_creation(target)] == ["HF_TOKEN"]
+    assert any("HF_TOKEN is added to the request when it is sent" in note for note in notes(target))
+    assert not any("hf-value" in file.text for file in render_run(target))
+
+
+def test_what_runpod_cannot_do_is_refused(pod: Pod) -> None:
+    many = [f"S{number}" for number in range(50)]
+    with pytest.raises(RenderError, match="51 variables"):
+        render_run(pod.target(secrets=many))
+    without = {"runpod": {**CLUSTER["runpod"], "volume_id": None}}  # type: ignore[dict-item]
+    with pytest.raises(RenderError, match=r"several nodes need runpod\.volume_id"):
+        render_run(pod.target(nodes=2, cluster=without))
+    assert any("is lost with it" in note for note in notes(pod.target(cluster=without)))
+    with pytest.raises(RenderError, match="private registry"):
+        render_run(pod.target(nodes=2, cluster={"runpod": {**CLUSTER["runpod"], "registry_id": "x"}}))  # type: ignore[dict-item]
+    with pytest.raises(RenderError, match="at most 120000 fit"):
+        render_run(pod.target(command=["x" * 120_000]))
+    with pytest.raises(RenderError, match="not an image reference"):
+        render_run(pod.target(image="a b; rm"))

@@ -1,0 +1,222 @@
+"""start.sh under a stub of python: what torchrun is told, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.render.render import RenderError, Target, render_run
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from tests.render import stubs
+
+SLURM = Cluster.model_validate(
+    {
+        "name": "s",
+        "scheduler": "slurm",
+        "max_nodes": 4,
+        "slurm": {},
+        "env": {"WHO": "cluster", "ONLY": "cluster"},
+        "network": {"interface": "ib0", "env": {"NCCL_DEBUG": "INFO", "WHO": "network"}},
+    }
+)
+RECIPE = Recipe(precision="bf16", optimizer="adamw", sharding="ddp", micro_batch_size=1, grad_accum=1)
+
+
+def render(
+    folder: Path, stub: stubs.Stubs, cluster: Cluster = SLURM, nodes: int = 1, **fields: object
+) -> Path:
+    recipe = fields.pop("recipe", None)
+    job = Job.model_validate({"name": "j", "batch": {"global": 8}, "command": ["true"], **fields})
+    target = Target(
+        job=job,
+        cluster=cluster,
+        run_id="run",
+        run_dir=str(folder / "run"),
+        workdir=str(folder),
+        python=str(stub.python),
+        nodes=nodes,
+        ranks_per_node=2,
+        recipe=recipe if isinstance(recipe, Recipe) else None,
+    )
+    script = folder / "start.sh"
+    script.write_text(render_run(target)[0].text)
+    return script
+
+
+def run(script: Path, stub: stubs.Stubs, **env: str) -> tuple[int, str]:
+    attempt = {
+        "LAUNCHER_RUN_DIR": str(script.parent / "run"),
+        "LAUNCHER_RUN_ID": "run",
+        "LAUNCHER_ATTEMPT": "3",
+    }
+    env = {**attempt, "LAUNCHER_NODE_RANK": "0", **env}
+    environ = {name: value for name, value in stub.env(**env).items() if value != "UNSET"}
+    done = subprocess.run(["bash", str(script)], env=environ, capture_output=True, timeout=30, text=True)
+    return done.returncode, done.stderr
+
+
+def test_on_one_host_torchrun_gets_a_free_loopback_port_and_an_id_of_its_own(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    code, errors = run(render(tmp_path, stub), stub)
+    assert code == 0, errors
+    argv = [item.decode() for item in stub.python_argv()]
+    log_dir = f"{tmp_path}/run/attempts/003/torchrun/node-0"
+    assert argv == [
+        *[
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--max-restarts",
+            "0",
+            "--log-dir",
+            log_dir,
+        ],
+        *["--rdzv-backend", "c10d", "--rdzv-id", "run-3", "--nnodes", "1"],
+        *["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "--no-python", str(stub.python)],
+        *["-m", "launcher.supervise.worker", "--", "true"],
+    ]
+
+
+def test_on_several_nodes_the_first_is_the_host_and_no_name_is_looked_up(tmp_path: Path) -> None:
+    address = _own_address()
+    stub = stubs.make(tmp_path / "stubs")
+    script = render(tmp_path, stub, nodes=2)
+    for rank, is_host in (("0", "true"), ("1", "false")):
+        env = {"LAUNCHER_RENDEZVOUS_HOST": address, "LAUNCHER_RENDEZVOUS_PORT": "61007"}
+        code, errors = run(script, stub, LAUNCHER_NODE_RANK=rank, **env)
+        assert code == 0, errors
+        argv = b" ".join(stub.python_argv()).decode()
+        assert f"--nnodes 2 --rdzv-endpoint {address}:61007 --rdzv-conf is_host={is_host}" in argv
+        assert f"--local-addr {address} " in argv
+
+
+def _own_address() -> str:
+    command = "hostname -I 2>/dev/null | tr ' ' '\\n' | grep -m1 -E '^[0-9.]+$' || true"
+    address = subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout.strip()
+    if not address or address.startswith("127."):
+        pytest.skip("this machine has no address other than loopback")
+    return address
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({}, "no rendezvous: LAUNCHER_RENDEZVOUS_HOST is ''"),
+        ({"LAUNCHER_ATTEMPT": "UNSET"}, "on several nodes set LAUNCHER_NODE_RANK"),
+        (
+            {"LAUNCHER_RENDEZVOUS_HOST": "localhost", "LAUNCHER_RENDEZVOUS_PORT": "61000"},
+            "loopback address here: other nodes cannot reach it",
+        ),
+        (
+            {"LAUNCHER_RENDEZVOUS_HOST": "no.such.host.invalid", "LAUNCHER_RENDEZVOUS_PORT": "61000"},
+            "cannot reach",
+        ),
+    ],
+)
+def test_several_nodes_without_a_usable_rendezvous_are_refused_at_once(
+    tmp_path: Path, env: dict[str, str], message: str
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    code, errors = run(render(tmp_path, stub, nodes=2), stub, **env)
+    assert code == 78
+    assert message in errors
+    assert not stub.out.exists()
+
+
+def test_by_hand_it_runs_attempt_0_and_says_so(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    code, errors = run(render(tmp_path, stub), stub, LAUNCHER_ATTEMPT="UNSET", LAUNCHER_RUN_DIR="/elsewhere")
+    assert code == 0, errors
+    assert "this is attempt 0" in errors
+    env = stub.python_env()
+    assert env[b"LAUNCHER_RUN_DIR"] == str(tmp_path / "run").encode()
+    assert env[b"LAUNCHER_STOP_FILE"] == f"{tmp_path}/run/attempts/000/stop".encode()
+
+
+def test_the_job_wins_over_the_network_and_the_network_over_the_cluster(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    cluster = SLURM.model_copy(update={"setup": ("export WHO=setup LATE=$ONLY",)})
+    assert run(render(tmp_path, stub, cluster, env={"WHO": "job"}), stub)[0] == 0
+    env = stub.python_env()
+    assert (env[b"WHO"], env[b"ONLY"], env[b"LATE"], env[b"NCCL_DEBUG"]) == (
+        b"job",
+        b"cluster",
+        b"cluster",
+        b"INFO",
+    )
+
+
+def test_the_interface_counts_for_several_nodes_only(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    assert "IFNAME" not in render(tmp_path, stub).read_text()
+    text = render(tmp_path, stub, nodes=2).read_text()
+    assert "export NCCL_SOCKET_IFNAME='ib0'\nexport GLOO_SOCKET_IFNAME='ib0'\n" in text
+
+
+@pytest.mark.parametrize("given", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_the_allocator_setting_of_the_user_stays(tmp_path: Path, given: str) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = render(tmp_path, stub, resources={"gpus_per_node": 2}, recipe=RECIPE)
+    assert run(script, stub, **{given: "backend:native"})[0] == 0
+    assert stub.python_env().get(b"PYTORCH_CUDA_ALLOC_CONF", b"backend:native") == b"backend:native"
+    assert run(script, stub)[0] == 0
+    assert stub.python_env()[b"PYTORCH_CUDA_ALLOC_CONF"] == b"expandable_segments:True"
+    plain = RECIPE.model_copy(update={"expandable_segments": False})
+    assert "ALLOC" not in render(tmp_path, stub, resources={"gpus_per_node": 2}, recipe=plain).read_text()
+
+
+def test_secrets_come_from_where_the_job_says_and_stand_in_no_file(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    (stub.bin / "my key").write_text("from home\n")
+    (tmp_path / "$key").write_text("from file\n")
+    secrets = [
+        *[{"name": "A", "env": "SOURCE_A"}, {"name": "B", "file": "~/my key"}, {"name": "D"}],
+        {"name": "C", "file": str(tmp_path / "$key")},
+    ]
+    script = render(tmp_path, stub, secrets=secrets)
+    code, errors = run(script, stub, SOURCE_A="from env", D="d value")
+    assert code == 0, errors
+    env = stub.python_env()
+    assert [env[n] for n in (b"A", b"B", b"C", b"D")] == [b"from env", b"from home", b"from file", b"d value"]
+    assert not any(value in script.read_text() for value in ("from env", "from home", "from file", "d value"))
+    code, errors = run(script, stub, SOURCE_A="from env")
+    assert (code, "secret D has no value on this node" in errors) == (78, True)
+
+
+def test_missing_gpus_are_found_before_the_first_collective(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    (stub.bin / "nvidia-smi").write_text("#!/bin/bash\necho 'GPU 0: NVIDIA A100 (UUID: x)'\n")
+    (stub.bin / "nvidia-smi").chmod(0o755)
+    code, errors = run(render(tmp_path, stub, resources={"gpus_per_node": 2}), stub)
+    assert (code, "this node shows 1 GPUs, the job needs 2" in errors) == (78, True)
+    assert run(render(tmp_path, stub, resources={"gpus_per_node": 1}), stub)[0] == 0
+
+
+def test_a_working_directory_that_is_missing_on_the_node_is_named(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = render(tmp_path, stub)
+    script.write_text(script.read_text().replace(f"cd '{tmp_path}'", "cd '/no such folder'"))
+    code, errors = run(script, stub)
+    assert (code, "working directory of the job does not exist on this node" in errors) == (78, True)
+
+
+def test_a_task_runs_the_entrypoint_of_launcher(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = render(tmp_path, stub, command=None, task="pkg.mod:Task", steps=3)
+    assert run(script, stub)[0] == 0
+    assert stub.python_argv()[-3:] == [str(stub.python).encode(), b"-m", b"launcher.train"]
+
+
+def test_what_the_local_scheduler_cannot_do_is_refused(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    local = Cluster.model_validate({"name": "l", "scheduler": "local"})
+    with pytest.raises(RenderError, match="starts one node"):
+        render(tmp_path, stub, local, nodes=2)
+    docker = Cluster.model_validate({"name": "l", "scheduler": "local", "container": {"runtime": "docker"}})
+    with pytest.raises(RenderError, match="uses no container"):
+        render(tmp_path, stub, docker)
