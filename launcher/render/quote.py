@@ -67,9 +67,10 @@ def comment(value: object) -> Written:
 def sbatch(value: object) -> Written:
     """The value of an `#SBATCH --option=`.
 
-    sbatch splits the line at blanks, knows both quotes, ends it at `#` (also inside quotes), and takes the
-    character after a backslash as it is (`_get_argument` in Slurm's sbatch/opt.c): so every character that
-    is not plain gets a backslash. It also blanks the words hetjob and packjob wherever they stand.
+    sbatch splits the line at blanks outside quotes (a backslash does not save a blank), ends it at `#` (old
+    versions also inside quotes), and takes any other character after a backslash as it is (`_get_argument` in
+    Slurm's sbatch/opt.c; tried with 22.05): so double quotes around, and a backslash before what is not
+    plain. It also blanks the words hetjob and packjob wherever they stand.
     """
     text = _text(value)
     if not text:
@@ -78,8 +79,9 @@ def sbatch(value: object) -> Written:
         raise QuoteError(f"{text!r} contains a control character, which an #SBATCH line cannot carry")
     if len(text.encode()) > 500:
         raise QuoteError(f"{text[:40]!r}... is longer than 500 bytes, which an #SBATCH line cannot carry")
-    escaped = "".join(c if _PLAIN.fullmatch(c) or ord(c) > 127 else "\\" + c for c in text)
-    return Written(re.sub(r"(?i)(het|pack)(job)", r"\1\\\2", escaped))
+    escaped = "".join(c if _PLAIN.fullmatch(c) or c == " " or ord(c) > 127 else "\\" + c for c in text)
+    escaped = re.sub(r"(?i)(het|pack)(job)", r"\1\\\2", escaped)
+    return Written(escaped if _PLAIN.fullmatch(escaped) else f'"{escaped}"')
 
 
 def slurm_file(path: str) -> str:

@@ -97,25 +97,34 @@ def slurm_reads(script: str) -> list[str]:
     """The options sbatch finds in a script: `_get_argument` of Slurm's sbatch/opt.c, written again."""
     options = []
     for line in script.split("\n"):
-        if not line.startswith("#SBATCH"):
-            continue
-        line = line[len("#SBATCH") :].replace("packjob", " " * 7).replace("hetjob", " " * 6)
-        word, quote, escaped, started = "", "", False, False
-        for char in line + "\n":
-            if escaped:
-                word, escaped = word + char, False
-            elif char == "\\":
-                escaped = started = True
-            elif quote:
-                quote, word = ("", word) if char == quote else (quote, word + char)
-            elif char in "'\"":
-                quote = char
-            elif char == "#" or (char in " \t\n\r\v\f" and started):
-                break
-            elif char not in " \t\n\r\v\f":
-                word, started = word + char, True
-        options.append(word)
+        if line.startswith("#SBATCH"):
+            line = line[len("#SBATCH") :].replace("packjob", " " * 7).replace("hetjob", " " * 6)
+            word, rest = _one_argument(line.lstrip(" "))
+            assert not rest.strip(), f"sbatch would refuse: Invalid directive found in batch script: {rest}"
+            options.append(word)
     return options
+
+
+def _one_argument(line: str) -> tuple[str, str]:
+    word, quote, escaped, at = "", "", False, 0
+    # The blank ends the argument before the backslash in front of it is looked at.
+    while at < len(line) and (quote or line[at] not in " \t\r\v\f"):
+        char = line[at]
+        at += 1
+        if escaped:
+            word, escaped = word + char, False
+        elif char == "\\":
+            escaped = True
+        elif quote:
+            word, quote = (word, "") if char == quote else (word + char, quote)
+        elif char in "'\"":
+            quote = char
+        elif char == "#":
+            return word, ""
+        else:
+            word += char
+    assert not quote, "sbatch would refuse: Unmatched quote"
+    return word, line[at:]
 
 
 @FEW

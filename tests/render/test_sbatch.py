@@ -58,6 +58,17 @@ def test_the_exit_code_of_the_supervisor_survives_srun_and_the_batch_shell(tmp_p
     assert got == code
 
 
+def test_the_code_of_the_first_node_counts_when_srun_ends_the_others(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    srun = (stub.bin / "srun").read_text().replace('exec "$@"', '"$@"\nexit 143')
+    (stub.bin / "srun").write_text(srun)
+    assert finish(start(script, stub, STUB_EXIT="17"))[0] == 17
+    (tmp_path / "run" / "slurm-70007-0.exit").unlink()
+    (tmp_path / "run" / "scripts" / "on-node.sh").unlink()
+    assert finish(start(script, stub, STUB_EXIT="17"))[0] == 143
+
+
 def test_srun_gets_every_rule_of_the_catalogue(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
     script = write(tmp_path, stub, resources={"nodes": 2, "cpus_per_node": 8})

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Usage: on-node.sh REQUEST_FILE [RENDEZVOUS_HOST PORT_BASE]. Rendered by launcher 0.1.0.
+# Usage: on-node.sh FILES [RENDEZVOUS_HOST PORT_BASE]. Rendered by launcher 0.1.0.
 set -u
 
-request=$1
+# FILES.stop is the batch script's request to stop, FILES.exit the exit code of the first node's supervisor.
+files=$1
 options=()
 
 'python3' -m launcher.supervise '/shared/my runs/task-20261121-085401' ${options[@]+"${options[@]}"} &
@@ -15,7 +16,7 @@ trap 'woken=yes' TERM INT HUP USR2
 # The batch script announces the time limit through a file; this signal is for the supervisor alone.
 (
   trap - TERM INT HUP USR2
-  until [[ -e $request ]]; do sleep 1; done
+  until [[ -e $files.stop ]]; do sleep 1; done
   kill -s USR2 "$supervisor"
 ) &
 watcher=$!
@@ -27,4 +28,5 @@ while :; do
   [[ -n $woken ]] || break
 done
 kill "$watcher" 2>/dev/null
+if [[ ${SLURM_NODEID:-0} == 0 ]]; then printf '%s\n' "$rc" >"$files.exit"; fi
 exit "$rc"
