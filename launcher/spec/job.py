@@ -49,6 +49,7 @@ class Training(Value):
     """Settings of the built-in entrypoint (`task:` jobs)."""
 
     lr: PositiveFloat = 3e-4
+    "Peak of the learning rate: linear warm-up, then a cosine to a tenth of it at the last step."
     weight_decay: NonNegativeFloat = 0.1
     warmup_steps: NonNegativeInt = 0
     clip_norm: PositiveFloat | None = 1.0

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launcher.spec.base import parse_bytes
+from launcher.train.rank import SetupError
 
 VARIABLE = "TRAIN_CPU_MEMORY_BUDGET"
 MIB = 2**20
@@ -153,11 +154,14 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def open_budget(device: torch.device) -> Budget:
-    """The budget that the environment asks for. Raises ValueError for a size that is none."""
+    """The budget that the environment asks for. Raises SetupError for a size that is none."""
     text = os.environ.get(VARIABLE)
     if not text:
         return Unlimited()
-    limit = int(parse_bytes(text))
+    try:
+        limit = int(parse_bytes(text))
+    except ValueError as error:
+        raise SetupError(f"{VARIABLE}: {error}") from None
     if device.type == "cpu":
         return MemoryBudget(limit)
     total = torch.cuda.get_device_properties(device).total_memory

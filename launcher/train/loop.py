@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +60,9 @@ class Trainer:
             seconds = time.perf_counter() - started
             eval_loss = self.evaluate() if self._evaluates_after(step) else None
             self.recorder.step(step, result, seconds, eval_loss)
+            if result.stop:
+                # The first rank to leave makes torchrun end the others: let them finish by themselves.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if self._saves_after(step) or result.stop:
                 self._save(step)
             if result.stop and step < self.steps:

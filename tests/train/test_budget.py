@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from launcher.train.budget import MIB, MemoryBudget, Unlimited, open_budget
+from launcher.train.rank import SetupError
 
 FLOAT = 4  # bytes
 
@@ -84,7 +85,7 @@ def test_fsdp_counts_shards_and_gathered_parameters() -> None:
     with MemoryBudget(MIB) as budget:
         model = nn.ModuleList([nn.Linear(width, width, bias=False) for _ in range(2)])
         for layer in model:
-            fully_shard(layer, mesh=mesh)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
         gc.collect()
         assert budget.live == 2 * weights
         with torch.no_grad():
@@ -107,5 +108,5 @@ def test_without_the_variable_nothing_is_switched_on(monkeypatch: pytest.MonkeyP
     budget = open_budget(torch.device("cpu"))
     assert isinstance(budget, MemoryBudget) and budget.limit == 64 * MIB
     monkeypatch.setenv("TRAIN_CPU_MEMORY_BUDGET", "64 apples")
-    with pytest.raises(ValueError, match="is not a size"):
+    with pytest.raises(SetupError, match="TRAIN_CPU_MEMORY_BUDGET: '64 apples' is not a size"):
         open_budget(torch.device("cpu"))
