@@ -1,6 +1,12 @@
 """`python -m launcher.supervise RUN_DIR`: what a job script starts once per node."""
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+import signal
+
+# Before the slow imports: a signal that comes early waits for the supervisor's handlers.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
 
 import argparse
 import sys

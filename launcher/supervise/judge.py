@@ -138,6 +138,9 @@ def _killed_first(evidence: Evidence) -> dict[str, Any] | None:
 
 
 def _from_exits(evidence: Evidence) -> Verdict | None:
+    torchrun_killed = any(code < 0 for code in evidence.exit_codes.values())
+    if torchrun_killed and all(record.get("stopping") for record in _failed_exits(evidence)):
+        return None  # the ranks ended because torchrun was gone
     for record in _failed_exits(evidence)[:1]:
         rank, code = int(record["rank"]), int(record["exit_code"])
         lines = tuple(record.get("last_lines", ()))

@@ -62,10 +62,13 @@ class Supervisor:
     def main(self) -> int:
         for signum in SIGNALS:
             signal.signal(signum, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # __main__ held them back until now
         try:
             return self._lead() if self.nodes.leader else self._follow()
         finally:
             self.journal.close()
+            for signum in SIGNALS:  # what comes now is too late, and must not change the exit code
+                signal.signal(signum, signal.SIG_IGN)
 
     def _on_signal(self, signum: int, _frame: object) -> None:
         self._signals.append(SIGNALS[signal.Signals(signum)])

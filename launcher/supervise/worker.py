@@ -60,7 +60,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env={"PYTHONUNBUFFERED": "1", **os.environ},
+                env=_environment(self.run),
                 preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True),
             )
         except OSError as error:
@@ -112,6 +112,15 @@ class Worker:
         with contextlib.suppress(OSError):  # a full disk: the exit status still tells
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_json(path, record)
+
+
+def _environment(run: RunDir) -> dict[str, str]:
+    """The rank's environment: `python` in a command means the interpreter that launcher runs under."""
+    about: dict[str, Any] = read_json(run.run) or {}
+    environment = {"PYTHONUNBUFFERED": "1", **os.environ}
+    if "PATH" not in about.get("job", {}).get("env", {}):
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', os.defpath)}"
+    return environment
 
 
 def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:

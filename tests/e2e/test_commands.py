@@ -141,11 +141,39 @@ def test_the_run_survives_the_closing_of_its_terminal(lab: Lab) -> None:
     if pid == 0:
         os.chdir(lab.folder)
         os.execve("/bin/sh", ["sh", "-c", f"{sys.executable} -m launcher run {job}"], lab.environ)
-    run = wait_for(lambda: next((lab.folder / "runs").glob("[!.]*")), "run directory")
+    run = wait_for(lambda: next((lab.folder / "runs").glob("[!.]*"), None), "run directory")
     wait_for(lambda: (run / "attempts/000/logs/node-00/rank-000.out").read_text(), "first line")
     os.close(terminal)  # the kernel sends SIGHUP to the terminal's session
     os.waitpid(pid, 0)
     assert lab.wait(lab.newest())["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(("answer", "state"), [("d", "running"), ("c", "cancelled")])
+def test_ctrl_c_asks_whether_to_detach_or_cancel(lab: Lab, answer: str, state: str) -> None:
+    lab.script("import time\nprint('up', flush=True)\ntime.sleep(300)\n")
+    job = lab.job(command="python train.py")
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.chdir(lab.folder)
+        os.execve(sys.executable, [sys.executable, "-m", "launcher", "run", str(job)], lab.environ)
+    screen = b""
+
+    def read_until(word: bytes) -> None:
+        nonlocal screen
+        while word not in screen:
+            screen += os.read(terminal, 4096)
+
+    read_until(b"| up")
+    os.write(terminal, b"\x03")
+    read_until(b"[c]ancel it?")
+    os.write(terminal, f"{answer}\n".encode())
+    read_until(b"detached" if answer == "d" else b": cancelled")
+    _, code = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(code) == (130 if answer == "d" else EXIT_CODES["cancelled"])
+    run = lab.newest()
+    assert lab.status(run)["state"] == state
+    if answer == "d":
+        assert len(processes_of(run.path)) >= 2, "the ranks go on"
 
 
 @pytest.mark.parametrize(

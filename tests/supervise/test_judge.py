@@ -142,6 +142,12 @@ def test_torchrun_killed_before_any_rank_ended_is_not_blamed_on_the_user():
     assert verdict.failure == "unknown" and "torchrun" in verdict.reason and "SIGKILL" in verdict.reason
 
 
+def test_ranks_that_ended_because_torchrun_was_killed_are_not_blamed():
+    exits = (ended(0, -15, 1.0, stopping=True), ended(1, -15, 1.0, stopping=True))
+    verdict = judge(Evidence(ranks=2, exit_codes={0: -9}, exits=exits))
+    assert verdict.rank is None and "torchrun on node 0 was ended by SIGKILL" in verdict.reason
+
+
 def test_a_script_that_cannot_start_is_the_users_error_with_what_bash_said():
     lines = ("start.sh: line 9: /no/python: No such file or directory",)
     verdict = judge(Evidence(ranks=2, exit_codes={0: 127}, torchrun_lines=lines))

@@ -1,0 +1,58 @@
+"""The commands in the documentation run, in order, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def commands(page: Path) -> list[str]:
+    """Lines that begin with `$ launcher` in ```console blocks."""
+    blocks = re.findall(r"```console\n(.*?)```", page.read_text(), flags=re.S)
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ launcher ")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+def test_every_command_of_the_page_runs(page: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "launcher", *shlex.split(line)[1:]]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+
+    if not any("job init" in line for line in commands(page)):
+        run("launcher job init")
+    for line in commands(page):
+        done = run(line)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_table_of_exit_codes_is_the_one_in_the_code() -> None:
+    from launcher.spec.verdict import EXIT_CODES
+
+    table = dict(
+        re.findall(r"^\| (\d+) \| ([a-z-]+) \|", (ROOT / "docs/exit-codes.md").read_text(), flags=re.M)
+    )
+    assert {name: int(code) for code, name in table.items()} == EXIT_CODES
+
+
+def test_every_placeholder_is_documented() -> None:
+    from launcher.spec.command import PLACEHOLDERS
+
+    page = (ROOT / "docs/jobs.md").read_text()
+    assert all(f"{{{name}}}" in page for name in PLACEHOLDERS)
