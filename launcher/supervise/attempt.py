@@ -50,8 +50,8 @@ class Ended:
 class RunningAttempt:
     """A started attempt. Created by `start`; `wait` returns when no process of it is left."""
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, process: subprocess.Popen[bytes]) -> None:
-        self.run, self.attempt, self.process = run, attempt, process
+    def __init__(self, run: RunDir, attempt: AttemptDir, node: int, process: subprocess.Popen[bytes]) -> None:
+        self.run, self.attempt, self.node, self.process = run, attempt, node, process
         self.started = time.time()
         self._stop_asked: float | None = None
         self._terminated: float | None = None
@@ -73,7 +73,7 @@ class RunningAttempt:
             except subprocess.TimeoutExpired:
                 self._escalate()
                 tick()
-        end_processes(lambda: processes_of(self.run.path, self.attempt.number), grace=3.0)
+        end_processes(lambda: processes_of(self.run.path, self.attempt.number, self.node), grace=3.0)
         return Ended(code, self.started, time.time(), self._stop_asked is not None)
 
     def _escalate(self) -> None:
@@ -103,7 +103,7 @@ def start(run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[s
             # SIGKILL is safe: each worker notices that torchrun is gone and ends its rank.
             preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True),
         )
-    return RunningAttempt(run, attempt, process)
+    return RunningAttempt(run, attempt, place.rank, process)
 
 
 def _environment(

@@ -38,18 +38,19 @@ def signal_group(leader: int, signum: signal.Signals) -> None:
         os.killpg(leader, signum)
 
 
-def processes_of(run_dir: Path, attempt: int | None = None) -> list[int]:
-    """Pids of this user's processes that were started for a run (or one attempt of it).
+def processes_of(run_dir: Path, attempt: int | None = None, node: int = 0) -> list[int]:
+    """Pids on this host of a run's processes, or of one attempt's on one node.
 
     They are found by their environment, which children inherit: a process that left its group or
     lost its parent is found all the same. The supervisor itself has no LAUNCHER_ATTEMPT.
     """
-    run_mark = b"LAUNCHER_RUN_DIR=" + os.fsencode(run_dir)
+    marks = {b"LAUNCHER_RUN_DIR=" + os.fsencode(run_dir)}
+    if attempt is not None:
+        marks |= {f"LAUNCHER_ATTEMPT={attempt}".encode(), f"LAUNCHER_NODE_RANK={node}".encode()}
     pids = []
     for pid, environ in _environments():
-        entries = environ.split(b"\0")
-        attempts = [entry[17:] for entry in entries if entry.startswith(b"LAUNCHER_ATTEMPT=")]
-        if run_mark in entries and attempts and (attempt is None or int(attempts[0]) == attempt):
+        entries = set(environ.split(b"\0"))
+        if marks <= entries and any(entry.startswith(b"LAUNCHER_ATTEMPT=") for entry in entries):
             pids.append(pid)
     return pids
 

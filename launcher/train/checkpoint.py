@@ -25,6 +25,8 @@ from launcher.train.rank import Rank
 from launcher.train.rng import rng_state, seed_all, set_rng_state
 
 MARKER = "complete.json"
+FULL_BYTES = 2**20
+"With less than this free a failed write is blamed on the full disk."
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -64,9 +66,10 @@ class Checkpoints:
                 self._publish(step, beside, final)
             dist.barrier()
         except (OSError, CheckpointException) as error:
+            cause = _disk_full(self.folder) or _first_cause(error)
             if self.rank.first:
                 shutil.rmtree(beside, ignore_errors=True)
-            raise CheckpointError(f"{final.name} could not be written: {_first_cause(error)}") from error
+            raise CheckpointError(f"{final.name} could not be written: {cause}") from error
         return final
 
     def restore(self) -> int:
@@ -143,6 +146,12 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _disk_full(folder: Path) -> str | None:
+    """torch reports a full disk as an `inline_container` assertion, which tells a user nothing."""
+    free = shutil.disk_usage(folder).free
+    return f"No space left on device ({folder} has {free} bytes free)" if free < FULL_BYTES else None
 
 
 def _first_cause(error: BaseException) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launcher.runs.layout import RunDir
@@ -55,6 +57,15 @@ def test_twenty_concurrent_starts_all_succeed(lab: Lab) -> None:
         assert [verdict["failure"] for verdict in verdicts(run)] == ["succeeded"], lab.all_logs(run)
 
 
+def own_address() -> str:
+    """An address of this machine that another one could use: loopback is refused for several nodes."""
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return address.address
+    pytest.skip("this machine has no network address but loopback")
+
+
 @pytest.fixture
 def two_nodes(lab: Lab):
     """A rendered two-node run whose supervisors are started by hand, both on this machine."""
@@ -73,7 +84,7 @@ def two_nodes(lab: Lab):
         run = RunDir(lab.folder / "runs" / "pair")
         base = str(61000 + os.getpid() % 4000)
         command = [sys.executable, "-m", "launcher.supervise", str(run.path), "--nodes", "2"]
-        command += ["--rendezvous", "127.0.0.1", "--port-base", base]
+        command += ["--rendezvous", own_address(), "--port-base", base]
         supervisors = [
             subprocess.Popen([*command, "--node-rank", str(node)], env=lab.environ, text=True)
             for node in (0, 1)
