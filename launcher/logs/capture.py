@@ -155,7 +155,7 @@ class _StreamCapture:
 
 
 class RankCapture:
-    """Writes a child's stdout and stderr to two files, one stamped line each: `<27-char UTC stamp> <bytes>\\n`.
+    """Writes a child's stdout and stderr to two files, each line as `<27-char UTC stamp> <bytes>\\n`.
 
         with RankCapture(attempt.rank_log(0, 3, "out"), attempt.rank_log(0, 3, "err"), secrets) as capture:
             child = subprocess.Popen(argv, stdout=PIPE, stderr=PIPE, bufsize=0)
@@ -181,7 +181,10 @@ class RankCapture:
         run meanwhile.
         """
         assert child.stdout is not None and child.stderr is not None, "start the child with pipes"
-        open_pipes = {child.stdout.fileno(): self._streams["out"], child.stderr.fileno(): self._streams["err"]}
+        open_pipes = {
+            child.stdout.fileno(): self._streams["out"],
+            child.stderr.fileno(): self._streams["err"],
+        }
         poll = select.poll()
         for descriptor in open_pipes:
             os.set_blocking(descriptor, False)

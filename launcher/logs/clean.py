@@ -1,4 +1,4 @@
-"""Bytes of a program made safe to print: colours stay, everything else that steers a terminal is spelled out."""
+"""Bytes of a program made safe to print: colours stay, all else that steers a terminal is spelled out."""
 
 from __future__ import annotations
 

@@ -10,54 +10,76 @@ that a handful of a thousand ranks share may then be shown more than once.
 
 from __future__ import annotations
 
+from itertools import compress
+
 _ALL = 128
 _STRIDE = 7  # prime to the number of ranks on a node, so that no local rank is left out
 _WITHIN = 1_000_000  # microseconds
+_OPEN = 64  # groups of one text at a time: bounds the work when a rank repeats it over and over
 
 Part = tuple[int, int, list[bytes]]
 
 
-def fold(parts: list[Part]) -> None:
-    """Fold in place. A part is `(rank, start of the text in a line, lines in order of time)` of one day.
+def fold(parts: list[Part]) -> bool:
+    """Fold in place; False when nothing repeats.
 
-    A line begins with `HH:MM:SS.ffffff`; a line that stands for others ends in ` (N other ranks)`.
+    A part is `(rank, start of the text in a line, lines in order of time)` of one day.
+
+    A line begins with `HH:MM:SS.ffffff`. One that stands for others ends in ` (N other ranks)`; those become
+    empty, which no line is, and are left to the caller to filter out.
     """
     repeated = _repeated(parts if len(parts) <= _ALL else parts[::_STRIDE])
     if not repeated:
-        return
-    places = []
+        return False
+    is_repeated = repeated.__contains__
+    places: list[tuple[bytes, bytes, int, int]] = []
     for number, (_, start, lines) in enumerate(parts):
+        texts = [line[start:] for line in lines]
         places += [
-            (line[start:], line[:15], number, index)
-            for index, line in enumerate(lines)
-            if line[start:] in repeated
+            (texts[index], lines[index][:15], number, index)
+            for index in compress(range(len(lines)), map(is_repeated, texts))
         ]
     places.sort()
-    # Each text has some open groups: [time of its first line, ranks in it, part and index of that line].
-    groups: list[tuple[int, set[int], int, int]] = []
-    folded: list[tuple[set[int], int, int]] = []
-    dropped: dict[int, set[int]] = {}
     current = None
+    groups: list[_Group] = []
     for text, clock, number, index in places:
+        rank, _, lines = parts[number]
         if text != current:
+            for group in groups:
+                group.close()
             current, groups = text, []
-        time, rank = _microseconds(clock), parts[number][0]
-        groups = [group for group in groups if time - group[0] < _WITHIN]
-        for _, ranks, _, _ in groups:
-            if rank not in ranks:
-                ranks.add(rank)
-                dropped.setdefault(number, set()).add(index)
+        while groups and clock > groups[0].sure and _microseconds(clock) >= groups[0].until:
+            groups.pop(0).close()  # the oldest is first
+        for group in groups:
+            if rank not in group.ranks:
+                group.ranks.add(rank)
+                lines[index] = b""
                 break
         else:
-            groups.append((time, {rank}, number, index))
-            folded.append((groups[-1][1], number, index))
-    for ranks, number, index in folded:
-        if len(ranks) > 1:
-            others = len(ranks) - 1
-            parts[number][2][index] += b" (%d other rank%s)" % (others, b"s" if others > 1 else b"")
-    for number, indexes in dropped.items():
-        lines = parts[number][2]
-        lines[:] = [line for index, line in enumerate(lines) if index not in indexes]
+            if len(groups) > _OPEN:
+                groups.pop(0).close()
+            groups.append(_Group(clock, rank, lines, index))
+    for group in groups:
+        group.close()
+    return True
+
+
+class _Group:
+    """A line that is shown, and the ranks that printed it."""
+
+    __slots__ = ("index", "lines", "ranks", "sure", "until")
+
+    def __init__(self, clock: bytes, rank: int, lines: list[bytes], index: int) -> None:
+        self.ranks = {rank}
+        self.lines = lines
+        self.index = index
+        self.sure = clock[:8] + b".~"  # the rest of this second is near enough without a calculation
+        self.until = _microseconds(clock) + _WITHIN
+
+    def close(self) -> None:
+        others = len(self.ranks) - 1
+        if others:
+            self.lines[self.index] += b" (%d other rank%s)" % (others, b"s" if others > 1 else b"")
 
 
 def _repeated(parts: list[Part]) -> set[bytes]:

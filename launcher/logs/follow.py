@@ -45,7 +45,7 @@ class Follower:
             self._sources = {file: one for file, one in self._sources.items() if file.attempt >= self._oldest}
 
     def lines(self, done: Callable[[], bool]) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Ends once `done()` was true before a look that then found the rest. Yields an empty list when idle."""
+        """Ends once `done()` was true before a look that found the rest. Each look ends in an empty list."""
         while True:
             last = done()
             yield from self.new_lines()

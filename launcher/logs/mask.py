@@ -75,4 +75,6 @@ def _variants(secrets: Iterable[bytes]) -> list[bytes]:
         lines = [line.strip() for line in secret.split(b"\n")]
         if len(lines) > 1:
             values |= {line for line in lines if len(line) >= _SHORTEST_LINE}
-    return sorted((value for value in values if value.strip(b"* \t\r\n")), key=lambda value: (-len(value), value))
+    return sorted(
+        (value for value in values if value.strip(b"* \t\r\n")), key=lambda value: (-len(value), value)
+    )

@@ -46,9 +46,9 @@ def show_logs(
 ) -> None:
     """Write the chosen lines to `out`, merged by time, attempt by attempt.
 
-    A line reads `09:12:33.123456 0:r003 | text`: UTC, attempt, rank, `|` for stdout and `!` for stderr. A line
-    with the date stands before the first line of a day. With `follow`, lines are written as they appear, until
-    `done()` is true and everything is shown. What steers a terminal is spelled out; colours stay.
+    A line reads `09:12:33.123456 0:r003 | text`: UTC, attempt, rank, `|` for stdout and `!` for stderr.
+    A line with the date stands before the first line of a day. With `follow`, lines are written as they
+    appear, until `done()` is true and all is shown. What steers a terminal is spelled out; colours stay.
 
     Raises ValueError for options that cannot be read (one sentence for the user), OSError from `out`.
     """
