@@ -12,7 +12,7 @@ LAUNCHER = [sys.executable, "-m", "launcher"]
 
 
 def main() -> int:
-    title("1. Train a small GPT on Python's own documentation, two ranks, FSDP2 over gloo")
+    title("1. Train a small GPT on Python's own documentation, two ranks on the CPU")
     first = run(HERE / "demo.yaml")
     losses = [line["eval_loss"] for line in metrics(first) if "eval_loss" in line]
     print(f"\nheld-out loss: {' -> '.join(f'{loss:.3f}' for loss in losses)} nats per byte")
@@ -31,11 +31,11 @@ def main() -> int:
     title("3. Where everything lies")
     launcher("list", "--limit", "2")
     for path in sorted(second.rglob("*")):
-        depth = len(path.relative_to(second).parts)
-        if depth <= 2 or path.suffix in {".out", ".err", ".json"}:
-            print("  " * depth + path.name + ("/" if path.is_dir() else ""))
+        name = path.relative_to(second)
+        if path.is_file() and name.parts[0] != "checkpoints" and "torchrun" not in name.parts:
+            print(f"  {name}")
     print(f"\nin {second}")
-    return 0 if losses[-1] < losses[0] - 0.5 and len(recipes) > 1 else 1
+    return 0 if losses[-1] < losses[0] - 0.3 and len(recipes) > 1 else 1
 
 
 def run(job: Path) -> Path:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from launcher.cli.output import EXIT_DETACHED, console
 from launcher.logs.show import LogOptions, show_logs
+from launcher.report.story import Story
 from launcher.report.why import why
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_metrics
@@ -52,9 +53,17 @@ def _wants_cancel() -> bool:
 
 
 def _stream(run: RunDir, status: Callable[[], Status]) -> None:
-    options = LogOptions(follow=True)
+    options, story = LogOptions(follow=True), Story(run)
     if not sys.stdout.isatty():
-        show_logs(run, options, sys.stdout.buffer, False, lambda: status().ended)
+
+        def ended() -> bool:
+            now = status()
+            for line in story.news():
+                sys.stdout.buffer.write(f"{line}\n".encode())
+            sys.stdout.buffer.flush()
+            return now.ended
+
+        show_logs(run, options, sys.stdout.buffer, False, ended)
         return
     screen = console()
     columns = (
@@ -68,6 +77,8 @@ def _stream(run: RunDir, status: Callable[[], Status]) -> None:
 
         def done() -> bool:
             now = status()
+            for line in story.news():
+                progress.console.print(Text(line, style="bold"), soft_wrap=True)
             _update(progress, bar, now, last_metrics(run))
             return now.ended
 

@@ -23,9 +23,9 @@ class TemplateInfo:
 
 
 def list_templates(project_dir: Path) -> tuple[TemplateInfo, ...]:
-    folder = shipped.templates_dir()
+    folder, own = shipped.templates_dir(), shipped.project_templates(project_dir)
     return tuple(
-        TemplateInfo(name, _description(folder / name), (project_dir / "templates" / name).is_file())
+        TemplateInfo(name, _description(folder / name), own is not None and (own / name).is_file())
         for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.j2"))
     )
 
@@ -41,6 +41,8 @@ def eject(name: str, project_dir: Path) -> Path:
     Raises RenderError when the name is unknown or the file is there already.
     """
     source, target = _shipped(name), project_dir / "templates" / name
+    if target.exists() and target.samefile(source):
+        raise RenderError(f"{target} is the shipped template itself; eject in the folder of your own project")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(target, "x", encoding="utf-8") as file:

@@ -91,7 +91,8 @@ def _cached(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
 def folders(project_dir: Path | None) -> tuple[Path, ...]:
     """Where templates are looked up, in this order."""
     shipped_folder = shipped.templates_dir()
-    return (shipped_folder,) if project_dir is None else (project_dir / "templates", shipped_folder)
+    own = shipped.project_templates(project_dir) if project_dir is not None else None
+    return (shipped_folder,) if own is None else (own, shipped_folder)
 
 
 def render_template(template: str, values: Mapping[str, Any], project_dir: Path | None = None) -> str:

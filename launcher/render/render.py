@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from launcher import __version__
-from launcher.render import quote
+from launcher.render import quote, shipped
 from launcher.render.environment import RenderError, render_template
 from launcher.render.pod import added_at_creation, on_pod_values, pod_run_dir, request_values
 from launcher.render.values import Target, batch_values, start_values
@@ -141,6 +141,8 @@ def notes(target: Target) -> tuple[str, ...]:
             for secret in added_at_creation(target)
         ]
         found.append(f"the pod ends itself after {runpod.max_hours} h at the latest")
-    if target.project_dir is not None and (target.project_dir / "templates").is_dir():
-        found.append(f"templates in {target.project_dir / 'templates'} win over the shipped ones")
+    own = shipped.project_templates(target.project_dir) if target.project_dir is not None else None
+    if own is not None:
+        names = [path.relative_to(own) for path in sorted(own.rglob("*.j2"))]
+        found += [f"{own / name} wins over the shipped template" for name in names]
     return tuple(found)

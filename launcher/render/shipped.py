@@ -27,3 +27,9 @@ def clusters_dir() -> Path:
 
 def containers_dir() -> Path:
     return _shipped("containers")
+
+
+def project_templates(project_dir: Path) -> Path | None:
+    """`templates/` of a project; None when it has none, or is the checkout that ships them."""
+    folder = project_dir / "templates"
+    return folder if folder.is_dir() and not folder.samefile(templates_dir()) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launcher.render.render import added_at_creation, notes, pod_run_dir, render_run
+from launcher.render.render import notes, pod_run_dir, render_run
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.prepare import about, target
 
@@ -79,9 +79,6 @@ class RunPodScheduler(RenderOnly):
             "plan.json": json.dumps(request.plan.model_dump(mode="json"), ensure_ascii=False),
         }
         where = target(request, run_dir, workdir, request.cluster.paths.python or DEFAULT_PYTHON, carried)
-        added = [
-            f"secret {secret.name} is added when the request is sent" for secret in added_at_creation(where)
-        ]
         several = request.plan.layout.nodes > 1
         return Prepared(
             request=request,
@@ -90,5 +87,5 @@ class RunPodScheduler(RenderOnly):
             target=where,
             command=("POST", "/v2/clusters" if several else "/v2/pods"),
             about=record,
-            warnings=(*request.plan.warnings, *notes(where), *added),
+            warnings=(*request.plan.warnings, *notes(where)),
         )

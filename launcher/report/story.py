@@ -1,0 +1,48 @@
+"""What the supervisor did, one line per event, for somebody who follows the run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from launcher.runs.layout import RunDir
+
+
+class Story:
+    """Reads only the new bytes of events.jsonl at each look."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._path = run.events
+        self._offset = 0
+
+    def news(self) -> list[str]:
+        """Lines for the events since the last look; most events need none."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        told = (_tell(json.loads(line)) for line in whole.splitlines())
+        return [f"[launcher] {line}" for line in told if line]
+
+
+def _tell(event: dict[str, Any]) -> str | None:
+    kind = event.get("event")
+    if kind == "attempt" and event["attempt"] > 0:
+        recipe = event["recipe"]
+        size, accum = recipe["micro_batch_size"], recipe["grad_accum"]
+        return f"attempt {event['attempt']} starts: micro-batch {size} x accumulation {accum}"
+    if kind == "ended" and event["failure"] != "succeeded":
+        return f"attempt {event['attempt']} ended: {event['failure']}: {event['reason']}"
+    if kind == "downgrade":
+        return f"trying again: {event['reason']}"
+    if kind == "retry":
+        return f"trying again: {event['reason']}"
+    if kind == "resumed":
+        return f"going on after step {event['step']}"
+    if kind == "stopping":
+        return f"stopping ({event['reason']}): a checkpoint first"
+    return None
