@@ -116,6 +116,11 @@ class RunDir:
         names = sorted(entry.name for entry in folder.iterdir() if entry.name.isdigit())
         return [AttemptDir(folder / name) for name in names]
 
+    def read_recipe(self, attempt: AttemptDir) -> dict[str, Any] | None:
+        """The attempt's recipe. A start.sh that is run by hand has no supervisor to write it: the plan's."""
+        recipe = read_json(attempt.recipe) or (read_json(self.plan) or {}).get("recipe")
+        return recipe if isinstance(recipe, dict) else None
+
     def read_state(self) -> dict[str, Any]:
         return read_json(self.state) or {}
 

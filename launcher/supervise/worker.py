@@ -127,7 +127,7 @@ def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
     """Every placeholder of spec/command.py with its value in this attempt."""
     about: dict[str, Any] = read_json(run.run) or {}
     job: dict[str, Any] = about.get("job", {})
-    recipe: dict[str, Any] = read_json(attempt.recipe) or {}
+    recipe = run.read_recipe(attempt) or {}
     fields = ("micro_batch_size", "grad_accum", "precision", "optimizer", "sharding", "activations")
     values = {name: recipe.get(name, "") for name in fields}
     values |= {"global_batch": job.get("batch", {}).get("global", "")}

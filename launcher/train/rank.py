@@ -91,7 +91,9 @@ def this_place() -> Place:
 
 def this_rank(place: Place) -> Rank:
     """Read the run directory. Raises SetupError."""
-    facts, recipe = _read(place.run.run), _read(place.attempt.recipe)
+    facts, recipe = _read(place.run.run), place.run.read_recipe(place.attempt)
+    if recipe is None:
+        raise SetupError(f"neither {place.attempt.recipe} nor {place.run.plan} holds a recipe")
     job = Job.model_validate(facts["job"])
     if job.task is None:
         raise SetupError("the job has a `command:`; this entrypoint runs jobs with a `task:`")

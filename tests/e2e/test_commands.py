@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -190,3 +191,36 @@ def test_signals_to_the_supervisor_end_a_foreign_command_with_their_verdict(
     status = lab.wait(run)
     assert (status["state"], status["failure"]) == ("interrupted", failure)
     assert processes_of(run.path) == []
+
+
+def test_a_rendered_run_directory_can_be_started_by_hand(lab: Lab) -> None:
+    lab.script("import sys\nprint('got', *sys.argv[1:])\n")
+    job = lab.job(command="python train.py {micro_batch_size} {checkpoint_dir}")
+    assert lab.cli("render", str(job), "--out", "by-hand").returncode == 0
+    folder = lab.folder / "by-hand"
+    done = subprocess.run(
+        ["bash", folder / "scripts/start.sh"], env=lab.environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no supervisor" in done.stderr
+    logged = lab.cli("logs", str(folder), "--rank", "1", "--stdout").stdout
+    assert f"got 4 {folder}/checkpoints" in logged
+
+
+def test_an_ejected_template_changes_what_runs(lab: Lab) -> None:
+    lab.script("import os\nprint('colour is', os.environ['COLOUR'])\n")
+    job = lab.job(command="python train.py")
+    assert lab.cli("templates", "eject", "torchrun/start.sh.j2").returncode == 0
+    ejected = lab.folder / "templates/torchrun/start.sh.j2"
+    changed = ejected.read_text().replace(
+        "{% block rendezvous %}", "{% block rendezvous %}\nexport COLOUR=green\n"
+    )
+    assert changed != ejected.read_text()
+    ejected.write_text(changed)
+    assert "+export COLOUR=green" in lab.cli("templates", "list", "--diff").stdout
+    assert "+export COLOUR=green" in lab.cli("render", str(job), "--diff").stdout
+    done = lab.cli("run", str(job))
+    assert done.returncode == 0 and "colour is green" in done.stdout
+    ejected.write_text("{{ jobb }}")
+    broken = lab.cli("render", str(job))
+    assert broken.returncode == 2 and "templates/torchrun/start.sh.j2:1: 'jobb' is undefined" in broken.stderr
