@@ -65,7 +65,7 @@ class StampedFile:
             return self._lose(lines)
         if written < len(stamped):
             self._lose(stamped[written:])
-            self._retry_at = now
+            self._retry_at = now + RETRY
         return None
 
     def retry(self, now: float) -> None:

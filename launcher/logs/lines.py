@@ -36,28 +36,32 @@ class LineAssembler:
 
     def deadline(self) -> float | None:
         """When `expire` has something to do, on the clock of `now`."""
-        if not self._partial:
-            return None
-        if b"\r" in self._partial:
-            return self._next_progress if _latest(self._partial) else None
-        return self._arrived + QUIET
+        state, _, rest = self._partial.rpartition(b"\r")
+        due = [self._next_progress] if state else []
+        if rest:
+            due.append(self._arrived + QUIET)
+        return min(due, default=None)
 
     def expire(self, now: float) -> bytes:
-        """The unfinished line as a line of its own when its time has come."""
-        deadline = self.deadline()
-        return self.flush(now) if deadline is not None and now >= deadline else b""
+        """The state of a progress bar, or an unfinished line as a line of its own, when its time has come."""
+        state, _, rest = self._partial.rpartition(b"\r")
+        if rest and now >= self._arrived + QUIET:
+            return self.flush(now)
+        if state and now >= self._next_progress:
+            self._next_progress = now + PROGRESS
+            self._partial = b"\r" + rest
+            self._logged = True
+            return state + b"\n"
+        return b""
 
     def flush(self, now: float) -> bytes:
         """The unfinished line, whatever the time."""
-        text = _latest(self._partial)
-        if b"\r" in self._partial:
-            self._next_progress = now + PROGRESS
-            # A carriage return already seen ends the text: what follows is a new one.
-            self._partial = b"\r" if self._partial.endswith(b"\r") else b""
-        else:
-            self._partial = b""
-        self._logged = self._logged or bool(text)
-        return text + b"\n" if text else b""
+        text, self._partial = _latest(self._partial), b""
+        if not text:
+            return b""
+        self._next_progress = now + PROGRESS
+        self._logged = True
+        return text + b"\n"
 
     def _finish(self, lines: bytes) -> bytes:
         if b"\r" in lines:
@@ -75,19 +79,25 @@ class LineAssembler:
         return lines
 
     def _shorten(self, now: float) -> bytes:
-        """Keep the unfinished line small: the latest text of a progress bar, the rest of an endless line."""
-        if b"\r" in self._partial:
-            self._partial = _latest(self._partial) + (b"\r" if self._partial.endswith(b"\r") else b"")
-            if len(self._partial) < LONGEST_LINE and b"\r" not in self._partial:
-                self._partial = b"\r" + self._partial  # still known as a progress bar
-        if b"\r" in self._partial and len(self._partial) <= LONGEST_LINE:
-            return self.expire(now)
-        pieces = []
-        while len(self._partial) >= LONGEST_LINE:
-            pieces.append(self._partial[:LONGEST_LINE] + b"\n")
-            self._partial = self._partial[LONGEST_LINE:]
-            self._logged = True
-        return b"".join(pieces)
+        """Keep the unfinished line small: `<last whole state>\\r<text so far>`, and no endless text.
+
+        A state of a progress bar is whole when the next carriage return comes: no half of one is logged.
+        """
+        head, cr, rest = self._partial.rpartition(b"\r")
+        if len(rest) >= LONGEST_LINE:
+            pieces, self._partial = _cut(rest)
+        else:
+            pieces, state = _cut(_latest(head))
+            self._partial = state + cr + rest
+        self._logged = self._logged or bool(pieces)
+        return pieces + self.expire(now)
+
+
+def _cut(text: bytes) -> tuple[bytes, bytes]:
+    """Lines of the greatest length, and the rest."""
+    whole = len(text) - len(text) % LONGEST_LINE
+    pieces = [text[i : i + LONGEST_LINE] + b"\n" for i in range(0, whole, LONGEST_LINE)]
+    return b"".join(pieces), text[whole:]
 
 
 def _latest(line: bytes) -> bytes:

@@ -26,7 +26,11 @@ class Masker:
         if not self._secrets:
             return chunk
         data = self._held + chunk
-        cut = self._safe_end(data)
+        cut = self._before_secrets(data, self._unfinished(data))
+        if cut < len(data) - 4 * self._longest:
+            # A chain of overlapping secrets is not held for ever: mask it now, and hold what is left.
+            data = self._replace(data)
+            cut = self._unfinished(data)
         self._held = data[cut:]
         return self._replace(data[:cut])
 
@@ -44,7 +48,7 @@ class Masker:
             data = data.replace(secret, MASK)
         return data
 
-    def _safe_end(self, data: bytes) -> int:
+    def _unfinished(self, data: bytes) -> int:
         """Where the longest end of `data` starts that a later chunk could complete to a secret."""
         cut = len(data)
         for secret in self._secrets:
@@ -54,16 +58,17 @@ class Masker:
                     cut = min(cut, start)
                     break
                 start = data.find(secret[:1], start + 1)
-        # A whole secret across the cut stays in one piece. A chain of overlapping ones is not held for ever.
-        limit, moved = len(data) - 4 * self._longest, True
+        return cut
+
+    def _before_secrets(self, data: bytes, cut: int) -> int:
+        """`cut`, moved to the beginning of a secret that lies across it."""
+        moved = True
         while moved:
             moved = False
             for secret in self._secrets:
                 start = data.find(secret, max(0, cut - len(secret) + 1), cut + len(secret) - 1)
                 if start != -1 and start < cut:
                     cut, moved = start, True
-            if cut < limit:
-                return len(data)
         return cut
 
 

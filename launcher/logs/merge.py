@@ -89,7 +89,7 @@ class Source:
             and _stamped(data[last:])
             and data[last:][_DAY] == day
         ):
-            # Nearly always: one day, split where it stands. A line of another writer stays with the one before.
+            # Nearly always: one day, split where it stands. A stranger's line stays with the one before.
             self._append(day, data[len(day) :].split(b"\n" + day))
             return
         raw = _with_stamps(data.split(b"\n"))

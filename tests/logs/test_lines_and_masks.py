@@ -1,0 +1,133 @@
+"""From bytes in any chunks to lines, and secrets that no chunk border lets through."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.logs.lines import LONGEST_LINE, LineAssembler
+from launcher.logs.mask import Masker, secrets_of
+
+
+def chunked(data: bytes, cuts: list[int]) -> list[bytes]:
+    borders = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[a:b] for a, b in pairwise(borders)]
+
+
+def assemble(chunks: list[bytes], seconds: float = 0.0) -> bytes:
+    lines, now, result = LineAssembler(), 0.0, b""
+    for chunk in chunks:
+        result += lines.feed(chunk, now)
+        now += seconds
+        result += lines.expire(now)
+    return result + lines.flush(now)
+
+
+CUTS = st.lists(st.integers(0, 10**6), max_size=20)
+
+
+@given(st.binary(max_size=400).map(lambda data: data.replace(b"\r", b"\n")), CUTS)
+def test_any_bytes_in_any_chunks_come_out_as_the_same_lines(data: bytes, cuts: list[int]) -> None:
+    whole = data if data.endswith(b"\n") or not data else data + b"\n"
+    assert assemble(chunked(data, cuts)) == whole
+
+
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\r", b"\n", b"\r\n", b"\xff\x00"]), max_size=40), CUTS)
+def test_of_a_progress_bar_the_last_text_of_each_line_comes_out(parts: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(parts)
+    got = assemble(chunked(data, cuts)).split(b"\n")[:-1]
+    expected = [line.rstrip(b"\r").split(b"\r")[-1] for line in data.split(b"\n")]
+    if not expected[-1]:
+        expected.pop()
+    # States of a bar may come before its last one; each is one that the program wrote. Where the last one was
+    # logged before its line ended, it is not logged again.
+    written = {piece for line in data.split(b"\n") for piece in line.split(b"\r")}
+    assert set(got) <= written
+    rest = iter(got)
+    assert all(want in rest for want in expected if want)
+    assert len(got) >= sum(1 for want in expected if want)
+
+
+def test_a_progress_bar_is_logged_once_a_second_and_at_its_end() -> None:
+    lines, out = LineAssembler(), b""
+    for tick in range(1001):
+        out += lines.feed(b"\r%4d/1000" % tick, tick / 100)
+    out += lines.feed(b"\n", 10.01)
+    states = [int(line.split(b"/")[0]) for line in out.split(b"\n")[:-1]]
+    assert states[0] == 0
+    assert states[-1] == 1000
+    assert all(99 <= b - a <= 102 for a, b in pairwise(states))
+
+
+def test_a_bar_that_is_replaced_within_a_chunk_costs_one_line() -> None:
+    assert LineAssembler().feed(b"1%\r2%\r3%\nnext\r\nx", 0.0) == b"3%\nnext\n"
+
+
+def test_a_prompt_is_logged_after_a_second_and_its_line_end_adds_nothing() -> None:
+    lines = LineAssembler()
+    assert lines.feed(b"Password: ", 5.0) == b""
+    assert lines.deadline() == 6.0
+    assert lines.expire(5.9) == b""
+    assert lines.expire(6.0) == b"Password: \n"
+    assert lines.deadline() is None
+    assert lines.feed(b"\nok\n", 7.0) == b"ok\n"
+
+
+@given(st.integers(0, 3 * LONGEST_LINE), st.lists(st.integers(1, LONGEST_LINE), min_size=1, max_size=6))
+def test_an_endless_line_is_cut_into_pieces_of_64_kib(length: int, sizes: list[int]) -> None:
+    data, chunks = b"x" * length + b"\nend\n", []
+    while data:
+        size = sizes[len(chunks) % len(sizes)] if len(chunks) < 20 else LONGEST_LINE
+        chunks.append(data[:size])
+        data = data[size:]
+    got = assemble(chunks).split(b"\n")[:-1]
+    assert got[-1] == b"end"
+    assert b"".join(got[:-1]) == b"x" * length
+    assert max(map(len, got)) <= LONGEST_LINE
+    assert len(got) == max(1, -(-length // LONGEST_LINE)) + 1
+
+
+SECRETS = st.lists(st.text("abc\n", min_size=1, max_size=6).map(str.encode), max_size=3)
+
+
+@given(st.text("abc\n", max_size=60).map(str.encode), SECRETS, CUTS)
+def test_no_secret_comes_out_in_any_chunking(data: bytes, secrets: list[bytes], cuts: list[int]) -> None:
+    masker = Masker(secrets)
+    got = b"".join(masker.feed(chunk) for chunk in chunked(data, cuts)) + masker.flush()
+    for secret in secrets:
+        if secret.strip():
+            assert secret not in got
+            assert secret.strip() not in got
+
+
+@given(st.binary(max_size=200), CUTS)
+def test_what_holds_no_secret_is_not_changed(data: bytes, cuts: list[int]) -> None:
+    secret = b"hunter2-is-not-in-random-bytes"
+    masker = Masker([secret])
+    assert b"".join(masker.feed(chunk) for chunk in chunked(data + secret[:9], cuts)) + masker.flush() == (
+        data + secret[:9]
+    )
+
+
+@given(CUTS)
+def test_a_secret_of_several_lines_is_masked_whole_and_line_by_line(cuts: list[int]) -> None:
+    key = b"-----BEGIN KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQEF\n-----END KEY-----\n"
+    printed = b"key is " + key + b"and again > MIIEvQIBADANBg\r\n> kqhkiG9w0BAQEF\r\n"
+    masker = Masker([key])
+    got = b"".join(masker.feed(chunk) for chunk in chunked(printed, cuts)) + masker.flush()
+    assert got == b"key is ***and again > ***\r\n> ***\r\n"
+
+
+def test_a_flood_of_overlapping_secrets_is_not_held_for_ever() -> None:
+    masker, out = Masker([b"aaa", b"ab" * 10]), b""
+    for _ in range(200):
+        out += masker.feed(b"a" * 1000)
+        assert len(masker._held) < 200
+    assert b"aaa" not in out + masker.flush()
+
+
+def test_the_secrets_are_named_by_one_variable() -> None:
+    environ = {"LAUNCHER_SECRETS": "TOKEN,EMPTY,MISSING,KEY", "TOKEN": "t0k", "EMPTY": "", "KEY": "k\udcff"}
+    assert secrets_of(environ) == [b"t0k", b"k\xff"]
