@@ -1,6 +1,6 @@
 """A memory budget on the CPU: the stand-in for a GPU's memory, exact to the byte and deterministic.
 
-`TRAIN_CPU_MEMORY_BUDGET=64MiB` counts every storage that an operator returns, from its birth to its death:
+`TRAIN_MEMORY_BUDGET=64MiB` counts every storage that an operator returns, from its birth to its death:
 parameters, gradients, activations, optimizer states, FSDP's gathered parameters. Not counted: scratch inside
 a kernel and gloo's own staging. On a GPU the same variable caps PyTorch's allocator.
 """
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from launcher.spec.base import parse_bytes
 from launcher.train.rank import SetupError
 
-VARIABLE = "TRAIN_CPU_MEMORY_BUDGET"
+VARIABLE = "TRAIN_MEMORY_BUDGET"
 MIB = 2**20
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import processes_of
-from tests.e2e.conftest import Lab, events, verdicts, wait_for
+from tests.lab import Lab, events, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Lab, verdicts
+from tests.lab import Lab, verdicts
 
 pytestmark = pytest.mark.e2e
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from launcher.runs.layout import RunDir
-from tests.e2e.conftest import Lab, verdicts
+from tests.lab import Lab, verdicts
 
 pytestmark = pytest.mark.e2e
 

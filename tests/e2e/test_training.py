@@ -11,7 +11,7 @@ import pytest
 
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import processes_of
-from tests.e2e.conftest import Lab, events, metrics, supervisor_pid, verdicts, wait_for
+from tests.lab import Lab, events, metrics, supervisor_pid, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -52,7 +52,7 @@ def test_memory_running_out_costs_an_attempt_and_no_optimizer_step(lab: Lab) -> 
     reference = final_losses(lab.newest())
     model = {"layers": 1, "dim": 64, "heads": 2, "context": 64}
     done = lab.cli(
-        "run", str(job(lab, args=model, env={"TRAIN_CPU_MEMORY_BUDGET": "4MiB"}, batch={"global": 32}))
+        "run", str(job(lab, args=model, env={"TRAIN_MEMORY_BUDGET": "4MiB"}, batch={"global": 32}))
     )
     assert done.returncode == 0, done.stdout + done.stderr
     run = lab.newest()

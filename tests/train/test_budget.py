@@ -102,11 +102,11 @@ def test_fsdp_counts_shards_and_gathered_parameters() -> None:
 
 
 def test_without_the_variable_nothing_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRAIN_CPU_MEMORY_BUDGET", raising=False)
+    monkeypatch.delenv("TRAIN_MEMORY_BUDGET", raising=False)
     assert isinstance(open_budget(torch.device("cpu")), Unlimited)
-    monkeypatch.setenv("TRAIN_CPU_MEMORY_BUDGET", "64MiB")
+    monkeypatch.setenv("TRAIN_MEMORY_BUDGET", "64MiB")
     budget = open_budget(torch.device("cpu"))
     assert isinstance(budget, MemoryBudget) and budget.limit == 64 * MIB
-    monkeypatch.setenv("TRAIN_CPU_MEMORY_BUDGET", "64 apples")
-    with pytest.raises(SetupError, match="TRAIN_CPU_MEMORY_BUDGET: '64 apples' is not a size"):
+    monkeypatch.setenv("TRAIN_MEMORY_BUDGET", "64 apples")
+    with pytest.raises(SetupError, match="TRAIN_MEMORY_BUDGET: '64 apples' is not a size"):
         open_budget(torch.device("cpu"))

@@ -71,7 +71,7 @@ def test_a_run_goes_on_with_another_micro_batch_sharding_and_number_of_ranks(tmp
 
 def test_a_rank_out_of_memory_ends_at_once_and_says_so(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(args={"fault": "allocate", "call": 2}))
-    ended = start(run, recipe(), env={"TRAIN_CPU_MEMORY_BUDGET": "16MiB"})
+    ended = start(run, recipe(), env={"TRAIN_MEMORY_BUDGET": "16MiB"})
     assert ended.codes[1] == EXIT_OOM
     failure = error(run.attempt(0), 1)
     assert (failure["failure"], failure["phase"], failure["step"]) == ("gpu-oom", "forward", 2)

@@ -8,15 +8,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from ruamel.yaml import YAML
 
 from launcher.runs.layout import RunDir
-from launcher.supervise.process import end_processes, processes_of
 
 
 class Lab:
@@ -109,13 +107,3 @@ def supervisor_pid(run: RunDir) -> int:
 
 def metrics(run: RunDir) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.metrics.read_text().splitlines()]
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab
-    for path in (tmp_path / "runs").glob("*"):  # a failed test leaves no process behind
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            os.kill(supervisor_pid(RunDir(path)), 9)
-        end_processes(lambda path=path: processes_of(path), grace=0)

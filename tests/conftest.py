@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.layout import RunDir
+from launcher.supervise.process import end_processes, processes_of
+from tests.lab import Lab, supervisor_pid
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    for path in (tmp_path / "runs").glob("*"):  # a failed test leaves no process behind
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            os.kill(supervisor_pid(RunDir(path)), 9)
+        end_processes(lambda path=path: processes_of(path), grace=0)
