@@ -117,8 +117,10 @@ class RunDir:
         return [AttemptDir(folder / name) for name in names]
 
     def read_recipe(self, attempt: AttemptDir) -> dict[str, Any] | None:
-        """The attempt's recipe. A start.sh that is run by hand has no supervisor to write it: the plan's."""
-        recipe = read_json(attempt.recipe) or (read_json(self.plan) or {}).get("recipe")
+        """The attempt's recipe; when start.sh runs by hand as attempt 0, nobody wrote one: the plan's."""
+        recipe = read_json(attempt.recipe)
+        if recipe is None and attempt.number == 0:
+            recipe = (read_json(self.plan) or {}).get("recipe")
         return recipe if isinstance(recipe, dict) else None
 
     def read_state(self) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class Ended:
     started: float
     ended: float
     asked_to_stop: bool
+    error: str = ""
+    "Why nothing could be started at all."
 
 
 class RunningAttempt:

@@ -17,7 +17,7 @@ _CONSEQUENCES: frozenset[FailureClass | None] = frozenset({None, "nccl-timeout",
 _STOP_CLASS: dict[str, tuple[FailureClass, str]] = {
     "cancelled": ("cancelled", "cancelled by the user"),
     "preempted": ("preempted", "asked to leave the machine (SIGTERM or SIGHUP)"),
-    "time-limit": ("time-limit", "the time limit of the submission is near (SIGUSR2)"),
+    "time-limit": ("time-limit", "the time limit of the submission was reached"),
 }
 
 

@@ -58,6 +58,10 @@ class Supervisor:
         self._stop_reason: str | None = None
         self._cancel_seen = ""
         self._cancel_checked = 0.0
+        # Elsewhere the scheduler keeps the limit and warns by a signal.
+        local = about["cluster"]["scheduler"] == "local"
+        limit = self.job.resources.time if local else None
+        self._deadline = time.monotonic() + limit if limit is not None else None
 
     def main(self) -> int:
         for signum in SIGNALS:
@@ -113,7 +117,7 @@ class Supervisor:
             stop_reason=self._stop_reason,
             lost_nodes=lost,
             host_oom_kills=oom_kills() - kills + sum(r["oom_kills"] for n, r in reports.items() if n),
-            torchrun_lines=tuple(torchrun_tail(attempt, 0)),
+            torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
         )
         verdict = judge(evidence)
         setting = self.plan.layout.setting(self.job)
@@ -138,7 +142,7 @@ class Supervisor:
             running = start(self.run, attempt, self.place, self.secrets)
         except OSError as error:
             print(f"[launcher] cannot start: {error}", file=sys.stderr)
-            return Ended(127, time.time(), time.time(), False)
+            return Ended(127, time.time(), time.time(), False, f"OSError: {error}")
         if announce:
             self.nodes.open_attempt(attempt)
         return running.wait(lambda: self._tick(attempt, running))
@@ -154,9 +158,12 @@ class Supervisor:
             running.ask_to_stop("another node failed", can_checkpoint=False)
 
     def _requests(self) -> list[str]:
-        """Signals since the last call, and the cancel file when it is new or was written again."""
+        """Signals since the last call, a passed deadline, and the cancel file when it was written (again)."""
         requests = self._signals[self._handled :]
         self._handled += len(requests)
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._deadline = None
+            requests.append("time-limit")
         if time.monotonic() > self._cancel_checked + 0.5:
             self._cancel_checked = time.monotonic()
             try:

@@ -16,6 +16,7 @@ from tests.lab import Lab, events, metrics, supervisor_pid, verdicts, wait_for
 pytestmark = pytest.mark.e2e
 
 STEPS = 12
+CPU = {"gpus_per_node": 0, "ranks_per_node": 2}
 
 
 def job(lab: Lab, **fields: Any):
@@ -127,6 +128,14 @@ def test_a_time_limit_signal_writes_a_checkpoint(lab: Lab) -> None:
     os.kill(supervisor_pid(run), signal.SIGUSR2)
     status = lab.wait(run)
     assert (status["state"], status["failure"]) == ("interrupted", "time-limit")
+    assert status["checkpoint_step"] and "a checkpoint was written" in status["reason"]
+
+
+def test_the_time_limit_of_a_local_job_is_kept(lab: Lab) -> None:
+    limited = job(lab, steps=100000, train={"checkpoint_every": None}, resources={**CPU, "time": "20s"})
+    done = lab.cli("run", str(limited))
+    assert done.returncode == EXIT_CODES["time-limit"], done.stdout + done.stderr
+    status = lab.status(lab.newest())
     assert status["checkpoint_step"] and "a checkpoint was written" in status["reason"]
 
 
