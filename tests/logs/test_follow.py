@@ -1,0 +1,102 @@
+"""A follow beside real writers."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from launcher.logs.show import LogOptions, show_logs
+from launcher.runs.layout import RunDir
+from tests.logs.helpers import write_rank
+
+
+class Screen:
+    """What was shown, with the time at which it was."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[float, bytes]] = []
+
+    def write(self, data: bytes) -> int:
+        self.shown += [(time.time(), line) for line in data.split(b"\n")[:-1] if not line.startswith(b"----")]
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+def follow(run: RunDir, done: threading.Event) -> tuple[threading.Thread, Screen]:
+    screen = Screen()
+    arguments = (run, LogOptions(follow=True), screen, False, done.is_set)
+    thread = threading.Thread(target=show_logs, args=arguments, daemon=True)
+    thread.start()
+    return thread, screen
+
+
+def test_a_new_line_is_shown_within_half_a_second(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    log = run.attempt(0).rank_log(0, 0, "out")
+    writer = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys; from pathlib import Path\n"
+            "from launcher.logs.capture import RankCapture\n"
+            "log = Path(sys.argv[1])\n"
+            "loop = 'import time\\nfor i in range(25): print(time.time(), flush=True); time.sleep(0.1)'\n"
+            "child = subprocess.Popen([sys.executable, '-c', loop], stdout=-1, stderr=-1, bufsize=0)\n"
+            "RankCapture(log, log.with_suffix('.err')).pump(child)",
+            str(log),
+        ]
+    )
+    done = threading.Event()
+    thread, screen = follow(run, done)
+    assert writer.wait(60) == 0
+    done.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    delays = [shown - float(line.rpartition(b" ")[2]) for shown, line in screen.shown]
+    assert len(delays) == 25
+    assert max(delays) < 0.5
+
+
+def test_new_ranks_and_attempts_appear_and_the_end_is_drained(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    done = threading.Event()
+    thread, screen = follow(run, done)
+    for attempt in range(4):
+        for rank in range(2):
+            write_rank(run, rank, [(attempt * 10 + rank, b"attempt %d" % attempt)], attempt, stream="err")
+            time.sleep(0.2)
+    write_rank(run, 0, [(99, b"late")], attempt=3, stream="err")
+    done.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [line[16:] for _, line in screen.shown] == [
+        b"%d:r%03d ! attempt %d" % (attempt, rank, attempt) for attempt in range(4) for rank in range(2)
+    ] + [b"3:r000 ! late"]
+
+
+def test_an_idle_follow_of_1024_ranks_is_cheap_and_keeps_no_file_open(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for rank in range(1024):
+        write_rank(run, rank, [(rank, b"hello")])
+    done = threading.Event()
+    before = len(os.listdir("/proc/self/fd"))
+    thread, screen = follow(run, done)
+    while len(screen.shown) < 1024:
+        time.sleep(0.05)
+    start, used = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    most = 0
+    while time.monotonic() < start + 2:
+        most = max(most, len(os.listdir("/proc/self/fd")))
+        time.sleep(0.05)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_utime - used
+    done.set()
+    thread.join(10)
+    assert most <= before + 4
+    assert used < 0.6, "less than a third of one core for 1,024 ranks"
