@@ -10,7 +10,9 @@ that a handful of a thousand ranks share may then be shown more than once.
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import compress
+from operator import itemgetter
 
 _ALL = 128
 _STRIDE = 7  # prime to the number of ranks on a node, so that no local rank is left out
@@ -36,20 +38,17 @@ def fold(parts: list[Part]) -> bool:
     for number, (_, start, lines) in enumerate(parts):
         texts = [line[start:] for line in lines]
         places += [
-            (texts[index], lines[index][:15], number, index)
+            (lines[index][:15], texts[index], number, index)
             for index in compress(range(len(lines)), map(is_repeated, texts))
         ]
-    places.sort()
-    current = None
-    groups: list[_Group] = []
-    for text, clock, number, index in places:
+    places.sort(key=itemgetter(0))
+    open_groups: dict[bytes, deque[_Group]] = {text: deque() for text in repeated}
+    leaders: list[_Group] = []
+    for clock, text, number, index in places:
         rank, _, lines = parts[number]
-        if text != current:
-            for group in groups:
-                group.close()
-            current, groups = text, []
+        groups = open_groups[text]
         while groups and clock > groups[0].sure and _microseconds(clock) >= groups[0].until:
-            groups.pop(0).close()  # the oldest is first
+            groups.popleft()  # the oldest is first
         for group in groups:
             if rank not in group.ranks:
                 group.ranks.add(rank)
@@ -57,10 +56,11 @@ def fold(parts: list[Part]) -> bool:
                 break
         else:
             if len(groups) > _OPEN:
-                groups.pop(0).close()
+                groups.popleft()
             groups.append(_Group(clock, rank, lines, index))
-    for group in groups:
-        group.close()
+            leaders.append(groups[-1])
+    for group in leaders:
+        group.tell()
     return True
 
 
@@ -76,7 +76,7 @@ class _Group:
         self.sure = clock[:8] + b".~"  # the rest of this second is near enough without a calculation
         self.until = _microseconds(clock) + _WITHIN
 
-    def close(self) -> None:
+    def tell(self) -> None:
         others = len(self.ranks) - 1
         if others:
             self.lines[self.index] += b" (%d other rank%s)" % (others, b"s" if others > 1 else b"")
