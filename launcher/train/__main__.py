@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import open_budget
 from launcher.train.failure import fail, leave
 from launcher.train.loop import Trainer
-from launcher.train.rank import Place, process_group, this_place, this_rank
+from launcher.train.rank import Place, join_ranks, this_place, this_rank
 from launcher.train.where import Where
 
 
@@ -20,14 +22,16 @@ def main() -> None:
 
 def _train(place: Place, where: Where) -> None:
     rank = this_rank(place)
-    with process_group(rank), open_budget(rank.device) as budget:
+    join_ranks(rank)
+    with open_budget(rank.device) as budget:
         trainer = Trainer(rank, where, budget)
         finished = trainer.train()
         if peak := budget.report():
             rank.say(peak)
-        if not finished:
-            # All ranks at once: torchrun ends those that are still there when the first one leaves.
-            leave(EXIT_STOPPED)
+        atexit._run_exitfuncs()  # what user code registered, such as a tracker's last upload
+        # Every rank has passed the barrier behind the last checkpoint. After a request to stop they leave
+        # all at once: torchrun ends those that are still there when the first one has left.
+        leave(0 if finished else EXIT_STOPPED)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -128,9 +126,9 @@ def _device(job: Job, local: int) -> torch.device:
     return torch.device("cuda", local)
 
 
-@contextmanager
-def process_group(rank: Rank) -> Iterator[None]:
-    """Join the other ranks. On an exception the group is left as it is: destroying it could wait for them.
+def join_ranks(rank: Rank) -> None:
+    """Meet the other ranks. Nobody destroys the group: that, and its destructors, can wait for ever for
+    ranks that have gone (seen with gloo and DDP after a training that had succeeded).
 
     Every attempt has a new torchrun and thus a new store, so the plain `env://` is enough.
     Raises RendezvousError.
@@ -147,5 +145,3 @@ def process_group(rank: Rank) -> Iterator[None]:
             dist.barrier()
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise RendezvousError(f"{rank.world} ranks could not meet: {error}") from error
-    yield
-    dist.destroy_process_group()

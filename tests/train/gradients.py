@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ragged import Ragged
-from runs import HERE, job, recipe
 from torch.distributed.tensor import DTensor
 
 from launcher.train.budget import Unlimited
 from launcher.train.data import derive_seed
 from launcher.train.loop import Trainer
-from launcher.train.rank import Rank, process_group, this_place, this_rank
+from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.rng import seed_all
 from launcher.train.where import Where
+from ragged import Ragged
+from runs import HERE, job, recipe
 
 SHARE = 8  # samples per rank and step
 CLIP = 0.01
@@ -76,29 +76,29 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def main(out: Path) -> None:
     rank = this_rank(this_place())
-    with process_group(rank):
-        model, task, samples = whole_batch(rank)
-        exact = reference(model, task, samples, None)
-        result: dict[str, Any] = {"norm": float(exact.norm()), "splits": {}, "clipped": {}, "mixed": {}}
-        for sharding in _shardings(rank.world):
-            for micro in (8, 4, 2, 1):
-                step, gradient = captured(rank, sharding, micro, None, "fp32")
-                name = f"{sharding} {micro}x{SHARE // micro}"
-                result["splits"][name] = {
-                    "distance": distance(gradient, exact),
-                    "norm": step.grad_norm,
-                    "weight": step.weight,
-                }
-            _, clipped = captured(rank, sharding, 2, CLIP, "fp32")
-            result["clipped"][sharding] = distance(clipped, exact * CLIP / exact.norm())
-            _, mixed = captured(rank, sharding, 2, None, "bf16-mixed")
-            result["mixed"][sharding] = distance(mixed, exact)
-        # In fours the two halves of one rank's samples happen to have as many tokens.
-        naive = {micro: distance(reference(model, task, samples, micro), exact) for micro in (2, 1)}
-        result["mean of means"] = naive
-        result["tokens"] = sum(int((targets >= 0).sum()) for _, targets in samples)
-        if rank.first:
-            out.write_text(json.dumps(result))
+    join_ranks(rank)
+    model, task, samples = whole_batch(rank)
+    exact = reference(model, task, samples, None)
+    result: dict[str, Any] = {"norm": float(exact.norm()), "splits": {}, "clipped": {}, "mixed": {}}
+    for sharding in _shardings(rank.world):
+        for micro in (8, 4, 2, 1):
+            step, gradient = captured(rank, sharding, micro, None, "fp32")
+            name = f"{sharding} {micro}x{SHARE // micro}"
+            result["splits"][name] = {
+                "distance": distance(gradient, exact),
+                "norm": step.grad_norm,
+                "weight": step.weight,
+            }
+        _, clipped = captured(rank, sharding, 2, CLIP, "fp32")
+        result["clipped"][sharding] = distance(clipped, exact * CLIP / exact.norm())
+        _, mixed = captured(rank, sharding, 2, None, "bf16-mixed")
+        result["mixed"][sharding] = distance(mixed, exact)
+    # In fours the two halves of one rank's samples happen to have as many tokens.
+    naive = {micro: distance(reference(model, task, samples, micro), exact) for micro in (2, 1)}
+    result["mean of means"] = naive
+    result["tokens"] = sum(int((targets >= 0).sum()) for _, targets in samples)
+    if rank.first:
+        out.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
