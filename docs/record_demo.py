@@ -30,7 +30,6 @@ def main() -> int:
     for line in _shortened(demo.stdout.replace(str(ROOT), ".").splitlines()):
         console.print(Text.from_ansi(line[:400]), overflow="ellipsis", no_wrap=True)
     (ROOT / "docs" / "demo.svg").write_text(console.export_svg(title="launcher"), encoding="utf-8")
-    (ROOT / "docs" / "demo.txt").write_text(demo.stdout.replace(str(ROOT), "."), encoding="utf-8")
     return 0
 
 
@@ -45,7 +44,7 @@ def _shortened(lines: list[str]) -> list[str]:
         step = re.search(r"step (\d+)/(\d+)", line)
         if step and int(step[1]) > 20 and int(step[1]) % 100 and step[1] != step[2]:
             continue
-        kept.append(line)
+        kept.append(line.rstrip())
     return kept
 
 

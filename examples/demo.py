@@ -17,7 +17,7 @@ def main() -> int:
     losses = [line["eval_loss"] for line in metrics(first) if "eval_loss" in line]
     print(f"\nheld-out loss: {' -> '.join(f'{loss:.3f}' for loss in losses)} nats per byte")
 
-    title("2. The same model with a memory budget that the first micro-batch does not fit into")
+    title("2. A larger one, with a memory budget that the first micro-batch does not fit into")
     second = run(HERE / "demo-oom.yaml")
     print()
     launcher("why", second.name)

@@ -57,7 +57,8 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         lines.append("where     " + ", ".join(part for part in where if part))
     if verdict.exception:
         lines.append(f"exception {_cut(verdict.exception)}")
-    shown = [line for line in verdict.last_lines if line.strip()][-_SHOWN_LOG_LINES:]
+    before = [line for line in verdict.last_lines if line.strip() and not _repeats(line, verdict.exception)]
+    shown = before[-_SHOWN_LOG_LINES:]
     lines += [f"  | {_cut(line)}" for line in shown]
     if verdict.evidence:
         lines.append(f"evidence  {_cut('; '.join(verdict.evidence))} ({verdict.confidence})")
@@ -69,6 +70,11 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     if state not in ("succeeded", "running"):
         lines.append(f"do        {POLICIES[verdict.failure].advice.replace('RUN', run.id)}")
     return lines[:MAX_LINES]
+
+
+def _repeats(line: str, exception: str | None) -> bool:
+    """The last line of the traceback, which stands above already (with or without its module)."""
+    return exception is not None and exception[:60] in line
 
 
 def _sentence(state: str) -> str:

@@ -85,5 +85,7 @@ def leave(code: int) -> NoReturn:
 def fail(place: Place, error: BaseException, where: Where) -> NoReturn:
     """Write the error file, print the traceback, end with the code that tells what happened."""
     failure = write_error(place, error, where)
-    traceback.print_exception(error)
-    leave(EXIT_OOM if failure in ("gpu-oom", "host-oom") else 1)
+    out_of_memory = failure in ("gpu-oom", "host-oom")
+    # Where memory ran out is chance, and the supervisor goes on: a few lines do. The error file has them all.
+    traceback.print_exception(error, limit=-3 if out_of_memory else None)
+    leave(EXIT_OOM if out_of_memory else 1)

@@ -1,0 +1,57 @@
+"""`launcher why` stays short and keeps the cause, whatever the run looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.report.why import MAX_LINES, why
+from launcher.runs.files import replace_json
+from launcher.runs.layout import RunDir
+from launcher.spec.verdict import Verdict
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "demo-1")
+
+
+def judged(run: RunDir, number: int, then: str = "", **fields) -> None:
+    attempt = run.attempt(number)
+    attempt.path.mkdir(parents=True)
+    replace_json(attempt.verdict, {**Verdict(**fields).model_dump(), "then": then})
+
+
+def test_a_verbose_failure_after_many_others_still_fits(run: RunDir) -> None:
+    for number in range(6):
+        lines = tuple(f"line {n} " + "x" * 500 for n in range(20))
+        judged(
+            run, number, "stopped " * 100, failure="user-error", reason="r", rank=3, node=1,
+            phase="forward", step=9, exit_code=1, exception="ValueError: " + "y" * 900,
+            last_lines=lines, evidence=("e",) * 50,
+        )  # fmt: skip
+    shown = why(run, "failed", "")
+    assert len(shown) <= MAX_LINES < 15
+    assert all(len(line) < 200 for line in shown)
+    assert shown[1].startswith("cause     user-error: r (attempt 5)")
+    assert any(line.startswith("do        fix the error") for line in shown)
+
+
+def test_the_exception_is_not_repeated_by_the_lines_before_it(run: RunDir) -> None:
+    lines = ("loading shard 7", "Traceback (most recent call last):", "ValueError: bad token")
+    judged(run, 0, failure="user-error", reason="r", exception="ValueError: bad token", last_lines=lines)
+    text = "\n".join(why(run, "failed", ""))
+    assert text.count("bad token") == 1 and "loading shard 7" in text
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ("running", "nothing has failed so far"),
+        ("lost", "launcher resume demo-1"),
+        ("succeeded", "no attempt"),
+    ],
+)
+def test_a_run_without_a_verdict_says_what_is_known(run: RunDir, state: str, sentence: str) -> None:
+    assert sentence in "\n".join(why(run, state, ""))
