@@ -15,7 +15,7 @@ from launcher.runs.find import latest_checkpoint, open_run, remember_root, runs_
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_step
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
-from launcher.supervise.host import supervisor_alive
+from launcher.supervise.host import supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
 
 if TYPE_CHECKING:
@@ -74,11 +74,16 @@ class LocalScheduler:
         run = self._run(handle)
         if supervisor_alive(run):
             raise SchedulerError(f"{run.id} is still running")
+        cluster: dict[str, Any] = (read_json(run.run) or {}).get("cluster", {})
+        if cluster.get("scheduler") != "local":
+            raise SchedulerError(
+                f"{run.id} was rendered for {cluster.get('name')} ({cluster.get('scheduler')}): start its "
+                f"scripts there again, they go on from the last checkpoint"
+            )
         self._end_orphans(run)
         run.cancel.unlink(missing_ok=True)
-        paths: dict[str, Any] = (read_json(run.run) or {}).get("cluster", {}).get("paths", {})
         run.event("resubmitted", handle=handle)
-        python = paths.get("python") or sys.executable
+        python = cluster.get("paths", {}).get("python") or sys.executable
         self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
 
     def status(self, handle: str) -> Status:
@@ -87,7 +92,7 @@ class LocalScheduler:
         job: dict[str, Any] = (read_json(run.run) or {}).get("job", {})
         state = run.read_state()
         name, reason, failure = state.get("state", "submitted"), state.get("reason", ""), state.get("failure")
-        if name in ("submitted", "running", "stopping") and not supervisor_alive(run):
+        if name in ("submitted", "running", "stopping") and supervisor_gone(run):
             again = run.read_state()  # it may have ended between the two looks
             if again.get("state") == name:
                 name, failure = "lost", "node-failed"
@@ -123,9 +128,10 @@ class LocalScheduler:
     def cancel(self, handle: str) -> None:
         """Ask for a checkpoint and an end; a second call ends the ranks at once."""
         run = self._run(handle)
-        if not supervisor_alive(run):
+        status = self.status(handle)
+        if status.ended:
             self._end_orphans(run)
-            raise SchedulerError(f"{run.id} is not running")
+            raise SchedulerError(f"{run.id} is not running: {status.state}")
         replace_text(run.cancel, f"{time.time()}\n")
 
     def list(self) -> list[Status]:
@@ -140,7 +146,10 @@ class LocalScheduler:
 
     def _start(self, run: RunDir, command: tuple[str, ...]) -> None:
         run.event("starting", command=list(command))
-        replace_json(run.state, {**run.read_state(), "state": "submitted"})
+        before = run.read_state()
+        replace_json(run.state, {**before, "state": "submitted"})
+        if run.supervisor_lock.exists():
+            os.truncate(run.supervisor_lock, 0)  # the record of the last supervisor; the lock itself stays
         with open(run.supervisor_log, "ab") as log:
             start = log.tell()
             try:
@@ -163,7 +172,10 @@ class LocalScheduler:
         if process.poll() is not None and run.read_state().get("state") != "submitted":
             return  # the whole run was shorter than our look at it
         said = self.logs(handle_of(run), start).decode(errors="replace").strip()
-        raise SchedulerError(f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}")
+        reason = f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}"
+        state = "failed" if before.get("state") == "submitted" else before.get("state")
+        replace_json(run.state, {**before, "state": state, "reason": reason})
+        raise SchedulerError(reason)
 
 
 def _environment() -> dict[str, str]:

@@ -42,9 +42,6 @@ class Ended:
     """How torchrun ended on this node. `exit_code` is negative for a signal."""
 
     exit_code: int
-    started: float
-    ended: float
-    asked_to_stop: bool
     error: str = ""
     "Why nothing could be started at all."
 
@@ -54,7 +51,6 @@ class RunningAttempt:
 
     def __init__(self, run: RunDir, attempt: AttemptDir, node: int, process: subprocess.Popen[bytes]) -> None:
         self.run, self.attempt, self.node, self.process = run, attempt, node, process
-        self.started = time.time()
         self._stop_asked: float | None = None
         self._terminated: float | None = None
 
@@ -76,7 +72,7 @@ class RunningAttempt:
                 self._escalate()
                 tick()
         end_processes(lambda: processes_of(self.run.path, self.attempt.number, self.node), grace=3.0)
-        return Ended(code, self.started, time.time(), self._stop_asked is not None)
+        return Ended(code)
 
     def _escalate(self) -> None:
         now = time.monotonic()

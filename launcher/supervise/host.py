@@ -76,6 +76,12 @@ def supervisor_alive(run: RunDir) -> bool:
     return False
 
 
+def supervisor_gone(run: RunDir) -> bool:
+    """A supervisor ran on this host and lives no more. Another host's locks may not show here."""
+    host = supervisor_record(run).get("host")
+    return host == socket.gethostname() and not supervisor_alive(run)
+
+
 def supervisor_record(run: RunDir) -> dict[str, Any]:
     """`{"pid", "host"}` of the last supervisor."""
     with contextlib.suppress(OSError, ValueError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from launcher.runs.files import read_json, replace_json
@@ -12,9 +14,11 @@ from launcher.supervise.attempt import Ended, NodePlace
 
 HEARTBEAT_SECONDS = 2.0
 LOST_SECONDS = 60.0
-"Without a heartbeat for this long a node counts as lost; file systems may show it late."
+"Without a new heartbeat for this long a node counts as lost; a network file system shows it late."
 START_SECONDS = 600.0
 "For node 0 to open the first attempt, on a cluster whose nodes start one after the other."
+POLL_SECONDS = 0.2
+LOOK_SECONDS = 1.0
 
 
 class NodesError(Exception):
@@ -22,21 +26,29 @@ class NodesError(Exception):
 
 
 class Nodes:
-    """The agreement, as seen by one node. With one node every question has a trivial answer."""
+    """The agreement, as seen by one node. `asked_to_stop` ends every wait."""
 
-    def __init__(self, run: RunDir, place: NodePlace) -> None:
-        self.run, self.place = run, place
+    def __init__(self, run: RunDir, place: NodePlace, asked_to_stop: Callable[[], bool]) -> None:
+        self.run, self.place, self.asked_to_stop = run, place, asked_to_stop
         # A requeued job has another port base, so files of its earlier life do not confuse it.
         self.incarnation = f"{place.rendezvous_host}:{place.port_base}"
         self._last_beat = 0.0
+        self._next_look = 0.0
+        # (attempt, node) -> (its newest heartbeat, when it appeared by our clock): clocks of nodes differ.
+        self._heard: dict[tuple[int, int], tuple[Any, float]] = {}
 
     @property
     def leader(self) -> bool:
         return self.place.rank == 0
 
+    @property
+    def several(self) -> bool:
+        return self.place.count > 1
+
     def open_attempt(self, attempt: AttemptDir) -> None:
         """Node 0: every file of the attempt is in place, the others may start."""
-        replace_json(attempt.path / "open.json", {"incarnation": self.incarnation})
+        if self.several:
+            replace_json(attempt.path / "open.json", {"incarnation": self.incarnation})
 
     def wait_for_attempt(self, after: int) -> AttemptDir:
         """Other nodes: the attempt that node 0 opened. Raises NodesError when none comes."""
@@ -46,66 +58,86 @@ class Nodes:
                 opened = read_json(attempt.path / "open.json") or {}
                 if attempt.number > after and opened.get("incarnation") == self.incarnation:
                     return attempt
-            time.sleep(0.2)
+            self._wait("for node 0 to open an attempt")
         raise NodesError(f"node 0 opened no attempt within {START_SECONDS:.0f} s")
 
     def beat(self, attempt: AttemptDir) -> None:
         """Show that this node is alive; cheap to call often."""
-        if self.place.count > 1 and time.monotonic() > self._last_beat + HEARTBEAT_SECONDS:
+        if self.several and time.monotonic() > self._last_beat + HEARTBEAT_SECONDS:
             self._last_beat = time.monotonic()
             with contextlib.suppress(OSError):
                 replace_json(self._file(attempt, self.place.rank, "alive"), {"time": time.time()})
 
     def report(self, attempt: AttemptDir, ended: Ended, oom_kills: int) -> None:
-        if self.place.count > 1:
+        """This node's torchrun has ended."""
+        if self.several:
             value = {"exit_code": ended.exit_code, "oom_kills": oom_kills}
             replace_json(self._file(attempt, self.place.rank, "ended"), value)
 
-    def someone_failed(self, attempt: AttemptDir) -> bool:
-        """Another node ended badly: waiting for it in a collective would be in vain."""
-        return any(report.get("exit_code") != 0 for report in self.reports(attempt).values())
+    def in_trouble(self, attempt: AttemptDir) -> bool:
+        """Another node ended badly or is lost: to wait for it in a collective would be in vain.
+
+        Node 0 looks at every node about once a second and tells the others through one file: with many
+        nodes the shared file system must not be asked by all about all.
+        """
+        if not self.several or time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        abort = attempt.path / "nodes" / "abort"
+        if not self.leader:
+            return abort.exists() or self._lost(attempt, 0)
+        reports = self.reports(attempt)
+        silent = [n for n in range(self.place.count) if n not in reports and self._lost(attempt, n)]
+        if not silent and not any(report["exit_code"] for report in reports.values()):
+            return False
+        abort.touch()
+        return True
 
     def reports(self, attempt: AttemptDir) -> dict[int, dict[str, Any]]:
         """What every node that has ended reported."""
-        if self.place.count == 1:
-            return {}
-        found = {n: read_json(self._file(attempt, n, "ended")) for n in range(self.place.count)}
+        found = {node: read_json(self._file(attempt, node, "ended")) for node in range(self.place.count)}
         return {node: report for node, report in found.items() if report is not None}
 
     def wait_for_reports(self, attempt: AttemptDir) -> tuple[dict[int, dict[str, Any]], tuple[int, ...]]:
         """Node 0: every node's report, and the nodes that are lost."""
-        first_seen = time.time()
-        while True:
+        while self.several:
             reports = self.reports(attempt)
             missing = [node for node in range(self.place.count) if node not in reports]
-            lost = [
-                node for node in missing if time.time() - self._seen(attempt, node, first_seen) > LOST_SECONDS
-            ]
+            lost = [node for node in missing if self._lost(attempt, node)]
             if len(lost) == len(missing):
                 return reports, tuple(lost)
-            time.sleep(0.2)
+            self.beat(attempt)
+            time.sleep(POLL_SECONDS)
+        return {}, ()
 
     def announce(self, attempt: AttemptDir, go_on: bool, exit_code: int) -> None:
         """Node 0: whether another attempt follows."""
-        if self.place.count > 1:
+        if self.several:
             replace_json(attempt.path / "next.json", {"go_on": go_on, "exit_code": exit_code})
 
     def wait_for_announcement(self, attempt: AttemptDir) -> tuple[bool, int]:
         """Other nodes: (another attempt follows, exit code). Raises NodesError when node 0 is gone."""
-        start = time.time()
         while (value := read_json(attempt.path / "next.json")) is None:
-            if time.time() - self._seen(attempt, 0, start) > 2 * LOST_SECONDS:
+            if self._lost(attempt, 0):
                 raise NodesError("node 0 gave no sign of life after the attempt")
-            time.sleep(0.2)
+            self.beat(attempt)
+            time.sleep(POLL_SECONDS)
         return bool(value["go_on"]), int(value["exit_code"])
 
-    def _seen(self, attempt: AttemptDir, node: int, otherwise: float) -> float:
-        if node == self.place.rank:
-            return time.time()
-        record = read_json(self._file(attempt, node, "alive")) or {}
-        return max(float(record.get("time", 0)), otherwise)
+    def _wait(self, what: str) -> None:
+        if self.asked_to_stop():
+            raise NodesError(f"asked to stop while waiting {what}")
+        time.sleep(POLL_SECONDS)
 
-    def _file(self, attempt: AttemptDir, node: int, kind: str) -> Any:
+    def _lost(self, attempt: AttemptDir, node: int) -> bool:
+        """No new heartbeat for LOST_SECONDS, counted from the first look."""
+        beat = read_json(self._file(attempt, node, "alive"))
+        key = (attempt.number, node)
+        if key not in self._heard or self._heard[key][0] != beat:
+            self._heard[key] = (beat, time.monotonic())
+        return node != self.place.rank and time.monotonic() > self._heard[key][1] + LOST_SECONDS
+
+    def _file(self, attempt: AttemptDir, node: int, kind: str) -> Path:
         folder = attempt.path / "nodes"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"node-{node:02d}.{kind}.json"

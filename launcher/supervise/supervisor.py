@@ -50,7 +50,7 @@ class Supervisor:
         self.run, self.place, self.secrets = run, place, secrets
         self.job = Job.model_validate(about["job"])
         self.plan = Plan.model_validate(plan)
-        self.nodes = Nodes(run, place)
+        self.nodes = Nodes(run, place, lambda: bool(self._signals))
         self.journal = Journal(run)
         self._spent: dict[Budget, int] = {}
         self._signals: list[str] = []
@@ -106,9 +106,9 @@ class Supervisor:
         self.journal.event("attempt", attempt=attempt.number, recipe=recipe.model_dump())
         self.journal.state("running", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
         kills = oom_kills()
-        ended = self._run(attempt, announce=True)
+        ended = self._run(attempt)
         self.nodes.report(attempt, ended, oom_kills() - kills)
-        reports, lost = self.nodes.wait_for_reports(attempt) if self.place.count > 1 else ({}, ())
+        reports, lost = self.nodes.wait_for_reports(attempt)
         evidence = Evidence(
             ranks=self.plan.layout.ranks,
             exit_codes={0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}},
@@ -136,14 +136,14 @@ class Supervisor:
         print(f"[launcher] attempt {attempt.number}: {verdict.failure}: {verdict.reason}", file=sys.stderr)
         return verdict, decision
 
-    def _run(self, attempt: AttemptDir, announce: bool = False) -> Ended:
+    def _run(self, attempt: AttemptDir) -> Ended:
         """Start this node's workers and wait until none is left."""
         try:
             running = start(self.run, attempt, self.place, self.secrets)
         except OSError as error:
             print(f"[launcher] cannot start: {error}", file=sys.stderr)
-            return Ended(127, time.time(), time.time(), False, f"OSError: {error}")
-        if announce:
+            return Ended(127, f"OSError: {error}")
+        if self.nodes.leader:
             self.nodes.open_attempt(attempt)
         return running.wait(lambda: self._tick(attempt, running))
 
@@ -154,7 +154,7 @@ class Supervisor:
             self.journal.event("stopping", reason=reason)
             self.journal.state("stopping", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
             running.ask_to_stop(self._stop_reason, can_checkpoint=self.job.task is not None)
-        if self.place.count > 1 and self.nodes.someone_failed(attempt):
+        if self.nodes.in_trouble(attempt):
             running.ask_to_stop("another node failed", can_checkpoint=False)
 
     def _requests(self) -> list[str]:

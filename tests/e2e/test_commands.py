@@ -224,3 +224,28 @@ def test_an_ejected_template_changes_what_runs(lab: Lab) -> None:
     ejected.write_text("{{ jobb }}")
     broken = lab.cli("render", str(job))
     assert broken.returncode == 2 and "templates/torchrun/start.sh.j2:1: 'jobb' is undefined" in broken.stderr
+
+
+def test_a_supervisor_that_cannot_start_leaves_a_true_state(lab: Lab) -> None:
+    lab.script("import time\ntime.sleep(300)\n")
+    lab.environ["MY_TOKEN"] = "s3cr3t-v4lue-91f2"
+    run = lab.submit(str(lab.job(command="python train.py", secrets=["MY_TOKEN"])))
+    wait_for(lambda: run.attempt(0).rank_log(0, 1, "out").exists(), "a rank")
+    lab.cli("cancel")
+    lab.cli("cancel")
+    assert lab.wait(run)["state"] == "cancelled"
+    del lab.environ["MY_TOKEN"]
+    done = lab.cli("resume")
+    assert done.returncode == 4 and "MY_TOKEN is not set" in done.stderr
+    assert lab.status(run)["state"] == "cancelled"
+    again = lab.cli("cancel")
+    assert again.returncode == 4 and "is not running: cancelled" in again.stderr
+
+
+def test_a_rendered_run_that_nobody_started_is_not_called_lost(lab: Lab) -> None:
+    job = lab.job(command="python train.py")
+    assert lab.cli("render", str(job), "-c", "slurm-a100", "--out", "waiting").returncode == 0
+    status = json.loads(lab.cli("status", "waiting", "--json").stdout)
+    assert status["state"] == "submitted"
+    resumed = lab.cli("resume", "waiting")
+    assert resumed.returncode == 4 and "start its scripts there again" in resumed.stderr

@@ -1,0 +1,93 @@
+"""The agreement of several supervisors, through a real directory."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.layout import RunDir
+from launcher.supervise import nodes as module
+from launcher.supervise.attempt import Ended, NodePlace
+from launcher.supervise.nodes import Nodes, NodesError
+
+
+@pytest.fixture
+def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Nodes]:
+    monkeypatch.setattr(module, "LOST_SECONDS", 0.6)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
+    run = RunDir(tmp_path)
+    return [Nodes(run, NodePlace(rank, 4, "10.0.0.1", 61007), lambda: False) for rank in range(4)]
+
+
+def opened(four: list[Nodes], number: int = 0):
+    attempt = four[0].run.attempt(number)
+    (attempt.path / "nodes").mkdir(parents=True)
+    four[0].open_attempt(attempt)
+    return attempt
+
+
+def test_the_others_wait_for_the_attempt_of_this_incarnation(four: list[Nodes]) -> None:
+    stale = Nodes(four[0].run, NodePlace(0, 4, "10.0.0.1", 61006), lambda: False)
+    (four[0].run.attempt(0).path).mkdir(parents=True)
+    stale.open_attempt(four[0].run.attempt(0))
+    timer = threading.Timer(0.3, lambda: opened(four, 1))
+    timer.start()
+    assert four[2].wait_for_attempt(after=-1).number == 1
+    timer.join()
+
+
+def test_a_failure_on_one_node_reaches_every_other_through_node_0(four: list[Nodes]) -> None:
+    attempt = opened(four)
+    for node in four:
+        node.beat(attempt)
+    assert not any(node.in_trouble(attempt) for node in four)
+    four[3].report(attempt, Ended(1), oom_kills=0)
+    assert [node.in_trouble(attempt) for node in four[:3]] == [True, True, True]
+
+
+def test_a_node_without_a_heartbeat_is_lost_and_the_run_does_not_wait_for_it(four: list[Nodes]) -> None:
+    attempt = opened(four)
+    for node in four[:3]:
+        node.report(attempt, Ended(0), oom_kills=0)
+    reports, lost = four[0].wait_for_reports(attempt)
+    assert sorted(reports) == [0, 1, 2] and lost == (3,)
+
+
+def test_a_slow_node_that_still_beats_is_waited_for(four: list[Nodes]) -> None:
+    attempt = opened(four)
+    for node in four[:3]:
+        node.report(attempt, Ended(0), oom_kills=0)
+    stop = threading.Event()
+
+    def slow() -> None:
+        for _ in range(20):
+            four[3].beat(attempt)
+            stop.wait(0.1)
+        four[3].report(attempt, Ended(0), oom_kills=2)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    reports, lost = four[0].wait_for_reports(attempt)
+    thread.join()
+    assert lost == () and reports[3]["oom_kills"] == 2
+
+
+def test_the_decision_of_node_0_reaches_the_others(four: list[Nodes]) -> None:
+    attempt = opened(four)
+    four[0].announce(attempt, go_on=True, exit_code=10)
+    assert four[1].wait_for_announcement(attempt) == (True, 10)
+
+
+def test_a_dead_node_0_does_not_hold_the_others_for_ever(four: list[Nodes]) -> None:
+    attempt = opened(four)
+    with pytest.raises(NodesError, match="no sign of life"):
+        four[1].wait_for_announcement(attempt)
+
+
+def test_a_request_to_stop_ends_the_wait(tmp_path: Path) -> None:
+    waiting = Nodes(RunDir(tmp_path), NodePlace(1, 2, "10.0.0.1"), lambda: True)
+    with pytest.raises(NodesError, match="asked to stop"):
+        waiting.wait_for_attempt(after=-1)
