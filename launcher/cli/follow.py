@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def follow_run(scheduler: Scheduler, handle: str, run: RunDir) -> int:
-    """Stream until the run ends. Returns its exit code, or EXIT_DETACHED when the user left it running."""
+def follow_run(scheduler: Scheduler, handle: str, run: RunDir, since: str | None = None) -> int:
+    """Stream what is newer than the time stamp `since` until the run ends.
+
+    Returns the run's exit code, or EXIT_DETACHED when the user left it running.
+    """
     while True:
         try:
-            _stream(run, lambda: scheduler.status(handle))
+            _stream(run, lambda: scheduler.status(handle), since)
             break
         except KeyboardInterrupt:
             if not _wants_cancel():
@@ -52,8 +55,8 @@ def _wants_cancel() -> bool:
     return answer.strip().lower().startswith("c")
 
 
-def _stream(run: RunDir, status: Callable[[], Status]) -> None:
-    options, story = LogOptions(follow=True), Story(run)
+def _stream(run: RunDir, status: Callable[[], Status], since: str | None) -> None:
+    options, story = LogOptions(follow=True, since=since), Story(run, since or "")
     if not sys.stdout.isatty():
 
         def ended() -> bool:

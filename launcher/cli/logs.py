@@ -49,8 +49,6 @@ def logs(
         )
     except ValueError as error:
         fail(str(error))
-    except BrokenPipeError:
-        sys.stderr.close()  # `| head` has read enough
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

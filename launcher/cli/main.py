@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
@@ -54,15 +55,23 @@ app.command(rich_help_panel=FILES)(job.schema)
 
 def main() -> None:
     """The console script: errors that a user can mend are one message and a documented exit code."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends us as it ends any Unix tool
     try:
         app()
     except Exception as error:
         code = _exit_code(error)
         if code is None:
             raise
-        fail(str(error), code)
+        fail(_message(error), code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _message(error: Exception) -> str:
+    """The system's errors without their number, with the file where one is known."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -16,16 +16,16 @@ def list_runs(
     """Every run below the folders that runs were started in, the newest first."""
     from launcher.cli.output import console, print_json
     from launcher.runs.find import runs_in
-    from launcher.schedulers.local import LocalScheduler, handle_of
+    from launcher.schedulers.local import statuses
 
     runs = runs_in()
-    statuses = [LocalScheduler().status(handle_of(run)) for run in (runs[:limit] if limit else runs)]
+    found = statuses(runs[:limit] if limit else runs)
     if json:
-        print_json([status.as_json() for status in statuses])
+        print_json([status.as_json() for status in found])
         return
     from launcher.report.terminal import show_list
 
-    show_list(console(), statuses)
+    show_list(console(), found)
     if limit and len(runs) > limit:
         print(f"({len(runs) - limit} older: --limit 0)")
 
@@ -55,9 +55,12 @@ def cancel(run: RunName = None, json: AsJson = False) -> None:
     from launcher.schedulers.local import LocalScheduler, handle_of
 
     found = find_run(run)
+    again = found.cancel.exists() or not found.read_about().get("job", {}).get("task")
     LocalScheduler().cancel(handle_of(found))
     if json:
         print_json({"run_id": found.id, "cancelled": True})
+    elif again:
+        print(f"{found.id}: its ranks are being ended; `launcher status {found.id}` shows when they have")
     else:
         print(
             f"{found.id}: asked to write a checkpoint and stop; "
@@ -74,13 +77,16 @@ def resume(
 ) -> None:
     """Go on from the last checkpoint, with the recipe of the last attempt."""
     from launcher.cli.follow import follow_run
-    from launcher.cli.output import print_json
+    from launcher.cli.output import fail, print_json
     from launcher.runs.find import find_run
+    from launcher.runs.time import now
     from launcher.schedulers.local import LocalScheduler, handle_of
 
+    if json and follow:
+        fail("give --json or --follow, not both")
     found = find_run(run)
     scheduler, handle = LocalScheduler(), handle_of(found)
-    before = scheduler.status(handle)
+    before, since = scheduler.status(handle), now()
     scheduler.resume(handle)
     if json:
         print_json({"run_id": found.id, "handle": handle, "from_step": before.checkpoint_step})
@@ -88,7 +94,7 @@ def resume(
     start = "the start" if before.checkpoint_step is None else f"step {before.checkpoint_step}"
     print(f"{found.id} goes on from {start}")
     if follow:
-        raise SystemExit(follow_run(scheduler, handle, found))
+        raise SystemExit(follow_run(scheduler, handle, found, since))
 
 
 def clean(
@@ -116,9 +122,13 @@ def clean(
 
     if not runs and older_than is None:
         fail("name the runs to delete, or give --older-than 7d")
+    if json and not yes:
+        fail("--json cannot ask: give --yes as well")
     chosen = [find_run(name) for name in runs or []]
     scheduler = LocalScheduler()
     for run in chosen:
+        if run.read_about().get("id") != run.id or not run.plan.is_file():
+            fail(f"{run.path} does not look like a run directory as launcher makes them; delete it by hand")
         if not scheduler.status(handle_of(run)).ended:
             fail(f"{run.id} is still running; cancel it first", EXIT_REFUSED)
     if older_than is not None:
@@ -129,7 +139,7 @@ def clean(
         old = [run for run in runs_in() if run.state.exists() and run.state.stat().st_mtime < limit]
         chosen += [run for run in old if scheduler.status(handle_of(run)).ended]
     paths = list(dict.fromkeys(run.path for run in chosen))
-    if paths and not yes and not json:
+    if paths and not yes:
         print("\n".join(str(path) for path in paths))
         typer.confirm(f"delete {len(paths)} run(s)?", abort=True)
     for path in paths:

@@ -31,7 +31,7 @@ def submit(
         show_prepared(console(), ready)
         return
     request = ready.request
-    show_plan(console(), request.job.name, request.cluster, request.plan, ready.warnings)
+    show_plan(console(), request.job, request.cluster, request.plan, ready.warnings)
     handle = scheduler.submit(ready)
     print(f"\n{request.run_id} submitted ({handle})")
     if follow:

@@ -8,7 +8,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, broken_rules, nearest_valid
+from launcher.spec.rules import Setting, as_yaml, broken_rules, nearest_valid
 from launcher.spec.supported import unsupported
 
 
@@ -68,7 +68,7 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
         valid = nearest_valid(recipe, setting)
         if valid is not None and len(broken) > 1:
             changes = valid.changes_from(recipe)
-            fields = ", ".join(f"{name}: {new}" for name, (_, new) in changes.items())
+            fields = ", ".join(f"{name}: {as_yaml(new)}" for name, (_, new) in changes.items())
             refusals.append(_refusal("recipe", f"all of it together, nearest valid: {fields}"))
         raise PlanRefusedError(refusals)
     price = cluster.usd_per_gpu_hour
@@ -142,6 +142,9 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
         micro = per_rank // accum if accum and per_rank % accum == 0 else per_rank
     if accum is None:
         accum = max(per_rank // micro, 1)
+    if micro * accum != per_rank and "grad_accum" not in fixed:
+        message = f"{micro} does not divide the {per_rank} samples that each of {layout.ranks} ranks gets"
+        raise PlanRefusedError([_refusal("recipe.micro_batch_size", message)])
     if micro * accum != per_rank:
         raise PlanRefusedError(
             [

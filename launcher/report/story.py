@@ -11,8 +11,9 @@ from launcher.runs.layout import RunDir
 class Story:
     """Reads only the new bytes of events.jsonl at each look."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._path = run.events
+    def __init__(self, run: RunDir, since: str = "") -> None:
+        """`since`: a time stamp; what happened before is not told."""
+        self._path, self._since = run.events, since
         self._offset = 0
 
     def news(self) -> list[str]:
@@ -25,11 +26,18 @@ class Story:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        told = (_tell(json.loads(line)) for line in whole.splitlines())
+        told = (self._tell(line) for line in whole.splitlines())
         return [f"[launcher] {line}" for line in told if line]
 
+    def _tell(self, line: bytes) -> str | None:
+        try:
+            event = json.loads(line)
+        except ValueError:  # torn on a full disk
+            return None
+        return _sentence(event) if event.get("time", "") >= self._since else None
 
-def _tell(event: dict[str, Any]) -> str | None:
+
+def _sentence(event: dict[str, Any]) -> str | None:
     kind = event.get("event")
     if kind == "attempt" and event["attempt"] > 0:
         recipe = event["recipe"]

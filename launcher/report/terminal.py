@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # values are printed, never made here
     from launcher.planning.plan import Plan
     from launcher.schedulers.base import Prepared, Status
     from launcher.spec.cluster import Cluster
+    from launcher.spec.job import Job
     from launcher.spec.recipe import Recipe
 
 STATE_STYLE = {
@@ -40,12 +41,15 @@ def recipe_line(recipe: Recipe) -> str:
     return ", ".join(parts)
 
 
-def show_plan(console: Console, name: str, cluster: Cluster, plan: Plan, warnings: Sequence[str]) -> None:
+def show_plan(console: Console, job: Job, cluster: Cluster, plan: Plan, warnings: Sequence[str]) -> None:
     from launcher.spec.base import format_gib
 
     layout = plan.layout
     table = Table.grid(padding=(0, 2))
-    table.add_row("job", escape(name))
+    own_recipe = job.command is not None and not any(
+        "{precision}" in a or "{optimizer}" in a for a in job.command
+    )
+    table.add_row("job", escape(job.name))
     gpus = f"{layout.gpus_per_node} GPUs" if layout.gpus_per_node else "CPU"
     gpu = cluster.node.gpu
     kind = f" ({gpu.type}, {format_gib(gpu.memory)})" if gpu is not None and layout.gpus_per_node else ""
@@ -53,7 +57,8 @@ def show_plan(console: Console, name: str, cluster: Cluster, plan: Plan, warning
         "cluster",
         escape(f"{cluster.name}: {layout.nodes} node(s) x {layout.ranks_per_node} rank(s), {gpus}{kind}"),
     )
-    table.add_row("recipe", escape(recipe_line(plan.recipe)))
+    foreign = "launcher sets the micro-batch and the accumulation; the rest is the command's own"
+    table.add_row("recipe", escape(foreign if own_recipe else recipe_line(plan.recipe)))
     batch = plan.recipe.micro_batch_size * plan.recipe.grad_accum * layout.ranks
     table.add_row(
         "batch", f"{batch} = {plan.recipe.micro_batch_size} x {plan.recipe.grad_accum} x {layout.ranks} ranks"
@@ -72,7 +77,7 @@ def show_plan(console: Console, name: str, cluster: Cluster, plan: Plan, warning
 def show_prepared(console: Console, prepared: Prepared) -> None:
     """What `--dry-run` shows: the plan, every file, the command. Nothing has happened."""
     request = prepared.request
-    show_plan(console, request.job.name, request.cluster, request.plan, prepared.warnings)
+    show_plan(console, request.job, request.cluster, request.plan, prepared.warnings)
     for file in prepared.files:
         console.rule(f"{prepared.run_dir}/scripts/{file.path}", align="left", style="dim")
         console.out(file.text, highlight=False, end="")

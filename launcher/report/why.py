@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
 
-from launcher.runs.files import read_json
+from pydantic import ValidationError
+
+from launcher.runs.files import read_record
 from launcher.runs.layout import RunDir
 from launcher.spec.verdict import Verdict
 from launcher.supervise.policy import POLICIES
@@ -18,9 +20,9 @@ def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
     """(attempt, verdict, what was done then) of every judged attempt."""
     found = []
     for attempt in run.attempts():
-        record: dict[str, Any] | None = read_json(attempt.verdict)
-        if record is not None:
-            then = str(record.pop("then", ""))
+        record = read_record(attempt.verdict)
+        then = str(record.pop("then", ""))
+        with contextlib.suppress(ValidationError):  # missing or damaged: the others still tell
             found.append((attempt.number, Verdict.model_validate(record), then))
     return found
 
@@ -31,9 +33,10 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     if state in ("submitted", "running", "stopping") and not judged:
         return [f"{run.id} is {state}: nothing has failed so far."]
     if state == "lost":
+        when = f"in attempt {len(run.attempts()) - 1}" if run.attempts() else "before the first attempt"
         return [
             f"{run.id} is lost: {reason}",
-            f"class     node-failed, in attempt {len(run.attempts()) - 1}",
+            f"cause     node-failed, {when}",
             f"do        launcher resume {run.id}",
         ]
     if not judged:
@@ -62,7 +65,7 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     lines += [f"  | {_cut(line)}" for line in shown]
     if verdict.evidence:
         lines.append(f"evidence  {_cut('; '.join(verdict.evidence))} ({verdict.confidence})")
-    if then:
+    if then and then != verdict.reason:
         lines.append(f"done      {_cut(then)}")
     if len(failures) > 1:
         earlier = ", ".join(f"attempt {n}: {v.failure}" for n, v, _ in failures[:-1][-4:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -32,11 +33,18 @@ def replace_json(path: Path, value: Any) -> None:
 
 
 def append_json(path: Path, value: Any) -> None:
-    """Append one line of JSON with a single write, so that lines of several writers do not mix."""
+    """Append one line of JSON with a single write, so that lines of several writers do not mix.
+
+    Raises OSError on a full disk. A line that was torn then does not spoil the next one.
+    """
     line = (json.dumps(value, ensure_ascii=False) + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(descriptor, line)
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 
@@ -45,8 +53,14 @@ def read_json(path: Path) -> Any | None:
     """The content, or None when the file is missing or not (yet) whole."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A JSON object; {} for anything else, so that one broken run does not hide the others."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
 
 
 def read_json_lines(path: Path) -> list[Any]:

@@ -22,9 +22,10 @@ def default_root() -> Path:
 
 def open_run(path: Path) -> RunDir:
     """The run in a directory. Raises RunNotFoundError when it is none."""
-    if not (path / "run.json").is_file():
-        raise RunNotFoundError(f"{path} is no run directory")
-    return RunDir(path.absolute())
+    run = RunDir(path.absolute())
+    if not {"id", "job"} <= set(run.read_about()):
+        raise RunNotFoundError(f"{path} is no run directory: it has no readable run.json of launcher's")
+    return run
 
 
 def find_run(name: str | None) -> RunDir:
@@ -57,7 +58,15 @@ def runs_in(root: Path | None = None) -> list[RunDir]:
             for entry in folder.iterdir():
                 if not entry.name.startswith(".") and (entry / "run.json").is_file():
                     found[entry.resolve()] = RunDir(entry.absolute())
-    return sorted(found.values(), key=lambda run: run.run.stat().st_mtime_ns, reverse=True)
+    return sorted(found.values(), key=_written, reverse=True)
+
+
+def _written(run: RunDir) -> int:
+    """When run.json was written, in ns; 0 when the run was deleted meanwhile."""
+    try:
+        return run.run.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def latest_checkpoint(run: RunDir) -> int | None:
@@ -73,16 +82,20 @@ def latest_checkpoint(run: RunDir) -> int | None:
 
 def known_roots() -> list[Path]:
     """The current directory's runs first, then every folder that a run was ever started in."""
-    roots = [default_root().absolute()]
-    with contextlib.suppress(OSError):
-        roots += [Path(line) for line in _roots_file().read_text(encoding="utf-8").splitlines()]
-    return list(dict.fromkeys(roots))
+    return list(dict.fromkeys([default_root().absolute(), *_remembered()]))
+
+
+def _remembered() -> list[Path]:
+    try:
+        return [Path(line) for line in _roots_file().read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return []
 
 
 def remember_root(root: Path) -> None:
     """So that every verb finds a run from any directory. Best effort: a read-only home is no error."""
     with contextlib.suppress(OSError):
-        if root.absolute() not in known_roots()[1:]:
+        if root.absolute() not in _remembered():
             _roots_file().parent.mkdir(parents=True, exist_ok=True)
             with open(_roots_file(), "a", encoding="utf-8") as file:
                 file.write(f"{root.absolute()}\n")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.files import append_json, read_json, read_json_lines
+from launcher.runs.files import append_json, read_json_lines, read_record
 from launcher.runs.time import now
 
 
@@ -116,15 +116,19 @@ class RunDir:
         names = sorted(entry.name for entry in folder.iterdir() if entry.name.isdigit())
         return [AttemptDir(folder / name) for name in names]
 
-    def read_recipe(self, attempt: AttemptDir) -> dict[str, Any] | None:
+    def read_about(self) -> dict[str, Any]:
+        """run.json."""
+        return read_record(self.run)
+
+    def read_recipe(self, attempt: AttemptDir) -> dict[str, Any]:
         """The attempt's recipe; when start.sh runs by hand as attempt 0, nobody wrote one: the plan's."""
-        recipe = read_json(attempt.recipe)
-        if recipe is None and attempt.number == 0:
-            recipe = (read_json(self.plan) or {}).get("recipe")
-        return recipe if isinstance(recipe, dict) else None
+        recipe = read_record(attempt.recipe)
+        if not recipe and attempt.number == 0:
+            recipe = read_record(self.plan).get("recipe", {})
+        return recipe
 
     def read_state(self) -> dict[str, Any]:
-        return read_json(self.state) or {}
+        return read_record(self.state)
 
     def read_events(self) -> list[dict[str, Any]]:
         return read_json_lines(self.events)

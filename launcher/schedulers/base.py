@@ -21,9 +21,6 @@ class Capabilities:
 
     submit: bool
     multi_node: bool = False
-    requeue: bool = False
-    price: bool = False
-    containers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

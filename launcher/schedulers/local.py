@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.files import read_json, replace_json, replace_text
-from launcher.runs.find import latest_checkpoint, open_run, remember_root, runs_in
+from launcher.runs.files import replace_json, replace_text
+from launcher.runs.find import RunNotFoundError, latest_checkpoint, open_run, remember_root, runs_in
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_step
+from launcher.runs.time import now
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.supervise.host import supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
@@ -22,12 +26,22 @@ if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster
 
 PREFIX = "local:"
+LIVING = frozenset({"submitted", "running", "stopping"})
 START_SECONDS = 20.0
 "For the supervisor to take its lock; it needs well under one on an idle machine."
 
 
 def handle_of(run: RunDir) -> str:
     return f"{PREFIX}{run.path}"
+
+
+def statuses(runs: Iterable[RunDir]) -> list[Status]:
+    """Of every run that is readable; one that was deleted or damaged meanwhile is left out."""
+    found = []
+    for run in runs:
+        with contextlib.suppress(RunNotFoundError):
+            found.append(LocalScheduler().status(handle_of(run)))
+    return found
 
 
 class LocalScheduler:
@@ -63,7 +77,16 @@ class LocalScheduler:
             read_secrets(prepared.request.job.secrets)
         except SecretMissingError as error:
             raise SchedulerError(f"secrets: {error}") from None
-        run = write_run(prepared)
+        if prepared.command[0] == sys.executable and importlib.util.find_spec("torch") is None:
+            raise SchedulerError(
+                f"torch is not installed for {sys.executable}: pip install 'launcher[train]', "
+                "or name another interpreter in paths.python of the cluster profile"
+            )
+        try:
+            run = write_run(prepared)
+        except OSError as error:
+            raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
+        remember_root(run.path.parent)
         handle = handle_of(run)
         run.event("submitted", handle=handle, command=list(prepared.command))
         self._start(run, prepared.command)
@@ -74,7 +97,9 @@ class LocalScheduler:
         run = self._run(handle)
         if supervisor_alive(run):
             raise SchedulerError(f"{run.id} is still running")
-        cluster: dict[str, Any] = (read_json(run.run) or {}).get("cluster", {})
+        if self.status(handle).state == "succeeded":
+            raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
+        cluster: dict[str, Any] = run.read_about().get("cluster", {})
         if cluster.get("scheduler") != "local":
             raise SchedulerError(
                 f"{run.id} was rendered for {cluster.get('name')} ({cluster.get('scheduler')}): start its "
@@ -89,16 +114,15 @@ class LocalScheduler:
     def status(self, handle: str) -> Status:
         """The true state: what the supervisor wrote last, or `lost` when it is gone without a word."""
         run = self._run(handle)
-        job: dict[str, Any] = (read_json(run.run) or {}).get("job", {})
+        about = run.read_about()
+        job: dict[str, Any] = about.get("job", {})
         state = run.read_state()
+        if state.get("state") in LIVING and supervisor_gone(run):
+            state = run.read_state()  # it may have ended between the two looks
         name, reason, failure = state.get("state", "submitted"), state.get("reason", ""), state.get("failure")
-        if name in ("submitted", "running", "stopping") and supervisor_gone(run):
-            again = run.read_state()  # it may have ended between the two looks
-            if again.get("state") == name:
-                name, failure = "lost", "node-failed"
-                reason = "the supervisor was killed or this machine was restarted; its ranks ended with it"
-            else:
-                return self.status(handle)
+        if name in LIVING and supervisor_gone(run):
+            name, failure = "lost", "node-failed"
+            reason = "the supervisor was killed or this machine was restarted; its ranks ended with it"
         checkpoint = latest_checkpoint(run)
         return Status(
             run_id=run.id,
@@ -110,7 +134,7 @@ class LocalScheduler:
             steps=job.get("steps"),
             failure=failure,
             reason=reason,
-            created=(read_json(run.run) or {}).get("created", ""),
+            created=about.get("created", ""),
             updated=state.get("time", ""),
             checkpoint_step=checkpoint,
             path=str(run.path),
@@ -136,7 +160,7 @@ class LocalScheduler:
 
     def list(self) -> list[Status]:
         """Every local run below the known roots, the newest first."""
-        return [self.status(handle_of(run)) for run in runs_in()]
+        return statuses(runs_in())
 
     def _run(self, handle: str) -> RunDir:
         return open_run(Path(handle.removeprefix(PREFIX)))
@@ -147,7 +171,7 @@ class LocalScheduler:
     def _start(self, run: RunDir, command: tuple[str, ...]) -> None:
         run.event("starting", command=list(command))
         before = run.read_state()
-        replace_json(run.state, {**before, "state": "submitted"})
+        replace_json(run.state, {"state": "submitted", "time": now()})
         if run.supervisor_lock.exists():
             os.truncate(run.supervisor_lock, 0)  # the record of the last supervisor; the lock itself stays
         with open(run.supervisor_log, "ab") as log:
@@ -200,7 +224,6 @@ def write_run(prepared: Prepared) -> RunDir:
     except BaseException:
         shutil.rmtree(partial.path, ignore_errors=True)
         raise
-    remember_root(final.parent)
     return RunDir(final)
 
 

@@ -34,6 +34,7 @@ def about(request: Request) -> dict[str, Any]:
         "workdir": str(request.workdir),
         "cluster": request.cluster.model_dump(mode="json", by_alias=True),
         "nodes": request.plan.layout.nodes,
+        "gpus_per_node": request.plan.layout.gpus_per_node,
         "ranks_per_node": request.plan.layout.ranks_per_node,
         "versions": _versions(),
         "code": _code(request.workdir),

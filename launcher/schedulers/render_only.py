@@ -44,9 +44,7 @@ class RenderOnly:
 class SlurmScheduler(RenderOnly):
     """The run directory must lie on a file system that the nodes share."""
 
-    capabilities = Capabilities(
-        submit=False, multi_node=True, requeue=True, containers=("none", "pyxis", "apptainer")
-    )
+    capabilities = Capabilities(submit=False, multi_node=True)
     by_hand = "`sbatch DIR/scripts/job.sbatch`"
 
     def prepare(self, request: Request) -> Prepared:
@@ -67,7 +65,7 @@ class SlurmScheduler(RenderOnly):
 class RunPodScheduler(RenderOnly):
     """The pod carries its run directory in its start script and keeps it on the network volume."""
 
-    capabilities = Capabilities(submit=False, multi_node=True, price=True, containers=("runpod",))
+    capabilities = Capabilities(submit=False, multi_node=True)
     by_hand = "send DIR/scripts/create-pod.json (or create-cluster.json) to the RunPod REST v2 API"
 
     def prepare(self, request: Request) -> Prepared:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 GIB = 2**30
 
@@ -72,7 +72,7 @@ def _scalar_to_str(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=str | int)]
-Seconds = Annotated[int, BeforeValidator(parse_seconds, json_schema_input_type=str | int)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=str | int), Field(gt=0)]
+Seconds = Annotated[int, BeforeValidator(parse_seconds, json_schema_input_type=str | int), Field(gt=0)]
 Text = Annotated[str, BeforeValidator(_scalar_to_str, json_schema_input_type=str | int | float)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

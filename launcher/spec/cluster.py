@@ -103,7 +103,7 @@ class RunPod(Value):
 
 class Paths(Value):
     runs: str | None = None
-    "Where run directories are kept; left out, `runs/` beside the job."
+    "Where run directories are kept; left out, $LAUNCHER_RUNS or `runs/` in the current directory."
     python: str | None = None
     "Interpreter on the nodes with launcher and torch; left out, the one in use (local) or python3."
 

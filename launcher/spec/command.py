@@ -27,6 +27,9 @@ PLACEHOLDERS = {
 
 # These start the processes of a job themselves; launcher starts torchrun, one process per rank.
 _OWN_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec", "horovodrun"})
+_OWN_LAUNCHER_MODULES = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+)
 # `${HOME}` is the shell's; `{{name}}` stands for a literal `{name}`.
 _PATTERN = re.compile(r"(?<!\$)(?:\{\{(?P<literal>[a-z_]+)\}\}|\{(?P<name>[a-z_]+)\})")
 
@@ -38,7 +41,10 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     for argument in command:
         no_nul(argument)
     program = PurePosixPath(command[0]).name
-    if program in _OWN_LAUNCHERS:
+    if program.startswith("python") and "-m" in command[1:3]:
+        module = command[command.index("-m") + 1 : command.index("-m") + 2]
+        program = module[0] if module and module[0] in _OWN_LAUNCHER_MODULES else program
+    if program in _OWN_LAUNCHERS | _OWN_LAUNCHER_MODULES:
         raise ValueError(
             f"`command:` starts with {program}, which starts the ranks itself; give the script alone "
             "(for example `python train.py`): launcher runs it once per rank through torchrun"

@@ -141,9 +141,10 @@ def _override(document: Document, text: str) -> None:
     except YAMLError:
         value = raw
     target: Any = document.data
-    for key in path[:-1]:
+    for depth, key in enumerate(path[:-1], start=1):
         if not isinstance(target.get(key), dict):
             target[key] = {}  # `recipe: auto` gives way to `--set recipe.precision=bf16`
+            document.places[path[:depth]] = where
         target = target[key]
     target[path[-1]] = value
     for known in [p for p in document.places if p[: len(path)] == path]:
@@ -167,8 +168,26 @@ def _problem(model: type[BaseModel], document: Document, details: ErrorDetails) 
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}"
         message = f"{details['input']!r} is not known; {hint}"
     elif details["type"] != "value_error":
-        message = f"{message[0].lower()}{message[1:]}, not {_short(details['input'])}"
+        wanted = _WANTED.get(details["type"], f"{message[0].lower()}{message[1:]}")
+        message = f"{wanted}, not {_short(details['input'])}"
     return Problem(document.place(path), ".".join(map(str, path)), message)
+
+
+# pydantic's words for what a user writes in YAML.
+_WANTED = {
+    "model_type": "must be a mapping of fields",
+    "dict_type": "must be a mapping of names to values",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+}
 
 
 def _short(value: Any) -> str:

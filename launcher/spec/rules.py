@@ -36,12 +36,13 @@ class Broken:
     cure: dict[str, Any]
 
     def __str__(self) -> str:
-        change = ", ".join(f"{name}: {_yaml(value)}" for name, value in self.cure.items())
+        change = ", ".join(f"{name}: {as_yaml(value)}" for name, value in self.cure.items())
         instead = f"; nearest valid: {change}" if change else ""
         return f"{self.rule.reason} [{self.rule.name}; {self.rule.source}]{instead}"
 
 
-def _yaml(value: object) -> str:
+def as_yaml(value: object) -> str:
+    """As a user writes it in a job file."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

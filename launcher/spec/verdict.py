@@ -24,7 +24,7 @@ FailureClass = Literal[
 EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
 EXIT_OOM = 86  # out of memory, wrote an error file
 
-# Exit codes of `launcher run`, `launcher why` and the supervisor: stable, see docs/exit-codes.md.
+# Exit codes of `launcher run`, `launcher status` and the supervisor: stable, see docs/exit-codes.md.
 EXIT_CODES: dict[FailureClass, int] = {
     "succeeded": 0,
     "gpu-oom": 10,
@@ -45,7 +45,7 @@ def exit_code(failure: str | None) -> int:
     return next((code for name, code in EXIT_CODES.items() if name == failure), EXIT_CODES["unknown"])
 
 
-Confidence = Literal["certain", "likely", "guess"]
+Confidence = Literal["certain", "likely"]
 
 
 class Verdict(Value):

@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -29,8 +31,28 @@ def oom_kills() -> int:
     return count
 
 
+def disk_full(path: Path) -> bool:
+    """Less than a MiB left, or no word about it."""
+    try:
+        return shutil.disk_usage(path).free < 2**20
+    except OSError:
+        return True
+
+
 class AlreadySupervisedError(Exception):
     """Another living supervisor holds this run."""
+
+
+LOCK_SECONDS = 2.0
+"Somebody who asks for the status holds the lock for an instant: try again for this long."
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class SupervisorLock:
@@ -42,11 +64,12 @@ class SupervisorLock:
 
     def __enter__(self) -> SupervisorLock:
         self._file = open(self.path, "a+", encoding="utf-8")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise AlreadySupervisedError(f"{self.path.parent} already has a living supervisor") from None
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not _lock(self._file):
+            if time.monotonic() > deadline:
+                self._file.close()
+                raise AlreadySupervisedError(f"{self.path.parent} already has a living supervisor")
+            time.sleep(0.02)
         with contextlib.suppress(OSError):
             self._file.truncate(0)
             self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))

@@ -9,10 +9,12 @@ from typing import Any
 from launcher.runs.files import read_json
 from launcher.runs.layout import AttemptDir
 from launcher.spec.verdict import EXIT_STOPPED, Confidence, FailureClass, Verdict
-from launcher.supervise.patterns import class_of_text, exception_of
+from launcher.supervise.patterns import class_of_end, class_of_text, exception_of
 
 # A rank that met one of these was hurt by another rank, unless no other cause is known.
 _CONSEQUENCES: frozenset[FailureClass | None] = frozenset({None, "nccl-timeout", "rendezvous-failed"})
+
+DISK_FULL = "No space left on device"
 
 _STOP_CLASS: dict[str, tuple[FailureClass, str]] = {
     "cancelled": ("cancelled", "cancelled by the user"),
@@ -35,6 +37,10 @@ class Evidence:
     stop_reason: str | None = None
     "Why the supervisor was asked to stop: a key of _STOP_CLASS."
     lost_nodes: tuple[int, ...] = ()
+    ranks_started: bool = False
+    "Some rank has a log file."
+    disk_full: bool = False
+    "The run directory's file system has less than a MiB left."
     host_oom_kills: int = 0
     "Processes that the kernel's OOM killer ended on this node meanwhile."
     torchrun_lines: tuple[str, ...] = ()
@@ -79,11 +85,14 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
     for error in roots or evidence.errors:
         rank = int(error["rank"])
         exit_record = _exit_of(evidence, rank)
-        failure: FailureClass = error.get("failure") or "unknown"
         exception = str(error.get("exception") or "")
+        # A full disk will not be less full at the next attempt: the user must act.
+        failure: FailureClass = error.get("failure") or (
+            "user-error" if DISK_FULL in exception else "unknown"
+        )
         return Verdict(
             failure=failure,
-            reason=_reason(failure, rank, error.get("phase"), error.get("step")),
+            reason=_reason(failure, rank, error.get("phase"), error.get("step"), exception),
             phase=error.get("phase"),
             rank=rank,
             node=error.get("node"),
@@ -97,14 +106,18 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
     return None
 
 
-def _reason(failure: FailureClass, rank: int, phase: str | None, step: int | None) -> str:
-    what = {
-        "gpu-oom": "ran out of GPU memory",
-        "host-oom": "ran out of host memory",
-        "nccl-timeout": "waited in vain for the other ranks",
-        "rendezvous-failed": "could not meet the other ranks",
-        "user-error": "raised an exception",
-    }.get(failure, "failed")
+def _reason(failure: FailureClass, rank: int, phase: str | None, step: int | None, text: str) -> str:
+    what = (
+        "found the disk full"
+        if DISK_FULL in text
+        else {
+            "gpu-oom": "ran out of GPU memory",
+            "host-oom": "ran out of host memory",
+            "nccl-timeout": "waited in vain for the other ranks",
+            "rendezvous-failed": "could not meet the other ranks",
+            "user-error": "raised an exception",
+        }.get(failure, "failed")
+    )
     where = f" in {phase}" if phase else ""
     when = f" of step {step}" if step is not None else ""
     return f"rank {rank} {what}{where}{when}"
@@ -124,7 +137,7 @@ def _is_consequence(record: dict[str, Any]) -> bool:
     """A peer that vanished shows as a closed connection, sometimes before the vanished rank is recorded."""
     if record["exit_code"] < 0:
         return False
-    by_text = class_of_text(record.get("last_lines", ()))
+    by_text = class_of_end(record.get("last_lines", ()))
     return by_text is not None and by_text[0] in _CONSEQUENCES
 
 
@@ -167,10 +180,10 @@ def _class_of_exit(
             reason = f"rank {rank} was ended by the kernel because host memory ran out"
             return "host-oom", reason, "likely", (f"oom_kill +{evidence.host_oom_kills}",)
         return "unknown", f"rank {rank} was killed (SIGKILL) by somebody outside the run", "likely", ()
-    by_text = class_of_text(lines)
+    by_text = class_of_end(lines)
     if by_text is not None:
         failure, line = by_text
-        return failure, _reason(failure, rank, None, None), "likely", (f"log: {line[:200]}",)
+        return failure, _reason(failure, rank, None, None, line), "likely", (f"log: {line[:200]}",)
     if code < 0:
         return "unknown", f"rank {rank} was ended by {_signal_name(-code)}", "likely", ()
     if exception_of(lines):
@@ -205,7 +218,17 @@ def _from_torchrun(evidence: Evidence) -> Verdict:
     if code < 0:
         reason = f"torchrun on node {node} was ended by {_signal_name(-code)}"
         return Verdict(failure="unknown", reason=reason, confidence="likely", **common)
-    exception = exception_of(lines)
-    reason = "the ranks could not be started" if code else "torchrun ended without a word about its ranks"
-    failure: FailureClass = "user-error" if code else "unknown"
-    return Verdict(failure=failure, reason=reason, exception=exception, confidence="likely", **common)
+    if evidence.disk_full:
+        reason = f"{DISK_FULL}: the ranks could not say why they ended"
+        return Verdict(failure="user-error", reason=reason, confidence="likely", **common)
+    if code == 0 or evidence.ranks_started:
+        reason = "the ranks ended without a word"
+        return Verdict(failure="unknown", reason=reason, confidence="likely", **common)
+    reason, exception = "the ranks could not be started", exception_of(lines)
+    return Verdict(failure="user-error", reason=reason, exception=exception, confidence="likely", **common)
+
+
+def stopped_between_attempts(reason: str) -> Verdict:
+    """Asked to stop while no rank was running."""
+    failure, why = _STOP_CLASS[reason]
+    return Verdict(failure=failure, reason=f"{why}, between two attempts")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.files import read_json, replace_json
+from launcher.runs.files import read_json
 from launcher.runs.layout import AttemptDir, RunDir
 from launcher.supervise.attempt import Ended, NodePlace
 
@@ -26,10 +25,16 @@ class NodesError(Exception):
 
 
 class Nodes:
-    """The agreement, as seen by one node. `asked_to_stop` ends every wait."""
+    """The agreement, as seen by one node. `write` survives a full disk."""
 
-    def __init__(self, run: RunDir, place: NodePlace, asked_to_stop: Callable[[], bool]) -> None:
-        self.run, self.place, self.asked_to_stop = run, place, asked_to_stop
+    def __init__(
+        self,
+        run: RunDir,
+        place: NodePlace,
+        write: Callable[[Path, Any], None],
+        asked_to_stop: Callable[[], bool],
+    ) -> None:
+        self.run, self.place, self.write, self.asked_to_stop = run, place, write, asked_to_stop
         # A requeued job has another port base, so files of its earlier life do not confuse it.
         self.incarnation = f"{place.rendezvous_host}:{place.port_base}"
         self._last_beat = 0.0
@@ -48,7 +53,7 @@ class Nodes:
     def open_attempt(self, attempt: AttemptDir) -> None:
         """Node 0: every file of the attempt is in place, the others may start."""
         if self.several:
-            replace_json(attempt.path / "open.json", {"incarnation": self.incarnation})
+            self.write(attempt.path / "open.json", {"incarnation": self.incarnation})
 
     def wait_for_attempt(self, after: int) -> AttemptDir:
         """Other nodes: the attempt that node 0 opened. Raises NodesError when none comes."""
@@ -65,14 +70,13 @@ class Nodes:
         """Show that this node is alive; cheap to call often."""
         if self.several and time.monotonic() > self._last_beat + HEARTBEAT_SECONDS:
             self._last_beat = time.monotonic()
-            with contextlib.suppress(OSError):
-                replace_json(self._file(attempt, self.place.rank, "alive"), {"time": time.time()})
+            self.write(self._file(attempt, self.place.rank, "alive"), {"time": time.time()})
 
     def report(self, attempt: AttemptDir, ended: Ended, oom_kills: int) -> None:
         """This node's torchrun has ended."""
         if self.several:
             value = {"exit_code": ended.exit_code, "oom_kills": oom_kills}
-            replace_json(self._file(attempt, self.place.rank, "ended"), value)
+            self.write(self._file(attempt, self.place.rank, "ended"), value)
 
     def in_trouble(self, attempt: AttemptDir) -> bool:
         """Another node ended badly or is lost: to wait for it in a collective would be in vain.
@@ -83,14 +87,14 @@ class Nodes:
         if not self.several or time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_SECONDS
-        abort = attempt.path / "nodes" / "abort"
+        abort = attempt.path / "nodes" / "abort.json"
         if not self.leader:
             return abort.exists() or self._lost(attempt, 0)
         reports = self.reports(attempt)
         silent = [n for n in range(self.place.count) if n not in reports and self._lost(attempt, n)]
         if not silent and not any(report["exit_code"] for report in reports.values()):
             return False
-        abort.touch()
+        self.write(abort, {"silent": silent, "ended": reports})
         return True
 
     def reports(self, attempt: AttemptDir) -> dict[int, dict[str, Any]]:
@@ -113,7 +117,7 @@ class Nodes:
     def announce(self, attempt: AttemptDir, go_on: bool, exit_code: int) -> None:
         """Node 0: whether another attempt follows."""
         if self.several:
-            replace_json(attempt.path / "next.json", {"go_on": go_on, "exit_code": exit_code})
+            self.write(attempt.path / "next.json", {"go_on": go_on, "exit_code": exit_code})
 
     def wait_for_announcement(self, attempt: AttemptDir) -> tuple[bool, int]:
         """Other nodes: (another attempt follows, exit code). Raises NodesError when node 0 is gone."""
@@ -138,6 +142,4 @@ class Nodes:
         return node != self.place.rank and time.monotonic() > self._heard[key][1] + LOST_SECONDS
 
     def _file(self, attempt: AttemptDir, node: int, kind: str) -> Path:
-        folder = attempt.path / "nodes"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"node-{node:02d}.{kind}.json"
+        return attempt.path / "nodes" / f"node-{node:02d}.{kind}.json"

@@ -10,6 +10,7 @@ from launcher.spec.verdict import FailureClass
 # Order matters: the first class with a match wins. Sources: messages of torch 2.11-2.13, NCCL 2.2x,
 # gloo, glibc and the Linux kernel, as they stand in issue reports.
 _PATTERNS: tuple[tuple[FailureClass, tuple[str, ...]], ...] = (
+    ("user-error", (r"No space left on device", r"Disk quota exceeded")),
     (
         "gpu-oom",
         (
@@ -59,6 +60,23 @@ _PATTERNS: tuple[tuple[FailureClass, tuple[str, ...]], ...] = (
 _COMPILED = tuple((name, re.compile("|".join(parts))) for name, parts in _PATTERNS)
 _EXCEPTION = re.compile(r"^(?:\[rank\d+\]: ?)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (.*))?$")
 _TRACEBACK = "Traceback (most recent call last)"
+
+
+# Exceptions in which torch tells of its network; a ConnectionError is the user's own network.
+_NETWORK = frozenset({"nccl-timeout", "rendezvous-failed"})
+_NETWORK_EXCEPTION = re.compile(r"(?:[\w.]+\.)?(?:RuntimeError|Dist\w*Error|Rendezvous\w*Error)\b")
+
+
+def class_of_end(lines: Iterable[str]) -> tuple[FailureClass, str] | None:
+    """The class that a program's last lines speak of; a Python exception outranks what came before it."""
+    lines = list(lines)
+    exception = exception_of(lines)
+    if exception is None:
+        return class_of_text(lines)
+    found = class_of_text([exception])
+    if found is not None and found[0] in _NETWORK and not _NETWORK_EXCEPTION.match(exception):
+        return None
+    return found
 
 
 def class_of_text(lines: Iterable[str]) -> tuple[FailureClass, str] | None:

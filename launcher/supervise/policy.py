@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from launcher.planning.ladder import lower
 from launcher.spec.job import Job, Retries
@@ -77,6 +78,21 @@ def decide(
     if policy.action == "requeue":
         return Decision("requeue" if job.requeue else "stop", None, verdict.reason)
     return Decision("retry-same", recipe, "the same recipe again")
+
+
+def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
+    """Restarts so far, over every supervisor of the run since somebody last submitted or resumed it."""
+    spent: dict[Budget, int] = {}
+    for event in events:
+        kind = event.get("event")
+        if kind in ("submitted", "resubmitted"):
+            spent = {}
+        budget: Budget | None = "lower" if kind == "downgrade" else "same" if kind == "retry" else None
+        if kind == "finished" and event.get("state") == "interrupted":
+            budget = "preemptions" if event.get("failure") == "preempted" else "time_limits"
+        if budget is not None:
+            spent[budget] = spent.get(budget, 0) + 1
+    return spent
 
 
 def uses_micro_batch(command: tuple[str, ...]) -> bool:

@@ -18,11 +18,11 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_CODES, Verdict
 from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start, torchrun_tail
-from launcher.supervise.host import oom_kills
+from launcher.supervise.host import disk_full, oom_kills
 from launcher.supervise.journal import Journal
-from launcher.supervise.judge import Evidence, judge, read_records
+from launcher.supervise.judge import Evidence, judge, read_records, stopped_between_attempts
 from launcher.supervise.nodes import Nodes
-from launcher.supervise.policy import POLICIES, Budget, Decision, decide
+from launcher.supervise.policy import POLICIES, Decision, decide, spent_budgets
 
 SIGNALS = {
     signal.SIGTERM: "preempted",
@@ -50,9 +50,9 @@ class Supervisor:
         self.run, self.place, self.secrets = run, place, secrets
         self.job = Job.model_validate(about["job"])
         self.plan = Plan.model_validate(plan)
-        self.nodes = Nodes(run, place, lambda: bool(self._signals))
         self.journal = Journal(run)
-        self._spent: dict[Budget, int] = {}
+        self.nodes = Nodes(run, place, self.journal.json, lambda: bool(self._signals))
+        self._spent = spent_budgets(run.read_events())
         self._signals: list[str] = []
         self._handled = 0
         self._stop_reason: str | None = None
@@ -97,6 +97,10 @@ class Supervisor:
             else:
                 self.journal.event("retry", reason=decision.reason)
                 self._pause(self._spent.get("same", 1))
+            if requests := self._requests():
+                verdict = stopped_between_attempts(requests[0])
+                self._finish(verdict, Decision("stop", None, verdict.reason))
+                return EXIT_CODES[verdict.failure]
             recipe = decision.recipe
 
     def _attempt(self, recipe: Recipe) -> tuple[Verdict, Decision]:
@@ -116,6 +120,8 @@ class Supervisor:
             exits=read_records(attempt, "exits"),
             stop_reason=self._stop_reason,
             lost_nodes=lost,
+            ranks_started=any(attempt.logs.glob("node-*/rank-*")),
+            disk_full=disk_full(self.run.path),
             host_oom_kills=oom_kills() - kills + sum(r["oom_kills"] for n, r in reports.items() if n),
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
         )
@@ -157,6 +163,17 @@ class Supervisor:
         if self.nodes.in_trouble(attempt):
             running.ask_to_stop("another node failed", can_checkpoint=False)
 
+    def _asked_to_stop(self) -> bool:
+        """Whether `_requests` would have something to say."""
+        late = self._deadline is not None and time.monotonic() > self._deadline
+        return late or bool(self._signals[self._handled :]) or self._cancel_text() != self._cancel_seen
+
+    def _cancel_text(self) -> str:
+        try:
+            return self.run.cancel.read_text()
+        except OSError:
+            return ""
+
     def _requests(self) -> list[str]:
         """Signals since the last call, a passed deadline, and the cancel file when it was written (again)."""
         requests = self._signals[self._handled :]
@@ -166,10 +183,7 @@ class Supervisor:
             requests.append("time-limit")
         if time.monotonic() > self._cancel_checked + 0.5:
             self._cancel_checked = time.monotonic()
-            try:
-                content = self.run.cancel.read_text()
-            except OSError:
-                content = ""
+            content = self._cancel_text()
             if content != self._cancel_seen:
                 self._cancel_seen = content
                 requests.append("cancelled")
@@ -177,7 +191,7 @@ class Supervisor:
 
     def _pause(self, restart: int) -> None:
         deadline = time.monotonic() + BACKOFF_SECONDS[min(restart, len(BACKOFF_SECONDS)) - 1]
-        while time.monotonic() < deadline and not self._signals[self._handled :]:
+        while time.monotonic() < deadline and not self._asked_to_stop():
             time.sleep(0.1)
 
     def _finish(self, verdict: Verdict, decision: Decision) -> None:

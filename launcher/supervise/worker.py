@@ -17,15 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from launcher.logs.capture import RankCapture, secrets_of
-from launcher.runs.files import read_json, replace_json
+from launcher.runs.files import replace_json
 from launcher.runs.layout import AttemptDir, RunDir
 from launcher.spec.command import fill
-from launcher.supervise.process import die_with_parent, dying_with, signal_group
+from launcher.supervise.process import (
+    die_with_parent,
+    dying_with,
+    end_processes,
+    processes_of,
+    signal_group,
+)
 
 GRACE_SECONDS = 20.0
 "From SIGTERM to SIGKILL of the rank; torchrun kills this process after 30."
 ORPHAN_GRACE_SECONDS = 3.0
 "The same when torchrun or the supervisor is gone: nobody waits for the rank any more."
+
+RESERVE_BYTES = 64 * 1024
+"More than 20 last lines of at most 2,000 characters."
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell reports them
 
@@ -44,6 +53,11 @@ class Worker:
             secrets_of(environ),
         )
         self.parent = os.getppid()
+        # Given back when the record is written: on a full disk the rank's end must still fit.
+        self.reserve = self.attempt.exit(self.rank).with_suffix(".reserve")
+        with contextlib.suppress(OSError):
+            self.reserve.parent.mkdir(parents=True, exist_ok=True)
+            self.reserve.write_bytes(b"\0" * RESERVE_BYTES)
         self.child: subprocess.Popen[bytes] | None = None
         self.stopping = False
 
@@ -69,6 +83,10 @@ class Worker:
         signal_group(self.child.pid, signal.SIGKILL)  # what the rank left behind in its group
         self.capture.close()
         self._record(code, started)
+        if os.getppid() != self.parent:
+            # The supervisor, which looks for leftovers, is gone: what left the rank's group is ours to end.
+            everything = (self.run.path, self.attempt.number, self.node)
+            end_processes(lambda: processes_of(*everything), grace=ORPHAN_GRACE_SECONDS)
         return code
 
     def _filled(self, argv: list[str]) -> list[str]:
@@ -109,6 +127,8 @@ class Worker:
             "stopping": self.stopping,
         }
         path = self.attempt.exit(self.rank)
+        with contextlib.suppress(OSError):
+            self.reserve.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a full disk: the exit status still tells
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_json(path, record)
@@ -116,7 +136,7 @@ class Worker:
 
 def _environment(run: RunDir) -> dict[str, str]:
     """The rank's environment: `python` in a command means the interpreter that launcher runs under."""
-    about: dict[str, Any] = read_json(run.run) or {}
+    about = run.read_about()
     environment = {"PYTHONUNBUFFERED": "1", **os.environ}
     if "PATH" not in about.get("job", {}).get("env", {}):
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', os.defpath)}"
@@ -125,9 +145,9 @@ def _environment(run: RunDir) -> dict[str, str]:
 
 def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
     """Every placeholder of spec/command.py with its value in this attempt."""
-    about: dict[str, Any] = read_json(run.run) or {}
+    about = run.read_about()
     job: dict[str, Any] = about.get("job", {})
-    recipe = run.read_recipe(attempt) or {}
+    recipe = run.read_recipe(attempt)
     fields = ("micro_batch_size", "grad_accum", "precision", "optimizer", "sharding", "activations")
     values = {name: recipe.get(name, "") for name in fields}
     values |= {"global_batch": job.get("batch", {}).get("global", "")}

@@ -90,7 +90,7 @@ def this_place() -> Place:
 def this_rank(place: Place) -> Rank:
     """Read the run directory. Raises SetupError."""
     facts, recipe = _read(place.run.run), place.run.read_recipe(place.attempt)
-    if recipe is None:
+    if not recipe:
         raise SetupError(f"neither {place.attempt.recipe} nor {place.run.plan} holds a recipe")
     job = Job.model_validate(facts["job"])
     if job.task is None:
@@ -103,7 +103,7 @@ def this_rank(place: Place) -> Rank:
         workdir=str(facts["workdir"]),
         local=local,
         world=int(os.environ.get("WORLD_SIZE", "1")),
-        device=_device(job, local),
+        device=_device(int(facts.get("gpus_per_node", 0)), local),
         stop_file=Path(os.environ.get("LAUNCHER_STOP_FILE", str(place.attempt.stop))),
     )
 
@@ -115,10 +115,12 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _device(job: Job, local: int) -> torch.device:
-    """The GPU of this rank; the CPU without one, or when the job asks for none."""
-    if job.resources.gpus_per_node == 0 or not torch.cuda.is_available():
+def _device(gpus: int, local: int) -> torch.device:
+    """The GPU of this rank, or the CPU when the plan gives none. Never another one than planned."""
+    if gpus == 0:
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SetupError(f"the plan gives each node {gpus} GPU(s), but torch sees no CUDA device on this one")
     if local >= torch.cuda.device_count():
         raise SetupError(
             f"rank {local} of this node has no GPU: only {torch.cuda.device_count()} are visible"

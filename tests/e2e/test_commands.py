@@ -249,3 +249,41 @@ def test_a_rendered_run_that_nobody_started_is_not_called_lost(lab: Lab) -> None
     assert status["state"] == "submitted"
     resumed = lab.cli("resume", "waiting")
     assert resumed.returncode == 4 and "start its scripts there again" in resumed.stderr
+
+
+def test_a_child_in_its_own_session_does_not_outlive_a_killed_supervisor(lab: Lab) -> None:
+    run = lab.submit(str(lab.job(command=["bash", "-c", "setsid sleep 777 & echo up; wait"])))
+    wait_for(lambda: "up" in run.attempt(0).rank_log(0, 1, "out").read_text(), "both ranks")
+    os.kill(json.loads(run.supervisor_lock.read_text())["pid"], signal.SIGKILL)
+    wait_for(lambda: not processes_of(run.path), "end of every process", 30)
+    assert lab.status(run)["state"] == "lost"
+
+
+def test_one_damaged_run_hides_no_other(lab: Lab) -> None:
+    lab.script("print('hi')\n")
+    assert lab.cli("run", str(lab.job(command="python train.py"))).returncode == 0
+    run = lab.newest()
+    run.state.unlink()
+    (lab.folder / "runs/broken").mkdir()
+    (lab.folder / "runs/broken/run.json").write_text('{"job": 3}')
+    listed = lab.cli("list", "--json")
+    assert listed.returncode == 0 and run.id in listed.stdout, listed.stderr
+    assert lab.cli("status", run.id).returncode in (0, 14)
+    refused = lab.cli("clean", "runs/broken", "--yes")
+    assert refused.returncode == 3 and (lab.folder / "runs/broken").exists()
+
+
+def test_a_run_that_succeeded_is_not_run_again(lab: Lab) -> None:
+    lab.script("print('hi')\n")
+    assert lab.cli("run", str(lab.job(command="python train.py"))).returncode == 0
+    resumed = lab.cli("resume")
+    assert resumed.returncode == 4 and "has succeeded" in resumed.stderr
+
+
+def test_a_cancellation_between_two_attempts_starts_no_other(lab: Lab) -> None:
+    lab.script("import os, time\nos.kill(os.getpid(), 9)\n")
+    run = lab.submit(str(lab.job(command="python train.py", retries={"same": 9})))
+    wait_for(lambda: len(events(run, "retry")) == 2, "two retries")
+    assert lab.cli("cancel").returncode == 0
+    assert lab.wait(run)["state"] == "cancelled"
+    assert len(run.attempts()) <= 3

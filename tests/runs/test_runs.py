@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make(root: Path, name: str) -> RunDir:
     path = root / "runs" / name
     path.mkdir(parents=True)
-    (path / "run.json").write_text("{}")
+    (path / "run.json").write_text('{"id": "x", "job": {}}')
     return RunDir(path)
 
 
@@ -116,3 +116,31 @@ def test_progress_is_read_from_the_end_of_a_long_file(home):
     with open(run.metrics, "a") as file:
         file.write('{"step": 20')
     assert last_metrics(run)["step"] == 1999
+
+
+def test_a_line_torn_on_a_full_disk_does_not_spoil_the_next_one(tmp_path):
+    path = tmp_path / "events.jsonl"
+    append_json(path, {"n": 1})
+    with open(path, "ab") as file:
+        file.write(b'{"n": 2, "half')
+    append_json(path, {"n": 3})
+    assert [line["n"] for line in read_json_lines(path)] == [1, 3]
+
+
+def test_a_damaged_record_reads_as_empty(tmp_path):
+    for content in ("[1]", "{", "\xff"):
+        (tmp_path / "run.json").write_bytes(content.encode("latin-1"))
+        assert RunDir(tmp_path).read_about() == {}
+
+
+def test_a_root_is_remembered_once(home):
+    from launcher.runs.find import known_roots, remember_root
+
+    for _ in range(3):
+        remember_root(home / "runs")
+        remember_root(home / "elsewhere")
+    assert (home / "state/launcher/roots").read_text().split() == [
+        str(home / "runs"),
+        str(home / "elsewhere"),
+    ]
+    assert known_roots() == [home / "runs", home / "elsewhere"]

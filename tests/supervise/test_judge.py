@@ -152,3 +152,33 @@ def test_a_script_that_cannot_start_is_the_users_error_with_what_bash_said():
     lines = ("start.sh: line 9: /no/python: No such file or directory",)
     verdict = judge(Evidence(ranks=2, exit_codes={0: 127}, torchrun_lines=lines))
     assert verdict.failure == "user-error" and verdict.last_lines == lines
+
+
+def test_the_exception_that_ended_a_script_outranks_what_it_printed_before():
+    lines = ("caught CUDA out of memory, going on", *TRACEBACK)
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, 1, lines=lines),)))
+    assert (verdict.failure, verdict.exception) == ("user-error", "ValueError: bad token")
+
+
+def test_the_users_own_network_is_not_ours():
+    line = "requests.exceptions.ConnectionError: hub: Connection reset by peer"
+    lines = ("Traceback (most recent call last):", '  File "t.py", line 1', line)
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, 1, lines=lines),)))
+    assert verdict.failure == "user-error"
+
+
+def test_a_full_disk_that_swallowed_every_record_is_named():
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, ranks_started=True, disk_full=True))
+    assert verdict.failure == "user-error" and "No space left on device" in verdict.reason
+
+
+def test_a_checkpoint_on_a_full_disk_is_not_tried_again():
+    error = said(0, None, phase="checkpoint")
+    error["exception"] = "CheckpointError: step-2 could not be written: No space left on device"
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, errors=(error,)))
+    assert verdict.failure == "user-error" and "disk full in checkpoint" in verdict.reason
+
+
+def test_ranks_that_started_and_left_no_record_are_not_said_to_have_never_started():
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, ranks_started=True))
+    assert verdict.failure == "unknown"

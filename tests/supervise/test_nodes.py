@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.runs.files import replace_json
 from launcher.runs.layout import RunDir
 from launcher.supervise import nodes as module
 from launcher.supervise.attempt import Ended, NodePlace
@@ -19,7 +20,9 @@ def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Nodes]:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
     run = RunDir(tmp_path)
-    return [Nodes(run, NodePlace(rank, 4, "10.0.0.1", 61007), lambda: False) for rank in range(4)]
+    return [
+        Nodes(run, NodePlace(rank, 4, "10.0.0.1", 61007), replace_json, lambda: False) for rank in range(4)
+    ]
 
 
 def opened(four: list[Nodes], number: int = 0):
@@ -30,7 +33,7 @@ def opened(four: list[Nodes], number: int = 0):
 
 
 def test_the_others_wait_for_the_attempt_of_this_incarnation(four: list[Nodes]) -> None:
-    stale = Nodes(four[0].run, NodePlace(0, 4, "10.0.0.1", 61006), lambda: False)
+    stale = Nodes(four[0].run, NodePlace(0, 4, "10.0.0.1", 61006), replace_json, lambda: False)
     (four[0].run.attempt(0).path).mkdir(parents=True)
     stale.open_attempt(four[0].run.attempt(0))
     timer = threading.Timer(0.3, lambda: opened(four, 1))
@@ -88,6 +91,6 @@ def test_a_dead_node_0_does_not_hold_the_others_for_ever(four: list[Nodes]) -> N
 
 
 def test_a_request_to_stop_ends_the_wait(tmp_path: Path) -> None:
-    waiting = Nodes(RunDir(tmp_path), NodePlace(1, 2, "10.0.0.1"), lambda: True)
+    waiting = Nodes(RunDir(tmp_path), NodePlace(1, 2, "10.0.0.1"), replace_json, lambda: True)
     with pytest.raises(NodesError, match="asked to stop"):
         waiting.wait_for_attempt(after=-1)

@@ -8,7 +8,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import EXIT_CODES, FailureClass, Verdict
-from launcher.supervise.policy import POLICIES, decide
+from launcher.supervise.policy import POLICIES, decide, spent_budgets
 
 RECIPE = Recipe(precision="fp32", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
 SETTING = Setting(ranks=2, nodes=1, gpus_per_node=0)
@@ -68,3 +68,17 @@ def test_a_job_that_must_not_be_requeued_stops():
         decide(Verdict(failure="preempted", reason=""), job(requeue=False), RECIPE, SETTING, {}).action
         == "stop"
     )
+
+
+def test_budgets_count_over_all_supervisors_since_somebody_last_acted():
+    interrupted = {"event": "finished", "state": "interrupted", "failure": "time-limit"}
+    events = [{"event": "submitted"}, {"event": "retry"}, interrupted, {"event": "downgrade"}, interrupted]
+    assert spent_budgets(events) == {"same": 1, "lower": 1, "time_limits": 2}
+    assert spent_budgets([*events, {"event": "resubmitted"}, {"event": "retry"}]) == {"same": 1}
+
+
+def test_a_run_that_was_interrupted_too_often_stops():
+    verdict = Verdict(failure="time-limit", reason="")
+    limited = job(retries={"time_limits": 2})
+    assert decide(verdict, limited, RECIPE, SETTING, {"time_limits": 1}).action == "requeue"
+    assert decide(verdict, limited, RECIPE, SETTING, {"time_limits": 2}).action == "stop"
