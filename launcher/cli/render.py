@@ -36,7 +36,7 @@ def render(
     _, ready = prepared(job, cluster, set_ or [], run_dir)
     files = image_files(ready) if image else ready.files
     if diff:
-        show_diff(ready, files, out)
+        show_diff(ready, files, out, image)
         return
     if out is None:
         show_files(files)

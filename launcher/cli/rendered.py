@@ -26,7 +26,7 @@ def image_files(ready: Prepared) -> tuple[RenderedFile, ...]:
     return render_image(ready.request.cluster, ready.request.project_dir)
 
 
-def show_diff(ready: Prepared, files: Sequence[RenderedFile], folder: Path | None) -> None:
+def show_diff(ready: Prepared, files: Sequence[RenderedFile], folder: Path | None, image: bool) -> None:
     """Against the files in `folder`, else against what the shipped templates give."""
     if folder is not None:
         scripts = folder / "scripts"
@@ -34,7 +34,10 @@ def show_diff(ready: Prepared, files: Sequence[RenderedFile], folder: Path | Non
         return
     import tempfile
 
-    shipped = render_run(replace(ready.target, project_dir=None))
+    if image:
+        shipped = render_image(ready.request.cluster)
+    else:
+        shipped = render_run(replace(ready.target, project_dir=None))
     with tempfile.TemporaryDirectory() as name:
         for file in shipped:
             (Path(name) / file.path).write_text(file.text, encoding="utf-8")

@@ -55,3 +55,17 @@ def test_training_that_cannot_write_its_checkpoint_ends_with_a_verdict(lab: Lab,
     assert done.returncode not in (0, 1, 2)
     verdict = verdicts(lab.newest())[0]
     assert verdict["phase"] == "checkpoint" and "No space left" in (verdict["exception"] or "")
+
+
+def test_a_crash_on_a_full_disk_is_neither_hidden_nor_blamed_on_the_start(lab: Lab, small_disk: Path) -> None:
+    lab.script(
+        "import os, sys\n"
+        "for n in range(60000):\n"
+        "    print(f'line {n} ' + 'x' * 90)\n"
+        "sys.stdout.flush()\n"
+        "os.abort()\n"
+    )
+    lab.environ["LAUNCHER_RUNS"] = str(small_disk / "runs")
+    done = lab.cli("run", str(lab.job(command="python train.py", retries={"same": 0})))
+    verdict = verdicts(lab.newest())[0]
+    assert done.returncode == 19 and "SIGABRT" in verdict["reason"]
