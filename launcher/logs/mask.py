@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 
 MASK = b"***"
@@ -12,6 +13,15 @@ def secrets_of(environ: Mapping[str, str]) -> list[bytes]:
     """The values of the variables that LAUNCHER_SECRETS names (separated by commas), where set."""
     names = environ.get("LAUNCHER_SECRETS", "").split(",")
     return [environ[name].encode(errors="surrogateescape") for name in names if environ.get(name)]
+
+
+def masked_text(text: str, environ: Mapping[str, str]) -> str:
+    """`text` without the values of the secrets that `environ` names. For a text that no Masker carries."""
+    try:
+        data = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # half a surrogate pair, which a JSON file could not hold either
+        data = text.encode(errors="backslashreplace")
+    return Masker(secrets_of(environ)).whole(data).decode(errors="replace")
 
 
 class Masker:
@@ -73,13 +83,32 @@ class Masker:
 
 
 def _variants(secrets: Iterable[bytes]) -> list[bytes]:
-    """Longest first: each value, without surrounding white space, and each long line of it by itself."""
+    """Longest first: each value, without surrounding white space, each long line of it; all also escaped."""
     values = set()
     for secret in secrets:
         values |= {secret, secret.strip()}
         lines = [line.strip() for line in secret.split(b"\n")]
         if len(lines) > 1:
             values |= {line for line in lines if len(line) >= _SHORTEST_LINE}
+    for value in list(values):
+        values |= _escaped(value)
     return sorted(
         (value for value in values if value.strip(b"* \t\r\n")), key=lambda value: (-len(value), value)
     )
+
+
+def _escaped(secret: bytes) -> set[bytes]:
+    """As repr(), ascii(), json.dumps() and repr() of bytes show it, without the quotes around.
+
+    Exceptions print so: KeyError shows its argument by repr, an HTTP client its headers as JSON.
+    """
+    text = secret.decode(errors="surrogateescape")
+    forms = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    for parts in (
+        [repr(part)[1:-1] for part in text.split("'")],
+        [ascii(part)[1:-1] for part in text.split("'")],
+        [repr(part)[2:-1] for part in secret.split(b"'")],
+    ):
+        # Python escapes a single quote only beside a double one, which may stand outside the secret.
+        forms |= {"'".join(parts), "\\'".join(parts)}
+    return {form.encode(errors="surrogateescape") for form in forms}

@@ -13,6 +13,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from launcher.logs.mask import masked_text
 from launcher.runs.files import replace_json
 from launcher.spec.verdict import EXIT_OOM, FailureClass
 from launcher.train.rank import Place, RendezvousError, SetupError
@@ -54,7 +55,7 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
 
 
 def write_error(place: Place, error: BaseException, where: Where) -> FailureClass | None:
-    """Write `errors/rank-RRR.json`, whole or not at all. A full disk does not hide the error itself."""
+    """Write `errors/rank-RRR.json`, whole or not at all, secrets masked. A full disk hides no error."""
     moment = time.time()
     failure = classify(error, where)
     content = {
@@ -64,8 +65,8 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "failure": failure,
         "phase": where.phase,
         "step": where.step,
-        "exception": f"{type(error).__name__}: {error}",
-        "traceback": "".join(traceback.format_exception(error)),
+        "exception": masked_text(f"{type(error).__name__}: {error}", os.environ),
+        "traceback": masked_text("".join(traceback.format_exception(error)), os.environ),
     }
     with contextlib.suppress(OSError):
         path = place.attempt.error(place.number)

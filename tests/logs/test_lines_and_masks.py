@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.logs.lines import LONGEST_LINE, LineAssembler
-from launcher.logs.mask import Masker, secrets_of
+from launcher.logs.mask import Masker, masked_text, secrets_of
 
 
 def chunked(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -131,3 +132,29 @@ def test_a_flood_of_overlapping_secrets_is_not_held_for_ever() -> None:
 def test_the_secrets_are_named_by_one_variable() -> None:
     environ = {"LAUNCHER_SECRETS": "TOKEN,EMPTY,MISSING,KEY", "TOKEN": "t0k", "EMPTY": "", "KEY": "k\udcff"}
     assert secrets_of(environ) == [b"t0k", b"k\xff"]
+
+
+# What repr() and JSON escape, among letters.
+NASTY_SECRETS = st.text("ab\"'\\\n\té\x00", min_size=4, max_size=12).filter(str.strip)
+
+
+@given(NASTY_SECRETS, st.sampled_from(["", "'", '"', "'\""]))
+def test_no_secret_comes_out_escaped_by_repr_or_json(secret: str, beside: str) -> None:
+    masker = Masker([secret.encode()])
+    for text in (secret, f"x{beside}={secret}={beside}y"):
+        for printed in (
+            *(repr(text), ascii(text), repr(text.encode()), repr(KeyError(text)), repr([text, beside])),
+            *(json.dumps({"key": text}), json.dumps([text], ensure_ascii=False)),
+        ):
+            got = masker.whole(printed.encode()).decode()
+            assert "***" in got
+            for form in (secret, repr(secret)[1:-1], ascii(secret)[1:-1], json.dumps(secret)[1:-1]):
+                assert form not in got
+
+
+def test_a_text_is_masked_by_the_names_in_the_environment() -> None:
+    environ = {"LAUNCHER_SECRETS": "TOKEN", "TOKEN": 'a"b\\c\nd'}
+    error = KeyError(environ["TOKEN"])
+    assert masked_text(f"KeyError: {error}", environ) == "KeyError: '***'"
+    assert masked_text(f"half {chr(0xD800)} {environ['TOKEN']}", environ) == "half \\ud800 ***"
+    assert masked_text("nothing", {}) == "nothing"
