@@ -39,25 +39,13 @@ def parse_selection(text: str, what: str = "rank") -> frozenset[int]:
     return frozenset(chosen)
 
 
-def rank_files(
-    run: RunDir,
-    attempt: int | None = None,
-    ranks: Collection[int] | None = None,
-    nodes: Collection[int] | None = None,
-    streams: Collection[str] = ("out", "err"),
-) -> list[RankFile]:
-    """Those that exist now, by attempt, rank and stream. None selects all."""
-    attempts = run.attempts() if attempt is None else [run.attempt(attempt)]
-    return [file for one in attempts for file in attempt_files(one, ranks, nodes, streams)]
-
-
 def attempt_files(
     attempt: AttemptDir,
     ranks: Collection[int] | None = None,
     nodes: Collection[int] | None = None,
     streams: Collection[str] = ("out", "err"),
 ) -> list[RankFile]:
-    """The rank files of one attempt, by rank and stream (out before err)."""
+    """The rank files of one attempt that exist now, by rank and stream (out before err). None selects all."""
     found = []
     number = attempt.number
     for folder in _names(attempt.logs):
@@ -71,6 +59,45 @@ def attempt_files(
             path = attempt.logs / folder / name
             found.append(RankFile(path, number, int(node[1]), int(match[1]), match[2]))
     return sorted(found, key=lambda file: (file.rank, file.stream != "out", file.node))
+
+
+def check_selection(
+    run: RunDir, attempt: int | None, ranks: Collection[int] | None, nodes: Collection[int] | None
+) -> None:
+    """Raises ValueError for a chosen attempt, node or rank that the run does not have (so far)."""
+    attempts = [one for one in run.attempts() if attempt in (None, one.number)]
+    if attempt is not None and not attempts:
+        raise ValueError(_missing("attempt", {attempt}, {one.number for one in run.attempts()}))
+    files = [file for one in attempts for file in attempt_files(one)]
+    if nodes is not None:
+        there = {file.node for file in files}
+        if not there.issuperset(nodes):
+            raise ValueError(_missing("node", set(nodes) - there, there))
+        files = [file for file in files if file.node in nodes]
+    if ranks is not None:
+        there = {file.rank for file in files}
+        if not there.issuperset(ranks):
+            where = " there" if nodes is not None else ""
+            raise ValueError(_missing("rank", set(ranks) - there, there, where))
+
+
+def _missing(what: str, wanted: set[int], there: set[int], where: str = "") -> str:
+    """`no rank 9; there are 0-1`."""
+    no = f"no {what} {ranges(wanted)}{where}"
+    if not there:
+        return f"{no}: nothing was written yet"
+    return f"{no}; there {'is only' if len(there) == 1 else 'are'} {ranges(there)}"
+
+
+def ranges(numbers: Collection[int]) -> str:
+    """{0, 3, 4, 5} -> `"0,3-5"`, what parse_selection reads."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def _names(folder: Path) -> list[str]:

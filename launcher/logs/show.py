@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import BinaryIO, Literal
 
 from launcher.logs.clean import RESET
-from launcher.logs.files import RankFile, attempt_files, parse_selection
+from launcher.logs.files import RankFile, attempt_files, check_selection, parse_selection
 from launcher.logs.follow import Follower
 from launcher.logs.merge import Source
 from launcher.logs.read import TEXT_START, OffsetReader, offset_of
@@ -50,7 +50,8 @@ def show_logs(
     A line with the date stands before the first line of a day. With `follow`, lines are written as they
     appear, until `done()` is true and all is shown. What steers a terminal is spelled out; colours stay.
 
-    Raises ValueError for options that cannot be read (one sentence for the user), OSError from `out`.
+    Raises ValueError for options that cannot be read and for a rank, node or attempt that is not there (one
+    sentence for the user; while lines are followed it may still come), OSError from `out`.
     """
     ranks = parse_selection(options.ranks, "rank") if options.ranks is not None else None
     nodes = parse_selection(options.nodes, "node") if options.nodes is not None else None
@@ -66,6 +67,9 @@ def show_logs(
         start = offset_of(file.path, since) if since is not None else 0
         return Source(OffsetReader(file.path, start), file.rank, tag(file, colour), keep)
 
+    may_come = options.follow and not done() and (options.attempt is None or options.attempt >= 0)
+    if not may_come:
+        check_selection(run, options.attempt, ranks, nodes)
     follower = Follower(files, source, options.fold)
     shown_day = b""
     for day, lines in follower.lines(done) if options.follow else follower.new_lines():
@@ -78,6 +82,8 @@ def show_logs(
         elif not day:
             out.flush()
     out.flush()
+    if may_come:
+        check_selection(run, options.attempt, ranks, nodes)
 
 
 def tag(file: RankFile, colour: bool) -> bytes:
