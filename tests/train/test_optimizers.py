@@ -13,7 +13,7 @@ import pytest
 
 from tests.train.runs import HERE, job, prepare, recipe
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Largest distance of the loss in any of 20 steps, which take it from 5.6 to 3.3 nats, to fp32 AdamW on one
 # device. Measured: 1e-6, 2e-5, 1.1e-4, 0.074 (Adam-mini is another algorithm).
@@ -102,7 +102,7 @@ def test_training_resumed_from_a_checkpoint_is_equal_bit_for_bit(measured: Measu
                 (losses, resumed), (straight, again) = run["losses"], run["digests"]
                 assert losses == resumed and straight == again, (ranks, name)
                 cases += 1
-    assert cases == 8 + 2 * (8 + 12)
+    assert cases == 8 + 2 * (8 + 7)
 
 
 def test_replicas_stay_equal_under_ddp(measured: Measured) -> None:
