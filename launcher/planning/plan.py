@@ -24,7 +24,9 @@ class Layout(Value):
         return self.nodes * self.ranks_per_node
 
     def setting(self, job: Job) -> Setting:
-        return Setting(self.ranks, self.nodes, self.gpus_per_node, job.model.batch_norm)
+        return Setting(
+            self.ranks, self.nodes, self.gpus_per_node, job.model.batch_norm, entrypoint=job.task is not None
+        )
 
 
 class Plan(Value):

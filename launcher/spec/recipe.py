@@ -16,8 +16,8 @@ Sharding = Literal["none", "ddp", "fsdp", "fsdp-keep", "hybrid"]
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
 Activations = Literal["keep", "selective", "checkpoint", "offload"]
 
-EIGHT_BIT = frozenset({"adamw-8bit", "paged-adamw-8bit", "lion-8bit"})
-SHARDED = frozenset({"fsdp", "fsdp-keep", "hybrid"})
+EIGHT_BIT: frozenset[Optimizer] = frozenset({"adamw-8bit", "paged-adamw-8bit", "lion-8bit"})
+SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
 
 
 class Recipe(Value):

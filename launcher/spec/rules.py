@@ -18,6 +18,8 @@ class Setting:
     gpus_per_node: int
     "0: the ranks compute on the CPU."
     batch_norm: bool = False
+    entrypoint: bool = False
+    "The built-in entrypoint runs it (a `task:` job), with adapters that a foreign command lacks."
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ RULES = (
     ),
     Rule(
         "bitsandbytes-no-dtensor",
-        lambda r, s: r.optimizer in EIGHT_BIT and r.sharding in SHARDED,
+        lambda r, s: r.optimizer in EIGHT_BIT and r.sharding in SHARDED and not s.entrypoint,
         "bitsandbytes optimizers do not accept FSDP2's DTensor parameters (\"got mixed torch.Tensor and "
         'DTensor"; on CUDA it can be an illegal memory access)',
         "bitsandbytes#1633, measured with bitsandbytes 0.50.2 and torch 2.13",

@@ -7,7 +7,9 @@ from launcher.spec.recipe import Recipe
 # A Recipe field that is missing here is not the entrypoint's business (any value runs).
 SUPPORTED: dict[str, frozenset[object]] = {
     "precision": frozenset({"fp32", "bf16", "bf16-mixed"}),
-    "optimizer": frozenset({"adamw"}),
+    "optimizer": frozenset(
+        {"adamw", "adamw-bf16", "adamw-8bit", "paged-adamw-8bit", "lion", "lion-8bit", "adam-mini"}
+    ),
     "sharding": frozenset({"none", "ddp", "fsdp", "fsdp-keep"}),
     "offload": frozenset({"none"}),
     "activations": frozenset({"keep"}),

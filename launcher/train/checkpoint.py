@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from launcher.runs.files import read_json, replace_json
 from launcher.train.data import derive_seed
+from launcher.train.optimizers.blocks import other_shards
 from launcher.train.rank import Rank
 from launcher.train.rng import rng_state, seed_all, set_rng_state
 
@@ -79,6 +80,8 @@ class Checkpoints:
             return 0
         path = self.folder / f"step-{step:08d}"
         state = self._state()
+        if problem := other_shards(state["optimizer"]["state"], path, "optimizer.state"):
+            raise CheckpointError(f"{path.name} cannot be resumed from: {problem}")
         try:
             load(state, checkpoint_id=path)
         except CheckpointException as error:

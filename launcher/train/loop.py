@@ -14,7 +14,8 @@ from launcher.spec.supported import unsupported
 from launcher.train.budget import Budget
 from launcher.train.checkpoint import Checkpoints
 from launcher.train.data import EvaluationData, TrainingData, derive_seed, to_device
-from launcher.train.optimizer import build_optimizer, divide_and_clip, learning_rate, set_learning_rate
+from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
+from launcher.train.optimizers.build import build_optimizer
 from launcher.train.precision import cast, compute_in
 from launcher.train.rank import Rank, SetupError
 from launcher.train.record import Recorder, StepResult
@@ -40,7 +41,7 @@ class Trainer:
                 self.held_out = _evaluation_data(self.task, rank)
             self.steps = job.steps or (job.epochs or 0) * self.data.order.steps_per_epoch
             self.model = self._build_model()
-        self.optimizer = build_optimizer(self.model, job.train)
+        self.optimizer = build_optimizer(self.model, rank.recipe, job.train)
         self.checkpoints = Checkpoints(self.model, self.optimizer, rank)
         self.recorder = Recorder(rank, self.steps)
         # From here on each rank draws its own randomness; until here all drew the same.

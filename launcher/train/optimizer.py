@@ -1,4 +1,4 @@
-"""Optimizer, learning rate, and the one division and clipping of the gradients."""
+"""Learning rate, and the one division and clipping of the gradients."""
 
 from __future__ import annotations
 
@@ -11,17 +11,6 @@ from torch.distributed.tensor import DTensor
 from launcher.spec.job import Training
 
 FLOOR = 0.1  # of the peak learning rate, reached at the last step
-
-
-def build_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """AdamW in one fused kernel. Matrices decay; gains, biases and norms do not."""
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-    others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": training.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=training.lr, fused=True)
 
 
 def learning_rate(step: int, steps: int, training: Training) -> float:

@@ -62,7 +62,11 @@ def test_what_the_job_fixes_is_kept_and_the_rest_follows():
             A6000,
             "3 does not divide the 8 samples that each of 8 ranks gets",
         ),
-        ({"recipe": {"optimizer": "adamw-8bit"}}, A6000, "bitsandbytes-no-dtensor"),
+        (
+            {"task": None, "command": "python t.py", "recipe": {"optimizer": "adamw-8bit"}},
+            A6000,
+            "bitsandbytes-no",
+        ),
         ({"recipe": {"activations": "checkpoint"}}, A6000, "the built-in entrypoint"),
     ],
 )
@@ -79,6 +83,11 @@ def test_a_foreign_command_may_use_any_recipe_and_is_warned_when_it_cannot_be_lo
     foreign = Job.model_validate({"name": "j", "command": "python t.py", "batch": {"global": 64}})
     plan = make_plan(foreign, A6000)
     assert any("{micro_batch_size}" in warning for warning in plan.warnings)
+
+
+def test_an_8_bit_optimizer_on_shards_is_planned_for_a_task():
+    plan = make_plan(job(recipe={"optimizer": "adamw-8bit"}), A6000)
+    assert (plan.recipe.optimizer, plan.recipe.sharding) == ("adamw-8bit", "fsdp")
 
 
 BASE = Recipe(precision="fp32", optimizer="adamw", sharding="none", micro_batch_size=1, grad_accum=1)

@@ -8,6 +8,7 @@ from launcher.spec.recipe import Recipe
 from launcher.spec.rules import RULES, Setting, broken_rules, nearest_valid
 
 GPUS = Setting(ranks=8, nodes=1, gpus_per_node=8)
+TASK = Setting(ranks=8, nodes=1, gpus_per_node=8, entrypoint=True)
 GOOD = Recipe(precision="bf16-mixed", optimizer="adamw", sharding="fsdp", micro_batch_size=4, grad_accum=2)
 
 
@@ -42,6 +43,13 @@ def test_a_broken_rule_explains_itself_and_names_the_nearest_valid_recipe(change
     assert valid is not None and names(valid, setting) == []
 
 
+@pytest.mark.parametrize("optimizer", ["adamw-8bit", "paged-adamw-8bit", "lion-8bit"])
+def test_the_built_in_entrypoint_runs_8_bit_optimizers_on_shards_and_a_foreign_command_does_not(optimizer):
+    recipe = GOOD.model_copy(update={"optimizer": optimizer})
+    assert names(recipe, TASK) == []
+    assert names(recipe, GPUS) == ["bitsandbytes-no-dtensor"]
+
+
 def test_batch_norm_with_an_odd_accumulation_has_no_nearest_recipe():
     recipe = GOOD.model_copy(update={"micro_batch_size": 1, "grad_accum": 3})
     assert nearest_valid(recipe, Setting(8, 1, 8, batch_norm=True)) is None
@@ -56,7 +64,7 @@ def test_every_rule_gives_a_reason_a_source_and_ends_in_a_valid_recipe_or_none()
         "activations": ["keep", "offload"],
         "grad_scaler": [False, True],
     }
-    settings = [GPUS, Setting(1, 1, 1), Setting(2, 1, 0), Setting(16, 2, 8, batch_norm=True)]
+    settings = [GPUS, TASK, Setting(1, 1, 1), Setting(2, 1, 0), Setting(16, 2, 8, batch_norm=True)]
     seen = set()
     for values in itertools.product(*fields.values()):
         recipe = GOOD.model_copy(update=dict(zip(fields, values, strict=True)))

@@ -122,11 +122,11 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_fails_as_checkpoint(tmp_path:
 
 def test_a_recipe_that_is_not_run_yet_is_refused_with_what_is(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job())
-    ended = start(run, recipe("none", micro=8, optimizer="lion"), ranks=1)
+    ended = start(run, recipe("none", micro=8, precision="float8"), ranks=1)
     failure = error(run.attempt(0), 0)
     assert ended.codes == {0: 1}
     assert failure["failure"] == "user-error"
-    assert "optimizer: lion is not run by the built-in entrypoint; it runs adamw" in failure["exception"]
+    assert "precision: float8 is not run by the built-in entrypoint; it runs bf16, " in failure["exception"]
 
 
 def _tensors(run: RunDir, step: int, into: Path) -> dict[str, torch.Tensor]:

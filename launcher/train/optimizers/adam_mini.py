@@ -1,0 +1,58 @@
+"""Adam-mini: one second moment per block of parameters (arXiv 2406.16793), with decoupled weight decay."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from launcher.train.optimizers.state import KeepsDtypes, local, rows_beside, zeros_beside
+
+
+class AdamMini(KeepsDtypes):
+    """The blocks are the rows of a parameter: its output neurons, or the tokens of an embedding.
+
+    The paper partitions so too, but for query and key, which it cuts by attention head. Which parameters
+    those are cannot be seen from outside a model; rows are the finer cut, nearer to Adam. A vector (gain,
+    bias) has rows of one element: there it is Adam. Rows stay whole under FSDP, so the update does not
+    depend on the number of ranks. The first moment has the parameter's type, the second is fp32.
+    """
+
+    def __init__(
+        self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.999)
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    ones = (1,) * (p.ndim - 1)
+                    state["step"] = torch.zeros(())
+                    state["exp_avg"] = zeros_beside(p, p.dtype)
+                    state["exp_avg_sq"] = (
+                        rows_beside(p, ones, torch.float32) if p.ndim else zeros_beside(p, torch.float32)
+                    )
+                state["step"] += 1
+                _update(p, state, group)
+
+
+def _update(p: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    lr, (beta1, beta2), step = group["lr"], group["betas"], int(state["step"])
+    shard, gradient = local(p), local(p.grad)  # type: ignore[arg-type]
+    first, second = local(state["exp_avg"]), local(state["exp_avg_sq"])
+
+    first.lerp_(gradient, 1 - beta1)
+    square = gradient.float().square()
+    if square.ndim > 1:
+        square = square.mean(dim=tuple(range(1, square.ndim)), keepdim=True)
+    second.lerp_(square, 1 - beta2)
+
+    root = second.sqrt().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
+    update = first.div(root).div_(1 - beta1**step)
+    shard.sub_(update.add_(shard, alpha=group["weight_decay"]), alpha=lr)

@@ -1,0 +1,79 @@
+"""The scales of 8-bit states: one fp32 number per block of 256 elements of a rank's shard.
+
+Where the rows of a parameter are whole blocks, a scale belongs to a piece of one row and goes where the row
+goes: the state can be read by any number of ranks. Elsewhere blocks cross rows, and where they begin depends
+on where the shard begins: only as many shards as wrote them can read them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from launcher.train.optimizers.state import beside, local, rows_beside
+from launcher.train.rank import SetupError
+
+BLOCK = 256
+"bitsandbytes' block size; its kernels know no other for optimizer states."
+
+
+def scales_beside(p: torch.Tensor) -> torch.Tensor:
+    """Zero scales for the shard of `p`, as a checkpoint saves them; `p` has at least one dimension.
+
+    Shape `(rows, blocks per row)` where rows are whole blocks, else `(shards, blocks of the largest shard)`.
+    Raises SetupError for a parameter that is cut otherwise than by rows.
+    """
+    row, shards = p.numel() // p.shape[0], _shards(p)
+    if row % BLOCK == 0:
+        return rows_beside(p, (row // BLOCK,), torch.float32)
+    largest = math.ceil(p.shape[0] / shards) * row
+    part = torch.zeros((1, math.ceil(largest / BLOCK)), device=local(p).device)
+    return beside(p, part, (shards, part.shape[1]))
+
+
+def scales_in_use(scales: torch.Tensor, elements: int) -> torch.Tensor:
+    """Those of a shard of `elements`, flat, as the kernels want them; memory shared with `scales`."""
+    return local(scales).view(-1)[: math.ceil(elements / BLOCK)]
+
+
+def _shards(p: torch.Tensor) -> int:
+    if not isinstance(p, DTensor):
+        return 1
+    cut = [dim for dim, placement in enumerate(p.placements) if not isinstance(placement, Replicate)]
+    if len(cut) > 1 or any(p.placements[dim] != Shard(0) for dim in cut):
+        raise SetupError(f"8-bit states are for parameters sharded by rows, not {p.placements}")
+    return p.device_mesh.size(cut[0]) if cut else 1
+
+
+def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, prefix: str) -> str | None:
+    """Why `checkpoint` cannot be read into the 8-bit `states` (`{parameter: {name: tensor}}`), or None.
+
+    `prefix` is the path of `states` in the checkpoint, such as "optimizer.state".
+    """
+    wanted = {
+        f"{prefix}.{parameter}.absmax1": state["absmax1"].shape
+        for parameter, state in states.items()
+        if "absmax1" in state
+    }
+    if not wanted:
+        return None
+    metadata = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    saved = {key: entry.size for key, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
+    # A key that is missing altogether, as after a change of the optimizer, torch reports by itself.
+    differ = [key for key, shape in wanted.items() if key in saved and saved[key] != shape]
+    if not differ:
+        return None
+    before, now = saved[differ[0]][0], wanted[differ[0]][0]
+    names = [key.removeprefix(f"{prefix}.").removesuffix(".absmax1") for key in differ]
+    return (
+        f"the 8-bit states of {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} were "
+        f"saved in {before} shards and cannot be read in {now}: their rows are not multiples of {BLOCK} "
+        f"elements, so blocks cross rows. Resume in {before} shards (fsdp has one per rank, ddp and none one)"
+    )

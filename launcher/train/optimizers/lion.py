@@ -1,0 +1,33 @@
+"""Lion: one state per parameter, in the parameter's type (arXiv 2302.06675, algorithm 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from launcher.train.optimizers.state import local, zeros_beside
+
+
+class Lion(torch.optim.Optimizer):
+    """The update is a sign, so its learning rate is usually a third to a tenth of AdamW's."""
+
+    def __init__(
+        self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.99)
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr, (beta1, beta2) = group["lr"], group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["exp_avg"] = zeros_beside(p, p.dtype)
+                shard, gradient, average = local(p), local(p.grad), local(state["exp_avg"])
+                direction = average.lerp(gradient, 1 - beta1).sign_()
+                shard.mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-lr)
+                average.lerp_(gradient, 1 - beta2)

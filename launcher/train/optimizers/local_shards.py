@@ -1,0 +1,155 @@
+"""bitsandbytes' 8-bit optimizers on each rank's local shard.
+
+bitsandbytes knows no DTensor: its optimizers fail on FSDP2's parameters. Its kernels are given the local
+shards here, and the states are kept as DTensors, which torch.distributed.checkpoint saves and reshards.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection
+from typing import Any, Literal
+
+import torch
+
+from launcher.train.optimizers.blocks import scales_beside, scales_in_use
+from launcher.train.optimizers.state import KeepsDtypes, beside, local, zeros_beside
+from launcher.train.rank import SetupError
+
+LEAST = 4096
+"Elements. bitsandbytes keeps the states of smaller tensors in 32 bit: `min_8bit_size`."
+LEAST_PAGED = 100_000
+"Elements. Below, bitsandbytes pages nothing: a managed allocation costs more than it frees."
+
+Kernel = Literal["adam", "lion"]
+
+
+class EightBit(KeepsDtypes):
+    """Blockwise 8-bit states: 2 x (1 + 4/256) bytes per parameter for "adam", half of it for "lion".
+
+    `wide`: parameters whose states stay in 32 bit whatever their size, such as embeddings. So do vectors:
+    they are a tiny part, and their blocks would tie the checkpoint to the number of ranks. Whether a
+    parameter is 8-bit depends on its global size, so it is so on any number of ranks.
+
+    `paged`: large states in CUDA managed memory, which moves to the host when the GPU runs out.
+    Raises SetupError without bitsandbytes.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        kernel: Kernel,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        wide: Collection[torch.Tensor] = (),
+        paged: bool = False,
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0})
+        self._functional = _bitsandbytes()
+        self._kernel = kernel
+        self._wide = {id(p) for p in wide}
+        self._paged = paged
+        self._pages: dict[int, list[torch.Tensor]] = {}
+        # The two tables from codes to values are constants: never saved, shared by all parameters.
+        self._maps: dict[bool, torch.Tensor] = {}
+
+    def in_eight_bits(self, p: torch.Tensor) -> bool:
+        return p.ndim >= 2 and p.numel() >= LEAST and id(p) not in self._wide
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """`closure` is never called: torch.distributed.checkpoint passes None by name."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p] or self._begin(p)
+                state["step"] += 1
+                shard = local(p)
+                if shard.numel():  # with fewer rows than ranks some ranks hold nothing
+                    self._update(p, shard, local(p.grad).contiguous(), state, group)
+        if self._pages:
+            torch.cuda.synchronize()  # the kernels write managed memory that the host may read next
+
+    def _begin(self, p: torch.Tensor) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = self.state[p]
+        state["step"] = torch.zeros(())
+        for number in (1, 2) if self._kernel == "adam" else (1,):
+            if not self.in_eight_bits(p):
+                state[f"state{number}"] = zeros_beside(p, torch.float32)
+                continue
+            state[f"state{number}"] = self._codes(p)
+            state[f"absmax{number}"] = scales_beside(p)
+        return state
+
+    def _codes(self, p: torch.Tensor) -> torch.Tensor:
+        """Zero codes mean nothing without scales; zero scales make them zeros."""
+        shard = local(p)
+        if not self._paged or shard.numel() < LEAST_PAGED:
+            return zeros_beside(p, torch.uint8)
+        if shard.device.type != "cuda":
+            raise SetupError("paged optimizer states are CUDA managed memory; choose optimizer: adamw-8bit")
+        pages = self._functional.get_paged(*shard.shape, dtype=torch.uint8, device=shard.device)
+        pages.zero_()
+        self._pages.setdefault(id(p), []).append(pages)
+        return beside(p, torch.as_tensor(_OnGpu(pages), device=shard.device), p.shape)
+
+    def _update(
+        self,
+        p: torch.Tensor,
+        shard: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+    ) -> None:
+        for pages in self._pages.get(id(p), ()):
+            self._functional.prefetch_tensor(pages)
+        # The kernels go through memory in order: a shard that is not contiguous is updated in a copy.
+        whole = shard.contiguous()
+        states = [local(state[name]) if name in state else None for name in ("state1", "state2")]
+        beta1, beta2 = group["betas"]
+        step, lr, decay = int(state["step"]), group["lr"], group["weight_decay"]
+        if "absmax1" not in state:
+            self._functional.optimizer_update_32bit(
+                self._kernel, gradient, whole, states[0], beta1, group["eps"], step, lr,
+                states[1], beta2, weight_decay=decay,
+            )  # fmt: skip
+        else:
+            names = ("absmax1", "absmax2")
+            scales = [scales_in_use(state[name], shard.numel()) if name in state else None for name in names]
+            self._functional.optimizer_update_8bit_blockwise(
+                self._kernel, gradient, whole, *states, beta1, beta2, 0.0, 0.0, group["eps"], step, lr,
+                self._map(shard.device, signed=True), self._map(shard.device, signed=False), *scales,
+                weight_decay=decay,
+            )  # fmt: skip
+        if whole is not shard:
+            shard.copy_(whole)
+
+    def _map(self, device: torch.device, *, signed: bool) -> torch.Tensor:
+        if signed not in self._maps:
+            self._maps[signed] = self._functional.create_dynamic_map(signed=signed).to(device)
+        return self._maps[signed]
+
+
+class _OnGpu:
+    """bitsandbytes hands out managed memory as a CPU tensor; the same memory for torch as a CUDA one."""
+
+    def __init__(self, pages: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(pages.shape),
+            "typestr": "|u1",
+            "data": (pages.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _bitsandbytes() -> Any:
+    """Imported when a recipe needs it: it costs seconds."""
+    try:
+        return importlib.import_module("bitsandbytes.functional")
+    except ImportError as error:
+        raise SetupError(
+            f"the recipe's optimizer needs bitsandbytes 0.50 or newer ({error}): "
+            'pip install "bitsandbytes>=0.50", or choose optimizer: adamw or lion'
+        ) from None

@@ -1,0 +1,68 @@
+"""Optimizer state beside a parameter: made on the local shard, saved as a piece of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it: memory shared with it, under `torch.no_grad()`.
+
+    Ask before each use: FSDP2 may give a parameter another storage.
+    """
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def beside(p: torch.Tensor, part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """`part` as this rank's piece of a tensor of `shape`, cut and spread over the ranks as `p` is.
+
+    torch.distributed.checkpoint takes a plain tensor for a replica and keeps that of one rank only: the
+    state of a sharded parameter has to be a DTensor, or all but one rank's is lost without a word.
+    """
+    if not isinstance(p, DTensor):
+        return part
+    stride = torch.empty(tuple(shape), device="meta").stride()
+    return DTensor.from_local(
+        part, p.device_mesh, p.placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+
+
+def rows_beside(p: torch.Tensor, row: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros of shape `(p.shape[0], *row)`, each row on the rank that has the row of `p`."""
+    mine = local(p)
+    part = torch.zeros((mine.shape[0], *row), dtype=dtype, device=mine.device)
+    return beside(p, part, (p.shape[0], *row))
+
+
+def zeros_beside(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros of the shape of `p`, contiguous whatever `p` is."""
+    mine = local(p)
+    return beside(p, torch.zeros(mine.shape, dtype=dtype, device=mine.device), p.shape)
+
+
+class KeepsDtypes(torch.optim.Optimizer):
+    """Loads each state in the type it was saved in.
+
+    torch's own `load_state_dict` casts every state to the type of its parameter, which turns 8-bit codes
+    into floats and bf16 states into fp32.
+    """
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Parameters are matched by their order in the groups, as torch does. Raises ValueError."""
+        saved_groups, states = state_dict["param_groups"], state_dict["state"]
+        sizes, saved_sizes = (
+            [len(group["params"]) for group in groups] for groups in (self.param_groups, saved_groups)
+        )
+        if sizes != saved_sizes:
+            raise ValueError(f"groups of {saved_sizes} parameters were saved; the optimizer has {sizes}")
+        for group, saved in zip(self.param_groups, saved_groups, strict=True):
+            for p, name in zip(group["params"], saved["params"], strict=True):
+                self.state.pop(p, None)
+                if name in states:
+                    self.state[p] = dict(states[name])
+            group.update({key: value for key, value in saved.items() if key != "params"})

@@ -1,0 +1,148 @@
+"""The optimizers on one device, against what they claim to equal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import nn
+
+from launcher.spec.job import Training
+from launcher.spec.recipe import Optimizer, Sharding
+from launcher.spec.supported import SUPPORTED
+from launcher.train.optimizers.adam_mini import AdamMini
+from launcher.train.optimizers.adamw_bf16 import AdamWBf16, round_stochastically
+from launcher.train.optimizers.build import build_optimizer
+from launcher.train.optimizers.local_shards import EightBit
+from launcher.train.optimizers.table import TABLE, row_of
+from launcher.train.rank import SetupError
+from tests.train.runs import recipe
+
+
+def train(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, steps: int = 10) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
+
+
+def parameters(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", ["adam", "lion"])
+def test_8_bit_equals_bitsandbytes_bit_for_bit(kernel: Any, dtype: torch.dtype) -> None:
+    from bitsandbytes import optim
+
+    shapes = [(64, 256), (70, 90), (10, 20), (300,)]
+    ours, theirs = parameters(*shapes, dtype=dtype), parameters(*shapes, dtype=dtype)
+    betas = (0.9, 0.999) if kernel == "adam" else (0.9, 0.99)
+    group = {"params": ours, "weight_decay": 0.1}
+    train(ours, EightBit([group], kernel, lr=1e-2, betas=betas))
+    reference = optim.AdamW8bit if kernel == "adam" else optim.Lion8bit
+    train(theirs, reference(theirs, lr=1e-2, betas=betas, weight_decay=0.1))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_8_bit_does_not_depend_on_the_memory_format() -> None:
+    plain, last = parameters((32, 16, 3, 3)), parameters((32, 16, 3, 3))
+    last[0].data = last[0].data.to(memory_format=torch.channels_last)
+    for made in (plain, last):
+        train(made, EightBit([{"params": made}], "adam", lr=1e-2, betas=(0.9, 0.999)))
+    assert torch.equal(plain[0], last[0])
+    assert last[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_vectors_small_tensors_and_named_ones_keep_32_bit_states() -> None:
+    large, small, vector, named = parameters((64, 64), (63, 65), (5000,), (64, 64))
+    made = EightBit([{"params": [large]}], "adam", lr=1.0, betas=(0.9, 0.999), wide=[named])
+    assert [made.in_eight_bits(p) for p in (large, small, vector, named)] == [True, False, False, False]
+
+
+def test_pages_are_refused_without_cuda() -> None:
+    made = parameters((400, 400))
+    optimizer = EightBit([{"params": made}], "adam", lr=1e-2, betas=(0.9, 0.999), paged=True)
+    with pytest.raises(SetupError, match="choose optimizer: adamw-8bit"):
+        train(made, optimizer)
+
+
+def test_without_bitsandbytes_the_recipe_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bitsandbytes", "bitsandbytes.functional"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SetupError, match=r'pip install "bitsandbytes>=0\.50"'):
+        build_optimizer(nn.Linear(2, 2), recipe(optimizer="lion-8bit"), Training())
+
+
+def test_bitsandbytes_is_imported_only_when_a_recipe_needs_it() -> None:
+    code = "import sys, launcher.train.loop; sys.exit('bitsandbytes' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_optimizer_has_one_row_for_every_sharding() -> None:
+    assert SUPPORTED["optimizer"] == set(get_args(Optimizer)) == {row.optimizer for row in TABLE}
+    for optimizer in get_args(Optimizer):
+        for sharding in get_args(Sharding):
+            row = row_of(recipe(sharding, optimizer=optimizer))
+            assert row.reason and row.needs.startswith(("torch>=", "bitsandbytes>="))
+            made = build_optimizer(nn.Linear(2, 2), recipe(sharding, optimizer=optimizer), Training())
+            ours = isinstance(made, EightBit) if row.library == "bitsandbytes" else True
+            assert ours and (type(made).__module__.startswith("torch.")) == (row.library == "torch")
+
+
+def test_adam_mini_is_adamw_where_a_row_has_one_magnitude() -> None:
+    ours, theirs = parameters((8, 16), (5,)), parameters((8, 16), (5,))
+    mini = AdamMini([{"params": ours, "weight_decay": 0.1}], lr=1e-2)
+    adamw = torch.optim.AdamW(theirs, lr=1e-2, weight_decay=0.1)
+    for step in range(10):
+        sign = torch.randn(8, 16, generator=torch.Generator().manual_seed(step)).sign()
+        gradients = [sign * torch.arange(1.0, 9.0)[:, None] * (step + 1), torch.arange(5.0) - step]
+        for made in (ours, theirs):
+            for p, gradient in zip(made, gradients, strict=True):
+                p.grad = gradient.clone()
+        mini.step()
+        adamw.step()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
+    assert [mini.state[p]["exp_avg_sq"].shape for p in ours] == [(8, 1), (5,)]
+
+
+def test_adam_mini_takes_the_mean_square_of_a_row() -> None:
+    [p] = parameters((2, 4))
+    optimizer = AdamMini([{"params": [p]}], lr=1e-2)
+    p.grad = torch.tensor([[1.0, -1, 3, -1], [0, 0, 0, 2]])
+    optimizer.step()
+    assert torch.allclose(optimizer.state[p]["exp_avg_sq"], torch.tensor([[3e-3], [1e-3]]))
+
+
+def test_stochastic_rounding_gives_the_neighbours_and_the_right_mean() -> None:
+    low, high = 1.0, 1.0 + 2**-7  # neighbours in bf16
+    x = torch.full((40_000,), low + 0.25 * (high - low))
+    rounded = round_stochastically(x, seed=3).float()
+    assert set(rounded.unique().tolist()) == {low, high}
+    # A share of 0.25 among 40,000 has a standard deviation of 0.0022.
+    assert float((rounded == high).float().mean()) == pytest.approx(0.25, abs=0.01)
+    assert torch.equal(round_stochastically(x, seed=3).float(), rounded)
+    assert not torch.equal(round_stochastically(x, seed=4).float(), rounded)
+    exact = torch.tensor([0.0, 1.0, 2.0**-126, 3.0e38]).bfloat16()
+    assert torch.equal(round_stochastically(exact.float(), seed=5), exact)
+
+
+def test_a_bf16_second_moment_shrinks_when_the_gradients_do() -> None:
+    [p] = parameters((4096,))
+    optimizer = AdamWBf16([{"params": [p]}], lr=0.0)
+    p.grad = torch.full_like(p, 100.0)
+    optimizer.step()
+    state = optimizer.state[p]
+    before = float(state["exp_avg_sq"].float().mean())
+    p.grad = torch.zeros_like(p)
+    for _ in range(200):
+        optimizer.step()
+    assert before == pytest.approx(10, rel=0.01)
+    assert float(state["exp_avg_sq"].float().mean()) / before == pytest.approx(0.999**200, rel=0.01)
+    to_nearest = torch.tensor(before).bfloat16()
+    assert (to_nearest.float() * 0.999).bfloat16() == to_nearest  # why it is rounded stochastically
