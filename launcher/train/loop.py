@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from launcher.spec.supported import unsupported
+from launcher.train.activations import apply_activations
 from launcher.train.budget import Budget
 from launcher.train.checkpoint import Checkpoints
+from launcher.train.compiling import apply_compile
 from launcher.train.data import EvaluationData, TrainingData, derive_seed, to_device
 from launcher.train.optimizer import build_optimizer, divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.precision import cast, compute_in
@@ -47,8 +49,12 @@ class Trainer:
         seed_all(derive_seed("rank", job.train.seed, rank.number))
 
     def _build_model(self) -> nn.Module:
-        model = cast(self.task.model(), self.rank.recipe)
-        return shard(model, self.task.blocks(model), self.rank).train()
+        recipe, device = self.rank.recipe, self.rank.device
+        model = cast(self.task.model(), recipe)
+        blocks = list(self.task.blocks(model))
+        apply_activations(blocks, recipe, device)
+        apply_compile(blocks, recipe, device, self.budget)
+        return shard(model, blocks, self.rank).train()
 
     def train(self) -> bool:
         done = self._resume()
@@ -159,7 +165,15 @@ class Trainer:
 
 def _load_task(rank: Rank) -> Task:
     assert rank.job.task is not None
-    return load_task(rank.job.task, rank.job.args, rank.workdir)
+    task = load_task(rank.job.task, rank.job.args, rank.workdir)
+    task.loss_chunks = rank.recipe.loss_chunks
+    if task.loss_chunks > 1 and not task.uses_loss_chunks:
+        raise TaskError(
+            f"loss_chunks: {task.loss_chunks} is for tasks that compute their loss with "
+            "launcher.train.loss.chunked_cross_entropy and say uses_loss_chunks = True; "
+            f"{type(task).__name__} does not; loss_chunks: 1 runs"
+        )
+    return task
 
 
 def _training_data(task: Task, rank: Rank) -> TrainingData:
