@@ -59,7 +59,7 @@ def test_what_the_job_fixes_is_kept_and_the_rest_follows():
         ({"batch": {"global": 60}}, A6000, "nearest: 56 or 64"),
         ({"recipe": {"micro_batch_size": 3}}, A6000, "micro_batch_size must divide 8"),
         ({"recipe": {"optimizer": "adamw-8bit"}}, A6000, "bitsandbytes-no-dtensor"),
-        ({"recipe": {"activations": "checkpoint"}}, A6000, "the built-in entrypoint"),
+        ({"recipe": {"precision": "float8"}}, A6000, "the built-in entrypoint"),
     ],
 )
 def test_a_job_that_cannot_run_is_refused_with_the_reason(fields, cluster, message):
