@@ -6,17 +6,15 @@ from launcher.spec.recipe import Recipe
 
 # A Recipe field that is missing here is not the entrypoint's business (any value runs).
 SUPPORTED: dict[str, frozenset[object]] = {
-    "precision": frozenset({"fp32", "bf16", "bf16-mixed"}),
+    "precision": frozenset({"fp32", "bf16", "bf16-mixed", "fp16-mixed"}),
     "optimizer": frozenset({"adamw"}),
     "sharding": frozenset({"none", "ddp", "fsdp", "fsdp-keep", "hybrid"}),
     "offload": frozenset({"none"}),
     "activations": frozenset({"keep", "selective", "checkpoint", "offload"}),
-    "grad_scaler": frozenset({False}),
 }
 
 # Why a value is missing above, where it is for a reason and not for lack of time.
 WHY_NOT: dict[tuple[str, object], str] = {
-    ("precision", "fp16-mixed"): "its overflow handling is not written, and could only be tested on CUDA",
     ("precision", "float8"): "torchao's float8 layers need a GPU of compute capability 8.9 to be tested on",
 }
 

@@ -53,7 +53,10 @@ class Task(ABC):
         return default_collate(samples)
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The units FSDP shards and gathers one at a time: the children of every ModuleList."""
+        """The units FSDP shards and gathers one at a time: the children of every ModuleList.
+
+        Recomputation, offload of activations and torch.compile work in the same units.
+        """
         for module in model.modules():
             if isinstance(module, nn.ModuleList):
                 yield from module
