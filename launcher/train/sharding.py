@@ -34,7 +34,7 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], rank: Rank) -> nn.Modul
 
 def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank) -> nn.Module:
     """`fully_shard` moves what it shards to the device: a GPU never holds the whole model."""
-    mesh = _mesh(rank)
+    mesh = device_mesh(rank)
     keep = rank.recipe.sharding == "fsdp-keep"
     # The innermost first: a unit takes the parameters that no unit below it has.
     for block in reversed(blocks):
@@ -54,7 +54,7 @@ def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank) -> nn.Module:
     return model
 
 
-def _mesh(rank: Rank) -> DeviceMesh:
+def device_mesh(rank: Rank) -> DeviceMesh:
     """All ranks in one row; for hybrid a row for each node: replicas across, shards within.
 
     torchrun numbers the ranks of a node one after the other, so a row is a node.

@@ -20,9 +20,9 @@ from runs import job, recipe
 GPT = {"layers": 12, "dim": 16, "heads": 2, "context": 16}
 
 
-def gradient(rank: Rank, **fields: Any) -> torch.Tensor:
+def gradient(rank: Rank, sharding: str, **fields: Any) -> torch.Tensor:
     asked = job(task="launcher.train.tasks.gpt:PydocGPT", args=GPT, batch={"global": 4 * rank.world})
-    chosen = recipe("fsdp", 2, 2, **fields)
+    chosen = recipe(sharding, 2, 2, **fields)
     trainer = Trainer(Rank(**{**vars(rank), "recipe": chosen, "job": asked}), Where(), Unlimited())
     trainer.optimizer = Capture(trainer.model.parameters())
     trainer.train_step(1)
@@ -33,13 +33,14 @@ def gradient(rank: Rank, **fields: Any) -> torch.Tensor:
 def main(out: Path) -> None:
     rank = this_rank(this_place())
     join_ranks(rank)
-    eager = gradient(rank)
+    eager = gradient(rank, "fsdp")
     result: dict[str, Any] = {}
-    for activations in ("keep", "checkpoint", "selective"):
+    cases = [("fsdp", "keep"), ("fsdp", "checkpoint"), ("fsdp", "selective"), ("ddp", "keep")]
+    for sharding, activations in cases:
         torch._dynamo.reset()
         counters.clear()
-        compiled = gradient(rank, compile=True, activations=activations)
-        result[activations] = {
+        compiled = gradient(rank, sharding, compile=True, activations=activations)
+        result[f"{sharding} {activations}"] = {
             "distance": distance(compiled, eager),
             "graphs": counters["stats"]["unique_graphs"],
             "breaks": dict(counters["graph_break"]),

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.runs.layout import RunDir
 from launcher.train.activations import apply_activations, offloaded, outermost
 from launcher.train.budget import MIB, MemoryBudget, Unlimited
 from launcher.train.compiling import apply_compile, missing_compiler
-from launcher.train.rank import SetupError
+from launcher.train.rank import Rank, SetupError
+from launcher.train.sharding import device_mesh
 from tests.train.runs import error, job, losses, measure, prepare, recipe, start
 
 CPU = torch.device("cpu")
@@ -93,6 +96,31 @@ def test_a_run_goes_on_from_one_node_to_hybrid_and_back(tmp_path: Path) -> None:
     assert list(losses(run, attempt=2)) == [7, 8]
 
 
+def test_each_node_is_one_row_of_the_hybrid_mesh(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    everybody = Rank(
+        run=run,
+        attempt=run.attempt(0),
+        number=0,
+        node=0,
+        job=job(),
+        recipe=recipe("hybrid"),
+        workdir=str(tmp_path),
+        local=0,
+        world=6,
+        per_node=2,
+        device=CPU,
+        stop_file=tmp_path / "stop",
+    )
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=6)
+    try:
+        mesh = device_mesh(everybody)
+    finally:
+        dist.destroy_process_group()
+    assert mesh.mesh.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert mesh.mesh_dim_names == ("replicate", "shard"), "FSDP2 shards over the second"
+
+
 def test_hybrid_on_one_node_is_refused(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job())
     start(run, recipe("hybrid"))
@@ -103,10 +131,10 @@ def test_hybrid_on_one_node_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(missing_compiler(CPU) is not None, reason="no C++ compiler")
 def test_compiled_blocks_share_one_graph_and_have_the_gradient_of_eager_ones(tmp_path: Path) -> None:
-    for activations, found in measure("compiled.py", tmp_path, ranks=2).items():
-        assert found["graphs"] == 1, (activations, "of 12 blocks")
-        assert found["breaks"] == {}, activations
-        assert 0 < found["distance"] < 3e-6, activations
+    for case, found in measure("compiled.py", tmp_path, ranks=2).items():
+        assert found["graphs"] == 1, (case, "of 12 blocks")
+        assert found["breaks"] == {}, case
+        assert 0 < found["distance"] < 3e-6, case
 
 
 def test_without_a_compiler_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
