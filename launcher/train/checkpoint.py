@@ -24,6 +24,7 @@ from launcher.train.data import derive_seed
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.rank import Rank
 from launcher.train.rng import rng_state, seed_all, set_rng_state
+from launcher.train.scaler import LossScaler
 
 MARKER = "complete.json"
 FULL_BYTES = 2**20
@@ -46,10 +47,12 @@ def complete_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 class Checkpoints:
-    """Saves and restores one model and its optimizer."""
+    """Saves and restores one model, its optimizer and its loss scale."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, rank: Rank) -> None:
-        self.model, self.optimizer, self.rank = model, optimizer, rank
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScaler, rank: Rank
+    ) -> None:
+        self.model, self.optimizer, self.scaler, self.rank = model, optimizer, scaler, rank
         self.folder = rank.run.checkpoints
 
     def save(self, step: int) -> Path:
@@ -92,6 +95,7 @@ class Checkpoints:
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
+        self.scaler.restore((read_json(path / MARKER) or {}).get("scaler"))
         self._restore_rng(path, step)
         return step
 
@@ -101,9 +105,13 @@ class Checkpoints:
 
     def _publish(self, step: int, beside: Path, final: Path) -> None:
         """The marker is written last; a directory without it does not count, whatever its name."""
-        replace_json(
-            beside / MARKER, {"step": step, "world": self.rank.world, "torch": str(torch.__version__)}
-        )
+        content = {
+            "step": step,
+            "world": self.rank.world,
+            "torch": str(torch.__version__),
+            "scaler": self.scaler.state(),
+        }
+        replace_json(beside / MARKER, content)
         shutil.rmtree(final, ignore_errors=True)  # an incomplete one of that name
         beside.rename(final)
         _sync_directory(self.folder)

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from launcher.spec.supported import unsupported
+from launcher.train.activations import apply_activations
 from launcher.train.budget import Budget
 from launcher.train.checkpoint import Checkpoints
+from launcher.train.compiling import apply_compile
 from launcher.train.data import EvaluationData, TrainingData, derive_seed, to_device
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
@@ -20,6 +22,7 @@ from launcher.train.precision import cast, compute_in
 from launcher.train.rank import Rank, SetupError
 from launcher.train.record import Recorder, StepResult
 from launcher.train.rng import seed_all
+from launcher.train.scaler import LossScaler
 from launcher.train.sharding import accumulate, shard
 from launcher.train.task import Task, TaskError, load_task
 from launcher.train.where import Phase, Where
@@ -42,14 +45,19 @@ class Trainer:
             self.steps = job.steps or (job.epochs or 0) * self.data.order.steps_per_epoch
             self.model = self._build_model()
         self.optimizer = build_optimizer(self.model, rank.recipe, job.train)
-        self.checkpoints = Checkpoints(self.model, self.optimizer, rank)
+        self.scaler = LossScaler(rank.recipe.grad_scaler)
+        self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank)
         self.recorder = Recorder(rank, self.steps)
         # From here on each rank draws its own randomness; until here all drew the same.
         seed_all(derive_seed("rank", job.train.seed, rank.number))
 
     def _build_model(self) -> nn.Module:
-        model = cast(self.task.model(), self.rank.recipe)
-        return shard(model, self.task.blocks(model), self.rank).train()
+        recipe, device = self.rank.recipe, self.rank.device
+        model = cast(self.task.model(), recipe)
+        blocks = list(self.task.blocks(model))
+        apply_activations(blocks, recipe, device)
+        apply_compile(blocks, recipe, device, self.budget)
+        return shard(model, blocks, self.rank).train()
 
     def train(self) -> bool:
         done = self._resume()
@@ -81,17 +89,24 @@ class Trainer:
                 with where.during("forward", users=True):
                     micro_loss, micro_weight = self._loss(batch)
                 with where.during("backward", users=True):
-                    micro_loss.backward()  # type: ignore[no-untyped-call]
+                    self.scaler.scaled(micro_loss).backward()  # type: ignore[no-untyped-call]
             loss += micro_loss.detach()
             weight += micro_weight
         with where.during("optimizer"):
             total_loss, total_weight, stop = self.rank.add_up(loss, weight, self.rank.stop_requested())
             # DDP and FSDP average over the ranks; the gradient of the step is the sum over its weight.
             factor = self.rank.world / total_weight if total_weight else 0.0
+            factor /= self.scaler.factor
             grad_norm = divide_and_clip(self.model, factor, self.rank.job.train.clip_norm)
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
-            self.optimizer.step()
+            if self.scaler.accepts(grad_norm):
+                self.optimizer.step()
+            else:
+                self.rank.say(
+                    f"step {step}: a gradient overflowed in fp16, the model stays as it is; "
+                    f"loss scale now {self.scaler.factor:g}"
+                )
             self.optimizer.zero_grad(set_to_none=True)
         return StepResult(_mean(total_loss, total_weight), total_weight, grad_norm, lr, stop > 0)
 
@@ -160,7 +175,15 @@ class Trainer:
 
 def _load_task(rank: Rank) -> Task:
     assert rank.job.task is not None
-    return load_task(rank.job.task, rank.job.args, rank.workdir)
+    task = load_task(rank.job.task, rank.job.args, rank.workdir)
+    task.loss_chunks = rank.recipe.loss_chunks
+    if task.loss_chunks > 1 and not task.uses_loss_chunks:
+        raise TaskError(
+            f"loss_chunks: {task.loss_chunks} is for tasks that compute their loss with "
+            "launcher.train.loss.chunked_cross_entropy and say uses_loss_chunks = True; "
+            f"{type(task).__name__} does not; loss_chunks: 1 runs"
+        )
+    return task
 
 
 def _training_data(task: Task, rank: Rank) -> TrainingData:

@@ -10,6 +10,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from launcher.spec.recipe import SHARDED, Recipe
 
+# What is computed in, where parameters stay in fp32.
+COMPUTE = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+
 
 def cast(model: nn.Module, recipe: Recipe) -> nn.Module:
     """bf16 stores everything in bf16; the others keep fp32 parameters."""
@@ -17,14 +20,14 @@ def cast(model: nn.Module, recipe: Recipe) -> nn.Module:
 
 
 def mixed_precision(recipe: Recipe, *, root: bool) -> MixedPrecisionPolicy:
-    """FSDP2's policy: fp32 shards, bf16 compute, gradients reduced in fp32 (the sum over ranks stays exact).
+    """FSDP2's policy: fp32 shards, 16-bit compute, gradients added up over the ranks in fp32.
 
     The root returns fp32, so that a task computes its loss in fp32 without a thought.
     """
-    if recipe.precision != "bf16-mixed":
+    if recipe.precision not in COMPUTE:
         return MixedPrecisionPolicy(output_dtype=torch.float32 if root else None)
     return MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16,
+        param_dtype=COMPUTE[recipe.precision],
         reduce_dtype=torch.float32,
         output_dtype=torch.float32 if root else None,
     )
@@ -32,6 +35,6 @@ def mixed_precision(recipe: Recipe, *, root: bool) -> MixedPrecisionPolicy:
 
 def compute_in(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:
     """Around the forward pass: autocast where no FSDP policy does the same."""
-    if recipe.precision == "bf16-mixed" and recipe.sharding not in SHARDED:
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+    if recipe.precision in COMPUTE and recipe.sharding not in SHARDED:
+        return torch.autocast(device.type, dtype=COMPUTE[recipe.precision])
     return nullcontext()

@@ -49,6 +49,8 @@ class Rank(Place):
     workdir: str
     local: int
     world: int
+    per_node: int
+    "Ranks on this node, as torchrun started them; the same on every node."
     device: torch.device
     stop_file: Path
 
@@ -103,6 +105,7 @@ def this_rank(place: Place) -> Rank:
         workdir=str(facts["workdir"]),
         local=local,
         world=int(os.environ.get("WORLD_SIZE", "1")),
+        per_node=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         device=_device(int(facts.get("gpus_per_node", 0)), local),
         stop_file=Path(os.environ.get("LAUNCHER_STOP_FILE", str(place.attempt.stop))),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ class Recorder:
             "step": step,
             "loss": result.loss,
             "lr": result.lr,
-            "grad_norm": result.grad_norm,
+            # Infinite when fp16 overflowed, which JSON cannot say.
+            "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
             "weight": result.weight,
             "samples": samples,
             "seconds": round(seconds, 6),

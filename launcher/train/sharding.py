@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,7 +34,7 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], rank: Rank) -> nn.Modul
 
 def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank) -> nn.Module:
     """`fully_shard` moves what it shards to the device: a GPU never holds the whole model."""
-    mesh = init_device_mesh(rank.device.type, (rank.world,))
+    mesh = device_mesh(rank)
     keep = rank.recipe.sharding == "fsdp-keep"
     # The innermost first: a unit takes the parameters that no unit below it has.
     for block in reversed(blocks):
@@ -52,6 +52,22 @@ def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank) -> nn.Module:
         mp_policy=mixed_precision(rank.recipe, root=True),
     )
     return model
+
+
+def device_mesh(rank: Rank) -> DeviceMesh:
+    """All ranks in one row; for hybrid a row for each node: replicas across, shards within.
+
+    torchrun numbers the ranks of a node one after the other, so a row is a node.
+    """
+    if rank.recipe.sharding != "hybrid":
+        return init_device_mesh(rank.device.type, (rank.world,))
+    nodes, rest = divmod(rank.world, rank.per_node)
+    if nodes < 2 or rest:
+        raise SetupError(
+            f"sharding: hybrid replicates over nodes and shards within one; {rank.world} ranks, "
+            f"{rank.per_node} on a node, are not several full nodes; sharding: fsdp runs"
+        )
+    return init_device_mesh(rank.device.type, (nodes, rank.per_node), mesh_dim_names=("replicate", "shard"))
 
 
 def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager[object]:

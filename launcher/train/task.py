@@ -8,7 +8,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -26,6 +26,11 @@ class Task(ABC):
 
     `args:` of the job are the keyword arguments of the constructor.
     """
+
+    uses_loss_chunks: ClassVar[bool] = False
+    "True in a task that follows `self.loss_chunks`. Others refuse a recipe that asks for chunks."
+    loss_chunks: int = 1
+    "The recipe's, set before model() is called: for launcher.train.loss.chunked_cross_entropy."
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -48,7 +53,10 @@ class Task(ABC):
         return default_collate(samples)
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The units FSDP shards and gathers one at a time: the children of every ModuleList."""
+        """The units FSDP shards and gathers one at a time: the children of every ModuleList.
+
+        Recomputation, offload of activations and torch.compile work in the same units.
+        """
         for module in model.modules():
             if isinstance(module, nn.ModuleList):
                 yield from module

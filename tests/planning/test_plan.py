@@ -67,11 +67,32 @@ def test_what_the_job_fixes_is_kept_and_the_rest_follows():
             A6000,
             "bitsandbytes-no",
         ),
-        ({"recipe": {"activations": "checkpoint"}}, A6000, "the built-in entrypoint"),
+        ({"recipe": {"precision": "float8"}}, A6000, "the built-in entrypoint"),
     ],
 )
 def test_a_job_that_cannot_run_is_refused_with_the_reason(fields, cluster, message):
     assert message in refusal(job(**fields), cluster)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *({"activations": policy} for policy in ("keep", "selective", "checkpoint", "offload")),
+        {"loss_chunks": 8},
+        {"compile": True, "activations": "selective"},
+        {"sharding": "hybrid"},
+        {"precision": "fp16-mixed"},
+    ],
+)
+def test_what_the_entrypoint_runs_is_planned(recipe):
+    several = A6000.model_copy(update={"max_nodes": 2})
+    plan = make_plan(job(recipe=recipe, resources={"nodes": 2}), several)
+    assert recipe.items() <= plan.recipe.model_dump().items()
+
+
+def test_compile_with_offloaded_activations_is_refused_with_what_runs():
+    text = refusal(job(recipe={"compile": True, "activations": "offload"}), A6000)
+    assert "activations: checkpoint runs with it" in text
 
 
 def test_every_reason_is_given_at_once():

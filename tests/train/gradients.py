@@ -66,8 +66,21 @@ def reference(model: torch.nn.Module, task: Ragged, samples: list[Any], micro: i
     return torch.cat([p.grad.flatten() for p in model.parameters()]).clone()
 
 
+def layout(rank: Rank) -> dict[str, Any]:
+    """Who shares a shard, and how much of a parameter a rank holds."""
+    asked = job(batch={"global": SHARE * rank.world})
+    chosen = recipe("hybrid", SHARE)
+    trainer = Trainer(Rank(**{**vars(rank), "recipe": chosen, "job": asked}), Where(), Unlimited())
+    weight = trainer.model.head.weight
+    assert isinstance(weight, DTensor)
+    return {
+        "rows": weight.device_mesh.mesh.tolist(),
+        "share": weight.to_local().numel() / weight.numel(),
+    }
+
+
 def _shardings(world: int) -> list[str]:
-    return ["none", "fsdp"] if world == 1 else ["ddp", "fsdp", "fsdp-keep"]
+    return {1: ["none", "fsdp"], 2: ["ddp", "fsdp", "fsdp-keep"], 4: ["hybrid"]}[world]
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -93,6 +106,8 @@ def main(out: Path) -> None:
         result["clipped"][sharding] = distance(clipped, exact * CLIP / exact.norm())
         _, mixed = captured(rank, sharding, 2, None, "bf16-mixed")
         result["mixed"][sharding] = distance(mixed, exact)
+    if rank.world == 4:
+        result["layout"] = layout(rank)
     # In fours the two halves of one rank's samples happen to have as many tokens.
     naive = {micro: distance(reference(model, task, samples, micro), exact) for micro in (2, 1)}
     result["mean of means"] = naive

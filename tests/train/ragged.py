@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from launcher.train import Task
+from launcher.train.tasks.gpt import PydocGPT
 
 VOCABULARY = 64
 IGNORED = -100
@@ -54,6 +56,14 @@ class Ragged(Task):
         targets = batch["targets"].flatten()
         total = functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
         return total, (targets != IGNORED).sum()
+
+
+class HeadApart(PydocGPT):
+    """FSDP gathers the head for each call, not with the rest."""
+
+    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
+        yield from super().blocks(model)
+        yield model.head
 
 
 class Residual(nn.Module):

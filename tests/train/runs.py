@@ -16,8 +16,10 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
 HERE = Path(__file__).parent
+# Two nodes on one machine: all that a rank sees of them is how many ranks its own has.
+PRETEND = 'LOCAL_WORLD_SIZE="${PRETEND_PER_NODE:-$LOCAL_WORLD_SIZE}"; '
 # Each rank leaves its exit code behind: torchrun shows only the first failing one.
-RANK = 'trap : TERM; "$1" -m launcher.train; code=$?; echo $code > "$CODES/$RANK"; exit $code'
+RANK = PRETEND + 'trap : TERM; "$1" -m launcher.train; code=$?; echo $code > "$CODES/$RANK"; exit $code'
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,37 @@ def start(run: RunDir, recipe: Recipe, ranks: int = 2, env: dict[str, str] | Non
         codes={int(file.name): int(file.read_text()) for file in codes.iterdir()},
         output=process.stdout + process.stderr,
     )
+
+
+def measure(script: str, folder: Path, ranks: int, per_node: int | None = None) -> dict[str, Any]:
+    """What a script of this folder writes when it runs on every rank."""
+    run = prepare(folder / "run", job())
+    attempt = run.attempt(0)
+    attempt.path.mkdir(parents=True)
+    attempt.recipe.write_text(recipe().model_dump_json())
+    torchrun = [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--no-python"),
+        *("bash", "-c", PRETEND + 'exec "$@"', "rank", sys.executable),
+    ]
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    subprocess.run(
+        [
+            sys.executable,
+            *(torchrun if ranks > 1 else []),
+            *(str(HERE / script), str(folder / "out.json")),
+        ],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "LAUNCHER_RUN_DIR": str(run.path),
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PRETEND_PER_NODE": str(per_node or ""),
+        },
+        check=True,
+        timeout=120,
+    )
+    content: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return content
 
 
 def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:

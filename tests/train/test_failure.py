@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from launcher.spec.job import Training
 from launcher.spec.recipe import Recipe
-from launcher.spec.supported import SUPPORTED, unsupported
+from launcher.spec.supported import SUPPORTED, WHY_NOT, unsupported
 from launcher.train.checkpoint import MARKER, complete_checkpoints
 from launcher.train.failure import classify
 from launcher.train.optimizer import learning_rate
@@ -93,4 +93,9 @@ def test_the_table_of_what_runs_names_real_fields_and_values() -> None:
         assert field in Recipe.model_fields
         for value in values:
             assert unsupported(recipe(**{field: value})) == []
-    assert len(unsupported(recipe(precision="float8", offload="cpu", compile=True))) == 3
+    assert len(unsupported(recipe(precision="float8", compile=True, activations="offload"))) == 2
+    for field, value in WHY_NOT:
+        [sentence] = unsupported(recipe(**{field: value}))
+        assert WHY_NOT[field, value] in sentence
+    [sentence] = unsupported(recipe(compile=True, activations="offload"))
+    assert "activations: checkpoint runs with it" in sentence

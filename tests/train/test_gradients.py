@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.train.runs import HERE, job, prepare, recipe
+from tests.train.runs import measure
 
 # fp32 sums in another order: 2.7e-7 was the largest seen over 16 micro-batches; ten times that is an error.
 TOLERANCE = 3e-6
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+@pytest.fixture(scope="module", params=[1, 2, 4], ids=["one rank", "two ranks", "two nodes of two ranks"])
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ranks: int = request.param
-    folder = tmp_path_factory.mktemp("gradients")
-    run = prepare(folder / "run", job())
-    attempt = run.attempt(0)
-    attempt.path.mkdir(parents=True)
-    attempt.recipe.write_text(recipe().model_dump_json())
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "LAUNCHER_RUN_DIR": str(run.path), "PYTHONPATH": str(HERE)}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    script = [str(HERE / "gradients.py"), str(folder / "out.json")]
-    start = [sys.executable, *(torchrun if ranks > 1 else []), *script]
-    subprocess.run(start, env=env, check=True, timeout=120)
-    content: dict[str, Any] = json.loads(Path(folder / "out.json").read_text())
-    return content
+    return measure("gradients.py", tmp_path_factory.mktemp("gradients"), ranks, per_node=min(ranks, 2))
 
 
 def test_every_split_gives_the_gradient_of_the_undivided_batch(measured: dict[str, Any]) -> None:
@@ -62,3 +46,8 @@ def test_clipping_scales_the_whole_gradient_under_every_sharding(measured: dict[
 def test_bf16_mixed_differs_by_the_rounding_of_bf16_only(measured: dict[str, Any]) -> None:
     # bf16 has 8 bits of precision: 2^-8 = 0.4 % per operation, a few operations deep.
     assert 1e-4 < max(measured["mixed"].values()) < 3e-2
+
+
+def test_hybrid_shards_within_a_node_and_replicates_across(measured: dict[str, Any]) -> None:
+    if "layout" in measured:
+        assert measured["layout"] == {"rows": [[0, 1], [2, 3]], "share": 0.5}

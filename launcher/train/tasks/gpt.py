@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pydoc_data.topics
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from launcher.train.loss import chunked_cross_entropy
 from launcher.train.task import Split, Task
 
 BYTES = 256
@@ -17,6 +19,8 @@ HELD_OUT = 0.1
 
 class PydocGPT(Task):
     """`dim` must be a multiple of `heads`; a sample is `context` + 1 bytes."""
+
+    uses_loss_chunks: ClassVar[bool] = True
 
     def __init__(
         self, layers: int = 4, dim: int = 128, heads: int = 4, context: int = 128, dropout: float = 0.0
@@ -36,11 +40,9 @@ class PydocGPT(Task):
         numbers = torch.tensor(list(part))
         return [numbers[i : i + self.context + 1] for i in range(0, len(part) - self.context, self.context)]
 
-    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
-        logits = model(batch[:, :-1])
-        targets = batch[:, 1:]
-        total = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
-        return total, targets.numel()
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total, weight = model(batch[:, :-1], batch[:, 1:], self.loss_chunks)
+        return total, weight
 
 
 def documentation() -> bytes:
@@ -63,12 +65,17 @@ class GPT(nn.Module):
         self.head = nn.Linear(dim, BYTES, bias=False)
         self.apply(_initialise)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(batch, length) of bytes -> (batch, length, 256) logits."""
+    def forward(
+        self, tokens: torch.Tensor, targets: torch.Tensor, loss_chunks: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(batch, length) of bytes, and the same of the bytes that follow -> the loss's sum and weight.
+
+        The loss is computed in here because FSDP gathers the head's weight for the time of this call.
+        """
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
+        return chunked_cross_entropy(self.norm(x), self.head, targets, loss_chunks)
 
 
 class Block(nn.Module):

@@ -1,0 +1,115 @@
+"""Activations: what a block keeps between its forward and its backward pass.
+
+A policy replaces `forward` of each block and adds no module: parameter names, and with them checkpoints,
+are the same under every policy. Applied before sharding, so that FSDP gathers outside of what is recomputed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from launcher.spec.recipe import Recipe
+from launcher.train.rank import SetupError
+
+Forward = Callable[..., Any]
+aten = torch.ops.aten
+
+# What takes long to compute again. Not bmm: in attention without a fused kernel its results are the scores,
+# length x length for each head, which are the very memory to be saved.
+KEPT_BY_SELECTIVE = frozenset(
+    {
+        aten.mm.default,
+        aten.addmm.default,
+        aten.convolution.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+
+
+def apply_activations(blocks: Iterable[nn.Module], recipe: Recipe, device: torch.device) -> None:
+    """Make each block follow `recipe.activations`. Raises SetupError when there is no block to do it in."""
+    if recipe.activations == "keep":
+        return
+    outer = outermost(blocks)
+    if not outer:
+        raise SetupError(
+            f"activations: {recipe.activations} works block by block, but blocks() of the task gives none; "
+            "activations: keep runs"
+        )
+    for block in outer:
+        if recipe.activations == "offload":
+            block.forward = offloaded(block, pin=device.type == "cuda")
+        else:
+            block.forward = recomputed(block.forward, selective=recipe.activations == "selective")
+
+
+def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """Each block once, without those inside another one: their work is already part of it."""
+    callable_ones = [block for block in blocks if not isinstance(block, nn.ModuleList | nn.ModuleDict)]
+    inner = {id(child) for block in callable_ones for child in block.modules() if child is not block}
+    return list({id(block): block for block in callable_ones if id(block) not in inner}.values())
+
+
+def recomputed(forward: Forward, *, selective: bool) -> Forward:
+    """Keeps the inputs (and with `selective` the results of KEPT_BY_SELECTIVE), computes the rest again.
+
+    The recomputation draws the same random numbers, and autocast is as it was.
+    """
+    options: dict[str, Any] = {"use_reentrant": False}
+    if selective:
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_what_is_costly)
+
+    @functools.wraps(forward)
+    def with_recomputation(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, **options, **kwargs)
+
+    return with_recomputation
+
+
+def offloaded(block: nn.Module, *, pin: bool) -> Forward:
+    """What autograd saves in the block waits in host memory, `pin`ned for fast copies.
+
+    torch.autograd.graph.save_on_cpu moves the weights, too, which stay anyway or which FSDP gathers again:
+    here they are left alone. Autocast's bf16 copies of weights are moved like activations.
+    """
+    forward: Forward = block.forward
+
+    @functools.wraps(forward)
+    def with_offload(*args: Any, **kwargs: Any) -> Any:
+        # Inside the forward pass, where FSDP has put the gathered parameters in place.
+        stay = {_storage(parameter) for parameter in block.parameters()}
+
+        def pack(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
+            if _storage(tensor) in stay:
+                return None, tensor
+            on_host = torch.empty_like(tensor, device="cpu", pin_memory=pin)
+            on_host.copy_(tensor)
+            return tensor.device, on_host
+
+        with saved_tensors_hooks(pack, functools.partial(_unpack, pin=pin)):
+            return forward(*args, **kwargs)
+
+    return with_offload
+
+
+def _keep_what_is_costly(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in KEPT_BY_SELECTIVE else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _unpack(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool) -> torch.Tensor:
+    device, tensor = packed
+    return tensor if device is None else tensor.to(device, non_blocking=pin)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

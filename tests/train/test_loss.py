@@ -1,0 +1,80 @@
+"""The chunked loss is the whole loss, with less memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from launcher.train.budget import MIB, MemoryBudget
+from launcher.train.loss import chunked_cross_entropy
+from tests.train.runs import error, job, prepare, recipe, start
+
+TOKENS, DIM, VOCABULARY = 70, 8, 50
+
+
+@pytest.fixture
+def head() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(DIM, VOCABULARY)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 7, 64, 100])
+@pytest.mark.parametrize("ignored", [0.0, 0.3, 1.0])
+def test_sum_weight_and_gradients_are_those_of_the_whole_loss(
+    head: nn.Linear, chunks: int, ignored: float
+) -> None:
+    hidden = torch.randn(2, TOKENS // 2, DIM, requires_grad=True)
+    targets = torch.randint(0, VOCABULARY, (2, TOKENS // 2))
+    targets[torch.rand(targets.shape) < ignored] = -100
+    logits = head(hidden).flatten(0, 1)
+    whole = functional.cross_entropy(logits, targets.flatten(), reduction="sum")
+    inputs = (hidden, head.weight, head.bias)
+    expected = torch.autograd.grad(whole, inputs)
+
+    total, weight = chunked_cross_entropy(hidden, head, targets, chunks)
+    assert weight == (targets != -100).sum()
+    torch.testing.assert_close(total, whole, rtol=1e-6, atol=0)
+    for ours, theirs in zip(torch.autograd.grad(total, inputs), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_another_index_can_be_ignored(head: nn.Linear) -> None:
+    hidden, targets = torch.randn(6, DIM), torch.tensor([0, 1, 0, 2, 0, 3])
+    total, weight = chunked_cross_entropy(hidden, head, targets, 2, ignore_index=0)
+    assert weight == 3
+    kept = functional.cross_entropy(head(hidden[1::2]), targets[1::2], reduction="sum")
+    torch.testing.assert_close(total, kept)
+
+
+def test_eight_chunks_need_an_eighth_of_the_memory_for_logits() -> None:
+    tokens, vocabulary = 256, 4096
+    logits = tokens * vocabulary * 4  # 4 MiB
+    peaks = {chunks: _peak(tokens, vocabulary, chunks) for chunks in (1, 8)}
+    # Logits, log-softmax and one gradient; the parts need them for an eighth of the tokens.
+    assert peaks[1] == pytest.approx(3 * logits, rel=0.25)
+    assert peaks[8] == pytest.approx(3 * logits / 8, rel=0.5)
+
+
+def test_a_task_that_builds_the_whole_logits_refuses_a_recipe_with_chunks(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job())
+    assert start(run, recipe("none", micro=8, loss_chunks=4), ranks=1).codes == {0: 1}
+    failure = error(run.attempt(0), 0)
+    assert failure["failure"] == "user-error"
+    assert "loss_chunks: 4 is for tasks that" in failure["exception"]
+    assert "Ragged does not; loss_chunks: 1 runs" in failure["exception"]
+
+
+def _peak(tokens: int, vocabulary: int, chunks: int) -> int:
+    """Bytes above what is there before."""
+    head = nn.Linear(DIM, vocabulary, bias=False)
+    hidden = torch.randn(tokens, DIM, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (tokens,))
+    with MemoryBudget(64 * MIB) as budget:
+        budget.track([head.weight, hidden, targets])
+        before = budget.live
+        chunked_cross_entropy(hidden, head, targets, chunks)[0].backward()
+    return budget.peak - before
