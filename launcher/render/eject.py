@@ -26,7 +26,7 @@ def list_templates(project_dir: Path) -> tuple[TemplateInfo, ...]:
     folder, own = shipped.templates_dir(), shipped.project_templates(project_dir)
     return tuple(
         TemplateInfo(name, _description(folder / name), own is not None and (own / name).is_file())
-        for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.j2"))
+        for name in shipped.template_names()
     )
 
 
@@ -77,9 +77,8 @@ def _diff(old: str, new: str, old_name: str, new_name: str) -> str:
 
 
 def _shipped(name: str) -> Path:
-    folder = shipped.templates_dir()
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.j2"))
+    names = shipped.template_names()
     if name in names:
-        return folder / name
+        return shipped.templates_dir() / name
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     raise RenderError(f"there is no template {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -48,8 +47,13 @@ class _Loader(jinja2.BaseLoader):
             path = folder.joinpath(*jinja2.loaders.split_template_path(template))
             if path.is_file():
                 source = path.read_text(encoding="utf-8")
-                if kind_of(template) == "sh":
-                    check_shell_template(environment, source, template)
+                # The shipped ones are checked by the tests: here it would take a third of the rendering.
+                if kind_of(template) == "sh" and folder != shipped.templates_dir():
+                    try:
+                        check_shell_template(environment, source, template)
+                    except jinja2.TemplateSyntaxError as error:
+                        error.source = source
+                        raise
                 return source, template, lambda: True
         raise jinja2.TemplateNotFound(template)
 
@@ -108,11 +112,15 @@ def render_template(template: str, values: Mapping[str, Any], project_dir: Path 
         return environment.get_template(template).render(values)
     except jinja2.TemplateSyntaxError as error:
         place = f"templates/{error.filename or error.name or template}:{error.lineno}"
+        unknown = _undefined_at(environment, error, values)
+        if unknown is not None:
+            # Where the name itself is wrong, how it would be quoted is the lesser matter.
+            raise RenderError(f"{place}: {_explain(f'{unknown!r} is undefined', values)}") from error
         raise RenderError(f"{place}: {error.message}") from error
     except jinja2.TemplateNotFound as error:
         raise RenderError(f"templates/{template}: there is no template {error.name!r}") from error
     except jinja2.UndefinedError as error:
-        raise RenderError(f"{_place(error, template)}: {_explain(error, values)}") from error
+        raise RenderError(f"{_place(error, template)}: {_explain(str(error), values)}") from error
     except (ValueError, TypeError, jinja2.TemplateError) as error:
         raise RenderError(f"{_place(error, template)}: {error}") from error
 
@@ -128,8 +136,31 @@ def _place(error: BaseException, template: str) -> str:
     return place
 
 
-def _explain(error: jinja2.UndefinedError, values: Mapping[str, Any]) -> str:
-    message = str(error)
+def _undefined_at(
+    environment: jinja2.Environment, error: jinja2.TemplateSyntaxError, values: Mapping[str, Any]
+) -> str | None:
+    """The first name on the line of the error that is neither given nor made by the template itself."""
+    from jinja2 import meta, nodes
+
+    if error.source is None:
+        return None
+    try:
+        tree = environment.parse(error.source)
+        unknown = meta.find_undeclared_variables(tree) - set(values)
+    except jinja2.TemplateSyntaxError:
+        return None
+    # `x | default(...)` and `x is defined` mean an undefined name.
+    guards = (
+        item for item in tree.find_all((nodes.Filter, nodes.Test)) if item.name in ("default", "defined")
+    )
+    unknown -= {item.node.name for item in guards if isinstance(item.node, nodes.Name)}
+    names = (name for name in tree.find_all(nodes.Name) if name.lineno == error.lineno)
+    return next((name.name for name in names if name.name in unknown), None)
+
+
+def _explain(message: str, values: Mapping[str, Any]) -> str:
     unknown = message.split("'")[1] if message.count("'") >= 2 else ""
+    import difflib
+
     near = difflib.get_close_matches(unknown, list(values), n=1)
     return message + (f"; did you mean {near[0]!r}?" if near else "")

@@ -11,7 +11,7 @@ from launcher.render import quote
 from launcher.render.environment import RenderError
 from launcher.render.values import Target, setup_lines
 from launcher.spec.cluster import Cluster, RunPod
-from launcher.spec.job import Secret
+from launcher.spec.job import Job, Secret
 
 MAX_VARIABLES = 50
 "RunPod's limit per pod."
@@ -45,6 +45,8 @@ class OnPodValues:
     cluster_name: str
     setup: tuple[quote.Written, ...]
     files: tuple[Carried, ...]
+    code: str | None
+    "The folder that must be there before the run starts; None when the job brings no code of its own."
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,29 @@ class RequestValues:
 def pod_run_dir(cluster: Cluster, run_id: str) -> str:
     """Where a run lies on the pod's volume."""
     return posixpath.join(cluster.paths.runs or posixpath.join(_section(cluster).volume_path, "runs"), run_id)
+
+
+def pod_workdir(cluster: Cluster, job: Job, run_dir: str, local: str) -> str:
+    """Where the job's code lies on the pod; nothing copies it there, the user does.
+
+    An absolute `workdir:` as it is, else the folder below `volume_path` with the name of `local`, the local
+    working directory. A task of launcher's own package needs no code: its run directory.
+    """
+    if job.task is not None and job.task.startswith("launcher."):
+        return run_dir
+    if posixpath.isabs(job.workdir):
+        return job.workdir
+    return posixpath.join(_section(cluster).volume_path, posixpath.basename(local))
+
+
+def code_note(target: Target) -> str | None:
+    """What the user must do so that the job's code is on the pod."""
+    runpod = _section(target.cluster)
+    if target.workdir == target.run_dir:
+        return None
+    if runpod.volume_id is not None and target.workdir.startswith(runpod.volume_path.rstrip("/") + "/"):
+        return f"put the job's code on the network volume: the pod looks for it in {target.workdir}"
+    return f"the job's code must be in the image: the pod looks for it in {target.workdir}"
 
 
 def added_at_creation(target: Target) -> tuple[Secret, ...]:
@@ -101,6 +126,7 @@ def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
         cluster_name=target.cluster.name,
         setup=setup_lines(target.cluster),
         files=tuple(files),
+        code=target.workdir if target.workdir != target.run_dir else None,
     )
 
 

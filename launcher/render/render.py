@@ -12,7 +12,14 @@ from typing import Any, ParamSpec, TypeVar
 from launcher import __version__
 from launcher.render import quote, shipped
 from launcher.render.environment import RenderError, render_template
-from launcher.render.pod import added_at_creation, on_pod_values, pod_run_dir, request_values
+from launcher.render.pod import (
+    added_at_creation,
+    code_note,
+    on_pod_values,
+    pod_run_dir,
+    pod_workdir,
+    request_values,
+)
 from launcher.render.values import Target, batch_values, start_values
 from launcher.spec.cluster import Cluster
 
@@ -23,6 +30,7 @@ __all__ = [
     "added_at_creation",
     "notes",
     "pod_run_dir",
+    "pod_workdir",
     "render_image",
     "render_run",
 ]
@@ -136,6 +144,9 @@ def notes(target: Target) -> tuple[str, ...]:
             found.append(
                 "runpod.volume_id is not set: the run directory lies on the pod's disk and is lost with it"
             )
+        code = code_note(target)
+        if code is not None:
+            found.append(code)
         found += [
             f"secret {secret.name} is added to the request when it is sent; it is in no file"
             for secret in added_at_creation(target)
@@ -143,6 +154,6 @@ def notes(target: Target) -> tuple[str, ...]:
         found.append(f"the pod ends itself after {runpod.max_hours} h at the latest")
     own = shipped.project_templates(target.project_dir) if target.project_dir is not None else None
     if own is not None:
-        names = [path.relative_to(own) for path in sorted(own.rglob("*.j2"))]
+        names = [name for name in shipped.template_names() if (own / name).is_file()]
         found += [f"{own / name} wins over the shipped template" for name in names]
     return tuple(found)

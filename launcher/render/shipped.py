@@ -21,6 +21,12 @@ def templates_dir() -> Path:
     return _shipped("templates")
 
 
+def template_names() -> list[str]:
+    """`slurm/job.sbatch.j2` and the like, in order."""
+    folder = templates_dir()
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.j2"))
+
+
 def clusters_dir() -> Path:
     return _shipped("clusters")
 

@@ -191,9 +191,11 @@ class BatchValues:
 # What job.sbatch sets itself, or what would break the step.
 _MANAGED = frozenset(
     {"job-name", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "signal", "requeue"}
-    | {"no-requeue", "export", "array", "time", "mem", "cpus-per-task", "gpus", "gres", "gpus-per-node"}
+    | {"no-requeue", "export", "array", "time", "cpus-per-task", "gpus", "gres", "gpus-per-node"}
     | {"gpus-per-task", "partition", "account", "qos", "constraint", "reservation", "exclusive", "wrap"}
 )
+
+_MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 
 
 def batch_values(target: Target) -> BatchValues:
@@ -241,6 +243,9 @@ def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
         options.append(("cpus-per-task", str(cpus)))
     if resources.memory_per_node is not None:
         options.append(("mem", f"{math.ceil(resources.memory_per_node / 2**20)}M"))
+    elif slurm.exclusive and _MEMORY.isdisjoint(slurm.extra):
+        # Many sites give DefMemPerCPU even to a job that has the node for itself; 0 is all of it.
+        options.append(("mem", "0"))
     if resources.time is not None:
         if resources.time <= slurm.signal_seconds:
             raise RenderError(
@@ -256,8 +261,8 @@ def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
             raise RenderError(f"slurm.extra {name!r} is not the long name of an sbatch option")
         if name in _MANAGED or name.startswith("container-"):
             raise RenderError(f"slurm.extra {name}: launcher sets this option itself")
-        if name == "mem-per-cpu" and resources.memory_per_node is not None:
-            raise RenderError("slurm.extra mem-per-cpu and resources.memory_per_node exclude each other")
+        if name in _MEMORY and resources.memory_per_node is not None:
+            raise RenderError(f"slurm.extra {name} and resources.memory_per_node exclude each other")
         if extra is True:
             flags.append(name)
         elif extra is not False:

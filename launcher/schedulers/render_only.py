@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from launcher.render.render import notes, pod_run_dir, render_run
+from launcher.render.render import notes, pod_run_dir, pod_workdir, render_run
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.prepare import about, target
 
@@ -36,7 +35,7 @@ class RenderOnly:
 
     def _refusal(self, what: str) -> SchedulerError:
         return SchedulerError(
-            f"launcher {what.partition(':')[0]}: rendering works, submitting does not yet; "
+            f"{what.partition(':')[0]}: rendering works, submitting does not yet; "
             f"write everything with `launcher render JOB -c CLUSTER --out DIR`, then {self.by_hand}"
         )
 
@@ -70,7 +69,7 @@ class RunPodScheduler(RenderOnly):
 
     def prepare(self, request: Request) -> Prepared:
         run_dir = pod_run_dir(request.cluster, request.run_id)
-        workdir = str(Path(run_dir) / "code")
+        workdir = pod_workdir(request.cluster, request.job, run_dir, str(request.workdir))
         record = {**about(request), "workdir": workdir}
         carried = {
             "run.json": json.dumps(record, ensure_ascii=False),

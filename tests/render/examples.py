@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from launcher.planning.plan import make_plan
 from launcher.render import shipped
-from launcher.render.render import RenderedFile, Target, pod_run_dir, render_image, render_run
+from launcher.render.render import RenderedFile, Target, render_image, render_run
+from launcher.schedulers import prepare
+from launcher.schedulers.base import Request
+from launcher.schedulers.registry import scheduler_for
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.load import load_cluster
@@ -55,24 +60,27 @@ def clusters() -> dict[str, Cluster]:
 
 
 def target(cluster: Cluster, kind: str) -> Target:
-    """The task job on one node, the command job on two where the cluster has two."""
-    job = JOBS[kind]
-    run_id = f"{kind}-20261121-085401"
+    """As `launcher render` makes it: the task job on one node, the command job on two where there are two."""
     nodes = 2 if kind == "command" and cluster.max_nodes > 1 else 1
-    ranks = cluster.gpus_per_node or 1
-    on_pod = cluster.scheduler == "runpod"
-    run_dir = pod_run_dir(cluster, run_id) if on_pod else f"/shared/my runs/{run_id}"
-    carried = {"run.json": json.dumps({"id": run_id}), "attempts/000/recipe.json": "{}"} if on_pod else {}
-    return Target(
+    resources = JOBS[kind].resources.model_copy(update={"nodes": nodes})
+    job = JOBS[kind].model_copy(update={"resources": resources})
+    request = Request(
         job=job,
+        job_file=Path("/shared/code of user/job.yaml"),
         cluster=cluster,
-        run_id=run_id,
-        run_dir=run_dir,
-        workdir="/workspace/code" if on_pod else "/shared/code of user",
-        python=cluster.paths.python or "/opt/venv/bin/python",
-        nodes=nodes,
-        ranks_per_node=ranks,
-        carried=carried,
+        plan=make_plan(job, cluster),
+        run_id=f"{kind}-20261121-085401",
+        runs_root=Path(cluster.paths.runs or "/shared/my runs"),
+        project_dir=GOLDEN,
+    )
+    if cluster.scheduler == "local":  # it looks for the folder, which is not here
+        made = prepare.target(request, f"{request.runs_root}/{request.run_id}", str(request.workdir), "", {})
+        made = replace(made, python="/opt/venv/bin/python")
+    else:
+        made = scheduler_for(cluster.scheduler).prepare(request).target
+    # The run's own record carries the time and the versions of this machine.
+    return replace(
+        made, project_dir=None, carried={path: json.dumps({"id": "fixed"}) for path in made.carried}
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import jinja2
 import pytest
 from ruamel.yaml import YAML
 
 from launcher.render import eject, shipped
-from launcher.render.environment import RenderError, render_template
-from launcher.render.render import render_image, render_run
+from launcher.render.context import check_shell_template
+from launcher.render.environment import RenderError, kind_of, render_template
+from launcher.render.render import notes, render_image, render_run
 from tests.render.examples import clusters, target
 
 NAME = "slurm/own.sbatch.j2"
@@ -26,6 +29,16 @@ def test_an_undefined_name_is_an_error_with_file_line_and_suggestion(tmp_path: P
     with pytest.raises(RenderError) as error:
         render(tmp_path, "one\ntwo {{ job }}\nthree {{ jobb }}\n", job="x")
     assert str(error.value) == "templates/slurm/own.sbatch.j2:3: 'jobb' is undefined; did you mean 'job'?"
+
+
+@pytest.mark.parametrize("line", ["# {{ jobb }}", "#SBATCH --job-name={{ jobb }}", 'echo "{{ jobb }}"'])
+def test_an_undefined_name_wins_over_how_it_should_be_quoted(tmp_path: Path, line: str) -> None:
+    with pytest.raises(RenderError) as error:
+        render(tmp_path, f"{{% for x in job %}}\n# {{{{ x | comment }}}}\n{{% endfor %}}\n{line}\n", job="x")
+    assert str(error.value) == "templates/slurm/own.sbatch.j2:4: 'jobb' is undefined; did you mean 'job'?"
+    for text in (line.replace("jobb", "jobb | default('x')"), line.replace("jobb", "job")):
+        with pytest.raises(RenderError, match=r":1: a value in"):
+            render(tmp_path, text + "\n", job="x")
 
 
 def test_an_undefined_name_in_a_shipped_template_points_at_its_line() -> None:
@@ -87,6 +100,12 @@ def test_values_are_quoted_without_being_asked_to(tmp_path: Path, text: str, exp
     assert render(tmp_path, text, x="a'b", n=7, many=("a b", "")) == expected
 
 
+@pytest.mark.parametrize("name", [name for name in shipped.template_names() if kind_of(name) == "sh"])
+def test_no_shipped_script_puts_a_value_where_quoting_does_not_hold(name: str) -> None:
+    environment = jinja2.Environment(comment_start_string="{# ", trim_blocks=True, lstrip_blocks=True)
+    check_shell_template(environment, (shipped.templates_dir() / name).read_text(), name)
+
+
 def test_json_values_are_json_and_a_broken_request_is_named(tmp_path: Path) -> None:
     assert render(tmp_path, '{"a": {{ x }}}', "runpod/own.json.j2", x='"\n{{') == '{"a": "\\"\\n{{"}'
     (tmp_path / "templates/runpod/create-pod.json.j2").write_text('{"name": {{ name }},}')
@@ -110,6 +129,23 @@ def test_an_ejected_template_wins_and_its_difference_is_shown(tmp_path: Path) ->
     assert diff.count("\n+# My host") == 1 and diff.count("\n-# One host") == 1
     ejected = {info.name for info in eject.list_templates(tmp_path) if info.ejected}
     assert ejected == {name}
+
+
+def test_only_a_template_that_stands_for_a_shipped_one_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "templates" / "web").mkdir(parents=True)
+    (tmp_path / "templates" / "web" / "page.html.j2").write_text("{{ title }}")
+    what = replace(target(clusters()["local"], "task"), project_dir=tmp_path)
+    assert notes(what) == ()
+    path = eject.eject("torchrun/start.sh.j2", tmp_path)
+    assert notes(what) == (f"{path} wins over the shipped template",)
+
+
+def test_the_image_of_an_edited_template_differs_from_the_shipped_one(tmp_path: Path) -> None:
+    cluster = clusters()["slurm-h100"]
+    path = eject.eject("docker/Dockerfile.j2", tmp_path)
+    assert render_image(cluster, tmp_path) == render_image(cluster)
+    path.write_text(path.read_text() + "# mine\n")
+    assert render_image(cluster, tmp_path)[0].text == render_image(cluster)[0].text + "# mine\n"
 
 
 def test_ejecting_overwrites_nothing_and_an_unknown_name_gets_a_suggestion(tmp_path: Path) -> None:

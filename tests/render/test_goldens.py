@@ -97,6 +97,7 @@ def test_no_script_shows_its_commands_or_falls_back_to_localhost() -> None:
         assert ":=localhost" not in text and ":-localhost" not in text, path
 
 
-def test_notes_warn_of_a_pod_without_a_volume() -> None:
-    assert any("lost" in note for note in notes(target(clusters()["runpod-a6000"], "task")))
+def test_notes_tell_where_the_code_goes_and_local_ones_nothing() -> None:
+    told = notes(target(clusters()["runpod-a6000"], "command"))
+    assert "put the job's code on the network volume: the pod looks for it in /workspace/code of user" in told
     assert notes(target(clusters()["local"], "task")) == ()

@@ -10,12 +10,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from launcher.planning.plan import make_plan
 from launcher.render.render import RenderError, Target, added_at_creation, notes, render_run
+from launcher.schedulers.base import Request, SchedulerError
+from launcher.schedulers.render_only import RunPodScheduler
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from tests.render import stubs
@@ -158,6 +162,63 @@ def test_a_pod_that_is_started_again_after_its_end_does_not_train_again(pod: Pod
     pod.wait_for("was started again")
     pod.wait_for("the pod is ending")
     assert not pod.stub.out.exists()
+
+
+def test_a_pod_without_the_jobs_code_says_so_once_and_ends(pod: Pod) -> None:
+    missing = str(pod.folder / "it's $(not) there")
+    pod.start(Api(("DELETE", 204, "")), replace(pod.target(), workdir=missing))
+    log = pod.wait_for("the pod is ending")
+    assert log.count(f"or into the image), in {missing}\n") == 1
+    assert "the run ended with exit code 78" in log
+    assert not pod.stub.out.exists()
+
+
+def test_a_job_without_code_of_its_own_starts_in_the_run_directory(pod: Pod) -> None:
+    target = replace(pod.target(), workdir=str(pod.run_dir))
+    pod.start(Api(("DELETE", 204, "")), target)
+    assert "exit code 0" in pod.wait_for("the pod is ending")
+    assert not any("code" in note for note in notes(target))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected", "note"),
+    [
+        ({}, "/workspace/my code", "put the job's code on the network volume: the pod looks for it in"),
+        ({"workdir": "src"}, "/workspace/src", "on the network volume"),
+        ({"workdir": "/workspace/a/b"}, "/workspace/a/b", "on the network volume"),
+        ({"workdir": "/opt/code"}, "/opt/code", "must be in the image"),
+        ({"command": None, "steps": 1, "task": "my.gpt:GPT"}, "/workspace/my code", "network volume"),
+        (
+            {"command": None, "steps": 1, "task": "launcher.train.tasks.gpt:PydocGPT"},
+            "/workspace/runs/r1",
+            "",
+        ),
+    ],
+)
+def test_the_code_lies_where_a_user_can_put_it(fields: dict[str, object], expected: str, note: str) -> None:
+    fields = {
+        "name": "j",
+        "batch": {"global": 8},
+        "command": ["true"],
+        "resources": {"gpus_per_node": 2},
+        **fields,
+    }
+    job, cluster = Job.model_validate(fields), Cluster.model_validate(CLUSTER)
+    request = Request(
+        job=job,
+        job_file=Path("/home/u/my code/job.yaml"),
+        cluster=cluster,
+        plan=make_plan(job, cluster),
+        run_id="r1",
+        runs_root=Path("/unused"),
+        project_dir=Path("/unused"),
+    )
+    prepared = RunPodScheduler().prepare(request)
+    assert (prepared.target.workdir, prepared.about["workdir"]) == (expected, expected)
+    told = [text for text in prepared.warnings if "code" in text]
+    assert (len(told) == 1 and note in told[0] and told[0].endswith(expected)) if note else not told
+    with pytest.raises(SchedulerError, match=r"^runpod: rendering works"):
+        RunPodScheduler().submit(prepared)
 
 
 def test_what_the_run_went_on_writing_is_kept_when_the_pod_starts_anew(pod: Pod) -> None:

@@ -200,12 +200,31 @@ def test_gpus_time_memory_and_extra_options_are_written_as_slurm_reads_them(tmp_
 
 
 @pytest.mark.parametrize(
+    ("slurm", "resources", "expected"),
+    [
+        ({"exclusive": True}, {}, ["--mem=0"]),
+        ({"exclusive": True}, {"memory_per_node": "1GiB"}, ["--mem=1024M"]),
+        ({"exclusive": True, "extra": {"mem-per-cpu": "4G"}}, {}, ["--mem-per-cpu=4G"]),
+        ({"exclusive": True, "extra": {"mem": "100G"}}, {}, ["--mem=100G"]),
+        ({"extra": {"mem": 0}}, {}, ["--mem=0"]),
+        ({}, {}, []),
+    ],
+)
+def test_an_exclusive_node_comes_with_all_of_its_memory(
+    tmp_path: Path, slurm: dict[str, object], resources: dict[str, object], expected: list[str]
+) -> None:
+    script = write(tmp_path, stubs.make(tmp_path / "stubs"), with_slurm(**slurm), resources=resources)
+    assert [option for option in slurm_reads(script.read_text()) if option.startswith("--mem")] == expected
+
+
+@pytest.mark.parametrize(
     ("slurm", "resources", "message"),
     [
         ({"extra": {"ntasks": 4}}, {}, "launcher sets this option itself"),
         ({"extra": {"container-image": "x"}}, {}, "launcher sets this option itself"),
         ({"extra": {"a b": "x"}}, {}, "not the long name of an sbatch option"),
         ({"extra": {"mem-per-cpu": "1G"}}, {"memory_per_node": "1GiB"}, "exclude each other"),
+        ({"extra": {"mem": 0}}, {"memory_per_node": "1GiB"}, "exclude each other"),
         ({}, {"time": "60s"}, "not longer than slurm.signal_seconds"),
         ({"account": "a\nb"}, {}, "control character"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -161,6 +162,7 @@ def test_the_interface_counts_for_several_nodes_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_the_allocator_setting_of_the_user_stays(tmp_path: Path, given: str) -> None:
     stub = stubs.make(tmp_path / "stubs")
+    show_gpus(stub, 2)
     script = render(tmp_path, stub, resources={"gpus_per_node": 2}, recipe=RECIPE)
     assert run(script, stub, **{given: "backend:native"})[0] == 0
     assert stub.python_env().get(b"PYTORCH_CUDA_ALLOC_CONF", b"backend:native") == b"backend:native"
@@ -188,10 +190,28 @@ def test_secrets_come_from_where_the_job_says_and_stand_in_no_file(tmp_path: Pat
     assert (code, "secret D has no value on this node" in errors) == (78, True)
 
 
+def show_gpus(stub: stubs.Stubs, count: int) -> None:
+    """An nvidia-smi that lists `count` GPUs."""
+    lines = "".join(f"echo 'GPU {number}: NVIDIA A100 (UUID: x)'\n" for number in range(count))
+    (stub.bin / "nvidia-smi").write_text(f"#!/bin/bash\n{lines}")
+    (stub.bin / "nvidia-smi").chmod(0o755)
+
+
+def test_a_job_for_gpus_does_not_start_on_a_node_that_has_none(tmp_path: Path) -> None:
+    if shutil.which("nvidia-smi") or shutil.which("rocm-smi") or list(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("this machine has a GPU")
+    stub = stubs.make(tmp_path / "stubs")
+    code, errors = run(render(tmp_path, stub, resources={"gpus_per_node": 2}), stub)
+    assert (code, errors.count("no GPU on this node")) == (78, 1)
+    assert "GPUs per node of the job: 2" in errors
+    assert not stub.out.exists()
+    (stub.bin / "rocm-smi").symlink_to("/bin/true")
+    assert run(render(tmp_path, stub, resources={"gpus_per_node": 2}), stub)[0] == 0
+
+
 def test_missing_gpus_are_found_before_the_first_collective(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    (stub.bin / "nvidia-smi").write_text("#!/bin/bash\necho 'GPU 0: NVIDIA A100 (UUID: x)'\n")
-    (stub.bin / "nvidia-smi").chmod(0o755)
+    show_gpus(stub, 1)
     code, errors = run(render(tmp_path, stub, resources={"gpus_per_node": 2}), stub)
     assert (code, "this node shows 1 GPUs, the job needs 2" in errors) == (78, True)
     assert run(render(tmp_path, stub, resources={"gpus_per_node": 1}), stub)[0] == 0

@@ -39,6 +39,9 @@ fi
 if command -v nvidia-smi >/dev/null; then
   gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
   ((gpus >= 1)) || die "this node shows $gpus GPUs, the job needs "1
+elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+  # Training would go on on the CPU, silently and for ever.
+  die "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "1
 fi
 
 # One host: port 0 lets the kernel choose, so that two runs never meet.
@@ -59,7 +62,7 @@ torchrun=(
   "${rendezvous[@]}"
 )
 
-cd '/workspace/code' || die 'the working directory of the job does not exist on this node: ''/workspace/code'
+cd '/workspace/code of user' || die 'the working directory of the job does not exist on this node: ''/workspace/code of user'
 
 # Secrets: values come from the supervisor's environment, or from where the job says. They stand in no file here.
 [[ -v HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'

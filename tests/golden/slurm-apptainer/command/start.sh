@@ -15,7 +15,7 @@ python='python3'
 if [[ -z ${LAUNCHER_ATTEMPT:-} ]]; then
   echo 'launcher: started by hand: this is attempt 0, and no supervisor judges or restarts it' >&2
   export LAUNCHER_ATTEMPT=0
-  export LAUNCHER_RUN_DIR='/shared/my runs/command-20261121-085401'
+  export LAUNCHER_RUN_DIR='/shared/runs/command-20261121-085401'
   export LAUNCHER_RUN_ID='command-20261121-085401'
   export LAUNCHER_STOP_FILE="$LAUNCHER_RUN_DIR/attempts/000/stop"
   export LAUNCHER_SECRETS='HF_TOKEN,WANDB_API_KEY'
@@ -41,6 +41,9 @@ fi
 if command -v nvidia-smi >/dev/null; then
   gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
   ((gpus >= 4)) || die "this node shows $gpus GPUs, the job needs "4
+elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+  # Training would go on on the CPU, silently and for ever.
+  die "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "4
 fi
 
 # Several nodes: never fall back to localhost, where each node would wait for itself.

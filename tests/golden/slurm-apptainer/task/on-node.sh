@@ -6,7 +6,7 @@ set -u
 files=$1
 options=()
 
-'python3' -m launcher.supervise '/shared/my runs/task-20261121-085401' ${options[@]+"${options[@]}"} &
+'python3' -m launcher.supervise '/shared/runs/task-20261121-085401' ${options[@]+"${options[@]}"} &
 supervisor=$!
 
 # Slurm sends a signal to every process of the step, the supervisor included: here it must only not end the wait.

@@ -6,7 +6,7 @@ set -u
 files=$1
 options=(--nodes 2 --node-rank "${SLURM_NODEID:?srun did not say which node this is}" --rendezvous "$2" --port-base "$3")
 
-'python3' -m launcher.supervise '/shared/my runs/command-20261121-085401' ${options[@]+"${options[@]}"} &
+'python3' -m launcher.supervise '/shared/runs/command-20261121-085401' ${options[@]+"${options[@]}"} &
 supervisor=$!
 
 # Slurm sends a signal to every process of the step, the supervisor included: here it must only not end the wait.
