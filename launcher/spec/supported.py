@@ -21,6 +21,9 @@ WHY_NOT: dict[tuple[str, object], str] = {
 }
 
 
+TESTED_WITH_HYBRID = frozenset({"adamw"})
+
+
 def unsupported(recipe: Recipe) -> list[str]:
     """One sentence for each value the entrypoint does not run; empty when the recipe runs."""
     sentences = [
@@ -33,6 +36,11 @@ def unsupported(recipe: Recipe) -> list[str]:
         sentences.append(
             "compile: True with activations: offload is not run by the built-in entrypoint (what compiled "
             "code saves cannot be told from its weights); activations: checkpoint runs with it"
+        )
+    if recipe.sharding == "hybrid" and recipe.optimizer not in TESTED_WITH_HYBRID:
+        sentences.append(
+            f"optimizer: {recipe.optimizer} with sharding: hybrid is untested, so the built-in entrypoint "
+            f"does not run it; hybrid runs {', '.join(sorted(TESTED_WITH_HYBRID))}"
         )
     return sentences
 

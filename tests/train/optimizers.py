@@ -21,6 +21,7 @@ from launcher.train.loop import Trainer
 from launcher.train.optimizers.local_shards import EightBit
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.scaler import LossScaler
 from launcher.train.tasks import gpt
 from launcher.train.where import Where
 from runs import HERE, job, recipe
@@ -188,9 +189,9 @@ def fewer_rows_than_ranks(rank: Rank, folder: Path) -> Any:
     saved, run = make(), RunDir(folder / f"{rank.world} thin")
     before = [p.detach().full_tensor().clone() for p in saved[0].parameters()]
     step(*saved)
-    Checkpoints(*saved, Rank(**{**vars(rank), "run": run})).save(1)
+    Checkpoints(*saved, LossScaler(False), Rank(**{**vars(rank), "run": run})).save(1)
     loaded = make()
-    Checkpoints(*loaded, Rank(**{**vars(rank), "run": run})).restore()
+    Checkpoints(*loaded, LossScaler(False), Rank(**{**vars(rank), "run": run})).restore()
     for pair in (saved, loaded):
         step(*pair)
     after, again = ([p.detach().full_tensor() for p in model.parameters()] for model, _ in (saved, loaded))

@@ -97,5 +97,7 @@ def test_the_table_of_what_runs_names_real_fields_and_values() -> None:
     for field, value in WHY_NOT:
         [sentence] = unsupported(recipe(**{field: value}))
         assert WHY_NOT[field, value] in sentence
+    [sentence] = unsupported(recipe(sharding="hybrid", optimizer="adamw-8bit"))
+    assert "hybrid runs adamw" in sentence
     [sentence] = unsupported(recipe(compile=True, activations="offload"))
     assert "activations: checkpoint runs with it" in sentence
