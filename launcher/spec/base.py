@@ -20,9 +20,7 @@ _SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 class Value(BaseModel):
     """A frozen, printable value. Unknown fields are errors."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
 def parse_bytes(text: Any) -> Any:

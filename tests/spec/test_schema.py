@@ -33,3 +33,12 @@ def test_the_starter_and_every_example_load_and_fit_the_schema(file):
 def test_the_schema_refuses_an_unknown_field():
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"name": "x", "batch": {"globl": 1}}, json_schema("job"))
+
+
+def test_the_schema_explains_each_field_as_the_source_does():
+    schema = json_schema("job")
+    assert schema["$defs"]["Resources"]["properties"]["time"]["description"].startswith("Wall-clock limit")
+    assert schema["$defs"]["Batch"]["properties"]["global"]["description"].startswith(
+        "Samples per optimizer step"
+    )
+    assert "without a shell" in schema["properties"]["command"]["description"]
