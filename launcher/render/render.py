@@ -140,6 +140,8 @@ def notes(target: Target) -> tuple[str, ...]:
     found = []
     runpod = target.cluster.runpod
     if runpod is not None:
+        if runpod.volume_id == "CHANGE-ME":
+            found.append("runpod.volume_id is still CHANGE-ME: put the id of your network volume there")
         if runpod.volume_id is None:
             found.append(
                 "runpod.volume_id is not set: the run directory lies on the pod's disk and is lost with it"
