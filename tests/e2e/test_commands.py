@@ -287,3 +287,11 @@ def test_a_cancellation_between_two_attempts_starts_no_other(lab: Lab) -> None:
     assert lab.cli("cancel").returncode == 0
     assert lab.wait(run)["state"] == "cancelled"
     assert len(run.attempts()) <= 3
+
+
+def test_rendering_leaves_no_trace_among_the_runs(lab: Lab) -> None:
+    job = lab.job(command="python train.py")
+    assert lab.cli("render", str(job), "-c", "slurm-a100", "--out", "elsewhere/waiting").returncode == 0
+    assert lab.cli("list", "--json").stdout.strip() == "[]"
+    asked = lab.cli("clean", "elsewhere/waiting", "--json")
+    assert asked.returncode == 2 and "--yes" in asked.stderr and (lab.folder / "elsewhere/waiting").exists()

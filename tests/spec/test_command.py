@@ -35,6 +35,12 @@ def test_a_near_miss_is_a_spelling_mistake():
         check_command(("python", "x.py", "{micro_batchsize}"))
 
 
+def test_a_launcher_started_as_a_module_is_refused_as_well():
+    with pytest.raises(ValueError, match=r"torch\.distributed\.run, which starts the ranks itself"):
+        check_command(("python3", "-m", "torch.distributed.run", "train.py"))
+    check_command(("python", "-m", "my.training"))
+
+
 @pytest.mark.parametrize("program", ["torchrun", "/opt/bin/accelerate", "deepspeed", "mpirun"])
 def test_a_command_that_starts_the_ranks_itself_is_refused(program):
     with pytest.raises(ValueError, match="starts the ranks itself"):

@@ -98,6 +98,10 @@ def test_text_that_is_no_yaml_mapping_gets_one_message_with_its_line(write, text
         ('env: {A: "x\\0y"}', "NUL byte"),
         ("resources: {time: soon}", "'soon' is not a duration; write for example 90m"),
         ("resources: {memory_per_node: 64Gi}", "'64Gi' is not a size; write for example 48GiB"),
+        ("resources: {time: 0}", "should be greater than 0"),
+        ("resources: {memory_per_node: -5}", "should be greater than 0"),
+        ("tags: gpu", "tags: must be a list, not 'gpu'"),
+        ("model: 8", "model: must be a mapping of fields, not 8"),
         ("recipe: full", "write `recipe: auto` or the fields to fix"),
     ],
 )
@@ -116,6 +120,11 @@ def test_set_overrides_any_field_and_its_errors_name_the_option(write):
     found = problems(lambda: load_job(write(GOOD), ["batch.global=0", "recipe.optimiser=adamw"]))
     assert found[0].startswith("--set batch.global=0: batch.global: input should be greater than 0")
     assert "--set recipe.optimiser=adamw: recipe.optimiser: unknown field; did you mean 'optimizer'?" in found
+
+
+def test_a_value_set_too_deep_is_blamed_on_the_option(write):
+    found = problems(lambda: load_job(write(GOOD), ["env.A.B=3"]))
+    assert found[0].startswith("--set env.A.B=3: env.A:")
 
 
 def test_set_without_a_value_says_how_to_write_it(write):
