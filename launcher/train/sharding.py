@@ -79,8 +79,3 @@ def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager[object
     if isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     return nullcontext()
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model under DDP's wrapper; FSDP2 has none."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
