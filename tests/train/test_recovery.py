@@ -126,7 +126,8 @@ def test_a_recipe_that_is_not_run_yet_is_refused_with_what_is(tmp_path: Path) ->
     failure = error(run.attempt(0), 0)
     assert ended.codes == {0: 1}
     assert failure["failure"] == "user-error"
-    assert "precision: float8 is not run by the built-in entrypoint; it runs bf16, " in failure["exception"]
+    assert "precision: float8 is not run by the built-in entrypoint (" in failure["exception"]
+    assert "; it runs bf16, bf16-mixed, " in failure["exception"]
 
 
 def _tensors(run: RunDir, step: int, into: Path) -> dict[str, torch.Tensor]:
