@@ -35,7 +35,7 @@ def follow_run(scheduler: Scheduler, handle: str, run: RunDir, since: str | None
             if not _wants_cancel():
                 print(f"\ndetached; the run goes on. Again: launcher logs {run.id} -f")
                 return EXIT_DETACHED
-            print(f"\ncancelling {run.id}: a checkpoint is written first (again: at once)")
+            print(f"\ncancelling {run.id} (cancel it again to end its ranks at once)")
             scheduler.cancel(handle)
     status = scheduler.status(handle)
     print(f"\n{run.id}: {status.state}" + (f": {status.reason}" if status.reason else ""))

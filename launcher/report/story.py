@@ -52,5 +52,5 @@ def _sentence(event: dict[str, Any]) -> str | None:
     if kind == "resumed":
         return f"going on after step {event['step']}"
     if kind == "stopping":
-        return f"stopping ({event['reason']}): a checkpoint first"
+        return f"stopping ({event['reason']})"
     return None
