@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,12 +54,14 @@ class Trainer:
         seed_all(derive_seed("rank", job.train.seed, rank.number))
 
     def _build_model(self) -> nn.Module:
-        recipe, device = self.rank.recipe, self.rank.device
-        model = cast(self.task.model(), recipe)
-        blocks = list(self.task.blocks(model))
+        recipe, device, task = self.rank.recipe, self.rank.device, self.task
+        with torch.device("meta") if task.built_on_meta else nullcontext():
+            model = cast(task.model(), recipe)
+        blocks = list(task.blocks(model))
         apply_activations(blocks, recipe, device)
         apply_compile(blocks, recipe, device, self.budget)
-        return shard(model, blocks, self.rank).train()
+        fill = partial(task.initialise, seed=self.rank.job.train.seed) if task.built_on_meta else None
+        return shard(model, blocks, self.rank, fill).train()
 
     def train(self) -> bool:
         done = self._resume()

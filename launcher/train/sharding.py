@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
@@ -14,12 +14,15 @@ from launcher.spec.recipe import SHARDED
 from launcher.train.precision import mixed_precision
 from launcher.train.rank import Rank, SetupError
 
+Fill = Callable[[nn.Module], None]
+"Gives values to a model that was built on the meta device."
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module], rank: Rank) -> nn.Module:
-    """The model as this rank trains it, on its device."""
+
+def shard(model: nn.Module, blocks: Iterable[nn.Module], rank: Rank, fill: Fill | None) -> nn.Module:
+    """The model as this rank trains it, on its device. With `fill` it comes from the meta device."""
     if rank.recipe.sharding in SHARDED:
-        return _fsdp(model, list(blocks), rank)
-    model = model.to(rank.device)
+        return _filled(_fsdp(model, list(blocks), rank), fill, rank)
+    model = _filled(model, fill, rank).to(rank.device)
     if rank.recipe.sharding == "ddp":
         # Gradients as views of the communication buckets: no second copy of them.
         return DistributedDataParallel(
@@ -29,6 +32,13 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], rank: Rank) -> nn.Modul
         )
     if rank.world > 1:
         raise SetupError(f"sharding: none is for one rank; {rank.world} ranks need ddp, fsdp or fsdp-keep")
+    return model
+
+
+def _filled(model: nn.Module, fill: Fill | None, rank: Rank) -> nn.Module:
+    if fill is not None:
+        model.to_empty(device=rank.device)
+        fill(model)
     return model
 
 

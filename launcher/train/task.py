@@ -32,9 +32,23 @@ class Task(ABC):
     loss_chunks: int = 1
     "The recipe's, set before model() is called: for launcher.train.loss.chunked_cross_entropy."
 
+    counts: ClassVar[Literal["samples", "tokens"]] = "samples"
+    "What the weight of the loss counts: the unit of the reported speed."
+
+    built_on_meta: ClassVar[bool] = False
+    "True: model() runs on the meta device, and initialise() fills each rank's shards. For large models."
+
     @abstractmethod
     def model(self) -> nn.Module:
         """A new model on the CPU in fp32. The seed is set before, so every rank builds the same one."""
+
+    def initialise(self, model: nn.Module, seed: int) -> None:
+        """Fill every parameter and buffer of a model that was built on the meta device.
+
+        Called once, after sharding: parameters are DTensors where FSDP shards them. The values must not
+        depend on the sharding; launcher.train.initialise.draw_normal sees to that.
+        """
+        raise TaskError(f"{type(self).__name__} has built_on_meta, but no initialise()")
 
     @abstractmethod
     def data(self, split: Split) -> Any:

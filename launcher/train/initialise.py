@@ -1,0 +1,53 @@
+"""Random parameters that are the same under every sharding; each rank draws little more than its part."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from launcher.train.data import derive_seed
+from launcher.train.optimizers.state import local
+from launcher.train.rank import SetupError
+
+GROUP = 2**18
+"Elements that one generator draws: whole rows, about so many."
+
+
+@torch.no_grad()
+def draw_normal(parameter: torch.Tensor, std: float, seed: int, name: str) -> None:
+    """Fill `parameter` from a normal distribution of mean 0.
+
+    Its rows are cut into groups, and each group has a generator of its own, seeded by `seed`, `name` and the
+    number of the group: where a rank's shard begins changes nothing. Values on a GPU differ from those on
+    the CPU. Raises SetupError for a parameter that is cut otherwise than by rows.
+    """
+    mine, first = local(parameter), first_row(parameter)
+    if mine.numel() == 0:
+        return
+    rows = parameter.shape[0] if parameter.ndim else 1
+    row = parameter.numel() // rows
+    mine = mine.view(-1, row)
+    size = max(1, GROUP // row)
+    generator = torch.Generator(mine.device)
+    for group in range(first // size, math.ceil((first + len(mine)) / size)):
+        generator.manual_seed(derive_seed("draw", seed, name, group))
+        start = group * size
+        stop = min(start + size, rows)
+        drawn = torch.randn((stop - start, row), generator=generator, device=mine.device, dtype=torch.float32)
+        begin, end = max(start, first), min(stop, first + len(mine))
+        mine[begin - first : end - first] = drawn[begin - start : end - start] * std
+
+
+def first_row(tensor: torch.Tensor) -> int:
+    """The global number of the first row that this rank holds. Raises SetupError."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    for dim, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard):
+            if placement.dim != 0:
+                raise SetupError(f"a parameter of shape {tuple(tensor.shape)} is sharded by columns")
+            largest = math.ceil(tensor.shape[0] / tensor.device_mesh.size(dim))
+            return min(tensor.device_mesh.get_local_rank(dim) * largest, tensor.shape[0])
+    return 0
