@@ -59,6 +59,12 @@ class Training(Value):
     checkpoint_every: PositiveInt | None = 100
     "Steps between two checkpoints; the last step and a requested stop always write one."
     keep_checkpoints: PositiveInt = 2
+    workers: NonNegativeInt = 0
+    "DataLoader processes of each rank; 0 fetches samples in the rank itself."
+    find_unused_parameters: bool = False
+    "DDP looks in each step for parameters that took no part in the loss, at some cost."
+    collective_timeout: Seconds = 600
+    "How long a rank waits for the others in one collective before it gives up; NCCL's own default."
 
 
 class Model(Value):

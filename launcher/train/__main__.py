@@ -7,6 +7,7 @@ import atexit
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import open_budget
 from launcher.train.failure import fail, leave
+from launcher.train.feed import open_feed
 from launcher.train.loop import Trainer
 from launcher.train.rank import Place, join_ranks, this_place, this_rank
 from launcher.train.where import Where
@@ -22,9 +23,10 @@ def main() -> None:
 
 def _train(place: Place, where: Where) -> None:
     rank = this_rank(place)
+    feed = open_feed(rank, where)
     join_ranks(rank)
     with open_budget(rank.device) as budget:
-        trainer = Trainer(rank, where, budget)
+        trainer = Trainer(rank, where, budget, feed)
         finished = trainer.train()
         if peak := budget.report():
             rank.say(peak)

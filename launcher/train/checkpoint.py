@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from launcher.runs.files import read_json, replace_json
-from launcher.train.data import derive_seed
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.rank import Rank
 from launcher.train.rng import rng_state, seed_all, set_rng_state
 from launcher.train.scaler import LossScaler
+from launcher.train.seeds import derive_seed
 
 MARKER = "complete.json"
 FULL_BYTES = 2**20

@@ -6,8 +6,8 @@ downgrade, and a resumed run needs to know nothing but its step.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,15 +15,9 @@ from torch.utils._pytree import tree_map_only
 
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.train.loading import Collate, Loader, Ticket
 from launcher.train.rank import SetupError
-
-Collate = Callable[[list[Any]], Any]
-
-
-def derive_seed(*parts: int | str) -> int:
-    """A seed of 63 bits; different parts give unrelated streams."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+from launcher.train.seeds import derive_seed
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -60,41 +54,78 @@ class Order:
 class TrainingData:
     """The micro-batches of this rank, step by step."""
 
-    def __init__(self, data: Any, collate: Collate, job: Job, recipe: Recipe, rank: int, world: int) -> None:
+    def __init__(
+        self,
+        data: Any,
+        collate: Collate,
+        job: Job,
+        recipe: Recipe,
+        rank: int,
+        world: int,
+        *,
+        pin: bool = False,
+    ) -> None:
         batch = job.batch.global_
         if recipe.micro_batch_size * recipe.grad_accum * world != batch:
             raise SetupError(
                 f"micro_batch_size {recipe.micro_batch_size} x grad_accum {recipe.grad_accum} "
                 f"x {world} ranks is not batch.global {batch}"
             )
-        self.data, self.collate = data, collate
         self.order = Order(_length(data), batch, job.train.seed)
-        self.micro = recipe.micro_batch_size
+        self.micro, self.accumulation = recipe.micro_batch_size, recipe.grad_accum
         self.share = slice(rank * batch // world, (rank + 1) * batch // world)
+        self._loader = Loader(data, collate, job.train.seed, workers=job.train.workers, pin=pin)
+        self._arriving: Iterator[Any] = iter(())
+        self._next = 0
+
+    def start(self, step: int) -> None:
+        """Make ready for `step`: with workers, fork them and let them begin."""
+        self._arriving, self._next = self._loader.start(self._tickets(step)), step
 
     def micro_batches(self, step: int) -> Iterator[Any]:
-        """Collated on the CPU, one after the other, of the contiguous part that is this rank's."""
-        mine = self.order.step(step)[self.share]
-        for start in range(0, len(mine), self.micro):
-            yield self.collate([self.data[index] for index in mine[start : start + self.micro]])
+        """Collated on the CPU, one after the other, of the contiguous part that is this rank's.
+
+        Steps in their order are fetched ahead; any other step starts the workers anew.
+        """
+        if step != self._next:
+            self.start(step)
+        self._next = step + 1
+        yield from itertools.islice(self._arriving, self.accumulation)
+
+    def _tickets(self, step: int) -> Iterator[list[Ticket]]:
+        for step_ in itertools.count(step):
+            first = (step_ - 1) * self.order.batch
+            tickets = [(first + place, index) for place, index in enumerate(self.order.step(step_))]
+            mine = tickets[self.share]
+            for start in range(0, len(mine), self.micro):
+                yield mine[start : start + self.micro]
 
 
 class EvaluationData:
-    """The held-out data, each sample once, in the same number of batches on every rank."""
+    """The held-out data, each sample once, in the same number of batches on every rank.
+
+    Fetched in this process: workers for it would have to wait from the beginning of the training.
+    """
 
     def __init__(self, data: Any, collate: Collate, micro: int, rank: int, world: int) -> None:
-        self.data, self.collate, self.micro, self.rank, self.world = data, collate, micro, rank, world
+        self.micro, self.rank, self.world = micro, rank, world
         self.samples = _length(data)
         if self.samples == 0:
             raise SetupError("the evaluation data is empty")
+        self._loader = Loader(data, collate, seed=0, workers=0, pin=False)
 
     def batches(self) -> Iterator[tuple[Any, bool]]:
         """`(batch, counts)`. A rank without samples left repeats one that does not count:
         with FSDP a forward pass is a collective, and every rank must take part."""
+        shares = list(self._shares())
+        fetched = self._loader.start([[(index, index) for index in share or (0,)] for share in shares])
+        for batch, share in zip(fetched, shares, strict=True):
+            yield batch, len(share) > 0
+
+    def _shares(self) -> Iterator[range]:
         for start in range(0, self.samples, self.micro * self.world):
             first = start + self.rank * self.micro
-            indices = range(first, min(first + self.micro, self.samples))
-            yield self.collate([self.data[index] for index in indices or (0,)]), len(indices) > 0
+            yield range(first, max(first, min(first + self.micro, self.samples)))
 
 
 def _length(data: Any) -> int:

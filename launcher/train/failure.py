@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import re
 import sys
@@ -24,7 +25,11 @@ from launcher.train.where import Where
 _GPU_OOM = re.compile(
     r"CUDA out of memory|cuda (error|failure)[^\n]{0,20}out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED", re.I
 )
-_HOST_OOM = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory")
+# A DataLoader worker that is killed and by none of us was most likely killed by the kernel, short of memory.
+_HOST_OOM = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory"
+    r"|DataLoader worker \(pid[^)]*\) is killed by signal: Killed"
+)
 _TIMEOUT = re.compile(
     r"Timed out waiting|timed? ?out after|Watchdog caught collective|collective operation timeout"
 )
@@ -77,6 +82,8 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
 
 def leave(code: int) -> NoReturn:
     """End now. A normal exit would run destructors that wait for ranks which may be gone or stuck."""
+    for worker in multiprocessing.active_children():  # they would notice only after some seconds
+        worker.kill()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -7,9 +7,9 @@ import math
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from launcher.train.data import derive_seed
 from launcher.train.optimizers.state import local
 from launcher.train.rank import SetupError
+from launcher.train.seeds import derive_seed
 
 GROUP = 2**18
 "Elements that one generator draws: whole rows, about so many."

@@ -17,7 +17,8 @@ from launcher.train.activations import apply_activations
 from launcher.train.budget import Budget
 from launcher.train.checkpoint import Checkpoints
 from launcher.train.compiling import apply_compile
-from launcher.train.data import EvaluationData, TrainingData, derive_seed, to_device
+from launcher.train.data import to_device
+from launcher.train.feed import Feed, open_feed
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.precision import cast, compute_in
@@ -25,26 +26,24 @@ from launcher.train.rank import Rank, SetupError
 from launcher.train.record import Recorder, StepResult
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
+from launcher.train.seeds import derive_seed
 from launcher.train.sharding import accumulate, shard
-from launcher.train.task import Task, TaskError, load_task
+from launcher.train.task import TaskError
 from launcher.train.where import Phase, Where
 
 
 class Trainer:
     """One attempt of one rank. `train()` returns True when all steps are done, False when asked to stop."""
 
-    def __init__(self, rank: Rank, where: Where, budget: Budget) -> None:
+    def __init__(self, rank: Rank, where: Where, budget: Budget, feed: Feed | None = None) -> None:
         self.rank, self.where, self.budget = rank, where, budget
         job = rank.job
         if problems := unsupported(rank.recipe):
             raise SetupError("; ".join(problems))
-        seed_all(derive_seed("model", job.train.seed))
+        with budget.host_side():
+            feed = feed or open_feed(rank, where)
+        self.task, self.data, self.held_out, self.steps = feed.task, feed.training, feed.held_out, feed.steps
         with where.during("init", users=True):
-            with budget.host_side():
-                self.task = _load_task(rank)
-                self.data = _training_data(self.task, rank)
-                self.held_out = _evaluation_data(self.task, rank)
-            self.steps = job.steps or (job.epochs or 0) * self.data.order.steps_per_epoch
             self.model = self._build_model()
         self.optimizer = build_optimizer(self.model, rank.recipe, job.train)
         self.scaler = LossScaler(rank.recipe.grad_scaler)
@@ -175,36 +174,6 @@ class Trainer:
     def _evaluates_after(self, step: int) -> bool:
         every = self.rank.job.train.eval_every
         return every is not None and (step == self.steps or step % every == 0)
-
-
-def _load_task(rank: Rank) -> Task:
-    assert rank.job.task is not None
-    task = load_task(rank.job.task, rank.job.args, rank.workdir)
-    task.loss_chunks = rank.recipe.loss_chunks
-    if task.loss_chunks > 1 and not task.uses_loss_chunks:
-        raise TaskError(
-            f"loss_chunks: {task.loss_chunks} is for tasks that compute their loss with "
-            "launcher.train.loss.chunked_cross_entropy and say uses_loss_chunks = True; "
-            f"{type(task).__name__} does not; loss_chunks: 1 runs"
-        )
-    return task
-
-
-def _training_data(task: Task, rank: Rank) -> TrainingData:
-    data = TrainingData(task.data("train"), task.collate, rank.job, rank.recipe, rank.number, rank.world)
-    if data.order.left_out:
-        rank.say(
-            f"each epoch of {data.order.steps_per_epoch} steps leaves out {data.order.left_out} of "
-            f"{data.order.samples} samples: they do not fill a batch of {data.order.batch}"
-        )
-    return data
-
-
-def _evaluation_data(task: Task, rank: Rank) -> EvaluationData | None:
-    if rank.job.train.eval_every is None:
-        return None
-    micro = rank.recipe.micro_batch_size
-    return EvaluationData(task.data("eval"), task.collate, micro, rank.number, rank.world)
 
 
 def _mean(total: float, weight: float) -> float:

@@ -17,9 +17,6 @@ from launcher.runs.layout import AttemptDir, RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
-# Longer than the slowest rank's evaluation or checkpoint may lag; NCCL's own default.
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-
 
 class SetupError(Exception):
     """The environment, the run directory or the recipe does not allow a start."""
@@ -122,6 +119,8 @@ def _device(gpus: int, local: int) -> torch.device:
     """The GPU of this rank, or the CPU when the plan gives none. Never another one than planned."""
     if gpus == 0:
         return torch.device("cpu")
+    # Ask the driver's management library: the CUDA runtime, once asked, is of no use to forked workers.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if not torch.cuda.is_available():
         raise SetupError(f"the plan gives each node {gpus} GPU(s), but torch sees no CUDA device on this one")
     if local >= torch.cuda.device_count():
@@ -146,7 +145,8 @@ def join_ranks(rank: Rank) -> None:
         if rank.world == 1:
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         else:
-            dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+            timeout = timedelta(seconds=rank.job.train.collective_timeout)
+            dist.init_process_group(backend, timeout=timeout)
             dist.barrier()
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise RendezvousError(f"{rank.world} ranks could not meet: {error}") from error

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from types import ModuleType
 from typing import Any
 
 import torch
 
+numpy: ModuleType | None
 try:
     import numpy
 except ImportError:  # torch runs without it
-    numpy = None  # type: ignore[assignment]
+    numpy = None
 
 
 def seed_all(seed: int) -> None:

@@ -1,0 +1,75 @@
+"""The task and its data: what has to stand before the first call to CUDA, because workers are forked here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.train.checkpoint import complete_checkpoints
+from launcher.train.data import EvaluationData, TrainingData
+from launcher.train.rank import Rank
+from launcher.train.rng import seed_all
+from launcher.train.seeds import derive_seed
+from launcher.train.task import Task, TaskError, load_task
+from launcher.train.where import Where
+
+
+@dataclass(frozen=True)
+class Feed:
+    task: Task
+    training: TrainingData
+    held_out: EvaluationData | None
+    steps: int
+    "Of the whole run."
+
+
+def open_feed(rank: Rank, where: Where) -> Feed:
+    """Load the task and its data, and fork the workers. Needs no other rank.
+
+    The workers begin with the step after the newest checkpoint that this rank sees. Should the ranks agree
+    on another one, they are started anew. Raises TaskError and SetupError.
+    """
+    seed_all(derive_seed("model", rank.job.train.seed))
+    with where.during("init", users=True):
+        task = _load(rank)
+        training, held_out = _training(task, rank), _held_out(task, rank)
+        training.start(max(complete_checkpoints(rank.run.checkpoints), default=0) + 1)
+    steps = rank.job.steps or (rank.job.epochs or 0) * training.order.steps_per_epoch
+    return Feed(task, training, held_out, steps)
+
+
+def _load(rank: Rank) -> Task:
+    assert rank.job.task is not None
+    task = load_task(rank.job.task, rank.job.args, rank.workdir)
+    task.loss_chunks = rank.recipe.loss_chunks
+    if task.loss_chunks > 1 and not task.uses_loss_chunks:
+        raise TaskError(
+            f"loss_chunks: {task.loss_chunks} is for tasks that compute their loss with "
+            "launcher.train.loss.chunked_cross_entropy and say uses_loss_chunks = True; "
+            f"{type(task).__name__} does not; loss_chunks: 1 runs"
+        )
+    return task
+
+
+def _training(task: Task, rank: Rank) -> TrainingData:
+    data = TrainingData(
+        task.data("train"),
+        task.collate,
+        rank.job,
+        rank.recipe,
+        rank.number,
+        rank.world,
+        pin=rank.device.type == "cuda",
+    )
+    if data.order.left_out:
+        rank.say(
+            f"each epoch of {data.order.steps_per_epoch} steps leaves out {data.order.left_out} of "
+            f"{data.order.samples} samples: they do not fill a batch of {data.order.batch}"
+        )
+    return data
+
+
+def _held_out(task: Task, rank: Rank) -> EvaluationData | None:
+    if rank.job.train.eval_every is None:
+        return None
+    micro = rank.recipe.micro_batch_size
+    return EvaluationData(task.data("eval"), task.collate, micro, rank.number, rank.world)

@@ -1,0 +1,89 @@
+"""Fetching samples, in this process or in worker processes, with the same result.
+
+Before each sample the random state is seeded from the sample's place in the training: augmentation does not
+depend on the worker, the rank, the micro-batch or the attempt, and a resumed run needs no loader state.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from launcher.train.rng import numpy
+from launcher.train.seeds import derive_seed
+
+Collate = Callable[[list[Any]], Any]
+Ticket = tuple[int, int]
+"(place of the sample in the stream, index in the dataset)"
+
+
+class Loader:
+    """Collated batches of a map-style dataset, for lists of tickets.
+
+    `workers` processes are forked by `start()`: nothing has to be picklable, but CUDA must not have been
+    touched, or a worker that does would raise "Cannot re-initialize CUDA in forked subprocess".
+    """
+
+    def __init__(self, data: Any, collate: Collate, seed: int, *, workers: int, pin: bool) -> None:
+        self._samples = _Samples(data, seed)
+        self._collate, self._workers, self._pin = collate, workers, pin
+
+    def start(self, batches: Iterable[list[Ticket]]) -> Iterator[Any]:
+        """One batch for each list, in order. With workers, two batches a worker are fetched ahead."""
+        loader = DataLoader(
+            self._samples,
+            batch_sampler=batches,
+            collate_fn=self._collate,
+            num_workers=self._workers,
+            multiprocessing_context="fork" if self._workers else None,
+            pin_memory=self._pin,
+            generator=torch.Generator(),  # else it draws its seed from the training's own random state
+        )
+        return iter(loader) if self._workers else _aside(iter(loader))
+
+
+class _Samples(Dataset[Any]):
+    def __init__(self, data: Any, seed: int) -> None:
+        self.data, self.seed = data, seed
+
+    def __getitem__(self, ticket: Ticket) -> Any:
+        place, index = ticket
+        _seed_host(derive_seed("sample", self.seed, place))
+        return self.data[index]
+
+
+def _seed_host(seed: int) -> None:
+    """Not torch.manual_seed: it would queue a call for CUDA with every sample."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def _aside(batches: Iterator[Any]) -> Iterator[Any]:
+    """In this process, whose random state is dropout's as well."""
+    while True:
+        with _kept_random_state():
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+        yield batch
+
+
+@contextmanager
+def _kept_random_state() -> Iterator[None]:
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
