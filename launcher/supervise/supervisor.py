@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from launcher.runs.files import read_json
 from launcher.runs.layout import AttemptDir, RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.spec.rules import Setting
 from launcher.spec.verdict import EXIT_CODES, Verdict
 from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start, torchrun_tail
 from launcher.supervise.host import disk_full, oom_kills
@@ -126,8 +128,7 @@ class Supervisor:
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
         )
         verdict = judge(evidence)
-        setting = self.plan.layout.setting(self.job)
-        decision = decide(verdict, self.job, recipe, setting, self._spent)
+        decision = decide(verdict, self.job, recipe, self._setting(), self._spent)
         if self._stop_reason is not None and decision.recipe is not None:
             decision = Decision("stop", None, "asked to stop")
         self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": decision.reason})
@@ -141,6 +142,12 @@ class Supervisor:
         self.nodes.announce(attempt, decision.recipe is not None, EXIT_CODES[verdict.failure])
         print(f"[launcher] attempt {attempt.number}: {verdict.failure}: {verdict.reason}", file=sys.stderr)
         return verdict, decision
+
+    def _setting(self) -> Setting:
+        """The job file may keep quiet about BatchNorm; the ranks tell of it when they see the model."""
+        setting = self.plan.layout.setting(self.job)
+        found = any(event.get("event") == "batch-norm" for event in self.run.read_events())
+        return replace(setting, batch_norm=setting.batch_norm or found)
 
     def _run(self, attempt: AttemptDir) -> Ended:
         """Start this node's workers and wait until none is left."""

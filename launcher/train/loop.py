@@ -14,6 +14,7 @@ from torch import nn
 
 from launcher.spec.supported import unsupported
 from launcher.train.activations import apply_activations
+from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget
 from launcher.train.checkpoint import Checkpoints
 from launcher.train.compiling import apply_compile
@@ -56,6 +57,7 @@ class Trainer:
         recipe, device, task = self.rank.recipe, self.rank.device, self.task
         with torch.device("meta") if task.built_on_meta else nullcontext():
             model = cast(task.model(), recipe)
+        self.undeclared_batch_norm = check_batch_norm(model, self.rank)
         blocks = list(task.blocks(model))
         apply_activations(blocks, recipe, device)
         apply_compile(blocks, recipe, device, self.budget)
@@ -63,6 +65,8 @@ class Trainer:
         return shard(model, blocks, self.rank, fill).train()
 
     def train(self) -> bool:
+        if self.undeclared_batch_norm:
+            self.recorder.event("batch-norm")  # the supervisor keeps the micro-batch at two or more
         done = self._resume()
         self.where.phase = "data"
         for step in range(done + 1, self.steps + 1):

@@ -45,9 +45,7 @@ def test_workers_change_nothing_and_a_resumed_run_with_them_goes_on_bit_for_bit(
     assert resumed == {step: loss for step, loss in losses(undisturbed).items() if step > 6}
 
 
-def test_augmentation_does_not_depend_on_the_split_of_the_batch(
-    undisturbed: RunDir, tmp_path: Path
-) -> None:
+def test_augmentation_does_not_depend_on_the_split_of_the_batch(undisturbed: RunDir, tmp_path: Path) -> None:
     plain = {"args": {}}  # dropout does depend on it
     whole, split = (prepare(tmp_path / name, noisy(0, **plain)) for name in ("whole", "split"))
     assert start(whole, recipe("none", micro=8), ranks=1).codes == {0: 0}
