@@ -50,7 +50,7 @@ def test_a_micro_batch_of_one_is_refused_before_the_first_step_with_the_remedy(l
     lab.script(TASK, "normed.py")
     job = lab.job(task="normed:Normed", steps=2, recipe={"sharding": "ddp", "micro_batch_size": 1})
     done = lab.cli("run", str(job))
-    assert done.returncode == 1
+    assert done.returncode == EXIT_CODES["user-error"]
     [verdict] = verdicts(lab.newest())
     assert verdict["failure"] == "user-error"
     assert "1 of the model: BatchNorm has no variance" in verdict["reason"]
