@@ -1,0 +1,210 @@
+"""Tokens per second of our loop next to other loops that train the same model on the same batches.
+
+On the CPU: a hand-written PyTorch loop, Hugging Face Trainer (accelerate) and Lightning. With --device cuda:
+a hand-written FSDP2 loop, for Llama shapes in bf16 with compiled blocks, and the share of the GPU's peak.
+Loops run one after the other in processes of their own, in rounds; each ratio is taken within one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+GIB = 2**30
+
+CPU = {
+    "gpt": {
+        "task": "launcher.tasks.gpt:PydocGPT",
+        "args": {"layers": 4, "dim": 256, "heads": 4, "context": 256},
+        "tokens": 256,
+        "batch": 8,
+    },
+    "gpt-small": {  # steps of some 20 ms, in which a loop's own work shows
+        "task": "launcher.tasks.gpt:PydocGPT",
+        "args": {"layers": 2, "dim": 64, "heads": 2, "context": 64},
+        "tokens": 64,
+        "batch": 16,
+    },
+}
+CUDA = {
+    name: {
+        "task": "launcher.tasks.llama:LanguageModel",
+        "args": {"shape": shape, "context": 4096},
+        "tokens": 4096,
+        "batch": batch,
+        "recipe": recipe,
+    }
+    for name, shape, batch, recipe in (
+        ("llama-1b", "1b", 4, {"activations": "keep"}),
+        ("llama-7b", "7b", 2, {"activations": "selective"}),
+    )
+}
+PEERS = {"cpu": ("plain", "trainer", "lightning"), "cuda": ("fsdp2",)}
+GOALS = {"plain": 0.97, "fsdp2": 0.97, "trainer": 1.0, "lightning": 1.0}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--skip", type=int, default=10, help="steps at the beginning that are not measured")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", action="append", help="a model of the list")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/train-DEVICE.json")
+    options = parser.parse_args()
+    models = CPU if options.device == "cpu" else CUDA
+    results = []
+    for name in options.only or models:
+        results += _compare(name, models[name], options)
+    missed = [r for r in results if r["goal"] is not None and r["ratio"] < r["goal"]]
+    report = {
+        "command": f"python benchmarks/train.py {' '.join(sys.argv[1:])}",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+        "versions": {n: _version(n) for n in ("launcher", "torch", "transformers", "accelerate", "lightning")}
+        | {"python": platform.python_version()},
+        "results": results,
+    }
+    print(report["machine"], report["versions"])
+    if options.save:
+        target = ROOT / "benchmarks" / "results" / f"train-{options.device}.json"
+        target.write_text(json.dumps(report, indent=2) + "\n")
+        print(f"wrote {target.relative_to(ROOT)}")
+    return 1 if missed else 0
+
+
+def _compare(name: str, model: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
+    loops = ["launcher", *(peer for peer in PEERS[options.device] if _installed(peer))]
+    rounds: dict[str, list[dict[str, float]]] = {loop: [] for loop in loops}
+    for number in range(options.rounds):
+        # Forwards and backwards in turn, so that a drift of the machine favours nobody.
+        for loop in loops if number % 2 == 0 else reversed(loops):
+            rounds[loop].append(_measure(loop, model, options))
+    results = []
+    for loop in loops:
+        pairs = zip(rounds["launcher"], rounds[loop], strict=True)
+        ratio = statistics.median(ours["speed"] / theirs["speed"] for ours, theirs in pairs)
+        speeds = [measured["speed"] for measured in rounds[loop]]
+        goal = GOALS.get(loop)
+        result = {
+            "model": name,
+            "loop": loop,
+            "tokens_per_second": round(statistics.median(speeds)),
+            "rounds": [round(speed) for speed in speeds],
+            "ratio": round(ratio, 3),
+            "goal": goal,
+            "peak_gib": max(measured["peak"] for measured in rounds[loop]) or None,
+        }
+        results.append(result)
+        verdict = "" if goal is None else f"  goal {goal}: {'met' if ratio >= goal else 'MISSED'}"
+        compared = "" if loop == "launcher" else f"  launcher is {ratio:.3f} x{verdict}"
+        print(f"{name:10} {loop:10} {result['tokens_per_second']:>9,} tokens/s{compared}", flush=True)
+    return results
+
+
+def _measure(loop: str, model: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        run = _ours if loop == "launcher" else _peer
+        ends, peak = run(loop, Path(folder), model, options)
+    seconds = (ends[-1] - ends[options.skip - 1]) / (len(ends) - options.skip)
+    return {"speed": model["batch"] * model["tokens"] / seconds, "peak": round(peak / GIB, 2)}
+
+
+def _ours(
+    _: str, folder: Path, model: dict[str, Any], options: argparse.Namespace
+) -> tuple[list[float], float]:
+    """The entrypoint as a user's job runs it, its metrics file included; only the checkpoint is left out."""
+    gpus = int(options.device == "cuda")
+    recipe = {
+        "precision": "bf16-mixed" if gpus else "fp32",
+        "optimizer": "adamw",
+        "sharding": "fsdp" if gpus else "none",
+        "compile": bool(gpus),
+        "micro_batch_size": model["batch"],
+        "grad_accum": 1,
+        **model.get("recipe", {}),
+    }
+    job = {
+        "name": "bench",
+        "task": model["task"],
+        "args": model["args"],
+        "batch": {"global": model["batch"]},
+        "steps": options.steps + 1,  # the last one, with its checkpoint, is not measured
+        "train": {"checkpoint_every": None, "lr": 3e-4},
+    }
+    attempt = folder / "attempts" / "000"
+    attempt.mkdir(parents=True)
+    (folder / "run.json").write_text(
+        json.dumps({"id": "bench", "job": job, "workdir": ".", "gpus_per_node": gpus})
+    )
+    (attempt / "recipe.json").write_text(json.dumps(recipe))
+    _run([sys.executable, "-m", "launcher.train"], folder, LAUNCHER_RUN_DIR=str(folder))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][:-1]
+    peak = 0
+    if gpus:
+        memory = (attempt / "memory" / "rank-000.jsonl").read_text().splitlines()
+        peak = max(json.loads(line)["peak"] for line in memory)
+    return [_seconds(line["time"]) for line in lines], peak
+
+
+def _peer(
+    loop: str, folder: Path, model: dict[str, Any], options: argparse.Namespace
+) -> tuple[list[float], float]:
+    arguments = {
+        **{key: model[key] for key in ("task", "args", "batch")},
+        "device": options.device,
+        "steps": options.steps,
+        "lr": 3e-4,
+        "accumulation": 1,
+        "compile": options.device == "cuda",
+        "out": str(folder / "out.json"),
+    }
+    (folder / "arguments.json").write_text(json.dumps(arguments))
+    script = ROOT / "benchmarks" / "train_loops.py"
+    _run([sys.executable, str(script), loop, str(folder / "arguments.json")], folder)
+    content = json.loads((folder / "out.json").read_text())
+    return content["ends"], content["peak"] or 0
+
+
+def _run(command: list[str], folder: Path, **env: str) -> None:
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+
+
+def _seconds(stamp: str) -> float:
+    whole, micro = stamp.rstrip("Z").split(".")
+    return time.mktime(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + int(micro) / 1e6
+
+
+def _installed(peer: str) -> bool:
+    needs = {"trainer": ("transformers", "accelerate"), "lightning": ("lightning",)}.get(peer, ())
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"{peer} is left out: {', '.join(missing)} is not installed", flush=True)
+    return not missing
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
