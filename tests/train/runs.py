@@ -95,7 +95,9 @@ def start(run: RunDir, recipe: Recipe, ranks: int = 2, env: dict[str, str] | Non
     )
 
 
-def measure(script: str, folder: Path, ranks: int, per_node: int | None = None) -> dict[str, Any]:
+def measure(
+    script: str, folder: Path, ranks: int, per_node: int | None = None, env: dict[str, str] | None = None
+) -> Any:
     """What a script of this folder writes when it runs on every rank."""
     run = prepare(folder / "run", job())
     attempt = run.attempt(0)
@@ -118,12 +120,12 @@ def measure(script: str, folder: Path, ranks: int, per_node: int | None = None) 
             "LAUNCHER_RUN_DIR": str(run.path),
             "PYTHONPATH": os.pathsep.join(paths),
             "PRETEND_PER_NODE": str(per_node or ""),
+            **(env or {}),
         },
         check=True,
-        timeout=120,
+        timeout=280,
     )
-    content: dict[str, Any] = json.loads((folder / "out.json").read_text())
-    return content
+    return json.loads((folder / "out.json").read_text())
 
 
 def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:
