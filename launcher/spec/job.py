@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.spec.base import Bytes, EnvName, Seconds, Text, Value
+from launcher.spec.base import Bytes, EnvName, Seconds, Text, Threshold, Value
 from launcher.spec.command import check_command
 from launcher.spec.recipe import RecipeChoice
 from launcher.spec.text import no_nul
@@ -59,6 +59,12 @@ class Training(Value):
     checkpoint_every: PositiveInt | None = 100
     "Steps between two checkpoints; the last step and a requested stop always write one."
     keep_checkpoints: PositiveInt = 2
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    "Where metrics go besides metrics.jsonl; needs the extra `launcher[track]`."
+    memory_alert: Threshold = "95%"
+    "A line and an event when a rank's peak passes it: of the device's memory (90%), or a size (45GiB)."
+    record_memory: bool = False
+    "Record every allocation on the GPU with its stack, so that the snapshot of an OOM tells who made it."
 
 
 class Model(Value):

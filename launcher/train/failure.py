@@ -6,9 +6,11 @@ import contextlib
 import os
 import re
 import sys
+import threading
 import time
 import traceback
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,6 +34,9 @@ _TIMEOUT = re.compile(
 _PEER_GONE = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited"
 )
+
+CLOSING_SECONDS = 10.0
+"For a tracker's last upload after a failure."
 
 
 def classify(error: BaseException, where: Where) -> FailureClass | None:
@@ -58,7 +63,7 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
     """Write `errors/rank-RRR.json`, whole or not at all, secrets masked. A full disk hides no error."""
     moment = time.time()
     failure = classify(error, where)
-    content = {
+    content: dict[str, Any] = {
         "rank": place.number,
         "node": place.node,
         "time": moment,
@@ -68,6 +73,8 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "exception": masked_text(f"{type(error).__name__}: {error}", os.environ),
         "traceback": masked_text("".join(traceback.format_exception(error)), os.environ),
     }
+    if failure == "gpu-oom" and (snapshot := place.attempt.oom_snapshot(place.number)) is not None:
+        content["snapshot"] = str(snapshot)
     with contextlib.suppress(OSError):
         path = place.attempt.error(place.number)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,10 +90,16 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def fail(place: Place, error: BaseException, where: Where) -> NoReturn:
-    """Write the error file, print the traceback, end with the code that tells what happened."""
+def fail(place: Place, error: BaseException, where: Where, close: Callable[[], object]) -> NoReturn:
+    """Write the error file, print the traceback, end with the code that tells what happened.
+
+    `close` gets CLOSING_SECONDS: the other ranks may be waiting for this one.
+    """
     failure = write_error(place, error, where)
     out_of_memory = failure in ("gpu-oom", "host-oom")
     # Where memory ran out is chance, and the supervisor goes on: a few lines do. The error file has them all.
     traceback.print_exception(error, limit=-3 if out_of_memory else None)
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(CLOSING_SECONDS)
     leave(EXIT_OOM if out_of_memory else 1)
