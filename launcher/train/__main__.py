@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import open_budget
-from launcher.train.failure import fail, leave
+from launcher.train.failure import CLOSING_SECONDS, UPLOAD_SECONDS, fail, leave, within
 from launcher.train.loop import Trainer
 from launcher.train.metrics.snapshot import watch_out_of_memory
 from launcher.train.metrics.trackers import check_trackers
@@ -33,10 +33,10 @@ def _train(place: Place, where: Where, closing: ExitStack) -> None:
         trainer = Trainer(rank, where, budget)
         closing.callback(trainer.recorder.close, failed=True)
         finished = trainer.train()
-        trainer.recorder.close()
         if peak := budget.report():
             rank.say(peak)
-        atexit._run_exitfuncs()  # what user code registered, such as a tracker's last upload
+        if within(UPLOAD_SECONDS if finished else CLOSING_SECONDS, trainer.recorder.close):
+            atexit._run_exitfuncs()  # what user code registered, such as its own tracker's last upload
         # Every rank has passed the barrier behind the last checkpoint. After a request to stop they leave
         # all at once: torchrun ends those that are still there when the first one has left.
         leave(0 if finished else EXIT_STOPPED)

@@ -36,7 +36,9 @@ _PEER_GONE = re.compile(
 )
 
 CLOSING_SECONDS = 10.0
-"For a tracker's last upload after a failure."
+"For a tracker's last upload after a failure or a request to stop: others are waiting."
+UPLOAD_SECONDS = 300.0
+"The same after the last step. Without a network W&B would try for days."
 
 
 def classify(error: BaseException, where: Where) -> FailureClass | None:
@@ -90,6 +92,14 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def within(seconds: float, call: Callable[[], object]) -> bool:
+    """Whether `call` came to its end in that time. If not, it goes on in a thread until the process ends."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
 def fail(place: Place, error: BaseException, where: Where, close: Callable[[], object]) -> NoReturn:
     """Write the error file, print the traceback, end with the code that tells what happened.
 
@@ -99,7 +109,5 @@ def fail(place: Place, error: BaseException, where: Where, close: Callable[[], o
     out_of_memory = failure in ("gpu-oom", "host-oom")
     # Where memory ran out is chance, and the supervisor goes on: a few lines do. The error file has them all.
     traceback.print_exception(error, limit=-3 if out_of_memory else None)
-    closing = threading.Thread(target=close, daemon=True)
-    closing.start()
-    closing.join(CLOSING_SECONDS)
+    within(CLOSING_SECONDS, close)
     leave(EXIT_OOM if out_of_memory else 1)

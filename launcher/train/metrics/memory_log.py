@@ -42,6 +42,8 @@ class MemoryLog:
         """What is not in the file yet."""
         self._written = time.monotonic()
         lines, self._lines = self._lines, []
+        if not lines:
+            return
         path = self.rank.attempt.memory(self.rank.number)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -53,8 +53,11 @@ class CudaRecording:
 
     def dump(self, path: Path) -> None:
         temporary = path.with_name(f".{path.name}.tmp")
-        torch.cuda.memory._dump_snapshot(str(temporary))  # type: ignore[no-untyped-call]
-        temporary.replace(path)
+        try:
+            torch.cuda.memory._dump_snapshot(str(temporary))  # type: ignore[no-untyped-call]
+            temporary.replace(path)
+        finally:  # a full disk is not to stay full because of it
+            temporary.unlink(missing_ok=True)
 
     def on_oom(self, observer: Callable[..., None]) -> None:
         # Private, but what PyTorch's own guide to memory snapshots uses. Called with
