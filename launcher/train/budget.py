@@ -141,7 +141,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return peak
 
     def record(self, on: bool) -> None:
-        """Remember what is alive at each new peak: a few per cent slower."""
+        """Remember what is alive at each new peak: costs a copy of the books each time."""
         self._recording, self._at_peak = on, ()
 
     def contents(self) -> tuple[Held, ...]:
