@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from launcher.runs.layout import RunDir
 from launcher.train import Task
-from launcher.train.metrics.flops import count_flops
+from launcher.train.metrics.flops import Mfu, count_flops
 from launcher.train.metrics.peaks import peak_flops
 from launcher.train.tasks.gpt import BYTES, PydocGPT
+from tests.train.runs import one_rank, recipe
 
 
 @pytest.mark.parametrize("chunks", [1, 4])
@@ -27,19 +30,33 @@ def test_a_transformer_costs_six_flops_per_weight_and_twelve_per_pair_of_attenti
     assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
 
 
-def test_code_that_looks_at_values_cannot_be_counted() -> None:
-    class LooksAtValues(Task):
-        def model(self) -> nn.Module:
-            return nn.Linear(4, 4)
+class LooksAtValues(Task):
+    def model(self) -> nn.Module:
+        return nn.Linear(4, 4)
 
-        def data(self, split: str) -> Any: ...
+    def data(self, split: str) -> Any: ...
 
-        def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
-            total = model(batch).sum()
-            return (total if total.item() > 0 else -total), 1.0
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        total = model(batch).sum()
+        return (total if total.item() > 0 else -total), 1.0
 
-    with pytest.raises(RuntimeError):
-        count_flops(LooksAtValues(), torch.zeros(2, 4))
+
+def test_mfu_is_the_share_of_the_peak_that_a_ranks_model_flops_make(tmp_path: Path) -> None:
+    task, batch = PydocGPT(layers=1, dim=16, heads=2, context=8), torch.zeros(2, 9, dtype=torch.long)
+    mfu = Mfu(one_rank(RunDir(tmp_path), recipe=recipe(accumulation=3)), task, peak=1e9)
+    assert mfu.of(0.5) is None, "no batch was seen"
+    mfu.see(batch)
+    assert mfu.of(0.5) == pytest.approx(3 * count_flops(task, batch) / (0.5 * 1e9))
+
+
+def test_a_model_that_looks_at_values_has_no_mfu_and_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mfu = Mfu(one_rank(RunDir(tmp_path)), LooksAtValues(), peak=1e9)
+    mfu.see(torch.zeros(2, 4))
+    assert mfu.of(1.0) is None and mfu.of(1.0) is None
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("no MFU: the model's FLOPs cannot be counted on the meta device (RuntimeError: ")
 
 
 @pytest.mark.parametrize(

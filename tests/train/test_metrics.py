@@ -20,16 +20,16 @@ from launcher.train.metrics.memory import Reading
 from launcher.train.metrics.notes import Notes
 from launcher.train.metrics.snapshot import Snapshots
 from launcher.train.metrics.trackers import PACKAGES, check_trackers
-from launcher.train.rank import Rank, SetupError
+from launcher.train.rank import SetupError
 from launcher.train.where import Where
-from tests.train.runs import job, prepare, recipe, start
+from tests.train.runs import job, one_rank, prepare, recipe, start
 
 ALERT = 128 * 2**10
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """Two attempts: the first one ends after step 5, the second one goes on after the checkpoint of step 3."""
+    """Two attempts: the first ends after step 5, the second goes on after the checkpoint of step 3."""
     asked = job(
         args={"fault": "stop", "call": 5},
         train={"checkpoint_every": 3, "trackers": ["tensorboard", "wandb"], "memory_alert": "128KiB"},
@@ -151,10 +151,7 @@ def test_a_snapshot_on_demand_shows_the_peak_of_the_next_step(tmp_path: Path) ->
     attempt.path.mkdir(parents=True)
     where = Where("forward", 1)
     with MemoryBudget(2**20, where) as budget:
-        rank = Rank(
-            run=run, attempt=attempt, number=3, node=0, job=job(), recipe=recipe(), workdir="", local=3,
-            world=4, per_node=4, device=torch.device("cpu"), stop_file=attempt.stop,
-        )  # fmt: skip
+        rank = one_rank(run, number=3, world=4)
         snapshots = Snapshots(rank, budget, Notes(rank))
 
         def step(number: int, elements: int) -> None:
