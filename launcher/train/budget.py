@@ -146,7 +146,11 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def contents(self) -> tuple[Held, ...]:
         """What was alive at the recorded peak; without a recording, what is alive now."""
-        return self._at_peak or tuple(self._storages.values())
+        return self._at_peak or self._now()
+
+    def _now(self) -> tuple[Held, ...]:
+        # A copy first: garbage collection may take storages out while a tuple is filled.
+        return tuple(self._storages.copy().values())
 
     def report(self) -> str | None:
         return f"memory budget: peak {self.peak / MIB:.1f} MiB of {self.limit / MIB:.1f} MiB"
@@ -180,7 +184,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.live > self._peak:
             self._peak = self.live
             if self._recording:
-                self._at_peak = tuple(self._storages.values())
+                self._at_peak = self._now()
 
     def _releaser(self, address: int) -> Callable[[Any], None]:
         def release(_: Any) -> None:
