@@ -15,7 +15,7 @@ from launcher.logs.show import LogOptions, show_logs
 from launcher.report.story import Story
 from launcher.report.why import why
 from launcher.runs.layout import RunDir
-from launcher.runs.progress import last_metrics
+from launcher.runs.progress import last_metrics, progress_text
 from launcher.schedulers.base import Scheduler, Status
 
 if TYPE_CHECKING:
@@ -89,17 +89,14 @@ def _stream(run: RunDir, status: Callable[[], Status], since: str | None) -> Non
 
 
 def _update(progress: Progress, bar: TaskID, status: Status, metrics: dict[str, Any]) -> None:
-    loss = metrics.get("loss")
-    detail = f"step {status.step}" if status.step is not None else ""
-    if isinstance(loss, float):
-        detail += f"  loss {loss:.3f}"
+    step = f"step {status.step}" if status.step is not None else ""
     attempt = f"attempt {status.attempt}" if status.attempt else ""
     progress.update(
         bar,
         description=" ".join(part for part in (status.state, attempt) if part),
         total=status.steps,
         completed=status.step or 0,
-        detail=detail,
+        detail="  ".join(part for part in (step, progress_text(metrics)) if part),
     )
 
 

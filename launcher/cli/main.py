@@ -8,7 +8,7 @@ import sys
 import typer
 
 from launcher import __version__
-from launcher.cli import clusters, job, logs, render, runs, submit
+from launcher.cli import clusters, job, logs, render, runs, snapshot, submit
 from launcher.cli.output import EXIT_NOT_FOUND, EXIT_REFUSED, fail
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ app.command("list", rich_help_panel=WATCH)(runs.list_runs)
 app.command(rich_help_panel=WATCH)(runs.status)
 app.command(rich_help_panel=WATCH)(logs.logs)
 app.command(rich_help_panel=WATCH)(logs.why)
+app.command(rich_help_panel=WATCH)(snapshot.snapshot)
 app.command(rich_help_panel=WATCH)(runs.cancel)
 app.command(rich_help_panel=WATCH)(runs.resume)
 app.command(rich_help_panel=WATCH)(runs.clean)

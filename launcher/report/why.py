@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -65,6 +66,8 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     lines += [f"  | {_cut(line)}" for line in shown]
     if verdict.evidence:
         lines.append(f"evidence  {_cut('; '.join(verdict.evidence))} ({verdict.confidence})")
+    if snapshot := _snapshot(run, number, verdict):
+        lines.append(f"snapshot  {snapshot}")
     if then and then != verdict.reason:
         lines.append(f"done      {_cut(then)}")
     if len(failures) > 1:
@@ -73,6 +76,13 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     if state not in ("succeeded", "running"):
         lines.append(f"do        {POLICIES[verdict.failure].advice.replace('RUN', run.id)}")
     return lines[:MAX_LINES]
+
+
+def _snapshot(run: RunDir, attempt: int, verdict: Verdict) -> Path | None:
+    """Of the memory of the rank that ran out of it."""
+    if verdict.failure != "gpu-oom" or verdict.rank is None:
+        return None
+    return run.attempt(attempt).oom_snapshot(verdict.rank)
 
 
 def _repeats(line: str, exception: str | None) -> bool:

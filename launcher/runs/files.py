@@ -32,18 +32,18 @@ def replace_json(path: Path, value: Any) -> None:
     replace_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def append_json(path: Path, value: Any) -> None:
-    """Append one line of JSON with a single write, so that lines of several writers do not mix.
+def append_json(path: Path, *values: Any) -> None:
+    """Append a line of JSON per value with a single write, so that lines of several writers do not mix.
 
     Raises OSError on a full disk. A line that was torn then does not spoil the next one.
     """
-    line = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+    lines = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values).encode()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        if os.write(descriptor, line) < len(line):
+            lines = b"\n" + lines
+        if os.write(descriptor, lines) < len(lines):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)

@@ -49,6 +49,24 @@ class AttemptDir:
         """Written by the process that watched the rank, for every rank that ended."""
         return self.path / "exits" / f"rank-{rank:03d}.json"
 
+    def memory(self, rank: int) -> Path:
+        """What the rank's memory held after each step, one line of JSON per step."""
+        return self.path / "memory" / f"rank-{rank:03d}.jsonl"
+
+    @property
+    def snapshot_request(self) -> Path:
+        """The latest request for a memory snapshot: when it was made, and of which rank (null: of all)."""
+        return self.path / "snapshot.json"
+
+    def snapshot(self, rank: int, step: int | None, suffix: str) -> Path:
+        """A memory snapshot of one step; of the moment memory ran out when `step` is None."""
+        moment = "oom" if step is None else f"step-{step}"
+        return self.path / "memory" / f"rank-{rank:03d}-{moment}.{suffix}"
+
+    def oom_snapshot(self, rank: int) -> Path | None:
+        """What the rank wrote when memory ran out, in whichever form its device has."""
+        return next((self.path / "memory").glob(f"rank-{rank:03d}-oom.*"), None)
+
     def torchrun_log(self, node: int) -> Path:
         return self.logs / f"node-{node:02d}" / "torchrun.err"
 
@@ -86,6 +104,10 @@ class RunDir:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
 
     @property
     def checkpoints(self) -> Path:

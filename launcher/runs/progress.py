@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from launcher.runs.layout import RunDir
+from launcher.spec.base import format_gib
 
 _TAIL_BYTES = 16 * 1024
 
@@ -32,3 +33,21 @@ def last_metrics(run: RunDir) -> dict[str, Any]:
 def last_step(run: RunDir) -> int | None:
     step = last_metrics(run).get("step")
     return step if isinstance(step, int) else None
+
+
+def progress_text(metrics: dict[str, Any]) -> str:
+    """A line of metrics for a person: loss, speed, and what else is known."""
+    parts = []
+    if (loss := metrics.get("loss")) is not None:
+        parts.append(f"loss {loss:.4f}")
+    if (held_out := metrics.get("eval_loss")) is not None:
+        parts.append(f"held-out {held_out:.4f}")
+    if (tokens := metrics.get("tokens_per_second")) is not None:
+        parts.append(f"{tokens:,.0f} tokens/s")
+    elif (samples := metrics.get("samples_per_second")) is not None:
+        parts.append(f"{samples:,.1f} samples/s")
+    if (mfu := metrics.get("mfu")) is not None:
+        parts.append(f"MFU {mfu:.1%}")
+    if (peak := metrics.get("memory_peak")) is not None:
+        parts.append(f"peak {format_gib(peak)}")
+    return "  ".join(parts)

@@ -33,6 +33,30 @@ def parse_bytes(text: Any) -> Any:
     return int(float(match[1]) * _BYTES_PER_UNIT[match[2].upper()])
 
 
+def parse_threshold(text: Any) -> Any:
+    """`"90%"` stays text; a size becomes bytes, as in `parse_bytes`."""
+    if not isinstance(text, str):
+        return text
+    share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    if share is None:
+        try:
+            return parse_bytes(text)
+        except ValueError:
+            raise ValueError(
+                f"{text!r} is neither a size nor a share; write for example 45GiB or 90%"
+            ) from None
+    if not 0 < float(share[1]) <= 100:
+        raise ValueError(f"{text!r} must be more than 0% and at most 100%")
+    return f"{share[1]}%"
+
+
+def threshold_bytes(threshold: int | str, capacity: int) -> int:
+    """A parsed threshold in bytes, where `capacity` bytes are all."""
+    if isinstance(threshold, str):
+        return int(capacity * float(threshold.rstrip("%")) / 100)
+    return threshold
+
+
 def parse_seconds(text: Any) -> Any:
     """`"90m"`, `"1d12h"`, `"HH:MM:SS"` or Slurm's `"D-HH:MM:SS"` -> seconds; a bare integer is seconds."""
     if not isinstance(text, str):
@@ -71,6 +95,7 @@ def _scalar_to_str(value: Any) -> Any:
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=str | int), Field(gt=0)]
+Threshold = Annotated[int | str, BeforeValidator(parse_threshold, json_schema_input_type=str | int)]
 Seconds = Annotated[int, BeforeValidator(parse_seconds, json_schema_input_type=str | int), Field(gt=0)]
 Text = Annotated[str, BeforeValidator(_scalar_to_str, json_schema_input_type=str | int | float)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

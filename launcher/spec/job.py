@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.spec.base import Bytes, EnvName, Seconds, Text, Value
+from launcher.spec.base import Bytes, EnvName, Seconds, Text, Threshold, Value
 from launcher.spec.command import check_command
 from launcher.spec.recipe import RecipeChoice
 from launcher.spec.text import no_nul
@@ -65,6 +65,12 @@ class Training(Value):
     "DDP looks in each step for parameters that took no part in the loss, at some cost."
     collective_timeout: Seconds = 600
     "How long a rank waits for the others in one collective before it gives up; NCCL's own default."
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    "Where metrics go besides metrics.jsonl; needs the extra `launcher[track]`."
+    memory_alert: Threshold = "95%"
+    "A line and an event when a rank's peak passes it: of the device's memory (90%), or a size (45GiB)."
+    record_memory: bool = False
+    "Record every allocation on the GPU with its stack, so that the snapshot of an OOM tells who made it."
 
 
 class Model(Value):

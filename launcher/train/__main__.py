@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import atexit
+from contextlib import ExitStack
 
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import open_budget
-from launcher.train.failure import fail, leave
+from launcher.train.failure import CLOSING_SECONDS, UPLOAD_SECONDS, fail, leave, within
 from launcher.train.feed import open_feed
 from launcher.train.loop import Trainer
+from launcher.train.metrics.snapshot import watch_out_of_memory
+from launcher.train.metrics.trackers import check_trackers
 from launcher.train.rank import Place, join_ranks, this_place, this_rank
 from launcher.train.where import Where
 
 
 def main() -> None:
-    place, where = this_place(), Where()
+    place, where, closing = this_place(), Where(), ExitStack()
     try:
-        _train(place, where)
+        _train(place, where, closing)
     except BaseException as error:  # SystemExit of user code, too: training did not finish
-        fail(place, error, where)
+        fail(place, error, where, closing.close)
 
 
-def _train(place: Place, where: Where) -> None:
+def _train(place: Place, where: Where, closing: ExitStack) -> None:
+    """`closing` receives what is to be done after a failure."""
     rank = this_rank(place)
+    check_trackers(rank.job.train.trackers)
     feed = open_feed(rank, where)
     join_ranks(rank)
-    with open_budget(rank.device) as budget:
+    with open_budget(rank.device, where) as budget:
+        watch_out_of_memory(rank, budget)
         trainer = Trainer(rank, where, budget, feed)
+        closing.callback(trainer.recorder.close, failed=True)
         finished = trainer.train()
         if peak := budget.report():
             rank.say(peak)
-        atexit._run_exitfuncs()  # what user code registered, such as a tracker's last upload
+        if within(UPLOAD_SECONDS if finished else CLOSING_SECONDS, trainer.recorder.close):
+            atexit._run_exitfuncs()  # what user code registered, such as its own tracker's last upload
         # Every rank has passed the barrier behind the last checkpoint. After a request to stop they leave
         # all at once: torchrun ends those that are still there when the first one has left.
         leave(0 if finished else EXIT_STOPPED)

@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._guards import active_fake_mode
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.spec.base import parse_bytes
 from launcher.train.rank import SetupError
+from launcher.train.where import Where
 
 VARIABLE = "TRAIN_MEMORY_BUDGET"
 MIB = 2**20
@@ -62,17 +63,35 @@ class Unlimited:
         return None
 
 
+class Held(NamedTuple):
+    """One storage, and how it came to be."""
+
+    size: int
+    "Bytes, now."
+    dtype: torch.dtype
+    shape: torch.Size
+    "Of the first tensor on it."
+    phase: str
+    step: int | None
+    reference: weakref.ref[Any]
+    "Takes it out of the books when it dies."
+
+
 class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises torch.OutOfMemoryError when live bytes would pass `limit` (bytes)."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, where: Where | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.limit = limit
+        self.where = where or Where()
         self.live = 0
-        self.peak = 0
+        self.on_oom: Callable[[int], None] | None = None
+        "Called with the bytes that did not fit, before the error is raised."
+        self._earlier_peak = self._peak = 0
         self._counting = True
-        # Address of the storage -> (weak reference that takes it out again, its bytes).
-        self._storages: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._storages: dict[int, Held] = {}  # by address
+        self._recording = False
+        self._at_peak: tuple[Held, ...] = ()
         self._resize = torch.UntypedStorage.resize_
 
     def __enter__(self) -> MemoryBudget:
@@ -91,7 +110,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # DTensor computes output shapes on fake tensors of the global size: they hold no memory.
         if self._counting and active_fake_mode() is None:
             if isinstance(out, torch.Tensor):
-                self._count(out.untyped_storage())
+                self._count(out)
             elif out is not None:
                 self.track(out)
         return out
@@ -108,34 +127,68 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in tree_leaves(tree):
             if isinstance(leaf, torch.Tensor):
                 local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
-                self._count(local.untyped_storage())
+                self._count(local)
+
+    @property
+    def peak(self) -> int:
+        """Bytes, since the start."""
+        return max(self._earlier_peak, self._peak)
+
+    def take_peak(self) -> int:
+        """Bytes, since it was last taken."""
+        peak, self._earlier_peak = self._peak, self.peak
+        self._peak = self.live
+        return peak
+
+    def record(self, on: bool) -> None:
+        """Remember what is alive at each new peak: costs a copy of the books each time."""
+        self._recording, self._at_peak = on, ()
+
+    def contents(self) -> tuple[Held, ...]:
+        """What was alive at the recorded peak; without a recording, what is alive now."""
+        return self._at_peak or self._now()
+
+    def _now(self) -> tuple[Held, ...]:
+        # A copy first: garbage collection may take storages out while a tuple is filled.
+        return tuple(self._storages.copy().values())
 
     def report(self) -> str | None:
         return f"memory budget: peak {self.peak / MIB:.1f} MiB of {self.limit / MIB:.1f} MiB"
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
+    def _count(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
         address, size = storage._cdata, storage.nbytes()
         known = self._storages.get(address)
-        if known is not None and known[1] == size:
+        if known is not None and known.size == size:
             return
-        self._reserve(size - (known[1] if known is not None else 0))
-        reference = known[0] if known is not None else weakref.ref(storage, self._releaser(address))
-        self._storages[address] = (reference, size)
+        self._reserve(size - (known.size if known is not None else 0))
+        reference = known.reference if known is not None else weakref.ref(storage, self._releaser(address))
+        self._keep(address, Held(size, tensor.dtype, tensor.shape, "", None, reference))
 
     def _reserve(self, size: int) -> None:
         if size > 0 and self.live + size > self.limit:
+            if self.on_oom is not None:
+                self._at_peak = ()  # what is alive now is what left no room
+                self.on_oom(size)
             raise torch.OutOfMemoryError(
                 f"Out of memory on the CPU. Tried to allocate {size / MIB:.2f} MiB. The budget "
                 f"({VARIABLE}) has a total capacity of {self.limit / MIB:.2f} MiB "
                 f"of which {(self.limit - self.live) / MIB:.2f} MiB is free."
             )
         self.live += size
-        self.peak = max(self.peak, self.live)
+
+    def _keep(self, address: int, held: Held) -> None:
+        self._storages[address] = held._replace(phase=self.where.phase, step=self.where.step)
+        if self.live > self._peak:
+            self._peak = self.live
+            if self._recording:
+                self._at_peak = self._now()
 
     def _releaser(self, address: int) -> Callable[[Any], None]:
         def release(_: Any) -> None:
-            _, size = self._storages.pop(address)
-            self.live -= size
+            self.live -= self._storages.pop(address).size
 
         return release
 
@@ -146,14 +199,14 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = self._storages.get(storage._cdata)
             if known is None:
                 return self._resize(storage, size)
-            self._reserve(size - known[1])
-            self._storages[storage._cdata] = (known[0], size)
+            self._reserve(size - known.size)
+            self._keep(storage._cdata, known._replace(size=size))
             return self._resize(storage, size)
 
         return resize
 
 
-def open_budget(device: torch.device) -> Budget:
+def open_budget(device: torch.device, where: Where | None = None) -> Budget:
     """The budget that the environment asks for. Raises SetupError for a size that is none."""
     text = os.environ.get(VARIABLE)
     if not text:
@@ -163,7 +216,7 @@ def open_budget(device: torch.device) -> Budget:
     except ValueError as error:
         raise SetupError(f"{VARIABLE}: {error}") from None
     if device.type == "cpu":
-        return MemoryBudget(limit)
+        return MemoryBudget(limit, where)
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     return Unlimited()

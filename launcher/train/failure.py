@@ -7,9 +7,11 @@ import multiprocessing
 import os
 import re
 import sys
+import threading
 import time
 import traceback
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -38,6 +40,11 @@ _PEER_GONE = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited"
 )
 
+CLOSING_SECONDS = 10.0
+"For a tracker's last upload after a failure or a request to stop: others are waiting."
+UPLOAD_SECONDS = 300.0
+"The same after the last step. Without a network W&B would try for days."
+
 
 def classify(error: BaseException, where: Where) -> FailureClass | None:
     """The class of a failure, None when this rank cannot know it (most often because a peer failed first)."""
@@ -63,7 +70,7 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
     """Write `errors/rank-RRR.json`, whole or not at all, secrets masked. A full disk hides no error."""
     moment = time.time()
     failure = classify(error, where)
-    content = {
+    content: dict[str, Any] = {
         "rank": place.number,
         "node": place.node,
         "time": moment,
@@ -73,6 +80,8 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "exception": masked_text(f"{type(error).__name__}: {error}", os.environ),
         "traceback": masked_text("".join(traceback.format_exception(error)), os.environ),
     }
+    if failure == "gpu-oom" and (snapshot := place.attempt.oom_snapshot(place.number)) is not None:
+        content["snapshot"] = str(snapshot)
     with contextlib.suppress(OSError):
         path = place.attempt.error(place.number)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,10 +99,22 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def fail(place: Place, error: BaseException, where: Where) -> NoReturn:
-    """Write the error file, print the traceback, end with the code that tells what happened."""
+def within(seconds: float, call: Callable[[], object]) -> bool:
+    """Whether `call` came to its end in that time. If not, it goes on in a thread until the process ends."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def fail(place: Place, error: BaseException, where: Where, close: Callable[[], object]) -> NoReturn:
+    """Write the error file, print the traceback, end with the code that tells what happened.
+
+    `close` gets CLOSING_SECONDS: the other ranks may be waiting for this one.
+    """
     failure = write_error(place, error, where)
     out_of_memory = failure in ("gpu-oom", "host-oom")
     # Where memory ran out is chance, and the supervisor goes on: a few lines do. The error file has them all.
     traceback.print_exception(error, limit=-3 if out_of_memory else None)
+    within(CLOSING_SECONDS, close)
     leave(EXIT_OOM if out_of_memory else 1)

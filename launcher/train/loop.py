@@ -20,11 +20,11 @@ from launcher.train.checkpoint import Checkpoints
 from launcher.train.compiling import apply_compile
 from launcher.train.data import to_device
 from launcher.train.feed import Feed, open_feed
+from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.precision import cast, compute_in
 from launcher.train.rank import Rank, SetupError
-from launcher.train.record import Recorder, StepResult
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
@@ -49,7 +49,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, rank.recipe, job.train)
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank)
-        self.recorder = Recorder(rank, self.steps)
+        self.recorder = Recorder(rank, self.steps, self.task, budget)
         # From here on each rank draws its own randomness; until here all drew the same.
         seed_all(derive_seed("rank", job.train.seed, rank.number))
 
@@ -92,6 +92,7 @@ class Trainer:
         loss, weight = self._zero(), self._zero()
         batches = self._arriving(self.data.micro_batches(step), "data")
         for index, batch in enumerate(batches, start=1):
+            self.recorder.micro_batch(batch)
             with accumulate(self.model, last=index == recipe.grad_accum):
                 with where.during("forward", users=True):
                     micro_loss, micro_weight = self._loss(batch)

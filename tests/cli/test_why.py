@@ -38,6 +38,15 @@ def test_a_verbose_failure_after_many_others_still_fits(run: RunDir) -> None:
     assert any(line.startswith("do        fix the error") for line in shown)
 
 
+def test_a_snapshot_of_the_rank_that_ran_out_of_memory_is_named(run: RunDir) -> None:
+    judged(run, 0, failure="gpu-oom", reason="r", rank=3)
+    path = run.attempt(0).snapshot(3, None, "pickle")
+    path.parent.mkdir()
+    assert "snapshot" not in "\n".join(why(run, "failed", ""))
+    path.touch()
+    assert f"snapshot  {path}" in why(run, "failed", "")
+
+
 def test_the_exception_is_not_repeated_by_the_lines_before_it(run: RunDir) -> None:
     lines = ("loading shard 7", "Traceback (most recent call last):", "ValueError: bad token")
     judged(run, 0, failure="user-error", reason="r", exception="ValueError: bad token", last_lines=lines)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher.runs.files import append_json, read_json, read_json_lines, replace_text
 from launcher.runs.find import RunNotFoundError, find_run, latest_checkpoint, runs_in
 from launcher.runs.layout import RunDir
-from launcher.runs.progress import last_metrics
+from launcher.runs.progress import last_metrics, progress_text
 from launcher.runs.time import STAMP_LENGTH, stamp
 
 
@@ -144,3 +144,11 @@ def test_a_root_is_remembered_once(home):
         str(home / "elsewhere"),
     ]
     assert known_roots() == [home / "runs", home / "elsewhere"]
+
+
+def test_a_line_of_metrics_is_told_with_what_it_has() -> None:
+    line = {"loss": 2.5, "samples_per_second": 66.25, "memory_peak": 3 * 2**30}
+    assert progress_text(line) == "loss 2.5000  66.2 samples/s  peak 3 GiB"
+    line |= {"tokens_per_second": 8470.4, "mfu": 0.4123, "eval_loss": 2.75}
+    assert progress_text(line) == "loss 2.5000  held-out 2.7500  8,470 tokens/s  MFU 41.2%  peak 3 GiB"
+    assert progress_text({}) == ""

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.spec.base import GIB, format_duration, parse_bytes, parse_seconds
+from launcher.spec.base import (
+    GIB,
+    format_duration,
+    parse_bytes,
+    parse_seconds,
+    parse_threshold,
+    threshold_bytes,
+)
+from launcher.spec.job import Training
 
 
 @pytest.mark.parametrize(
@@ -20,6 +28,15 @@ from launcher.spec.base import GIB, format_duration, parse_bytes, parse_seconds
 )
 def test_sizes_tell_gib_from_gb(text, size):
     assert parse_bytes(text) == size
+
+
+def test_a_threshold_is_a_size_or_a_share_and_survives_a_round_trip():
+    for text, size in {"45GiB": 45 * GIB, "90%": 72 * GIB, "62.5 %": 50 * GIB, 7: 7}.items():
+        training = Training.model_validate(Training(memory_alert=text).model_dump(mode="json"))
+        assert threshold_bytes(training.memory_alert, 80 * GIB) == size
+    for wrong in ("lots", "0%", "101%"):
+        with pytest.raises(ValueError, match=r"45GiB or 90%|at most 100%"):
+            parse_threshold(wrong)
 
 
 @pytest.mark.parametrize(

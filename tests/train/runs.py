@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from launcher.runs.files import read_json, read_json_lines
 from launcher.runs.layout import AttemptDir, RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.train.rank import Rank
 
 HERE = Path(__file__).parent
 # Two nodes on one machine: all that a rank sees of them is how many ranks its own has.
@@ -62,6 +65,16 @@ def prepare(path: Path, job: Job) -> RunDir:
     content = {"id": run.id, "job": job.model_dump(mode="json", by_alias=True), "workdir": str(HERE)}
     run.run.write_text(json.dumps(content))
     return run
+
+
+def one_rank(run: RunDir, **fields: Any) -> Rank:
+    """A rank on the CPU, for what needs no other process."""
+    values: dict[str, Any] = {
+        "run": run, "attempt": run.attempt(0), "number": 0, "node": 0, "job": job(), "recipe": recipe(),
+        "workdir": str(HERE), "local": 0, "world": 1, "per_node": 1, "device": torch.device("cpu"),
+        "stop_file": run.attempt(0).stop,
+    }  # fmt: skip
+    return Rank(**{**values, **fields})
 
 
 def start(run: RunDir, recipe: Recipe, ranks: int = 2, env: dict[str, str] | None = None) -> Ended:

@@ -110,3 +110,18 @@ def test_without_the_variable_nothing_is_switched_on(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TRAIN_MEMORY_BUDGET", "64 apples")
     with pytest.raises(SetupError, match="TRAIN_MEMORY_BUDGET: '64 apples' is not a size"):
         open_budget(torch.device("cpu"))
+
+
+def test_each_peak_is_taken_once_and_the_highest_stays() -> None:
+    with MemoryBudget(MIB) as budget:
+        kept = torch.zeros(1000)
+        torch.zeros(2000)
+        assert (budget.take_peak(), budget.take_peak()) == (3000 * FLOAT, kept.nbytes)
+        torch.zeros(500)
+        assert (budget.take_peak(), budget.peak) == (1500 * FLOAT, 3000 * FLOAT)
+
+
+def test_what_is_on_the_meta_device_takes_no_memory() -> None:
+    with MemoryBudget(MIB) as budget:
+        nn.Linear(4096, 4096, device="meta")
+        assert budget.live == budget.peak == 0

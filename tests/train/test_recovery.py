@@ -10,6 +10,7 @@ import torch
 from ruamel.yaml import YAML
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from launcher.runs.files import read_json, read_json_lines
 from launcher.runs.layout import RunDir
 from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED
 from tests.train.runs import error, job, losses, prepare, recipe, start
@@ -69,15 +70,27 @@ def test_a_run_goes_on_with_another_micro_batch_sharding_and_number_of_ranks(tmp
     assert losses(run, attempt=2) == pytest.approx({step: undisturbed[step] for step in (4, 5, 6)}, rel=1e-5)
 
 
-def test_a_rank_out_of_memory_ends_at_once_and_says_so(tmp_path: Path) -> None:
+def test_a_rank_out_of_memory_ends_at_once_and_says_so_with_a_snapshot(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(args={"fault": "allocate", "call": 2}))
-    ended = start(run, recipe(), env={"TRAIN_MEMORY_BUDGET": "16MiB"})
+    ended = start(run, recipe("ddp"), env={"TRAIN_MEMORY_BUDGET": "16MiB"})
     assert ended.codes[1] == EXIT_OOM
     failure = error(run.attempt(0), 1)
     assert (failure["failure"], failure["phase"], failure["step"]) == ("gpu-oom", "forward", 2)
     assert "Tried to allocate 32.00 MiB" in failure["exception"]
     assert "OutOfMemoryError" in ended.output
     _not_blamed(run, 0)
+
+    assert failure["snapshot"] == str(run.attempt(0).oom_snapshot(1))
+    assert run.attempt(0).oom_snapshot(0) is None
+    content = read_json(Path(failure["snapshot"]))
+    assert (content["phase"], content["step"], content["limit"]) == ("forward", 2, 16 * 2**20)
+    sizes = [storage["bytes"] for storage in content["storages"]]
+    assert sizes == sorted(sizes, reverse=True) and sum(sizes) == content["bytes"]
+    # The embedding and the head are of one shape; AdamW made two moments of each in the first step.
+    alike = [s for s in content["storages"] if s["shape"] == [64, 16] and s["dtype"] == "float32"]
+    counts = {(s["phase"], s["step"]): s["count"] for s in alike}
+    assert counts["init", None] == 2 and counts["optimizer", 1] == 4
+    assert [line["step"] for line in read_json_lines(run.attempt(0).memory(1))] == [1]
 
 
 def test_the_demo_of_a_downgrade_runs_out_after_one_checkpoint_and_fits_in_halves(tmp_path: Path) -> None:

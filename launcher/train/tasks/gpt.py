@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pydoc_data.topics
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ class PydocGPT(Task):
     """`dim` must be a multiple of `heads`; a sample is `context` + 1 bytes."""
 
     uses_loss_chunks: ClassVar[bool] = True
+    counts: ClassVar[Literal["samples", "tokens"]] = "tokens"
 
     def __init__(
         self, layers: int = 4, dim: int = 128, heads: int = 4, context: int = 128, dropout: float = 0.0

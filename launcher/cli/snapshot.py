@@ -1,0 +1,40 @@
+"""`launcher snapshot`: what fills the memory of a running job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from launcher.cli.options import AsJson, RunName
+
+
+def snapshot(
+    run: RunName = None,
+    rank: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--rank", min=0, help="only this rank; all of them if left out"),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Ask a running job for a memory snapshot of its next step."""
+    from launcher.cli.output import EXIT_REFUSED, fail, print_json
+    from launcher.runs.files import replace_json
+    from launcher.runs.find import find_run
+    from launcher.runs.time import now
+    from launcher.schedulers.local import LocalScheduler, handle_of
+
+    found = find_run(run)
+    if not found.read_about().get("job", {}).get("task"):
+        fail(f"{found.id} runs a `command:`; only the built-in entrypoint (`task:`) writes snapshots")
+    state, attempts = LocalScheduler().status(handle_of(found)).state, found.attempts()
+    if state != "running" or not attempts:
+        fail(f"{found.id} has no running ranks to ask: it is {state}", EXIT_REFUSED)
+    attempt = attempts[-1]
+    replace_json(attempt.snapshot_request, {"time": now(), "rank": rank})
+    folder = attempt.memory(0).parent
+    if json:
+        print_json({"run_id": found.id, "attempt": attempt.number, "rank": rank, "folder": str(folder)})
+    else:
+        who = "every rank" if rank is None else f"rank {rank}"
+        print(f"{found.id}: asked; {who} records its next step and writes it into {folder}")

@@ -1,0 +1,1 @@
+"""What a training tells the world: metrics, memory, snapshots of it, trackers."""

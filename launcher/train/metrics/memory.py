@@ -1,0 +1,88 @@
+"""How much memory this rank holds, read once per step: a few host-side counters, no synchronisation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import psutil  # type: ignore[import-untyped]
+import torch
+
+from launcher.train.budget import Budget, MemoryBudget
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Bytes; None where the device has no such count."""
+
+    rss: int
+    "Host memory of this process."
+    allocated: int | None = None
+    "Of tensors on the device, now."
+    peak: int | None = None
+    "The most that tensors held since the reading before, whatever the rank did in between."
+    reserved: int | None = None
+    "What the caching allocator holds, now."
+    num_alloc_retries: int | None = None
+    "How often, since the start, the allocator freed its cache to satisfy a request."
+    num_ooms: int | None = None
+
+    def known(self) -> dict[str, int]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class Meter(Protocol):
+    capacity: int | None
+    "Bytes that this rank may use on its device, None on a CPU without a budget."
+
+    def read(self) -> Reading:
+        """The reading, from which on a new peak is taken."""
+
+
+class CudaMeter:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        total = torch.cuda.get_device_properties(device).total_memory
+        self.capacity: int | None = int(total * torch.cuda.get_per_process_memory_fraction(device))
+
+    def read(self) -> Reading:
+        # memory_allocated() and its kin each build the whole table of memory_stats(): read it once.
+        stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return Reading(
+            rss=_rss(),
+            allocated=stats["allocated_bytes"]["all"]["current"],
+            peak=stats["allocated_bytes"]["all"]["peak"],
+            reserved=stats["reserved_bytes"]["all"]["current"],
+            num_alloc_retries=stats["num_alloc_retries"],
+            num_ooms=stats["num_ooms"],
+        )
+
+
+class BudgetMeter:
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget = budget
+        self.capacity: int | None = budget.limit
+
+    def read(self) -> Reading:
+        return Reading(rss=_rss(), allocated=self.budget.live, peak=self.budget.take_peak())
+
+
+class HostMeter:
+    capacity: int | None = None
+
+    def read(self) -> Reading:
+        return Reading(rss=_rss())
+
+
+def open_meter(device: torch.device, budget: Budget) -> Meter:
+    if device.type == "cuda":
+        return CudaMeter(device)
+    return BudgetMeter(budget) if isinstance(budget, MemoryBudget) else HostMeter()
+
+
+_PROCESS = psutil.Process()
+
+
+def _rss() -> int:
+    return int(_PROCESS.memory_info().rss)

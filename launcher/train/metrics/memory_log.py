@@ -1,0 +1,52 @@
+"""`memory/rank-003.jsonl`: a line per step, from every rank, and the alerts."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from launcher.runs.files import append_json
+from launcher.runs.time import now
+from launcher.spec.base import threshold_bytes
+from launcher.train.metrics.alerts import Alerts
+from launcher.train.metrics.memory import Meter, Reading
+from launcher.train.metrics.notes import Notes
+from launcher.train.rank import Rank
+
+SECONDS_BETWEEN_WRITES = 1.0
+
+
+class MemoryLog:
+    """Writes about once a second, and at an alert. A full disk costs lines, not the training."""
+
+    def __init__(self, rank: Rank, meter: Meter, notes: Notes) -> None:
+        self.rank, self.meter, self.notes = rank, meter, notes
+        capacity = meter.capacity
+        threshold = threshold_bytes(rank.job.train.memory_alert, capacity) if capacity else None
+        self.alerts = Alerts(threshold, rank.recipe)
+        self._lines: list[dict[str, Any]] = []
+        self._written = float("-inf")
+
+    def step(self, step: int) -> Reading:
+        reading = self.meter.read()
+        self._lines.append({"time": now(), "step": step, **reading.known()})
+        alerts = self.alerts.of(reading, step)
+        for alert in alerts:
+            self.notes.line(alert.text)
+            self.notes.event(alert.event, rank=self.rank.number, step=step, **alert.fields)
+        if alerts or time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
+            self.write()
+        return reading
+
+    def write(self) -> None:
+        """What is not in the file yet."""
+        self._written = time.monotonic()
+        lines, self._lines = self._lines, []
+        if not lines:
+            return
+        path = self.rank.attempt.memory(self.rank.number)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append_json(path, *lines)
+        except OSError as error:
+            self.notes.complain(error)

@@ -1,0 +1,30 @@
+"""Lines and events from any rank. A full disk costs them, not the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.train.rank import Rank
+
+
+class Notes:
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self._complained = False
+
+    def line(self, text: str) -> None:
+        """For a person, from this rank; the log says which one it is."""
+        print(text, flush=True)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Into events.jsonl, which takes lines of several writers."""
+        try:
+            self.rank.run.event(kind, **fields)
+        except OSError as error:
+            self.complain(error)
+
+    def complain(self, error: OSError) -> None:
+        """Once: a disk that is full stays full."""
+        if not self._complained:
+            self._complained = True
+            self.line(f"metrics or events could not be written, the training goes on: {error}")

@@ -1,0 +1,109 @@
+"""What the loop calls after each step: metrics, memory, snapshots, trackers, and a line now and then."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.runs.files import append_json
+from launcher.runs.progress import progress_text
+from launcher.runs.time import now
+from launcher.train.budget import Budget
+from launcher.train.metrics.flops import open_mfu
+from launcher.train.metrics.memory import Reading, open_meter
+from launcher.train.metrics.memory_log import MemoryLog
+from launcher.train.metrics.notes import Notes
+from launcher.train.metrics.snapshot import Snapshots
+from launcher.train.metrics.trackers import Trackers
+from launcher.train.rank import Rank
+from launcher.train.task import Task
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step over all ranks."""
+
+    loss: float
+    "Mean per unit of weight."
+    weight: float
+    grad_norm: float
+    "Before clipping."
+    lr: float
+    stop: bool
+    "Some rank saw the request to stop."
+
+
+class Recorder:
+    """Memory on every rank, everything else on rank 0. A full disk costs lines, not the training."""
+
+    def __init__(self, rank: Rank, steps: int, task: Task, budget: Budget) -> None:
+        self.rank, self.steps, self.task = rank, steps, task
+        self.notes = Notes(rank)
+        self.memory = MemoryLog(rank, open_meter(rank.device, budget), self.notes)
+        self.snapshots = Snapshots(rank, budget, self.notes)
+        self.mfu = open_mfu(rank, task)
+        self.trackers = Trackers(rank)
+        self._last_line = float("-inf")
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """From rank 0."""
+        if self.rank.first:
+            self.notes.event(kind, **fields)
+
+    def micro_batch(self, batch: Any) -> None:
+        """On the device, before its forward pass."""
+        if self.mfu is not None:
+            self.mfu.see(batch)
+
+    def step(self, step: int, result: StepResult, seconds: float, eval_loss: float | None) -> None:
+        """`seconds` is the optimizer step's own time, without evaluation."""
+        reading = self.memory.step(step)
+        self.snapshots.after_step(step)
+        if not self.rank.first:
+            return
+        line = self._line(step, result, seconds, eval_loss, reading)
+        try:
+            append_json(self.rank.run.metrics, line)
+        except OSError as error:
+            self.notes.complain(error)
+        self.trackers.write(line)
+        due = time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
+        if due or eval_loss is not None or step == self.steps:
+            self._last_line = time.monotonic()
+            self.rank.say(f"step {step}/{self.steps}  {progress_text(line)}")
+
+    def _line(
+        self, step: int, result: StepResult, seconds: float, eval_loss: float | None, reading: Reading
+    ) -> dict[str, Any]:
+        samples = self.rank.job.batch.global_
+        line: dict[str, Any] = {
+            "time": now(),
+            "attempt": self.rank.attempt.number,
+            "step": step,
+            "loss": result.loss,
+            "lr": result.lr,
+            # Infinite when fp16 overflowed, which JSON cannot say.
+            "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
+            "weight": result.weight,
+            "samples": samples,
+            "seconds": round(seconds, 6),
+            "samples_per_second": round(samples / seconds, 3),
+        }
+        if self.task.counts == "tokens":
+            line["tokens_per_second"] = round(result.weight / seconds, 3)
+        if self.mfu is not None and (share := self.mfu.of(seconds)) is not None:
+            line["mfu"] = round(share, 5)
+        # Rank 0's own; the others' are in their files: a maximum would cost every step a collective.
+        line.update({f"memory_{name}": value for name, value in reading.known().items()})
+        if eval_loss is not None:
+            line["eval_loss"] = eval_loss
+        return line
+
+    def close(self, failed: bool = False) -> None:
+        """Write what is still in memory, and let the trackers finish."""
+        self.memory.write()
+        self.trackers.close(failed)

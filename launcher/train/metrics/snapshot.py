@@ -1,0 +1,188 @@
+"""What fills the memory of this rank, in a file: on demand, and at the moment memory runs out.
+
+On a GPU it is PyTorch's own snapshot (pytorch.org/memory_viz shows it); under a memory budget on the CPU it
+is JSON with the same purpose.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from launcher.runs.files import read_record, replace_json
+from launcher.runs.time import now
+from launcher.train.budget import Budget, Held, MemoryBudget
+from launcher.train.metrics.notes import Notes
+from launcher.train.rank import Rank
+
+SECONDS_BETWEEN_LOOKS = 1.0
+MAX_ENTRIES = 100_000
+"Allocations and frees that a GPU's history keeps, the newest ones; some KB each with their stacks."
+
+
+class Recording(Protocol):
+    """What a device can tell about its memory."""
+
+    suffix: str
+
+    def start(self) -> None:
+        """From now on keep what a snapshot wants to know. Costs time."""
+
+    def stop(self) -> None: ...
+
+    def dump(self, path: Path) -> None:
+        """Raises OSError."""
+
+    def on_oom(self, observer: Callable[..., None]) -> None:
+        """Call `observer` when memory runs out, before the exception unwinds the stack."""
+
+
+class CudaRecording:
+    suffix = "pickle"
+
+    def start(self) -> None:
+        torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python", clear_history=True)
+
+    def stop(self) -> None:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+    def dump(self, path: Path) -> None:
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            torch.cuda.memory._dump_snapshot(str(temporary))  # type: ignore[no-untyped-call]
+            temporary.replace(path)
+        finally:  # a full disk is not to stay full because of it
+            temporary.unlink(missing_ok=True)
+
+    def on_oom(self, observer: Callable[..., None]) -> None:
+        # Private, but what PyTorch's own guide to memory snapshots uses. Called with
+        # (device, bytes wanted, bytes allocated, bytes free).
+        torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined]
+
+
+class BudgetRecording:
+    """Storages that look alike and come from the same phase are one entry, the biggest entries first."""
+
+    suffix = "json"
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget = budget
+
+    def start(self) -> None:
+        self.budget.record(True)
+
+    def stop(self) -> None:
+        self.budget.record(False)
+
+    def dump(self, path: Path) -> None:
+        where = self.budget.where
+        held = self.budget.contents()
+        replace_json(
+            path,
+            {
+                "time": now(),
+                "phase": where.phase,
+                "step": where.step,
+                "limit": self.budget.limit,
+                "bytes": sum(storage.size for storage in held),
+                "storages": _grouped(held),
+            },
+        )
+
+    def on_oom(self, observer: Callable[..., None]) -> None:
+        self.budget.on_oom = observer
+
+
+def _grouped(held: tuple[Held, ...]) -> list[dict[str, Any]]:
+    alike = Counter(storage[:-1] for storage in held if storage.size)
+    return [
+        {
+            "bytes": size * count,
+            "count": count,
+            "dtype": str(dtype).removeprefix("torch."),
+            "shape": list(shape),
+            "phase": phase,
+            "step": step,
+        }
+        for (size, dtype, shape, phase, step), count in sorted(
+            alike.items(), key=lambda entry: -entry[0][0] * entry[1]
+        )
+    ]
+
+
+def recording_of(device: torch.device, budget: Budget) -> Recording | None:
+    if device.type == "cuda":
+        return CudaRecording()
+    return BudgetRecording(budget) if isinstance(budget, MemoryBudget) else None
+
+
+def watch_out_of_memory(rank: Rank, budget: Budget) -> None:
+    """From now on write a snapshot when memory runs out. A later one replaces it: the last one was fatal."""
+    recording = recording_of(rank.device, budget)
+    if recording is None:
+        return
+    path = rank.attempt.snapshot(rank.number, None, recording.suffix)
+
+    def observer(*_: int) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            recording.dump(path)
+        except (OSError, RuntimeError) as error:  # the exception that is under way says more
+            print(f"no snapshot of the memory: {error}", flush=True)
+
+    recording.on_oom(observer)
+    if rank.job.train.record_memory:
+        recording.start()
+
+
+class Snapshots:
+    """Answers `launcher snapshot`: the step after the request is recorded, then written down."""
+
+    def __init__(self, rank: Rank, budget: Budget, notes: Notes) -> None:
+        self.rank, self.notes = rank, notes
+        self.recording = recording_of(rank.device, budget)
+        self._answered: dict[str, Any] = {}
+        self._looked = float("-inf")
+        self._pending = False
+
+    def after_step(self, step: int) -> None:
+        if self._pending and self.recording is not None:
+            self._pending = False
+            self._write(self.recording, step)
+        elif self._asked():
+            if self.recording is None:
+                self.notes.line("no memory snapshot: on the CPU it needs a budget (TRAIN_MEMORY_BUDGET)")
+                return
+            self._pending = True
+            if not self.rank.job.train.record_memory:
+                self.recording.start()
+
+    def _asked(self) -> bool:
+        """Look about once a second whether there is another request, for this rank or for all."""
+        if time.monotonic() - self._looked < SECONDS_BETWEEN_LOOKS:
+            return False
+        self._looked = time.monotonic()
+        request = read_record(self.rank.attempt.snapshot_request)
+        if not request or request == self._answered:
+            return False
+        self._answered = request
+        return request.get("rank") in (None, self.rank.number)
+
+    def _write(self, recording: Recording, step: int) -> None:
+        path = self.rank.attempt.snapshot(self.rank.number, step, recording.suffix)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            recording.dump(path)
+        except (OSError, RuntimeError) as error:
+            self.notes.line(f"no memory snapshot: {error}")
+            return
+        finally:
+            if not self.rank.job.train.record_memory:
+                recording.stop()
+        self.notes.line(f"memory snapshot of step {step}: {path}")
+        self.notes.event("memory-snapshot", rank=self.rank.number, step=step, path=str(path))

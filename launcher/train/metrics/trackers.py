@@ -1,0 +1,137 @@
+"""Where the lines of metrics.jsonl go besides: TensorBoard, Weights & Biases. Rank 0 only."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from launcher.train.rank import Rank, SetupError
+
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
+_BOOKKEEPING = ("time", "attempt", "step")
+
+
+class Tracker(Protocol):
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+    def close(self, failed: bool) -> None: ...
+
+
+class TensorBoard:
+    """Event files in `tensorboard/` of the run, one per attempt; `tensorboard --logdir` shows one curve."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._folder = str(rank.run.tensorboard)
+        self._writer: Any = None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # Of what an earlier attempt wrote, the steps that are repeated now are left out. The rank
+            # may be killed at any time: five seconds are what it may lose.
+            self._writer = SummaryWriter(self._folder, purge_step=step, flush_secs=5)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, failed: bool) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WeightsAndBiases:
+    """One W&B run for all attempts. Its key comes from the environment; WANDB_* variables are followed."""
+
+    def __init__(self, rank: Rank) -> None:
+        import wandb
+
+        job = rank.job
+        # W&B allows no / \ # ? % : in the name of a project, and 128 characters.
+        project = os.environ.get("WANDB_PROJECT") or re.sub(r"[/\\#?%:]", "-", job.name)
+        try:
+            self._run = wandb.init(
+                project=project,
+                id=rank.run.id,
+                name=rank.run.id,
+                resume="allow",
+                dir=str(rank.run.path),
+                tags=list(job.tags),
+                config={
+                    "recipe": rank.recipe.model_dump(),
+                    **job.model_dump(mode="json", by_alias=True, include=_TOLD),
+                },
+                # What the ranks print may hold secrets: launcher masks them in its logs, W&B would not.
+                settings=wandb.Settings(console="off"),
+            )
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
+            raise SetupError(f"train.trackers: wandb: {error}; WANDB_MODE=offline needs no key") from None
+        # W&B's own step only grows and drops what is repeated; curves are drawn over this one instead.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+# Not `env` and `workdir`, which are nobody else's business.
+_TOLD = {"name", "task", "args", "batch", "steps", "epochs", "resources", "train", "tags"}
+_OPEN: dict[str, Callable[[Rank], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raises SetupError for what is not installed."""
+    # W&B's files lie in folders called wandb, which look like a package without an origin.
+    found = {name: importlib.util.find_spec(PACKAGES[name]) for name in names}
+    if missing := [name for name, spec in found.items() if spec is None or spec.origin is None]:
+        raise SetupError(
+            f"train.trackers: {', '.join(missing)} not installed on this node: "
+            'pip install "launcher[track]", or leave it out'
+        )
+
+
+class Trackers:
+    """Those of the job. One that fails is left out from then on, with a line."""
+
+    def __init__(self, rank: Rank) -> None:
+        """Raises SetupError when one cannot be used at all."""
+        self.rank = rank
+        self._open: dict[str, Tracker] = {}
+        for name in rank.job.train.trackers if rank.first else ():
+            try:
+                self._open[name] = _OPEN[name](rank)
+            except SetupError:
+                raise
+            except Exception as error:
+                self._leave_out(name, error)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """A line of metrics.jsonl: its numbers."""
+        values = {
+            name: value
+            for name, value in line.items()
+            if isinstance(value, int | float) and name not in _BOOKKEEPING
+        }
+        for name, tracker in list(self._open.items()):
+            try:
+                tracker.write(line["step"], values)
+            except Exception as error:
+                self._leave_out(name, error)
+
+    def close(self, failed: bool) -> None:
+        for name, tracker in list(self._open.items()):
+            try:
+                tracker.close(failed)
+            except Exception as error:
+                self._leave_out(name, error)
+        self._open.clear()
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        """The tracker is somebody else's server, disk and code: whatever it raises, the training goes on."""
+        self._open.pop(name, None)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        self.rank.say(f"{name} is left out from here on, the training goes on: {reason}")

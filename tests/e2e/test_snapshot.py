@@ -1,0 +1,41 @@
+"""`launcher snapshot` and a running job."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.lab import Lab, events, metrics, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_running_job_writes_the_snapshot_that_was_asked_for_and_goes_on(lab: Lab) -> None:
+    job = lab.job(
+        task="launcher.train.tasks.gpt:PydocGPT",
+        args={"layers": 1, "dim": 32, "heads": 2, "context": 32},
+        steps=100000,
+        train={"checkpoint_every": None},
+        env={"TRAIN_MEMORY_BUDGET": "64MiB"},
+    )
+    run = lab.submit(str(job))
+    wait_for(lambda: len(metrics(run)) > 3, "some steps", 90)
+
+    done = lab.cli("snapshot", run.id, "--rank", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["folder"] == str(run.attempt(0).memory(1).parent)
+    [event] = wait_for(lambda: events(run, "memory-snapshot"), "snapshot", 30)
+    path = run.attempt(0).snapshot(1, event["step"], "json")
+    content = json.loads(path.read_text())
+    assert {"forward", "backward", "init"} & {storage["phase"] for storage in content["storages"]}
+    assert sum(storage["bytes"] for storage in content["storages"]) == content["bytes"] < 64 * 2**20
+
+    steps = metrics(run)[-1]["step"]
+    wait_for(lambda: metrics(run)[-1]["step"] > steps + 3, "more steps", 30)
+    assert metrics(run)[-1]["tokens_per_second"] > 0
+    assert not list(path.parent.glob("rank-000-step-*")), "rank 0 was not asked"
+    lab.cli("cancel", run.id)
+    lab.wait(run)
+    refused = lab.cli("snapshot", run.id)
+    assert refused.returncode == 4 and "no running ranks to ask: it is cancelled" in refused.stderr

@@ -1,0 +1,83 @@
+"""Model FLOPs against the closed form, and the GPUs whose peak is known."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from launcher.runs.layout import RunDir
+from launcher.train import Task
+from launcher.train.metrics.flops import Mfu, count_flops
+from launcher.train.metrics.peaks import peak_flops
+from launcher.train.tasks.gpt import BYTES, PydocGPT
+from tests.train.runs import one_rank, recipe
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_a_transformer_costs_six_flops_per_weight_and_twelve_per_pair_of_attention(chunks: int) -> None:
+    layers, dim, length, batch = 3, 64, 32, 5
+    task = PydocGPT(layers=layers, dim=dim, heads=4, context=length)
+    task.loss_chunks = chunks
+    before = torch.get_rng_state(), random.getstate()
+    counted = count_flops(task, torch.zeros(batch, length + 1, dtype=torch.long))
+    weights = layers * 12 * dim * dim + BYTES * dim  # qkv, out and MLP of each layer; the head
+    assert counted == batch * length * (6 * weights + 12 * layers * dim * length)
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+
+
+class LooksAtValues(Task):
+    def model(self) -> nn.Module:
+        return nn.Linear(4, 4)
+
+    def data(self, split: str) -> Any: ...
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        total = model(batch).sum()
+        return (total if total.item() > 0 else -total), 1.0
+
+
+def test_mfu_is_the_share_of_the_peak_that_a_ranks_model_flops_make(tmp_path: Path) -> None:
+    task, batch = PydocGPT(layers=1, dim=16, heads=2, context=8), torch.zeros(2, 9, dtype=torch.long)
+    mfu = Mfu(one_rank(RunDir(tmp_path), recipe=recipe(accumulation=3)), task, peak=1e9)
+    assert mfu.of(0.5) is None, "no batch was seen"
+    mfu.see(batch)
+    assert mfu.of(0.5) == pytest.approx(3 * count_flops(task, batch) / (0.5 * 1e9))
+
+
+def test_a_model_that_looks_at_values_has_no_mfu_and_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mfu = Mfu(one_rank(RunDir(tmp_path)), LooksAtValues(), peak=1e9)
+    mfu.see(torch.zeros(2, 4))
+    assert mfu.of(1.0) is None and mfu.of(1.0) is None
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("no MFU: the model's FLOPs cannot be counted on the meta device (RuntimeError: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA H100 80GB HBM3", 989.5),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA RTX A6000", 154.8),
+        ("NVIDIA RTX A5000", 111.1),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40", 181),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("Tesla V100-SXM2-32GB", 125),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce GTX 1080 Ti", None),
+    ],
+)
+def test_the_peak_of_a_gpu_is_known_exactly_or_not_at_all(name: str, tera: float | None) -> None:
+    assert peak_flops(name) == (None if tera is None else tera * 1e12)
