@@ -59,6 +59,8 @@ class Training(Value):
     checkpoint_every: PositiveInt | None = 100
     "Steps between two checkpoints; the last step and a requested stop always write one."
     keep_checkpoints: PositiveInt = 2
+    async_checkpoints: bool | None = None
+    "Written while the training goes on, from a copy in host memory; left out, on GPUs only."
 
 
 class Model(Value):
