@@ -45,9 +45,8 @@ def export(
         fail(f"{found.id} has no complete checkpoint of launcher's own entrypoint", EXIT_REFUSED)
     chosen = step if step is not None else max(complete)
     if chosen not in complete:
-        fail(
-            f"{found.id} has no complete checkpoint of step {chosen}; there are {', '.join(map(str, complete))}"
-        )
+        steps = ", ".join(map(str, complete))
+        fail(f"{found.id} has no complete checkpoint of step {chosen}; there are {steps}")
     types = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
     try:
         files = write(complete[chosen], to, types[dtype])

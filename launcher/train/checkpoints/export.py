@@ -1,4 +1,4 @@
-"""The weights of a checkpoint as safetensors, without process group or model, one file in memory at a time."""
+"""The weights of a checkpoint as safetensors, without process group or model, one file at a time."""
 
 from __future__ import annotations
 
@@ -109,6 +109,8 @@ def _write(checkpoint: Path, weights: list[Weight], into: Path, file_bytes: int)
             save_file(_read(checkpoint, group), into / name, metadata={"format": "pt"})
         except SafetensorError as error:
             raise ExportError(f"{name} could not be written: {error}") from error
+        # safetensors gives the file to its owner alone; whoever may enter the directory may read it.
+        (into / name).chmod(into.stat().st_mode & 0o666)
         _sync_file(into / name)
     if many:
         index = {
