@@ -17,7 +17,7 @@ from launcher.runs.layout import RunDir
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.checkpoints.export import ExportError, export
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
-from launcher.train.checkpoints.own import own_name
+from launcher.train.checkpoints.own import OwnState, own_name
 from launcher.train.checkpoints.space import NoSpaceError, free_bytes, make_room
 from tests.train.normed import Network
 from tests.train.runs import job, losses, measure, prepare, recipe, start
@@ -42,12 +42,22 @@ def test_ranks_with_buffers_of_their_own_resume_bit_for_bit(measured: dict[str, 
 
 
 def test_constants_stay_the_codes_and_what_training_changes_is_saved(
-    measured: dict[str, Any], folder: Path
+    measured: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     path = complete_checkpoints(folder / "fsdp/checkpoints")[3]
     first, second = (torch.load(path / own_name(rank))["buffers"] for rank in (0, 1))
     assert "seen" in first and "scale" not in first
     assert not torch.equal(first["layers.0.1.running_mean"], second["layers.0.1.running_mean"])
+
+    model, cpu = Network(16), torch.device("cpu")
+    own = OwnState(model, cpu)
+    own.restore(path / own_name(0), rng=False)  # as another number of ranks does
+    assert torch.equal(model.seen, first["seen"])
+    model.seen = torch.ones(5)  # replaced, and of another shape
+    (tmp_path / "own.pt").write_bytes(own.pack())
+    again = Network(16)
+    OwnState(again, cpu).restore(tmp_path / "own.pt", rng=False)
+    assert torch.equal(again.seen, torch.ones(5))
 
 
 def test_what_happens_after_a_save_in_the_background_does_not_leak_into_it(measured: dict[str, Any]) -> None:

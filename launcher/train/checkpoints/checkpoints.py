@@ -77,14 +77,11 @@ class Checkpoints:
         """On every rank, when none is under way. None: it goes on in the background; ask `finished`."""
         if not self._in_background:
             return self._save_now(step)
-        if self._group is None or self._stager is None:
-            # Collectives of a thread must not mix with those of the training.
-            self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
-            self._stager = _stager(self.rank.device)
+        self._stager = self._stager or _stager(self.rank.device)
         upload = async_save(
             self._state_to_save(),
             storage_writer=self._writer(step),
-            process_group=self._group,
+            process_group=self._own_group(),
             async_stager=self._stager,
         )
         # The stager copies before it returns: from here on the training may change everything.
@@ -109,7 +106,7 @@ class Checkpoints:
             outcome = self._save_now(step)
             if outcome.problem is None:
                 # Ranks that leave at once after a stop must all know that it is complete.
-                dist.barrier()
+                dist.barrier(self._own_group())
                 return outcome
             if left:
                 self.rank.say(f"{outcome.problem}. Trying again in {PAUSE_SECONDS:.0f} s")
@@ -141,9 +138,15 @@ class Checkpoints:
         self.saved = step
         return step
 
+    def _own_group(self) -> dist.ProcessGroup:
+        """A thread's collectives must not mix with the training's, and a slow disk may take its time."""
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
+        return self._group
+
     def _save_now(self, step: int) -> Saved:
         try:
-            save(self._state_to_save(), storage_writer=self._writer(step))
+            save(self._state_to_save(), storage_writer=self._writer(step), process_group=self._own_group())
         except CheckpointException as error:
             return self._failed(step, error)
         return self._succeeded(step)
