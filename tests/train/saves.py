@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-import launcher.train.checkpoints.checkpoints as module
 from launcher.runs.files import replace_json
 from launcher.runs.layout import RunDir
 from launcher.train.budget import Unlimited
+from launcher.train.checkpoints import checkpoints, writer
 from launcher.train.checkpoints.folder import NotSavedError, complete_checkpoints
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local
@@ -127,6 +127,23 @@ def _limit_files(size: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size or resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
+def asks_for(rank: Rank, folder: Path) -> list[int]:
+    """Bytes that a save of shards asks for, and that it then takes."""
+    made = trainer(rank, folder, "fsdp", dim=256)
+    steps(made, 1, 1)
+    asked = []
+    make_room = writer.make_room
+
+    def listening(folder: Path, needed: int, keep: int) -> None:
+        asked.append(needed)
+        make_room(folder, needed, keep)
+
+    writer.make_room = listening
+    made.checkpoints.save(1)
+    [path] = complete_checkpoints(made.checkpoints.folder).values()
+    return [*asked, sum(file.stat().st_size for file in path.iterdir())]
+
+
 def in_the_way(rank: Rank, folder: Path) -> list[str]:
     """A file where the folder should be, to the end."""
     made = trainer(rank, folder, "ddp")
@@ -135,7 +152,7 @@ def in_the_way(rank: Rank, folder: Path) -> list[str]:
         folder.mkdir()
         made.checkpoints.folder.write_text("not a folder")
     dist.barrier()
-    module.PAUSE_SECONDS = 0.0
+    checkpoints.PAUSE_SECONDS = 0.0
     try:
         made.checkpoints.save_last(1)
     except NotSavedError as error:
@@ -154,6 +171,7 @@ def main(out: Path) -> None:
             name: fails(rank, folder / f"fails {name}", name == "background")
             for name in ("foreground", "background")
         },
+        "asks for": asks_for(rank, folder / "asks for"),
         "in the way": in_the_way(rank, folder / "in the way"),
     }
     if rank.first:

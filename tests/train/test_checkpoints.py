@@ -80,6 +80,11 @@ def test_the_last_save_gives_up_on_every_rank_with_the_reason(measured: dict[str
     assert ours == theirs and "NotADirectoryError" in ours
 
 
+def test_a_save_of_shards_asks_for_as_much_space_as_it_takes(measured: dict[str, Any]) -> None:
+    asked, taken = measured["asks for"]
+    assert taken < asked < 1.1 * taken
+
+
 def test_room_is_made_of_what_the_new_checkpoint_replaces_and_never_of_the_last_good_one(
     tmp_path: Path,
 ) -> None:
