@@ -100,7 +100,7 @@ def test_room_is_made_of_what_the_new_checkpoint_replaces_and_never_of_the_last_
 
 
 def test_a_kill_during_a_save_in_the_background_leaves_the_last_good_one(tmp_path: Path) -> None:
-    args = {"dim": 512, "dropout": 0.2, "fault": "kill", "call": 5}  # right after the save of step 4 began
+    args = {"dim": 384, "dropout": 0.2, "fault": "kill", "call": 5}  # right after the save of step 4 began
     run = prepare(
         tmp_path / "run", job(args=args, steps=5, train={"checkpoint_every": 2, "async_checkpoints": True})
     )
