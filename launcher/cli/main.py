@@ -8,7 +8,7 @@ import sys
 import typer
 
 from launcher import __version__
-from launcher.cli import clusters, job, logs, render, runs, snapshot, submit
+from launcher.cli import clusters, export, job, logs, render, runs, snapshot, submit
 from launcher.cli.output import EXIT_NOT_FOUND, EXIT_REFUSED, fail
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ app.command(rich_help_panel=WATCH)(snapshot.snapshot)
 app.command(rich_help_panel=WATCH)(runs.cancel)
 app.command(rich_help_panel=WATCH)(runs.resume)
 app.command(rich_help_panel=WATCH)(runs.clean)
+app.command(rich_help_panel=FILES)(export.export)
 app.add_typer(job.app, name="job", rich_help_panel=FILES)
 app.add_typer(clusters.app, name="clusters", rich_help_panel=FILES)
 app.add_typer(render.templates_app, name="templates", rich_help_panel=FILES)

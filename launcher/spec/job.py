@@ -71,6 +71,8 @@ class Training(Value):
     "A line and an event when a rank's peak passes it: of the device's memory (90%), or a size (45GiB)."
     record_memory: bool = False
     "Record every allocation on the GPU with its stack, so that the snapshot of an OOM tells who made it."
+    async_checkpoints: bool | None = None
+    "Written while the training goes on, from a copy in host memory; left out, on GPUs only."
 
 
 class Model(Value):

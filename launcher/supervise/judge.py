@@ -72,7 +72,12 @@ def judge(evidence: Evidence) -> Verdict:
 
 def _stopped(evidence: Evidence, clean: bool) -> Verdict:
     failure, why = _STOP_CLASS[evidence.stop_reason or "cancelled"]
-    how = "a checkpoint was written" if clean else "the ranks were ended"
+    if clean:
+        how = "a checkpoint was written"
+    elif any(error.get("phase") == "checkpoint" for error in evidence.errors):
+        how = "no checkpoint could be written, the one before stays"
+    else:
+        how = "the ranks were ended"
     return Verdict(failure=failure, reason=f"{why}; {how}", exit_code=EXIT_STOPPED if clean else None)
 
 
@@ -115,7 +120,7 @@ def _reason(failure: FailureClass, rank: int, phase: str | None, step: int | Non
             "host-oom": "ran out of host memory",
             "nccl-timeout": "waited in vain for the other ranks",
             "rendezvous-failed": "could not meet the other ranks",
-            "user-error": "raised an exception",
+            "user-error": "could not save" if phase == "checkpoint" else "raised an exception",
         }.get(failure, "failed")
     )
     where = f" in {phase}" if phase else ""

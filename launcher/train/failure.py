@@ -19,6 +19,7 @@ import torch.distributed as dist
 from launcher.logs.mask import masked_text
 from launcher.runs.files import replace_json
 from launcher.spec.verdict import EXIT_OOM, FailureClass
+from launcher.train.checkpoints.folder import NotSavedError
 from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.task import TaskError
 from launcher.train.where import Where
@@ -55,7 +56,7 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
         return "host-oom"
     if isinstance(error, RendezvousError):
         return "rendezvous-failed"
-    if isinstance(error, TaskError | SetupError):
+    if isinstance(error, TaskError | SetupError | NotSavedError):
         return "user-error"
     if _TIMEOUT.search(text) and isinstance(error, RuntimeError):
         return "nccl-timeout"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.train.checkpoint import complete_checkpoints
+from launcher.train.checkpoints.folder import complete_checkpoints
 from launcher.train.data import EvaluationData, TrainingData
 from launcher.train.rank import Rank
 from launcher.train.rng import seed_all

@@ -16,7 +16,7 @@ from launcher.spec.supported import unsupported
 from launcher.train.activations import apply_activations
 from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget
-from launcher.train.checkpoint import Checkpoints
+from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.compiling import apply_compile
 from launcher.train.data import to_device
 from launcher.train.feed import Feed, open_feed
@@ -76,12 +76,19 @@ class Trainer:
             seconds = time.perf_counter() - started
             eval_loss = self.evaluate() if self._evaluates_after(step) else None
             self.recorder.step(step, result, seconds, eval_loss)
-            if result.stop:
+            self._tell(self.checkpoints.finished())
+            if step == self.steps:
+                self._save(step, leaving=True)
+                return True
+            stop = result.stop
+            if self._saves_after(step) and not stop:
+                self._save(step, leaving=False)
+                # A request that came meanwhile: no further step, no second checkpoint.
+                stop = self.rank.add_up(self.rank.stop_requested())[0] > 0
+            if stop:
                 # The first rank to leave makes torchrun end the others: let them finish by themselves.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            if self._saves_after(step) or result.stop:
-                self._save(step)
-            if result.stop and step < self.steps:
+                self._save(step, leaving=True)
                 self.rank.say(f"asked to stop: checkpoint of step {step} written")
                 return False
         return True
@@ -167,14 +174,28 @@ class Trainer:
             self.rank.say(f"resumed after step {step} of {self.steps}")
         return step
 
-    def _save(self, step: int) -> None:
-        with self.where.during("checkpoint"):
-            path = self.checkpoints.save(step)
-        self.recorder.event("checkpoint", step=step, path=str(path))
+    def _save(self, step: int, *, leaving: bool) -> None:
+        """`leaving`: it must be complete before this returns, and need not be written twice."""
+        with self.where.during("checkpoint"), self.budget.host_side():
+            self._tell(self.checkpoints.finished(wait=True))
+            if not leaving:
+                self._tell(self.checkpoints.save(step))
+            elif self.checkpoints.saved != step:
+                self._tell(self.checkpoints.save_last(step))
+
+    def _tell(self, saved: Saved | None) -> None:
+        """A checkpoint that failed costs the steps since the last good one if worse follows, and no more."""
+        if saved is None:
+            return
+        if saved.problem is None:
+            self.recorder.event("checkpoint", step=saved.step, path=str(saved.path))
+        else:
+            self.recorder.event("checkpoint-failed", step=saved.step, reason=saved.problem)
+            self.rank.say(f"{saved.problem}. The training goes on, the next checkpoint tries again")
 
     def _saves_after(self, step: int) -> bool:
         every = self.rank.job.train.checkpoint_every
-        return step == self.steps or (every is not None and step % every == 0)
+        return every is not None and step % every == 0
 
     def _evaluates_after(self, step: int) -> bool:
         every = self.rank.job.train.eval_every

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab, verdicts
+from launcher.spec.verdict import EXIT_CODES
+from tests.lab import Lab, events, metrics, verdicts
 
 pytestmark = pytest.mark.e2e
 
@@ -41,7 +42,9 @@ def test_a_script_that_fills_the_disk_with_its_log_still_ends_well(lab: Lab, sma
     assert lab.status(run)["state"] == "succeeded"
 
 
-def test_training_that_cannot_write_its_checkpoint_ends_with_a_verdict(lab: Lab, small_disk: Path) -> None:
+def test_training_without_space_for_checkpoints_goes_on_and_ends_with_a_verdict(
+    lab: Lab, small_disk: Path
+) -> None:
     lab.environ["LAUNCHER_RUNS"] = str(small_disk / "runs")
     job = lab.job(
         task="launcher.train.tasks.gpt:PydocGPT",
@@ -49,12 +52,16 @@ def test_training_that_cannot_write_its_checkpoint_ends_with_a_verdict(lab: Lab,
         steps=6,
         train={"checkpoint_every": 2},
         recipe={"sharding": "fsdp", "precision": "fp32"},
-        retries={"same": 0},
     )
     done = lab.cli("run", str(job))
-    assert done.returncode not in (0, 1, 2)
-    verdict = verdicts(lab.newest())[0]
-    assert verdict["phase"] == "checkpoint" and "No space left" in (verdict["exception"] or "")
+    run = lab.newest()
+    assert [event["step"] for event in events(run, "checkpoint-failed")] == [2, 4]
+    assert "GiB are free in" in done.stdout and len(metrics(run)) == 6
+    assert list(run.checkpoints.glob("*")) == []
+    [verdict] = verdicts(run)
+    assert done.returncode == EXIT_CODES["user-error"] and verdict["phase"] == "checkpoint"
+    assert "found the disk full in checkpoint of step 6" in verdict["reason"]
+    assert "No space left on device: it takes 0.00" in verdict["exception"]
 
 
 def test_a_crash_on_a_full_disk_is_neither_hidden_nor_blamed_on_the_start(lab: Lab, small_disk: Path) -> None:

@@ -172,11 +172,24 @@ def test_a_full_disk_that_swallowed_every_record_is_named():
     assert verdict.failure == "user-error" and "No space left on device" in verdict.reason
 
 
-def test_a_checkpoint_on_a_full_disk_is_not_tried_again():
-    error = said(0, None, phase="checkpoint")
-    error["exception"] = "CheckpointError: step-2 could not be written: No space left on device"
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        ("No space left on device: it takes 2 GiB", "rank 0 found the disk full in checkpoint of step 6"),
+        ("PermissionError: [Errno 13]", "rank 0 could not save in checkpoint of step 6"),
+    ],
+)
+def test_a_last_checkpoint_that_cannot_be_written_is_the_users_to_mend(cause: str, reason: str) -> None:
+    error = said(0, "user-error", phase="checkpoint", step=6)
+    error["exception"] = f"NotSavedError: checkpoint of step 6 could not be written: {cause}"
     verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, errors=(error,)))
-    assert verdict.failure == "user-error" and "disk full in checkpoint" in verdict.reason
+    assert (verdict.failure, verdict.reason) == ("user-error", reason)
+
+
+def test_a_stop_whose_checkpoint_failed_is_still_a_stop_and_says_so():
+    errors = (said(0, "user-error", phase="checkpoint"),)
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, errors=errors, stop_reason="preempted"))
+    assert verdict.failure == "preempted" and "no checkpoint could be written" in verdict.reason
 
 
 def test_ranks_that_started_and_left_no_record_are_not_said_to_have_never_started():

@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from launcher.runs.layout import RunDir
 from launcher.train.budget import Unlimited
-from launcher.train.checkpoint import CheckpointError, Checkpoints
+from launcher.train.checkpoints.checkpoints import Checkpoints
+from launcher.train.checkpoints.folder import CheckpointError
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.local_shards import EightBit
 from launcher.train.optimizers.state import local

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class Ragged(Task):
                 and os.environ["RANK"] == "1"
                 and os.environ["LAUNCHER_ATTEMPT"] == "0"
             ):
-                _inject(self.fault)
+                _inject(self.fault, model)
         logits = model(batch["inputs"]).float().flatten(0, 1)
         targets = batch["targets"].flatten()
         total = functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
@@ -90,13 +91,21 @@ def _sample(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:-1], targets
 
 
-def _inject(fault: str) -> None:
+def _inject(fault: str, model: nn.Module) -> None:
     match fault:
         case "raise":
             raise KeyError("no such label")
         case "allocate":  # what does not fit into the budget of the test
             torch.zeros(8 * 2**20)
         case "stop":
-            Path(os.environ["LAUNCHER_STOP_FILE"]).write_text("preempted")
+            _ask_to_stop()
+        case "stop while saving":  # the next save asks the model for its state
+            model.register_state_dict_post_hook(_ask_to_stop)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         case "full disk":  # a real failing write: no file may grow beyond 24 KiB
             resource.setrlimit(resource.RLIMIT_FSIZE, (24 * 2**10, resource.RLIM_INFINITY))
+
+
+def _ask_to_stop(*_: object) -> None:
+    Path(os.environ["LAUNCHER_STOP_FILE"]).write_text("preempted")

@@ -59,10 +59,10 @@ def job(**fields: Any) -> Job:
     )
 
 
-def prepare(path: Path, job: Job) -> RunDir:
+def prepare(path: Path, job: Job, **about: Any) -> RunDir:
     path.mkdir(parents=True, exist_ok=True)
     run = RunDir(path)
-    content = {"id": run.id, "job": job.model_dump(mode="json", by_alias=True), "workdir": str(HERE)}
+    content = {"id": run.id, "job": job.model_dump(mode="json", by_alias=True), "workdir": str(HERE), **about}
     run.run.write_text(json.dumps(content))
     return run
 

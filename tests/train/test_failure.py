@@ -12,7 +12,7 @@ import torch.distributed as dist
 from launcher.spec.job import Training
 from launcher.spec.recipe import Recipe
 from launcher.spec.supported import SUPPORTED, WHY_NOT, unsupported
-from launcher.train.checkpoint import MARKER, complete_checkpoints
+from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.failure import classify
 from launcher.train.optimizer import learning_rate
 from launcher.train.rank import RendezvousError, SetupError

@@ -117,16 +117,20 @@ def test_an_exception_of_the_user_is_the_users_and_no_other_rank_is_blamed(tmp_p
     _not_blamed(run, 0)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_fails_as_checkpoint(tmp_path: Path) -> None:
+def test_a_full_disk_costs_checkpoints_until_the_last_one_which_ends_the_attempt(tmp_path: Path) -> None:
     args = {"dim": 64, "fault": "full disk", "call": 4}
     run = prepare(tmp_path / "run", job(args=args, train={"checkpoint_every": 2}))
     ended = start(run, recipe())
     assert 1 in ended.codes.values(), ended.output
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]
+    assert list(losses(run)) == [1, 2, 3, 4, 5, 6], "the failed checkpoint of step 4 stopped nothing"
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"], "the last good one"
+    [failed] = [event for event in run.read_events() if event["event"] == "checkpoint-failed"]
+    assert failed["step"] == 4 and "rank 1: OSError: [Errno 27] File too large" in failed["reason"]
+    assert f"{failed['reason']}. The training goes on" in ended.output
     # Both ranks learn it in the same moment; torchrun may end one of them before it has written.
     failure = error(run.attempt(0), 1) or error(run.attempt(0), 0)
-    assert (failure["failure"], failure["phase"], failure["step"]) == (None, "checkpoint", 4)
-    assert "File too large" in failure["exception"]
+    assert (failure["failure"], failure["phase"], failure["step"]) == ("user-error", "checkpoint", 6)
+    assert failure["exception"].startswith("NotSavedError: checkpoint of step 6 could not be written")
 
     ended = start(run, recipe())
     assert ended.codes == {0: 0, 1: 0}, ended.output
@@ -159,7 +163,7 @@ def _flat(tree: object, name: str = "") -> list[tuple[str, torch.Tensor]]:
 
 def _rng(run: RunDir, step: int) -> list[torch.Tensor]:
     path = run.checkpoints / f"step-{step:08d}"
-    return [torch.load(path / f"rng-{rank:03d}.pt")["torch"] for rank in (0, 1)]
+    return [torch.load(path / f"rank-{rank:03d}.pt")["rng"]["torch"] for rank in (0, 1)]
 
 
 def _not_blamed(run: RunDir, rank: int) -> None:

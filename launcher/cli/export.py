@@ -1,0 +1,62 @@
+"""`launcher export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from launcher.cli.options import AsJson, RunName
+
+
+def export(
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="a new or empty directory")],
+    run: RunName = None,
+    step: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--step", help="of this checkpoint; left out, the newest complete one"),
+    ] = None,
+    dtype: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--dtype", metavar="fp32|bf16", help="convert; left out, as they were trained"),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Write the weights of a checkpoint as safetensors, with the names of your model."""
+    from launcher.cli.output import EXIT_REFUSED, fail, print_json
+    from launcher.runs.find import find_run
+    from launcher.spec.base import format_gib
+
+    if dtype not in (None, "fp32", "bf16"):
+        fail(f"--dtype {dtype}: there are fp32, bf16")
+    found = find_run(run)
+    try:
+        import safetensors  # noqa: F401
+        import torch
+    except ImportError as error:
+        fail(f'{error}; reading a checkpoint needs the extra: pip install "launcher[train]"')
+    from launcher.train.checkpoints.export import ExportError
+    from launcher.train.checkpoints.export import export as write
+    from launcher.train.checkpoints.folder import complete_checkpoints
+
+    complete = complete_checkpoints(found.checkpoints)
+    if not complete:
+        fail(f"{found.id} has no complete checkpoint of launcher's own entrypoint", EXIT_REFUSED)
+    chosen = step if step is not None else max(complete)
+    if chosen not in complete:
+        steps = ", ".join(map(str, complete))
+        fail(f"{found.id} has no complete checkpoint of step {chosen}; there are {steps}")
+    types = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
+    try:
+        files = write(complete[chosen], to, types[dtype])
+    except ExportError as error:
+        fail(str(error), EXIT_REFUSED)
+    size = sum(file.stat().st_size for file in files)
+    if json:
+        print_json(
+            {"run_id": found.id, "step": chosen, "files": [str(file) for file in files], "bytes": size}
+        )
+        return
+    what = files[0].name if len(files) == 1 else f"{len(files)} files and model.safetensors.index.json"
+    print(f"wrote {what} ({format_gib(size)}) of step {chosen} into {to}")

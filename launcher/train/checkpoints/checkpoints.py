@@ -1,0 +1,247 @@
+"""Saving and restoring one model, its optimizer, its loss scale, and what each rank has for itself.
+
+The tensors are torch.distributed.checkpoint's (DCP), so another world size or sharding can read them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+from launcher.train.checkpoints.folder import (
+    CheckpointError,
+    NotSavedError,
+    beside,
+    complete_checkpoints,
+    directory,
+    read_marker,
+    remove_partial,
+)
+from launcher.train.checkpoints.own import OwnState, own_name
+from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
+from launcher.train.checkpoints.writer import Writer
+from launcher.train.optimizers.blocks import other_shards
+from launcher.train.rank import Rank
+from launcher.train.rng import seed_all
+from launcher.train.scaler import LossScaler
+from launcher.train.seeds import derive_seed
+
+# One rank may have written its part long before the slowest has.
+UPLOAD_TIMEOUT = timedelta(hours=2)
+TRIES, PAUSE_SECONDS = 3, 5.0
+"Of the last save. Well within the 100 s that a supervisor gives between the request to stop and SIGTERM."
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The end of one save, the same on every rank."""
+
+    step: int
+    path: Path
+    problem: str | None
+    "Why there is no such checkpoint; None when it is complete."
+
+
+class Checkpoints:
+    """`save` and `finished` agree on all ranks and raise nothing for a disk that is full or not writable."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScaler, rank: Rank
+    ) -> None:
+        self.model, self.optimizer, self.scaler, self.rank = model, optimizer, scaler, rank
+        self.folder = rank.run.checkpoints
+        self.saved = 0
+        "The step of the newest checkpoint that this attempt has read or completed."
+        asked = rank.job.train.async_checkpoints
+        self._in_background = rank.device.type == "cuda" if asked is None else asked
+        self._upload: tuple[int, Future[Any]] | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._stager: DefaultStager | None = None
+        self._own = OwnState(model, rank.device)
+
+    def save(self, step: int) -> Saved | None:
+        """On every rank, when none is under way. None: it goes on in the background; ask `finished`."""
+        if not self._in_background:
+            return self._save_now(step)
+        self._stager = self._stager or _stager(self.rank.device)
+        upload = async_save(
+            self._state_to_save(),
+            storage_writer=self._writer(step),
+            process_group=self._own_group(),
+            async_stager=self._stager,
+        )
+        # The stager copies before it returns: from here on the training may change everything.
+        self._upload = step, cast("Future[Any]", upload)
+        return None
+
+    def finished(self, *, wait: bool = False) -> Saved | None:
+        """How the save in the background ended, once; None: there is none, or (without `wait`) not yet."""
+        if self._upload is None or not (wait or self._upload[1].done()):
+            return None
+        step, upload = self._upload
+        self._upload = None
+        try:
+            upload.result()
+        except CheckpointException as error:
+            return self._failed(step, error)
+        return self._succeeded(step)
+
+    def save_last(self, step: int) -> Saved:
+        """What is not saved now is lost: try again a few times. Raises NotSavedError on every rank."""
+        for left in reversed(range(TRIES)):
+            outcome = self._save_now(step)
+            if outcome.problem is None:
+                # Ranks that leave at once after a stop must all know that it is complete.
+                dist.barrier(self._own_group())
+                return outcome
+            if left:
+                self.rank.say(f"{outcome.problem}. Trying again in {PAUSE_SECONDS:.0f} s")
+                time.sleep(PAUSE_SECONDS)
+        raise NotSavedError(outcome.problem)
+
+    def restore(self) -> int:
+        """Load the newest complete checkpoint. Returns its step, or 0. Raises CheckpointError."""
+        step = self._newest()
+        if step == 0:
+            return 0
+        path = directory(self.folder, step)
+        state = self._state()
+        if problem := other_shards(state["optimizer"]["state"], path, "optimizer.state"):
+            raise CheckpointError(f"{path.name} cannot be resumed from: {problem}")
+        try:
+            load(state, checkpoint_id=path)
+        except CheckpointException as error:
+            raise CheckpointError(f"{path.name} could not be read: {_first_cause(error)}") from error
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        marker = read_marker(path)
+        self.scaler.restore(marker.get("scaler"))
+        self._restore_own(path, step, same_ranks=marker.get("world") == self.rank.world)
+        self.saved = step
+        return step
+
+    def _own_group(self) -> dist.ProcessGroup:
+        """A thread's collectives must not mix with the training's, and a slow disk may take its time."""
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
+        return self._group
+
+    def _save_now(self, step: int) -> Saved:
+        try:
+            save(self._state_to_save(), storage_writer=self._writer(step), process_group=self._own_group())
+        except CheckpointException as error:
+            return self._failed(step, error)
+        return self._succeeded(step)
+
+    def _succeeded(self, step: int) -> Saved:
+        self.saved = step
+        return Saved(step, directory(self.folder, step), None)
+
+    def _failed(self, step: int, error: CheckpointException) -> Saved:
+        """Every rank has given up when DCP raises this: what they wrote can go."""
+        final = directory(self.folder, step)
+        problem = f"checkpoint of step {step} could not be written: {_cause_on_disk(error, self.folder)}"
+        if self.rank.first:
+            shutil.rmtree(beside(final), ignore_errors=True)
+        return Saved(step, final, problem)
+
+    def _writer(self, step: int) -> Writer:
+        marker = {
+            "step": step,
+            "world": self.rank.world,
+            "torch": str(torch.__version__),
+            "scaler": self.scaler.state(),
+        }
+        return Writer(
+            directory(self.folder, step),
+            own_name(self.rank.number),
+            self._own.pack(),
+            marker,
+            keep=self.rank.job.train.keep_checkpoints,
+            first=self.rank.first,
+        )
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def _state_to_save(self) -> dict[str, Any]:
+        """DCP takes each replica from any rank; buffers are no replicas, so only rank 0 offers its own."""
+        state = self._state()
+        return state if self.rank.first else {**state, "model": self._own.shared(state["model"])}
+
+    def _newest(self) -> int:
+        """Chosen by rank 0 for all: on a network file system ranks may see different directories."""
+        choice = [0]
+        if self.rank.first:
+            choice = [max(complete_checkpoints(self.folder), default=0)]
+            remove_partial(self.folder)
+        dist.broadcast_object_list(choice, src=0)
+        return choice[0]
+
+    def _restore_own(self, path: Path, step: int, *, same_ranks: bool) -> None:
+        """Another number of ranks has no old state of its own: a new stream, the same in every try."""
+        rank = self.rank
+        try:
+            self._own.restore(path / own_name(rank.number if same_ranks else 0), rng=same_ranks)
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(f"{path.name} could not be read: {error}") from error
+        if not same_ranks:
+            rank.say(
+                "the number of ranks changed: dropout draws from a new stream, "
+                "and buffers (such as BatchNorm's statistics) are those of the old rank 0"
+            )
+            seed_all(derive_seed("resumed", rank.job.train.seed, step, rank.number))
+
+
+def _stager(device: torch.device) -> DefaultStager:
+    """Copies into host memory, which it keeps for the next save: pinning takes longer than copying."""
+    gpu = device.type == "cuda"
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=gpu,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=gpu,
+        )
+    )
+
+
+def _cause_on_disk(error: CheckpointException, folder: Path) -> str:
+    """torch reports a full disk as an `inline_container` assertion, which tells a user nothing."""
+    cause = _first_cause(error)
+    try:
+        free = free_bytes(folder)
+    except OSError:
+        return cause
+    if free < MARGIN_BYTES and "No space left on device" not in cause:
+        return f"No space left on device ({folder} has {free} bytes free)"
+    return cause
+
+
+def _first_cause(error: CheckpointException) -> str:
+    """DCP wraps what failed on each rank: name the first."""
+    if not error.failures:
+        return f"{type(error).__name__}: {error}"
+    rank, (cause, _) = min(error.failures.items())
+    if isinstance(cause, NoSpaceError):
+        return str(cause)
+    return f"rank {rank}: {type(cause).__name__}: {cause}"

@@ -1,0 +1,50 @@
+"""A model whose ranks differ in their buffers: BatchNorm, Dropout, a counter, and tied weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from launcher.train import Task
+
+CLASSES = 24
+
+
+class Normed(Task):
+    def __init__(self, dim: int = 16) -> None:
+        self.dim = dim
+
+    def model(self) -> nn.Module:
+        return Network(self.dim)
+
+    def data(self, split: str) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        return torch.utils.data.TensorDataset(torch.randint(0, CLASSES, (64,), generator=generator))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        (classes,) = batch
+        return functional.cross_entropy(model(classes), classes, reduction="sum"), len(classes)
+
+
+class Network(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, dim)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.Dropout(0.2)) for _ in range(2)
+        )
+        self.head = nn.Linear(dim, CLASSES, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("seen", torch.zeros(CLASSES), persistent=False)
+        self.register_buffer("scale", torch.full((dim,), 0.5), persistent=False)
+
+    def forward(self, classes: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += functional.one_hot(classes, CLASSES).sum(0)
+        x = self.embedding(classes) * self.scale
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)

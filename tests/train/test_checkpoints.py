@@ -1,0 +1,174 @@
+"""What is in a checkpoint, when it counts, and what becomes of a save that fails: real ranks, real files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from launcher.cli.main import app
+from launcher.runs.files import replace_json
+from launcher.runs.layout import RunDir
+from launcher.spec.verdict import EXIT_STOPPED
+from launcher.train.checkpoints.export import ExportError, export
+from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
+from launcher.train.checkpoints.own import OwnState, own_name
+from launcher.train.checkpoints.space import NoSpaceError, free_bytes, make_room
+from tests.train.normed import Network
+from tests.train.runs import job, losses, measure, prepare, recipe, start
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saves")
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path) -> dict[str, Any]:
+    return measure("saves.py", folder, ranks=2)
+
+
+def test_ranks_with_buffers_of_their_own_resume_bit_for_bit(measured: dict[str, Any]) -> None:
+    for sharding, found in measured["resumes"].items():
+        assert found["restored"] == 3
+        assert len(found["ranks differ in"]) == 5, "else this test shows nothing"
+        assert found["losses"][0] == found["losses"][1], sharding
+        assert found["different"] == [[], []], (sharding, "parameters, states and buffers of both ranks")
+
+
+def test_constants_stay_the_codes_and_what_training_changes_is_saved(
+    measured: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    path = complete_checkpoints(folder / "fsdp/checkpoints")[3]
+    first, second = (torch.load(path / own_name(rank))["buffers"] for rank in (0, 1))
+    assert "seen" in first and "scale" not in first
+    assert not torch.equal(first["layers.0.1.running_mean"], second["layers.0.1.running_mean"])
+
+    model, cpu = Network(16), torch.device("cpu")
+    own = OwnState(model, cpu)
+    own.restore(path / own_name(0), rng=False)  # as another number of ranks does
+    assert torch.equal(model.seen, first["seen"])
+    model.seen = torch.ones(5)  # replaced, and of another shape
+    (tmp_path / "own.pt").write_bytes(own.pack())
+    again = Network(16)
+    OwnState(again, cpu).restore(tmp_path / "own.pt", rng=False)
+    assert torch.equal(again.seen, torch.ones(5))
+
+
+def test_what_happens_after_a_save_in_the_background_does_not_leak_into_it(measured: dict[str, Any]) -> None:
+    assert measured["in background"] == {"different": [[], [], [], []], "complete at once": False}
+
+
+@pytest.mark.parametrize("where", ["foreground", "background"])
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_the_next_one_works(
+    measured: dict[str, Any], where: str
+) -> None:
+    first, second, third = measured["fails"][where]["outcomes"]
+    assert first == [[None, None], ["step-00000001"]]
+    why = "checkpoint of step 2 could not be written: rank 1: OSError: [Errno 27] File too large"
+    assert second == [[why, why], ["step-00000001"]], "the half-written one is gone"
+    assert third == [[None, None], ["step-00000001", "step-00000003"]]
+
+
+def test_the_last_save_gives_up_on_every_rank_with_the_reason(measured: dict[str, Any]) -> None:
+    ours, theirs = measured["in the way"]
+    assert ours == theirs and "NotADirectoryError" in ours
+
+
+def test_a_save_of_shards_asks_for_as_much_space_as_it_takes(measured: dict[str, Any]) -> None:
+    asked, taken = measured["asks for"]
+    assert taken < asked < 1.1 * taken
+
+
+def test_room_is_made_of_what_the_new_checkpoint_replaces_and_never_of_the_last_good_one(
+    tmp_path: Path,
+) -> None:
+    for step in (1, 2):
+        (tmp_path / f"step-{step:08d}").mkdir()
+        replace_json(tmp_path / f"step-{step:08d}" / MARKER, {"step": step})
+    make_room(tmp_path, 1, keep=2)
+    assert list(complete_checkpoints(tmp_path)) == [1, 2]
+    for _ in range(2):
+        with pytest.raises(NoSpaceError, match=r"No space left on device: it takes .* GiB are free in "):
+            make_room(tmp_path, 2 * free_bytes(tmp_path), keep=2)
+        assert list(complete_checkpoints(tmp_path)) == [2]
+
+
+def test_a_kill_during_a_save_in_the_background_leaves_the_last_good_one(tmp_path: Path) -> None:
+    args = {"dim": 384, "dropout": 0.2, "fault": "kill", "call": 5}  # right after the save of step 4 began
+    run = prepare(
+        tmp_path / "run", job(args=args, steps=5, train={"checkpoint_every": 2, "async_checkpoints": True})
+    )
+    ended = start(run, recipe())
+    assert list(losses(run)) == [1, 2, 3, 4], ended.output
+    assert list(complete_checkpoints(run.checkpoints)) == [2]
+    assert [event["step"] for event in run.read_events()] == [2], "an event is a complete checkpoint"
+
+    ended = start(run, recipe())
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+    before, after = losses(run, attempt=0), losses(run, attempt=1)
+    assert [after[3], after[4]] == [before[3], before[4]]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000004", "step-00000005"]
+
+
+def test_a_stop_that_comes_during_a_save_waits_for_it_and_does_nothing_else(tmp_path: Path) -> None:
+    args = {"dim": 256, "fault": "stop while saving", "call": 4}
+    run = prepare(tmp_path / "run", job(args=args, train={"checkpoint_every": 2, "async_checkpoints": True}))
+    ended = start(run, recipe())
+    assert ended.codes == {0: EXIT_STOPPED, 1: EXIT_STOPPED}, ended.output
+    assert list(losses(run)) == [1, 2, 3, 4], "no further step"
+    assert [event["step"] for event in run.read_events()] == [2, 4], "and no second checkpoint"
+
+
+def test_an_export_of_shards_loads_strictly_into_the_users_model(
+    measured: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    checkpoint = complete_checkpoints(folder / "fsdp/checkpoints")[3]
+    whole = torch.load(folder / "fsdp/whole.pt")
+    [file] = export(checkpoint, tmp_path / "one")
+    assert file.name == "model.safetensors" and file.stat().st_mode & 0o777 == 0o644
+    assert _same(load_file(file), whole)
+    model = Network(16)
+    model.load_state_dict(load_file(file), strict=True)
+    assert model.head.weight is model.embedding.weight
+
+    files = export(checkpoint, tmp_path / "many", torch.bfloat16, file_bytes=1500)
+    index = json.loads((tmp_path / "many/model.safetensors.index.json").read_text())
+    parts = {file.name: load_file(file) for file in files}
+    assert {name: key for key, part in parts.items() for name in part} == index["weight_map"]
+    together = {name: value for part in parts.values() for name, value in part.items()}
+    assert _same(together, {k: v.bfloat16() if v.is_floating_point() else v for k, v in whole.items()})
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in together.values())
+    with pytest.raises(ExportError, match="many is not an empty directory"):
+        export(checkpoint, tmp_path / "many")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["many", "one"]
+
+
+def test_export_says_what_is_missing(measured: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    run, empty = prepare(folder / "fsdp", job()), prepare(tmp_path / "empty", job())
+    out = tmp_path / "out"
+
+    def said(run: RunDir, *options: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["export", str(run.path), "--to", str(out), *options])
+        return done.exit_code, done.output
+
+    assert said(empty) == (4, "launcher: empty has no complete checkpoint of launcher's own entrypoint\n")
+    assert said(run, "--step", "2") == (
+        2,
+        "launcher: fsdp has no complete checkpoint of step 2; there are 3\n",
+    )
+    assert said(run, "--dtype", "fp8") == (2, "launcher: --dtype fp8: there are fp32, bf16\n")
+    assert not out.exists()
+    code, text = said(run, "--dtype", "bf16")
+    assert code == 0 and "wrote model.safetensors" in text and "of step 3 into" in text
+    code, text = said(run)
+    assert code == 4 and "is not an empty directory; give another one" in text
+
+
+def _same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
