@@ -59,6 +59,8 @@ class Training(Value):
     checkpoint_every: PositiveInt | None = 100
     "Steps between two checkpoints; the last step and a requested stop always write one."
     keep_checkpoints: PositiveInt = 2
+    nvme_dir: Annotated[str, AfterValidator(no_nul)] | None = None
+    "Where `offload: nvme-optimizer` keeps its scratch files: a directory on a local NVMe disk of each node."
 
 
 class Model(Value):

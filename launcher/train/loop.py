@@ -18,6 +18,7 @@ from launcher.train.budget import Budget
 from launcher.train.checkpoint import Checkpoints
 from launcher.train.compiling import apply_compile
 from launcher.train.data import EvaluationData, TrainingData, derive_seed, to_device
+from launcher.train.float8 import to_float8
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.precision import cast, compute_in
@@ -46,7 +47,7 @@ class Trainer:
                 self.held_out = _evaluation_data(self.task, rank)
             self.steps = job.steps or (job.epochs or 0) * self.data.order.steps_per_epoch
             self.model = self._build_model()
-        self.optimizer = build_optimizer(self.model, rank.recipe, job.train)
+        self.optimizer = build_optimizer(self.model, rank, budget)
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank)
         self.recorder = Recorder(rank, self.steps)
@@ -57,6 +58,8 @@ class Trainer:
         recipe, device, task = self.rank.recipe, self.rank.device, self.task
         with torch.device("meta") if task.built_on_meta else nullcontext():
             model = cast(task.model(), recipe)
+        if recipe.precision == "float8":
+            to_float8(model, task.blocks(model), device)
         blocks = list(task.blocks(model))
         apply_activations(blocks, recipe, device)
         apply_compile(blocks, recipe, device, self.budget)
@@ -89,7 +92,7 @@ class Trainer:
         loss, weight = self._zero(), self._zero()
         batches = self._arriving(self.data.micro_batches(step), "data")
         for index, batch in enumerate(batches, start=1):
-            with accumulate(self.model, last=index == recipe.grad_accum):
+            with accumulate(self.model, recipe, last=index == recipe.grad_accum):
                 with where.during("forward", users=True):
                     micro_loss, micro_weight = self._loss(batch)
                 with where.during("backward", users=True):
