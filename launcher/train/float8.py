@@ -59,7 +59,8 @@ def _check_device(device: torch.device) -> None:
     if capability < LEAST_CAPABILITY:
         raise SetupError(
             f"precision: float8 needs a GPU of compute capability {least}; "
-            f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}; precision: bf16-mixed runs on it"
+            f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}; "
+            "precision: bf16-mixed runs on it"
         )
 
 

@@ -58,6 +58,7 @@ class HostOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """`closure` is never called: torch.distributed.checkpoint passes None by name."""
+        self._lead_inner()
         with self._host_side():
             for group, p, twin in self._pairs():
                 if p.grad is None:
@@ -68,6 +69,7 @@ class HostOptimizer(torch.optim.Optimizer):
                 local(p).copy_(local(twin), non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
+        self._lead_inner()
         return self._inner.state_dict()
 
     @torch.no_grad()
@@ -81,11 +83,10 @@ class HostOptimizer(torch.optim.Optimizer):
         self._follow_inner()
 
     def _pairs(self) -> Iterator[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
-        """(the group with today's learning rate, parameter, twin)"""
+        """(the group of the twin, parameter, twin)"""
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            settings = {key: value for key, value in {**inner, **group}.items() if key != "params"}
             for p, twin in zip(group["params"], inner["params"], strict=True):
-                yield settings, p, twin
+                yield inner, p, twin
 
     @torch.no_grad()
     def _begin(self, group: dict[str, Any], p: torch.Tensor, twin: torch.Tensor) -> None:
@@ -113,6 +114,11 @@ class HostOptimizer(torch.optim.Optimizer):
         for name, value in state.items():
             if value.ndim:
                 state[name] = beside(value, self._keep(local(value)), value.shape)
+
+    def _lead_inner(self) -> None:
+        """Today's learning rate is set here."""
+        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            inner.update({key: value for key, value in group.items() if key != "params"})
 
     def _follow_inner(self) -> None:
         """Show its settings and its states as those of the parameters on the device."""
@@ -165,8 +171,8 @@ class ScratchFiles:
         except OSError as error:
             raise SetupError(
                 f"train.nvme_dir: {self.folder} is too small for the optimizer's states: this rank has "
-                f"written {format_gib(self.bytes)}, the next {format_gib(states.nbytes)} did not fit into the "
-                f"{format_gib(free)} that were free ({error.strerror}); name a larger disk, shard over more "
+                f"written {format_gib(self.bytes)}, the next {format_gib(states.nbytes)} did not fit into "
+                f"{format_gib(free)} of free space ({error.strerror}); name a larger disk, shard over more "
                 "ranks, or choose an 8-bit optimizer"
             ) from None
         finally:

@@ -46,5 +46,5 @@ def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any
 def _host_cost(optimizer: HostOptimizer, keep: Keep) -> str:
     twins = sum(local(p).nbytes for group in optimizer.param_groups for p in group["params"])
     states = sum(local(value).nbytes for state in optimizer.state.values() for value in state.values())
-    where = f"in {keep.folder}" if isinstance(keep, ScratchFiles) else "of states in host memory"
-    return f"{format_gib(twins)} of parameters in host memory and {format_gib(states)} {where}"
+    where = keep.folder if isinstance(keep, ScratchFiles) else "host memory"
+    return f"{format_gib(twins)} of parameters in host memory and {format_gib(states)} of states in {where}"
