@@ -49,7 +49,7 @@ def lower(recipe: Recipe, verdict: Verdict, setting: Setting) -> Rung:
         return Rung(None, f"the micro-batch is {recipe.micro_batch_size} already, the least here is {least}")
     if smaller.micro_batch_size == recipe.micro_batch_size:
         return Rung(
-            smaller, "grad_sync last -> each: the gradients of a step are no longer kept whole on each rank"
+            smaller, "grad_sync last -> each: no rank keeps whole gradients until the last micro-batch"
         )
     return Rung(
         smaller,
@@ -60,13 +60,18 @@ def lower(recipe: Recipe, verdict: Verdict, setting: Setting) -> Rung:
 
 
 def _next(recipe: Recipe, setting: Setting) -> Recipe | None:
-    """First what costs no speed in the passes: sharded gradients. Then smaller micro-batches; more of them
-    would bring the whole gradients back."""
-    if setting.entrypoint and recipe.sharding in SHARDED and recipe.grad_sync == "last":
-        recipe = recipe.model_copy(update={"grad_sync": "each"})
-        if recipe.grad_accum > 1:
-            return recipe
-    return _smaller_micro_batch(recipe, setting)
+    """Smaller micro-batches, until there are none.
+
+    Under FSDP `grad_sync: last` is given up before: more micro-batches would bring whole gradients. Under
+    DDP, where it is one copy of the gradients more but much less traffic, it is given up last.
+    """
+    if not setting.entrypoint or recipe.grad_sync == "each":
+        return _smaller_micro_batch(recipe, setting)
+    each = recipe.model_copy(update={"grad_sync": "each"})
+    if recipe.sharding in SHARDED:
+        return each if recipe.grad_accum > 1 else _smaller_micro_batch(each, setting)
+    smaller = _smaller_micro_batch(recipe, setting)
+    return each if smaller is None and recipe.sharding == "ddp" and recipe.grad_accum > 1 else smaller
 
 
 def _smaller_micro_batch(recipe: Recipe, setting: Setting) -> Recipe | None:

@@ -176,7 +176,7 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
         chosen.setdefault("grad_scaler", True)
     if "checkpoint_ratio" in fixed:
         chosen.setdefault("activations", "checkpoint")
-    # DDP adds up whole gradients anyway; elsewhere they would be the larger part of a rank's memory.
+    # DDP keeps one copy of the gradients more for it; elsewhere they would be most of a rank's memory.
     chosen.setdefault("grad_sync", "last" if chosen["sharding"] == "ddp" else "each")
     named = ", ".join(fixed) or "nothing"
     reason = (

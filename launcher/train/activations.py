@@ -56,9 +56,10 @@ def apply_activations(blocks: Iterable[nn.Module], recipe: Recipe, device: torch
 
 def evenly(blocks: Sequence[nn.Module], ratio: float) -> list[nn.Module]:
     """About `ratio` of the blocks, one at the least, spread over all of them."""
-    chosen, all_of_them = max(1, round(ratio * len(blocks))), len(blocks)
-    # Block i is chosen where the running total i x chosen / all passes a whole number.
-    return [b for i, b in enumerate(blocks) if i * chosen // all_of_them < (i + 1) * chosen // all_of_them]
+    chosen = max(1, round(ratio * len(blocks)))
+    # As a line is drawn in pixels, beginning with the first: the last block's activations are used at once,
+    # so it is the one to keep.
+    return [block for i, block in enumerate(blocks) if i * chosen % len(blocks) < chosen]
 
 
 def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:

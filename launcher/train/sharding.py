@@ -24,12 +24,12 @@ Fill = Callable[[nn.Module], None]
 def shard(model: nn.Module, blocks: Iterable[nn.Module], rank: Rank, fill: Fill | None) -> nn.Module:
     """The model as this rank trains it, on its device. With `fill` it comes from the meta device."""
     if rank.recipe.sharding in SHARDED:
-        sharded = _filled(_fsdp(model, list(blocks), rank), fill, rank)
-        if price := price_of_last(sharded, rank.recipe):
-            rank.say(price)
-        return sharded
+        model = _filled(_fsdp(model, list(blocks), rank), fill, rank)
+        _say_price(model, rank)
+        return model
     model = _filled(model, fill, rank).to(rank.device)
     if rank.recipe.sharding == "ddp":
+        _say_price(model, rank)
         # Gradients as views of the communication buckets: no second copy of them.
         return DistributedDataParallel(
             model,
@@ -111,8 +111,7 @@ def device_mesh(rank: Rank) -> DeviceMesh:
 def accumulate(model: nn.Module, recipe: Recipe, *, last: bool) -> AbstractContextManager[object]:
     """Around one micro-batch's forward and backward: whether gradients meet at its end.
 
-    `grad_sync: last` waits for the last micro-batch. DDP has whole gradients anyway, and pays nothing;
-    FSDP pays `price_of_last`.
+    `grad_sync: last` waits for the last micro-batch and keeps whole gradients until then: `price_of_last`.
     """
     if recipe.grad_sync == "last":
         if isinstance(model, FSDPModule):
@@ -122,15 +121,22 @@ def accumulate(model: nn.Module, recipe: Recipe, *, last: bool) -> AbstractConte
     return nullcontext()
 
 
-def price_of_last(model: nn.Module, recipe: Recipe) -> str | None:
-    """What `grad_sync: last` keeps under FSDP: gradients of whole parameters, in the type they are reduced in
-    (fp32, but with `precision: bf16`). Measured: 64 MiB instead of 8 MiB on each of 8 ranks."""
-    if recipe.grad_sync != "last" or recipe.grad_accum == 1:
-        return None
+def price_of_last(model: nn.Module, recipe: Recipe) -> tuple[int, int]:
+    """Bytes of gradients on this rank with `grad_sync: last`, and with `each`; measured as such on the CPU.
+
+    FSDP keeps them whole instead of its shard, in the type they are reduced in, which is the shards'; DDP has
+    them whole in its buckets, and until the last micro-batch a second time.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
-    whole, shards = (sum(p.nbytes for p in trained), sum(local(p).nbytes for p in trained))
-    elements = sum(p.numel() for p in trained)
-    return (
-        f"grad_sync: last keeps the unsharded gradients of all {elements:,} parameters: "
-        f"{format_gib(whole)} on each rank instead of {format_gib(shards)}"
-    )
+    whole, mine = sum(p.nbytes for p in trained), sum(local(p).nbytes for p in trained)
+    return (whole, mine) if recipe.sharding in SHARDED else (2 * whole, whole)
+
+
+def _say_price(model: nn.Module, rank: Rank) -> None:
+    if rank.recipe.grad_sync == "last" and rank.recipe.grad_accum > 1:
+        last, each = price_of_last(model, rank.recipe)
+        kind = "unsharded gradients" if rank.recipe.sharding in SHARDED else "gradients beside DDP's buckets"
+        rank.say(
+            f"grad_sync: last keeps the {kind} of all {sum(p.numel() for p in model.parameters()):,} "
+            f"parameters: {format_gib(last)} on each rank instead of {format_gib(each)}"
+        )

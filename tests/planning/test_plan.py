@@ -95,7 +95,7 @@ def test_what_the_entrypoint_runs_is_planned(recipe):
 
 
 @pytest.mark.parametrize(("sharding", "grad_sync"), [("ddp", "last"), ("fsdp", "each"), ("hybrid", "each")])
-def test_gradients_meet_last_only_where_it_costs_no_memory(sharding, grad_sync):
+def test_gradients_meet_last_where_that_is_one_copy_of_them(sharding, grad_sync):
     several = A6000.model_copy(update={"max_nodes": 2})
     plan = make_plan(job(recipe={"sharding": sharding}, resources={"nodes": 2}), several)
     assert plan.recipe.grad_sync == grad_sync
@@ -156,6 +156,11 @@ def test_the_ladder_shards_the_gradients_before_it_makes_more_of_them():
     assert sizes == [(2, "each"), (1, "each")]
     asked = asked.model_copy(update={"grad_accum": 2})
     assert [rung.micro_batch_size for rung in ladder(asked, setting)] == [4, 2, 1]
+    of_ddp = [
+        (rung.micro_batch_size, rung.grad_sync)
+        for rung in ladder(asked.model_copy(update={"sharding": "ddp"}), setting)
+    ]
+    assert of_ddp == [(2, "last"), (1, "last"), (1, "each")]
     rung = lower(asked, Verdict(failure="gpu-oom", reason="", phase="backward"), setting)
     assert rung.recipe is not None and rung.recipe.grad_sync == "each" and "last -> each" in rung.reason
 
