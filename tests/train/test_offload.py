@@ -41,6 +41,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank {rank}.json").read_text()) for rank in range(4)]
 
 
+@pytest.mark.slow
 def test_a_run_changes_its_offload_at_every_checkpoint_and_stays_equal_bit_for_bit(
     ranks: list[dict[str, Any]],
 ) -> None:
@@ -54,10 +55,12 @@ def test_a_run_changes_its_offload_at_every_checkpoint_and_stays_equal_bit_for_b
             assert found["digests"][0] == found["digests"][1], name
 
 
+@pytest.mark.slow
 def test_scratch_files_have_no_name_that_could_be_left_behind(ranks: list[dict[str, Any]]) -> None:
     assert all(found["left in nvme_dir"] == [] for rank in ranks for found in rank["chains"].values())
 
 
+@pytest.mark.slow
 def test_every_optimizer_trains_under_hybrid_as_under_ddp_and_its_replicas_stay_equal(
     ranks: list[dict[str, Any]],
 ) -> None:
@@ -66,6 +69,13 @@ def test_every_optimizer_trains_under_hybrid_as_under_ddp_and_its_replicas_stay_
         assert hybrid[:2] == pytest.approx(losses, rel=BETWEEN_SHARDINGS), name
         first, second, *others = (rank["chains"][f"hybrid {name}"]["digests"] for rank in ranks)
         assert first != second and [first, second] == others, name
+
+
+@pytest.mark.slow
+def test_a_model_built_on_meta_is_filled_where_its_shards_live(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        kept, on_host = rank["from meta"]
+        assert kept == on_host and kept[1:] == [[2.0, 2.0, 2.0], False]
 
 
 @pytest.mark.parametrize("where", ["host", "nvme"])
@@ -165,6 +175,7 @@ def test_a_directory_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> N
         ScratchFiles(str(tmp_path / "nowhere"), "run")
 
 
+@pytest.mark.slow
 def test_a_rank_says_what_is_on_the_host_and_what_whole_gradients_cost(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(steps=1, train={"nvme_dir": str(tmp_path)}))
     ended = start(run, recipe("fsdp", 2, 2, offload="nvme-optimizer", grad_sync="last"))
