@@ -154,9 +154,8 @@ class ScratchFiles:
                 f"{os.uname().nodename}; create it there, or choose offload: cpu-optimizer"
             )
         self._mapped: set[int] = set()
-        for left in self.folder.glob(
-            f"{glob.escape(name)}-*"
-        ):  # of an attempt killed between two lines below
+        # Of an attempt that was killed between the first and the last line that use a file's name.
+        for left in self.folder.glob(f"{glob.escape(name)}-*"):
             left.unlink(missing_ok=True)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
