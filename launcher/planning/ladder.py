@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules
 from launcher.spec.verdict import Verdict
 
@@ -20,10 +20,10 @@ class Rung:
 def ladder(recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
     """Every rung below `recipe`, the next one first."""
     rungs: list[Recipe] = []
-    below = _smaller_micro_batch(recipe, setting)
+    below = _next(recipe, setting)
     while below is not None:
         rungs.append(below)
-        below = _smaller_micro_batch(below, setting)
+        below = _next(below, setting)
     return tuple(rungs)
 
 
@@ -43,16 +43,35 @@ def lower(recipe: Recipe, verdict: Verdict, setting: Setting) -> Rung:
             None, "host memory ran out, which a smaller micro-batch on the GPU does not help: "
             "ask for more memory_per_node, fewer DataLoader workers, or less offload"
         )  # fmt: skip
-    smaller = _smaller_micro_batch(recipe, setting)
+    smaller = _next(recipe, setting)
     if smaller is None:
         least = 2 if setting.batch_norm else 1
         return Rung(None, f"the micro-batch is {recipe.micro_batch_size} already, the least here is {least}")
+    if smaller.micro_batch_size == recipe.micro_batch_size:
+        return Rung(
+            smaller, "grad_sync last -> each: no rank keeps whole gradients until the last micro-batch"
+        )
     return Rung(
         smaller,
         f"micro-batch {recipe.micro_batch_size} -> {smaller.micro_batch_size}, accumulation "
         f"{recipe.grad_accum} -> {smaller.grad_accum}; the global batch stays "
         f"{recipe.micro_batch_size * recipe.grad_accum * setting.ranks}",
     )
+
+
+def _next(recipe: Recipe, setting: Setting) -> Recipe | None:
+    """Smaller micro-batches, until there are none.
+
+    Under FSDP `grad_sync: last` is given up before: more micro-batches would bring whole gradients. Under
+    DDP, where it is one copy of the gradients more but much less traffic, it is given up last.
+    """
+    if not setting.entrypoint or recipe.grad_sync == "each":
+        return _smaller_micro_batch(recipe, setting)
+    each = recipe.model_copy(update={"grad_sync": "each"})
+    if recipe.sharding in SHARDED:
+        return each if recipe.grad_accum > 1 else _smaller_micro_batch(each, setting)
+    smaller = _smaller_micro_batch(recipe, setting)
+    return each if smaller is None and recipe.sharding == "ddp" and recipe.grad_accum > 1 else smaller
 
 
 def _smaller_micro_batch(recipe: Recipe, setting: Setting) -> Recipe | None:

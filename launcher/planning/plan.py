@@ -25,7 +25,12 @@ class Layout(Value):
 
     def setting(self, job: Job) -> Setting:
         return Setting(
-            self.ranks, self.nodes, self.gpus_per_node, job.model.batch_norm, entrypoint=job.task is not None
+            self.ranks,
+            self.nodes,
+            self.gpus_per_node,
+            job.model.batch_norm,
+            nvme_dir=job.train.nvme_dir is not None,
+            entrypoint=job.task is not None,
         )
 
 
@@ -80,7 +85,7 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
         recipe=recipe,
         ladder=ladder(recipe, setting),
         reason=reason,
-        warnings=_warnings(job),
+        warnings=(*_warnings(job), *_costs(recipe, setting)),
         usd_per_hour=price * gpus if price is not None else None,
     )
 
@@ -169,6 +174,10 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     }
     if chosen["precision"] == "fp16-mixed":
         chosen.setdefault("grad_scaler", True)
+    if "checkpoint_ratio" in fixed:
+        chosen.setdefault("activations", "checkpoint")
+    # DDP keeps one copy of the gradients more for it; elsewhere they would be most of a rank's memory.
+    chosen.setdefault("grad_sync", "last" if chosen["sharding"] == "ddp" else "each")
     named = ", ".join(fixed) or "nothing"
     reason = (
         f"the job fixes {named}; the rest starts at the largest micro-batch "
@@ -195,6 +204,21 @@ def _warnings(job: Job) -> tuple[str, ...]:
     if job.resources.time:
         warnings.append(f"time limit {format_duration(job.resources.time)} for one submission")
     return tuple(warnings)
+
+
+def _costs(recipe: Recipe, setting: Setting) -> tuple[str, ...]:
+    """What runs, and costs more than it brings."""
+    costs = []
+    if setting.gpus_per_node == 0:
+        moved = [("offload", "cpu"), ("offload", "cpu-optimizer"), ("activations", "offload")]
+        costs += [
+            f"{field}: {value} frees nothing without a GPU to offload from"
+            for field, value in moved
+            if getattr(recipe, field) == value
+        ]
+    if recipe.precision == "float8" and not recipe.compile:
+        costs.append("precision: float8 without compile: true: the casts alone can cost what float8 gains")
+    return tuple(costs)
 
 
 def _nearest_multiple(value: int, of: int) -> str:

@@ -73,6 +73,8 @@ class Training(Value):
     "Record every allocation on the GPU with its stack, so that the snapshot of an OOM tells who made it."
     async_checkpoints: bool | None = None
     "Written while the training goes on, from a copy in host memory; left out, on GPUs only."
+    nvme_dir: Annotated[str, AfterValidator(no_nul)] | None = None
+    "Where `offload: nvme-optimizer` keeps its scratch files: a directory on a local NVMe disk of each node."
 
 
 class Model(Value):

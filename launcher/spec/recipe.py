@@ -15,6 +15,7 @@ Optimizer = Literal[
 Sharding = Literal["none", "ddp", "fsdp", "fsdp-keep", "hybrid"]
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
 Activations = Literal["keep", "selective", "checkpoint", "offload"]
+GradSync = Literal["each", "last"]
 
 EIGHT_BIT: frozenset[Optimizer] = frozenset({"adamw-8bit", "paged-adamw-8bit", "lion-8bit"})
 SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
@@ -27,19 +28,23 @@ class Recipe(Value):
     """
 
     precision: Precision
-    "fp32; bf16 (pure); bf16-mixed (fp32 shards, bf16 compute); fp16-mixed; float8."
+    "fp32; bf16 (pure); bf16-mixed (fp32 shards, bf16 compute); fp16-mixed; float8 (products in the blocks)."
     optimizer: Optimizer
     "Which optimizer, and in how many bits it keeps its states."
     sharding: Sharding
     "none (one device), ddp, fsdp (FSDP2), fsdp-keep (parameters kept after forward), hybrid."
     offload: Offload = "none"
-    "What lives in host memory or on NVMe between uses."
+    "none; cpu: parameters, gradients and states; cpu-optimizer or nvme-optimizer: the states alone."
     activations: Activations = "keep"
     "keep all; selective or full recomputation; offload to the CPU."
+    checkpoint_ratio: float = Field(1.0, gt=0, le=1)
+    "With activations: checkpoint, the part of the blocks that is recomputed, spread evenly."
     micro_batch_size: PositiveInt
     "Samples per rank and forward pass."
     grad_accum: PositiveInt
     "Micro-batches per optimizer step."
+    grad_sync: GradSync = "each"
+    "Gradients meet with each micro-batch, or with the last only, which keeps them whole on every rank."
     loss_chunks: PositiveInt = 1
     "Parts in which the loss is computed over the vocabulary; 1 builds the whole logits."
     compile: bool = False
@@ -63,8 +68,10 @@ class RecipeChoice(Value):
     sharding: Sharding | None = None
     offload: Offload | None = None
     activations: Activations | None = None
+    checkpoint_ratio: float | None = Field(None, gt=0, le=1)
     micro_batch_size: PositiveInt | None = Field(None, description="samples per rank and forward pass")
     grad_accum: PositiveInt | None = Field(None, description="micro-batches per optimizer step")
+    grad_sync: GradSync | None = None
     loss_chunks: PositiveInt | None = None
     compile: bool | None = None
     grad_scaler: bool | None = None

@@ -18,6 +18,8 @@ class Setting:
     gpus_per_node: int
     "0: the ranks compute on the CPU."
     batch_norm: bool = False
+    nvme_dir: bool = False
+    "The job names a directory for states on NVMe."
     entrypoint: bool = False
     "The built-in entrypoint runs it (a `task:` job), with adapters that a foreign command lacks."
 
@@ -58,9 +60,9 @@ RULES = (
     Rule(
         "scaler-needs-fp16",
         lambda r, s: r.grad_scaler and r.precision != "fp16-mixed",
-        "a gradient scaler is for fp16; bf16 has the exponent range of fp32, and CUDA's unscale kernel "
-        "fails on it (\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16')",
-        "8.36B autoencoder on 8x A6000, field report",
+        "a gradient scaler is for fp16; bf16 has the exponent range of fp32, and torch's GradScaler fails "
+        "on it on CUDA (\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16')",
+        "pytorch#127176; 8.36B autoencoder on 8x A6000, field report",
         lambda r, s: {"grad_scaler": False},
     ),
     Rule(
@@ -69,13 +71,6 @@ RULES = (
         "fp16 gradients below 6e-8 become zero without a gradient scaler",
         "IEEE 754 binary16: smallest subnormal 2^-24",
         lambda r, s: {"grad_scaler": True},
-    ),
-    Rule(
-        "fp16-needs-gpu",
-        lambda r, s: r.precision == "fp16-mixed" and s.gpus_per_node == 0,
-        "fp16 mixed precision with a gradient scaler runs on CUDA only",
-        "torch.amp.GradScaler",
-        lambda r, s: {"precision": "bf16-mixed", "grad_scaler": False},
     ),
     Rule(
         "float8-needs-gpu",
@@ -97,6 +92,14 @@ RULES = (
         lambda r, s: r.optimizer == "paged-adamw-8bit" and s.gpus_per_node == 0,
         "paged optimizer states are CUDA managed memory; without a GPU nothing is paged",
         "bitsandbytes 0.50.2: warns and acts as unpaged",
+        lambda r, s: {"optimizer": "adamw-8bit"},
+    ),
+    Rule(
+        "paged-or-offloaded",
+        lambda r, s: r.optimizer == "paged-adamw-8bit" and r.offload != "none",
+        "paged states are CUDA managed memory that already moves to the host when the GPU runs out; "
+        "offloaded states are never on the GPU",
+        "bitsandbytes 0.50.2, get_paged: cudaMallocManaged",
         lambda r, s: {"optimizer": "adamw-8bit"},
     ),
     Rule(
@@ -128,18 +131,33 @@ RULES = (
         lambda r, s: {"sharding": "fsdp"},
     ),
     Rule(
+        "nvme-needs-directory",
+        lambda r, s: r.offload == "nvme-optimizer" and s.entrypoint and not s.nvme_dir,
+        "states on NVMe need a directory there: set train.nvme_dir",
+        "launcher.train.offload",
+        lambda r, s: {"offload": "cpu-optimizer"},
+    ),
+    # The built-in entrypoint runs offload on the CPU as well, where it frees nothing: its tests need no GPU.
+    Rule(
         "offload-needs-gpu",
-        lambda r, s: r.offload != "none" and s.gpus_per_node == 0,
+        lambda r, s: r.offload != "none" and s.gpus_per_node == 0 and not s.entrypoint,
         "there is no GPU to offload from",
         "CPUOffloadPolicy pins memory: Cannot access accelerator device when none is available",
         lambda r, s: {"offload": "none"},
     ),
     Rule(
         "activation-offload-needs-gpu",
-        lambda r, s: r.activations == "offload" and s.gpus_per_node == 0,
+        lambda r, s: r.activations == "offload" and s.gpus_per_node == 0 and not s.entrypoint,
         "there is no GPU to offload activations from",
         "torch.autograd.graph.save_on_cpu",
         lambda r, s: {"activations": "checkpoint"},
+    ),
+    Rule(
+        "ratio-needs-checkpoint",
+        lambda r, s: r.checkpoint_ratio < 1 and r.activations != "checkpoint",
+        "checkpoint_ratio is the part of the blocks that activations: checkpoint recomputes",
+        "launcher.train.activations",
+        lambda r, s: {"checkpoint_ratio": 1.0},
     ),
 )
 

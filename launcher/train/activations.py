@@ -7,7 +7,7 @@ are the same under every policy. Applied before sharding, so that FSDP gathers o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ KEPT_BY_SELECTIVE = frozenset(
         aten.mm.default,
         aten.addmm.default,
         aten.convolution.default,
+        aten._scaled_mm.default,  # of precision: float8
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
@@ -46,11 +47,19 @@ def apply_activations(blocks: Iterable[nn.Module], recipe: Recipe, device: torch
             f"activations: {recipe.activations} works block by block, but blocks() of the task gives none; "
             "activations: keep runs"
         )
-    for block in outer:
+    for block in evenly(outer, recipe.checkpoint_ratio):
         if recipe.activations == "offload":
             block.forward = offloaded(block, pin=device.type == "cuda")
         else:
             block.forward = recomputed(block.forward, selective=recipe.activations == "selective")
+
+
+def evenly(blocks: Sequence[nn.Module], ratio: float) -> list[nn.Module]:
+    """About `ratio` of the blocks, one at the least, spread over all of them."""
+    chosen = max(1, round(ratio * len(blocks)))
+    # As a line is drawn in pixels, beginning with the first: the last block's activations are used at once,
+    # so it is the one to keep.
+    return [block for i, block in enumerate(blocks) if i * chosen % len(blocks) < chosen]
 
 
 def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:

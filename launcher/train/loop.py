@@ -20,6 +20,7 @@ from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.compiling import apply_compile
 from launcher.train.data import to_device
 from launcher.train.feed import Feed, open_feed
+from launcher.train.float8 import to_float8
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
@@ -46,7 +47,7 @@ class Trainer:
         self.task, self.data, self.held_out, self.steps = feed.task, feed.training, feed.held_out, feed.steps
         with where.during("init", users=True):
             self.model = self._build_model()
-        self.optimizer = build_optimizer(self.model, rank.recipe, job.train)
+        self.optimizer = build_optimizer(self.model, rank, budget)
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank)
         self.recorder = Recorder(rank, self.steps, self.task, budget)
@@ -58,6 +59,8 @@ class Trainer:
         with torch.device("meta") if task.built_on_meta else nullcontext():
             model = cast(task.model(), recipe)
         self.undeclared_batch_norm = check_batch_norm(model, self.rank)
+        if recipe.precision == "float8":
+            to_float8(model, task.blocks(model), device)
         blocks = list(task.blocks(model))
         apply_activations(blocks, recipe, device)
         apply_compile(blocks, recipe, device, self.budget)
@@ -100,7 +103,7 @@ class Trainer:
         batches = self._arriving(self.data.micro_batches(step), "data")
         for index, batch in enumerate(batches, start=1):
             self.recorder.micro_batch(batch)
-            with accumulate(self.model, last=index == recipe.grad_accum):
+            with accumulate(self.model, recipe, last=index == recipe.grad_accum):
                 with where.during("forward", users=True):
                     micro_loss, micro_weight = self._loss(batch)
                 with where.during("backward", users=True):

@@ -11,7 +11,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from launcher.spec.recipe import SHARDED, Recipe
 
 # What is computed in, where parameters stay in fp32.
-COMPUTE = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+# float8 is bf16-mixed but for the matrix products inside the blocks.
+COMPUTE = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16, "float8": torch.bfloat16}
 
 
 def cast(model: nn.Module, recipe: Recipe) -> nn.Module:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.spec.recipe import SHARDED
+from launcher.spec.base import format_gib
+from launcher.spec.recipe import SHARDED, Recipe
+from launcher.train.optimizers.state import local
 from launcher.train.precision import mixed_precision
 from launcher.train.rank import Rank, SetupError
 
@@ -21,9 +24,12 @@ Fill = Callable[[nn.Module], None]
 def shard(model: nn.Module, blocks: Iterable[nn.Module], rank: Rank, fill: Fill | None) -> nn.Module:
     """The model as this rank trains it, on its device. With `fill` it comes from the meta device."""
     if rank.recipe.sharding in SHARDED:
-        return _filled(_fsdp(model, list(blocks), rank), fill, rank)
+        model = _filled(_fsdp(model, list(blocks), rank), fill, rank)
+        _say_price(model, rank)
+        return model
     model = _filled(model, fill, rank).to(rank.device)
     if rank.recipe.sharding == "ddp":
+        _say_price(model, rank)
         # Gradients as views of the communication buckets: no second copy of them.
         return DistributedDataParallel(
             model,
@@ -37,14 +43,24 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], rank: Rank, fill: Fill 
 
 def _filled(model: nn.Module, fill: Fill | None, rank: Rank) -> nn.Module:
     if fill is not None:
-        model.to_empty(device=rank.device)
+        on_host = rank.recipe.offload == "cpu"
+        model.to_empty(device="cpu" if on_host else rank.device)
+        if on_host:
+            _buffers_to(rank.device, model)
         fill(model)
     return model
 
 
+def _buffers_to(device: torch.device, model: nn.Module) -> None:
+    """CPUOffloadPolicy keeps parameters on the host; buffers take part in the computation where they are."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+
+
 def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank) -> nn.Module:
     """`fully_shard` moves what it shards to the device: a GPU never holds the whole model."""
-    mesh = device_mesh(rank)
+    mesh, offload = device_mesh(rank), offload_policy(rank)
     keep = rank.recipe.sharding == "fsdp-keep"
     # The innermost first: a unit takes the parameters that no unit below it has.
     for block in reversed(blocks):
@@ -53,6 +69,7 @@ def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank) -> nn.Module:
             mesh=mesh,
             reshard_after_forward=not keep,
             mp_policy=mixed_precision(rank.recipe, root=False),
+            offload_policy=offload,
         )
     # The root's parameters are needed again at once in the backward pass: FSDP2's default keeps them.
     fully_shard(
@@ -60,8 +77,19 @@ def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank) -> nn.Module:
         mesh=mesh,
         reshard_after_forward=False if keep else None,
         mp_policy=mixed_precision(rank.recipe, root=True),
+        offload_policy=offload,
     )
     return model
+
+
+def offload_policy(rank: Rank) -> OffloadPolicy:
+    """With `offload: cpu` shards and their gradients live in host memory, and so do the optimizer's states.
+
+    Pinned where there is a GPU to copy to; without one, pinning raises.
+    """
+    if rank.recipe.offload != "cpu":
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=rank.device.type == "cuda")
 
 
 def device_mesh(rank: Rank) -> DeviceMesh:
@@ -80,12 +108,35 @@ def device_mesh(rank: Rank) -> DeviceMesh:
     return init_device_mesh(rank.device.type, (nodes, rank.per_node), mesh_dim_names=("replicate", "shard"))
 
 
-def accumulate(model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-    """Around one micro-batch's forward and backward.
+def accumulate(model: nn.Module, recipe: Recipe, *, last: bool) -> AbstractContextManager[object]:
+    """Around one micro-batch's forward and backward: whether gradients meet at its end.
 
-    DDP adds up locally and communicates with the last micro-batch only. FSDP reduces after each one:
-    waiting for the last would keep full unsharded fp32 gradients (4 bytes x all parameters per rank).
+    `grad_sync: last` waits for the last micro-batch and keeps whole gradients until then: `price_of_last`.
     """
-    if isinstance(model, DistributedDataParallel) and not last:
-        return model.no_sync()
+    if recipe.grad_sync == "last":
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
+        elif isinstance(model, DistributedDataParallel) and not last:
+            return model.no_sync()
     return nullcontext()
+
+
+def price_of_last(model: nn.Module, recipe: Recipe) -> tuple[int, int]:
+    """Bytes of gradients on this rank with `grad_sync: last`, and with `each`; measured as such on the CPU.
+
+    FSDP keeps them whole instead of its shard, in the type they are reduced in, which is the shards'; DDP has
+    them whole in its buckets, and until the last micro-batch a second time.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    whole, mine = sum(p.nbytes for p in trained), sum(local(p).nbytes for p in trained)
+    return (whole, mine) if recipe.sharding in SHARDED else (2 * whole, whole)
+
+
+def _say_price(model: nn.Module, rank: Rank) -> None:
+    if rank.recipe.grad_sync == "last" and rank.recipe.grad_accum > 1:
+        last, each = price_of_last(model, rank.recipe)
+        kind = "unsharded gradients" if rank.recipe.sharding in SHARDED else "gradients beside DDP's buckets"
+        rank.say(
+            f"grad_sync: last keeps the {kind} of all {sum(p.numel() for p in model.parameters()):,} "
+            f"parameters: {format_gib(last)} on each rank instead of {format_gib(each)}"
+        )

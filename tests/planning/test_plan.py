@@ -67,7 +67,7 @@ def test_what_the_job_fixes_is_kept_and_the_rest_follows():
             A6000,
             "bitsandbytes-no",
         ),
-        ({"recipe": {"precision": "float8"}}, A6000, "the built-in entrypoint"),
+        ({"recipe": {"offload": "nvme-optimizer"}}, A6000, "set train.nvme_dir"),
     ],
 )
 def test_a_job_that_cannot_run_is_refused_with_the_reason(fields, cluster, message):
@@ -82,12 +82,36 @@ def test_a_job_that_cannot_run_is_refused_with_the_reason(fields, cluster, messa
         {"compile": True, "activations": "selective"},
         {"sharding": "hybrid"},
         {"precision": "fp16-mixed"},
+        {"precision": "float8", "compile": True},
+        {"sharding": "hybrid", "optimizer": "adamw-8bit", "offload": "cpu"},
+        {"activations": "checkpoint", "checkpoint_ratio": 0.5},
+        {"grad_sync": "last"},
     ],
 )
 def test_what_the_entrypoint_runs_is_planned(recipe):
     several = A6000.model_copy(update={"max_nodes": 2})
     plan = make_plan(job(recipe=recipe, resources={"nodes": 2}), several)
     assert recipe.items() <= plan.recipe.model_dump().items()
+
+
+@pytest.mark.parametrize(("sharding", "grad_sync"), [("ddp", "last"), ("fsdp", "each"), ("hybrid", "each")])
+def test_gradients_meet_last_where_that_is_one_copy_of_them(sharding, grad_sync):
+    several = A6000.model_copy(update={"max_nodes": 2})
+    plan = make_plan(job(recipe={"sharding": sharding}, resources={"nodes": 2}), several)
+    assert plan.recipe.grad_sync == grad_sync
+
+
+def test_a_ratio_asks_for_checkpointing_and_a_directory_allows_states_on_nvme():
+    assert make_plan(job(recipe={"checkpoint_ratio": 0.5}), A6000).recipe.activations == "checkpoint"
+    asked = job(recipe={"offload": "nvme-optimizer"}, train={"nvme_dir": "/local"})
+    assert make_plan(asked, A6000).recipe.offload == "nvme-optimizer"
+
+
+def test_what_costs_more_than_it_brings_is_planned_with_a_warning():
+    asked = {"sharding": "fsdp", "offload": "cpu", "activations": "offload"}
+    warnings = make_plan(job(recipe=asked), LAPTOP).warnings
+    assert [warning.split(" frees")[0] for warning in warnings] == ["offload: cpu", "activations: offload"]
+    assert "without compile: true" in make_plan(job(recipe={"precision": "float8"}), A6000).warnings[0]
 
 
 def test_compile_with_offloaded_activations_is_refused_with_what_runs():
@@ -123,6 +147,22 @@ def test_every_rung_keeps_the_batch_and_shrinks_the_micro_batch(micro, accum):
         assert rung.micro_batch_size <= sizes[-1] // 2
         sizes.append(rung.micro_batch_size)
     assert sizes[-1] == 1
+
+
+def test_the_ladder_shards_the_gradients_before_it_makes_more_of_them():
+    asked = BASE.model_copy(update={"sharding": "fsdp", "grad_sync": "last", "micro_batch_size": 4})
+    setting = Setting(2, 1, 2, entrypoint=True)
+    sizes = [(rung.micro_batch_size, rung.grad_sync) for rung in ladder(asked, setting)]
+    assert sizes == [(2, "each"), (1, "each")]
+    asked = asked.model_copy(update={"grad_accum": 2})
+    assert [rung.micro_batch_size for rung in ladder(asked, setting)] == [4, 2, 1]
+    of_ddp = [
+        (rung.micro_batch_size, rung.grad_sync)
+        for rung in ladder(asked.model_copy(update={"sharding": "ddp"}), setting)
+    ]
+    assert of_ddp == [(2, "last"), (1, "last"), (1, "each")]
+    rung = lower(asked, Verdict(failure="gpu-oom", reason="", phase="backward"), setting)
+    assert rung.recipe is not None and rung.recipe.grad_sync == "each" and "last -> each" in rung.reason
 
 
 def test_batch_norm_keeps_two_samples():

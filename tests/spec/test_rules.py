@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, get_args
 
 import pytest
 
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import Activations, GradSync, Offload, Optimizer, Precision, Recipe, Sharding
 from launcher.spec.rules import RULES, Setting, broken_rules, nearest_valid
+from launcher.spec.supported import WHY_NOT, unsupported
 
 GPUS = Setting(ranks=8, nodes=1, gpus_per_node=8)
 TASK = Setting(ranks=8, nodes=1, gpus_per_node=8, entrypoint=True)
@@ -32,6 +34,9 @@ def test_a_usual_recipe_breaks_nothing():
         ({"micro_batch_size": 1}, Setting(8, 1, 8, batch_norm=True), "batch-norm-needs-two"),
         ({"offload": "cpu"}, Setting(2, 1, 0), "offload-needs-gpu"),
         ({"precision": "float8"}, Setting(2, 1, 0), "float8-needs-gpu"),
+        ({"checkpoint_ratio": 0.5}, GPUS, "ratio-needs-checkpoint"),
+        ({"offload": "nvme-optimizer"}, TASK, "nvme-needs-directory"),
+        ({"offload": "cpu", "optimizer": "paged-adamw-8bit"}, TASK, "paged-or-offloaded"),
     ],
 )
 def test_a_broken_rule_explains_itself_and_names_the_nearest_valid_recipe(change, setting, rule):
@@ -50,27 +55,67 @@ def test_the_built_in_entrypoint_runs_8_bit_optimizers_on_shards_and_a_foreign_c
     assert names(recipe, GPUS) == ["bitsandbytes-no-dtensor"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"offload": "cpu"}, {"activations": "offload"}, {"precision": "fp16-mixed", "grad_scaler": True}],
+)
+def test_the_built_in_entrypoint_runs_on_the_cpu_what_its_tests_have_run_there(change):
+    assert names(GOOD.model_copy(update=change), Setting(2, 1, 0, entrypoint=True)) == []
+
+
 def test_batch_norm_with_an_odd_accumulation_has_no_nearest_recipe():
     recipe = GOOD.model_copy(update={"micro_batch_size": 1, "grad_accum": 3})
     assert nearest_valid(recipe, Setting(8, 1, 8, batch_norm=True)) is None
 
 
-def test_every_rule_gives_a_reason_a_source_and_ends_in_a_valid_recipe_or_none():
-    fields = {
-        "precision": ["fp32", "bf16", "bf16-mixed", "fp16-mixed", "float8"],
-        "optimizer": ["adamw", "adamw-8bit", "paged-adamw-8bit", "lion-8bit"],
-        "sharding": ["none", "ddp", "fsdp", "hybrid"],
-        "offload": ["none", "cpu"],
-        "activations": ["keep", "offload"],
-        "grad_scaler": [False, True],
-    }
-    settings = [GPUS, TASK, Setting(1, 1, 1), Setting(2, 1, 0), Setting(16, 2, 8, batch_norm=True)]
+# Every value of every field that a rule or the entrypoint could ask about; sizes have no alternatives.
+SIZES = {"micro_batch_size", "grad_accum", "loss_chunks", "expandable_segments"}
+VALUES: dict[str, tuple[Any, ...]] = {
+    "precision": get_args(Precision),
+    "optimizer": get_args(Optimizer),
+    "sharding": get_args(Sharding),
+    "offload": get_args(Offload),
+    "activations": get_args(Activations),
+    "checkpoint_ratio": (1.0, 0.5),
+    "grad_sync": get_args(GradSync),
+    "compile": (False, True),
+    "grad_scaler": (False, True),
+}
+CPU = Setting(1, 1, 0, entrypoint=True)
+SETTINGS = [
+    CPU,
+    Setting(1, 1, 1, nvme_dir=True, entrypoint=True),
+    Setting(2, 1, 0, nvme_dir=True),
+    Setting(2, 1, 2, entrypoint=True),
+    Setting(4, 2, 2, nvme_dir=True, batch_norm=True, entrypoint=True),
+]
+
+
+def test_every_recipe_is_valid_or_has_a_valid_neighbour_and_what_is_valid_runs():
+    assert VALUES.keys() | SIZES == Recipe.model_fields.keys()
+    sizes = {"micro_batch_size": 4, "grad_accum": 2}
+    recipes = [
+        Recipe.model_construct(**dict(zip(VALUES, values, strict=True)), **sizes)
+        for values in itertools.product(*VALUES.values())
+    ]
     seen = set()
-    for values in itertools.product(*fields.values()):
-        recipe = GOOD.model_copy(update=dict(zip(fields, values, strict=True)))
-        for setting in settings:
-            seen |= set(names(recipe, setting))
+    for setting in SETTINGS:
+        neighbours = set()
+        for recipe in recipes:
+            broken = broken_rules(recipe, setting)
+            if not broken:
+                missing = unsupported(recipe)
+                assert not missing or any(sentence in missing for _, sentence in WHY_NOT)
+                continue
+            seen |= {one.rule.name for one in broken}
             valid = nearest_valid(recipe, setting)
-            assert valid is not None and names(valid, setting) == []
-            assert valid.micro_batch_size * valid.grad_accum == 8
+            assert valid is not None and valid.micro_batch_size * valid.grad_accum == 8
+            neighbours.add(valid)
+        assert not any(broken_rules(valid, setting) for valid in neighbours)
     assert seen | {"batch-norm-needs-two"} == {rule.name for rule in RULES}
+
+
+def test_what_the_entrypoint_does_not_run_is_refused_with_what_does():
+    (sentence,) = unsupported(GOOD.model_copy(update={"compile": True, "activations": "offload"}))
+    assert "activations: checkpoint runs with it" in sentence
+    assert unsupported(GOOD) == []

@@ -34,8 +34,10 @@ class Capture(torch.optim.SGD):
         self.gradient = torch.cat([g.flatten() for g in full]).clone()
 
 
-def captured(rank: Rank, sharding: str, micro: int, clip: float | None, precision: str) -> tuple[Any, float]:
-    chosen = recipe(sharding, micro, SHARE // micro, precision=precision)
+def captured(
+    rank: Rank, sharding: str, micro: int, clip: float | None, precision: str, grad_sync: str = "each"
+) -> tuple[Any, Any]:
+    chosen = recipe(sharding, micro, SHARE // micro, precision=precision, grad_sync=grad_sync)
     asked = job(batch={"global": SHARE * rank.world}, steps=1, train={"clip_norm": clip, "lr": 1.0})
     trainer = Trainer(Rank(**{**vars(rank), "recipe": chosen, "job": asked}), Where(), Unlimited())
     trainer.optimizer = Capture(trainer.model.parameters())
@@ -94,9 +96,16 @@ def main(out: Path) -> None:
     exact = reference(model, task, samples, None)
     result: dict[str, Any] = {"norm": float(exact.norm()), "splits": {}, "clipped": {}, "mixed": {}}
     for sharding in _shardings(rank.world):
-        for micro in (8, 4, 2, 1):
-            step, gradient = captured(rank, sharding, micro, None, "fp32")
-            name = f"{sharding} {micro}x{SHARE // micro}"
+        for micro, grad_sync in (
+            (8, "each"),
+            (4, "each"),
+            (2, "each"),
+            (1, "each"),
+            (2, "last"),
+            (1, "last"),
+        ):
+            step, gradient = captured(rank, sharding, micro, None, "fp32", grad_sync)
+            name = f"{sharding} {micro}x{SHARE // micro} {grad_sync}"
             result["splits"][name] = {
                 "distance": distance(gradient, exact),
                 "norm": step.grad_norm,

@@ -57,15 +57,14 @@ def shardings(world: int) -> list[str]:
 
 
 def trainer(rank: Rank, optimizer: str, sharding: str, model: str, **changes: Any) -> Trainer:
-    chosen = recipe(
-        sharding, BATCH // rank.world, optimizer=optimizer, precision=changes.pop("precision", "fp32")
-    )
+    fields = {name: changes.pop(name) for name in ("precision", "offload") if name in changes}
+    chosen = recipe(sharding, BATCH // rank.world, optimizer=optimizer, **fields)
     asked = job(
         task="launcher.train.tasks.gpt:PydocGPT",
         args={"layers": 1, "dim": MODELS[model], "context": 16},
         batch={"global": BATCH},
         steps=STEPS,
-        train={"lr": LEARNING_RATES.get(optimizer, 1e-3)},
+        train={"lr": LEARNING_RATES.get(optimizer, 1e-3), "nvme_dir": changes.pop("nvme_dir", None)},
     )
     return Trainer(Rank(**{**vars(rank), "recipe": chosen, "job": asked, **changes}), Where(), Unlimited())
 

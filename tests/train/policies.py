@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import launcher.train.loop as loop
 from gradients import Capture, distance
 from launcher.train.budget import MemoryBudget
+from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.sharding import price_of_last
 from launcher.train.where import Where
 from runs import job, recipe
 
@@ -53,7 +57,29 @@ def compared(rank: Rank, sharding: str) -> dict[str, Any]:
     _, result["peaks"]["checkpoint, chunked"], _ = step(
         rank, sharding, activations="checkpoint", loss_chunks=5
     )
+    half, result["peaks"]["checkpoint, half"], _ = step(
+        rank, sharding, activations="checkpoint", checkpoint_ratio=0.5
+    )
+    result["equal"]["half of the blocks checkpointed"] = torch.equal(half, kept)
+    last, result["peaks"]["last"], _ = step(rank, sharding, grad_sync="last")
+    result["last"] = distance(last, kept)
+    result["price"] = price_of_last(keeper.model, keeper.rank.recipe)
+    if sharding == "fsdp":
+        result |= in_float8(rank, sharding, mixed, list(keeper.model.state_dict()))
     return result
+
+
+def in_float8(rank: Rank, sharding: str, mixed: torch.Tensor, names: list[str]) -> dict[str, Any]:
+    """Emulated: the same roundings, without the matrix products of a GPU."""
+    loop.to_float8 = partial(to_float8, emulate=True)
+    eight, _, trainer = step(rank, sharding, precision="float8")
+    recomputed, *_ = step(rank, sharding, precision="float8", activations="checkpoint")
+    return {
+        "float8": distance(eight, mixed),
+        "float8 equal when recomputed": torch.equal(eight, recomputed),
+        "float8 names": list(trainer.model.state_dict()) == names,
+        "float8 layers": [n for n, m in trainer.model.named_modules() if type(m).__name__ == "Float8Linear"],
+    }
 
 
 def main(out: Path) -> None:

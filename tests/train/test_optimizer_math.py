@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.spec.job import Training
-from launcher.spec.recipe import Optimizer, Sharding
-from launcher.spec.supported import SUPPORTED
+from launcher.spec.recipe import Offload, Optimizer, Sharding
+from launcher.spec.rules import Setting, broken_rules
 from launcher.train.optimizers.adam_mini import AdamMini
 from launcher.train.optimizers.adamw_bf16 import AdamWBf16, round_stochastically
-from launcher.train.optimizers.build import build_optimizer
 from launcher.train.optimizers.local_shards import EightBit
 from launcher.train.optimizers.table import TABLE, row_of
 from launcher.train.rank import SetupError
@@ -76,7 +74,7 @@ def test_without_bitsandbytes_the_recipe_is_refused_with_what_to_do(monkeypatch:
     for name in ("bitsandbytes", "bitsandbytes.functional"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SetupError, match=r'pip install "bitsandbytes>=0\.50"'):
-        build_optimizer(nn.Linear(2, 2), recipe(optimizer="lion-8bit"), Training())
+        row_of(recipe(optimizer="lion-8bit")).make([{"params": parameters((2, 2))}], (), lr=1.0)
 
 
 def test_bitsandbytes_is_imported_only_when_a_recipe_needs_it() -> None:
@@ -85,14 +83,28 @@ def test_bitsandbytes_is_imported_only_when_a_recipe_needs_it() -> None:
 
 
 def test_every_optimizer_has_one_row_for_every_sharding() -> None:
-    assert SUPPORTED["optimizer"] == set(get_args(Optimizer)) == {row.optimizer for row in TABLE}
+    assert set(get_args(Optimizer)) == {row.optimizer for row in TABLE}
     for optimizer in get_args(Optimizer):
         for sharding in get_args(Sharding):
             row = row_of(recipe(sharding, optimizer=optimizer))
             assert row.reason and row.needs.startswith(("torch>=", "bitsandbytes>="))
-            made = build_optimizer(nn.Linear(2, 2), recipe(sharding, optimizer=optimizer), Training())
+            made = row.make([{"params": parameters((2, 2))}], (), lr=1.0)
             ours = isinstance(made, EightBit) if row.library == "bitsandbytes" else True
             assert ours and (type(made).__module__.startswith("torch.")) == (row.library == "torch")
+
+
+def test_paged_states_are_refused_with_offload() -> None:
+    with pytest.raises(SetupError, match="optimizer: adamw-8bit does"):
+        row_of(recipe("fsdp", optimizer="paged-adamw-8bit", offload="cpu"))
+
+
+def test_the_table_and_the_rules_agree_on_what_runs_with_offload() -> None:
+    gpu = Setting(ranks=2, nodes=1, gpus_per_node=2, nvme_dir=True, entrypoint=True)
+    for optimizer in get_args(Optimizer):
+        for offload in get_args(Offload):
+            asked = recipe("fsdp", optimizer=optimizer, offload=offload)
+            [*rows] = [row for row in TABLE if row.optimizer == optimizer and offload in row.offload]
+            assert bool(rows) == (not broken_rules(asked, gpu)), (optimizer, offload)
 
 
 def test_adam_mini_is_adamw_where_a_row_has_one_magnitude() -> None:

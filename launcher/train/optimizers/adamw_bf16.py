@@ -21,20 +21,23 @@ class AdamWBf16(KeepsDtypes):
         self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.999)
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0})
+        # Kept from here on: offload steps one parameter at a time.
+        self._numbers = {id(p): n for n, p in enumerate(p for g in self.param_groups for p in g["params"])}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        parameters = [(group, p) for group in self.param_groups for p in group["params"]]
-        for number, (group, p) in enumerate(parameters):
-            if p.grad is None:
-                continue
-            state = self.state[p]
-            if not state:
-                state["step"] = torch.zeros(())
-                state["exp_avg"] = zeros_beside(p, torch.bfloat16)
-                state["exp_avg_sq"] = zeros_beside(p, torch.bfloat16)
-            state["step"] += 1
-            _update(p, state, group, seed=int(state["step"]) * len(parameters) + number)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["step"] = torch.zeros(())
+                    state["exp_avg"] = zeros_beside(p, torch.bfloat16)
+                    state["exp_avg_sq"] = zeros_beside(p, torch.bfloat16)
+                state["step"] += 1
+                seed = int(state["step"]) * len(self._numbers) + self._numbers[id(p)]
+                _update(p, state, group, seed)
 
 
 def _update(p: torch.Tensor, state: dict[str, Any], group: dict[str, Any], seed: int) -> None:

@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import nn
 
+from launcher.spec.base import format_gib
 from launcher.spec.job import Training
-from launcher.spec.recipe import Recipe
-from launcher.train.optimizers.table import row_of
+from launcher.train.budget import Budget
+from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
+from launcher.train.optimizers.state import local
+from launcher.train.optimizers.table import embeddings, row_of
+from launcher.train.rank import Rank
 
 
-def build_optimizer(model: nn.Module, recipe: Recipe, training: Training) -> torch.optim.Optimizer:
-    """Matrices decay; gains, biases and norms do not. Raises SetupError when a library is missing."""
+def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim.Optimizer:
+    """Raises SetupError when a library or the directory on NVMe is missing."""
+    recipe, training = rank.recipe, rank.job.train
+    make = partial(row_of(recipe).make, lr=training.lr)
+    groups, wide = parameter_groups(model, training), embeddings(model)
+    if recipe.offload not in ("cpu-optimizer", "nvme-optimizer"):
+        return make(groups, wide)
+    keep: Keep = in_host_memory
+    if recipe.offload == "nvme-optimizer":
+        keep = ScratchFiles(training.nvme_dir, f"launcher-{rank.run.id}-rank{rank.number:05d}")
+    made = HostOptimizer(groups, wide, make, keep, budget.host_side)
+    rank.say(f"offload: {recipe.offload}: on each rank {_host_cost(made, keep)}")
+    return made
+
+
+def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:
+    """Matrices decay; gains, biases and norms do not."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
     groups = [
         {"params": matrices, "weight_decay": training.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    return row_of(recipe).make([group for group in groups if group["params"]], model, training.lr)
+    return [group for group in groups if group["params"]]
+
+
+def _host_cost(optimizer: HostOptimizer, keep: Keep) -> str:
+    twins = sum(local(p).nbytes for group in optimizer.param_groups for p in group["params"])
+    states = sum(local(value).nbytes for state in optimizer.state.values() for value in state.values())
+    where = keep.folder if isinstance(keep, ScratchFiles) else "host memory"
+    return f"{format_gib(twins)} of parameters in host memory and {format_gib(states)} of states in {where}"

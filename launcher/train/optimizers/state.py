@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -26,9 +27,9 @@ def beside(p: torch.Tensor, part: torch.Tensor, shape: Sequence[int]) -> torch.T
     if not isinstance(p, DTensor):
         return part
     stride = torch.empty(tuple(shape), device="meta").stride()
-    return DTensor.from_local(
-        part, p.device_mesh, p.placements, run_check=False, shape=torch.Size(shape), stride=stride
-    )
+    whole = TensorMeta(torch.Size(shape), stride, part.dtype)
+    # As FSDP2 makes its shards. DTensor.from_local would move a part that is kept on the host to the GPU.
+    return DTensor(part, DTensorSpec(p.device_mesh, p.placements, whole), requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def rows_beside(p: torch.Tensor, row: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
