@@ -44,7 +44,7 @@ def test_a_script_that_fills_the_disk_with_its_log_still_ends_well(lab: Lab, sma
 def test_training_that_cannot_write_its_checkpoint_ends_with_a_verdict(lab: Lab, small_disk: Path) -> None:
     lab.environ["LAUNCHER_RUNS"] = str(small_disk / "runs")
     job = lab.job(
-        task="launcher.train.tasks.gpt:PydocGPT",
+        task="launcher.tasks.gpt:PydocGPT",
         args={"layers": 2, "dim": 128, "heads": 2, "context": 32},
         steps=6,
         train={"checkpoint_every": 2},
