@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -40,14 +41,15 @@ class Shape:
     @property
     def features(self) -> int:
         """What the encoders give to the giant layer."""
-        shrunk = 4 ** len(self.video_channels)
-        video = self.frames * self.video_channels[-1] * self.height * self.width // shrunk
+        stages = len(self.video_channels)
+        pixels = (self.height >> stages) * (self.width >> stages)
+        video = self.frames * self.video_channels[-1] * pixels
         return video + self.audio_channels[-1] * self.steps + self.text_width
 
 
-# 8b: two reports on this model give 8.36 billion parameters, BatchNorm over 4096 channels, a bottleneck of 8000
-# and 6.26 GiB that 8-bit AdamW asked for at once: one byte for each element of one matrix, 6.72 billion.
-# The rest is chosen to agree with that: 1,640,448 features x 4096, and a decoder of 1.6 billion.
+# 8b: a field report gives 8.36 billion parameters, BatchNorm over 4096 channels, a bottleneck of 8000, and
+# 6.26 GiB that 8-bit AdamW asked for at once: a byte for each element of one matrix of 6.72 billion. The rest
+# is chosen to agree with that: 1,640,448 features x 4096, and a decoder of 1.6 billion.
 SHAPES: Mapping[str, Shape] = {
     "tiny": Shape(4, 16, 16, (4, 8), 8, 8, (8, 8), 16, 16, (64, 32, 64), 100),
     "8b": Shape(
@@ -139,4 +141,4 @@ class Dense(nn.Module):
 
 
 def _pairs(*widths: int) -> list[tuple[int, int]]:
-    return list(zip(widths, widths[1:], strict=False))
+    return list(pairwise(widths))

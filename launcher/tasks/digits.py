@@ -1,4 +1,4 @@
-"""1797 handwritten digits of 8 x 8 pixels, which come with scikit-learn: the real pictures of the small tasks."""
+"""1797 handwritten digits of 8 x 8 pixels, which come with scikit-learn: the small tasks' real pictures."""
 
 from __future__ import annotations
 

@@ -55,8 +55,9 @@ class CausalLM(Task):
     def model(self) -> nn.Module:
         from transformers import AutoModelForCausalLM
 
+        family: Any = AutoModelForCausalLM
         with torch.device("cpu"), _EmptyOnMeta():
-            model: nn.Module = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
+            model: nn.Module = family.from_config(self.config, dtype=torch.float32)
         self._remember(model)
         return model.to("meta")
 
@@ -138,9 +139,10 @@ class Weights:
             )
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-        self._open = [safe_open(file, framework="pt") for file in files]
-        self._file = {name: file for file in self._open for name in file.keys()}  # noqa: SIM118
+            names = json.loads(index.read_text())["weight_map"].values()
+            files = [folder / name for name in sorted(set(names))]
+        opened: list[Any] = [safe_open(file, framework="pt") for file in files]
+        self._file = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -189,7 +191,9 @@ def _config(path: str) -> Any:
     try:
         from transformers import AutoConfig
     except ImportError:
-        raise TaskError("CausalLM needs transformers, which is not installed: pip install transformers") from None
+        raise TaskError(
+            "CausalLM needs transformers, which is not installed: pip install transformers"
+        ) from None
     found = Path(path)
     if not (found.is_file() or (found / "config.json").is_file()):
         raise TaskError(f"path: {path} is neither a config file nor a directory with a config.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ CLASSES = 10
 
 
 class DigitClassifier(Task):
-    """`channels` of each stage; each halves the picture's side. Needs `model: {batch_norm: true}` in the job."""
+    """`channels` of each stage; each halves the picture's side. The job says `model: {batch_norm: true}`."""
 
     def __init__(self, channels: Sequence[int] = (32, 64)) -> None:
         self.channels = tuple(channels)
@@ -42,7 +43,7 @@ class ConvNet(nn.Module):
     def __init__(self, channels: Sequence[int]) -> None:
         super().__init__()
         widths = [1, *channels]
-        self.stages = nn.ModuleList(Stage(*pair) for pair in zip(widths, widths[1:], strict=False))
+        self.stages = nn.ModuleList(Stage(*pair) for pair in pairwise(widths))
         self.head = nn.Linear(widths[-1], CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -72,6 +72,11 @@ class HuggingFaceTokenizer:
         return list(encoded)
 
 
+def tokenizer_at(path: str | None) -> Tokenizer:
+    """Raises TaskError."""
+    return Bytes() if path is None else HuggingFaceTokenizer(path)
+
+
 @dataclass(frozen=True)
 class Text:
     """Where token ids come from.
@@ -95,7 +100,7 @@ class Text:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Bytes() if self.tokenizer_path is None else HuggingFaceTokenizer(self.tokenizer_path)
+        return tokenizer_at(self.tokenizer_path)
 
     def windows(self, split: Split, context: int, vocabulary: int) -> Windows:
         """Raises TaskError."""
