@@ -60,17 +60,23 @@ SHAPES: Mapping[str, Shape] = {
 
 class BrainAutoencoder(Task):
     """`data`: a directory as launcher.tasks.brain_data.Recordings reads it; without it scikit-learn's digits
-    stand in, drawn to the shape's size. The job says `model: {batch_norm: true}`."""
+    stand in, drawn to the shape's size. The job says `model: {batch_norm: true}`.
+
+    `parts`: the giant matrix is one parameter, as in the report, or this many of equally many rows. FSDP
+    gathers a parameter whole: 13.4 GB in bf16 for the one of 8b, and as much again for its gradient.
+    """
 
     built_on_meta: ClassVar[bool] = True
 
-    def __init__(self, shape: str = "tiny", data: str | None = None, held_out: float = 0.1) -> None:
+    def __init__(
+        self, shape: str = "tiny", parts: int = 1, data: str | None = None, held_out: float = 0.1
+    ) -> None:
         if shape not in SHAPES:
             raise TaskError(f"shape: {shape!r} is not known; it is one of {', '.join(SHAPES)}")
-        self.shape, self.folder, self.held_out = SHAPES[shape], data, held_out
+        self.shape, self.parts, self.folder, self.held_out = SHAPES[shape], parts, data, held_out
 
     def model(self) -> nn.Module:
-        return Autoencoder(self.shape)
+        return Autoencoder(self.shape, self.parts)
 
     def initialise(self, model: nn.Module, seed: int) -> None:
         initialise_parameters(model, seed, fan_in)
@@ -92,7 +98,7 @@ class BrainAutoencoder(Task):
 class Autoencoder(nn.Module):
     """video (n, frames, 3, height, width), audio (n, mels, steps), text (n, words) -> (n, voxels)."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, parts: int = 1) -> None:
         super().__init__()
         self.video = nn.ModuleList(
             Conv(nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False), outputs)
@@ -104,7 +110,8 @@ class Autoencoder(nn.Module):
         )
         self.text = Dense(shape.words, shape.text_width)
         # The first of these is the giant one. Each is a unit of its own for FSDP.
-        self.layers = nn.ModuleList(Dense(*pair) for pair in _pairs(shape.features, *shape.layers))
+        giant, *rest = _pairs(shape.features, *shape.layers)
+        self.layers = nn.ModuleList([Dense(*giant, parts), *(Dense(*pair) for pair in rest)])
         self.voxels = nn.ModuleList([nn.Linear(shape.layers[-1], shape.voxels)])
 
     def forward(self, video: torch.Tensor, audio: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
@@ -132,12 +139,17 @@ class Conv(nn.Module):
 
 
 class Dense(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
+    """One linear layer, its matrix in `parts` of equally many rows: FSDP gathers them one after another."""
+
+    def __init__(self, inputs: int, outputs: int, parts: int = 1) -> None:
         super().__init__()
-        self.linear, self.norm = nn.Linear(inputs, outputs, bias=False), BatchNorm(outputs)
+        if outputs % parts:
+            raise TaskError(f"parts: {outputs} rows cannot be cut into {parts} equal parts")
+        self.rows = nn.ModuleList(nn.Linear(inputs, outputs // parts, bias=False) for _ in range(parts))
+        self.norm = BatchNorm(outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.relu(self.norm(self.linear(x)))
+        return functional.relu(self.norm(torch.cat([rows(x) for rows in self.rows], dim=1)))
 
 
 def _pairs(*widths: int) -> list[tuple[int, int]]:
