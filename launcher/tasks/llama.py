@@ -196,7 +196,7 @@ class Attention(nn.Module):
             is_causal=True,
             enable_gqa=self.kv_heads != self.heads,
         )
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
+        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):

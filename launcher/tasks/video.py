@@ -92,7 +92,7 @@ class VideoLanguageModel(Task):
         return total, weight
 
     def _std(self, name: str, parameter: torch.Tensor) -> float:
-        """What the eye sees has to arrive beside the words: with 0.02 in all layers a small one stays blind."""
+        """Not 0.02 for what leads from pixels to the words' width: the tiny shape then stays blind."""
         if name.startswith("language.") or name.endswith("positions"):
             return llama.llama_std(name, parameter, self.shape.language.layers)
         return fan_in(name, parameter)
