@@ -115,8 +115,10 @@ class Autoencoder(nn.Module):
         self.voxels = nn.ModuleList([nn.Linear(shape.layers[-1], shape.voxels)])
 
     def forward(self, video: torch.Tensor, audio: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-        samples = len(video)
-        frames = video.flatten(0, 1)
+        # A recipe of pure bf16 casts the parameters, and nobody casts the inputs.
+        dtype = self.text.norm.weight.dtype
+        samples, frames = len(video), video.flatten(0, 1).to(dtype)
+        audio, text = audio.to(dtype), text.to(dtype)
         for stage in self.video:
             frames = stage(frames)
         for stage in self.audio:

@@ -47,6 +47,7 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(widths[-1], CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self.head.weight.dtype)
         for stage in self.stages:
             x = stage(x)
         return self.head(x.mean(dim=(-2, -1)))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Run on one and on two ranks by test_examples.py: three steps of each task that is built on meta."""
+"""Run on one and on two ranks by test_examples.py: three steps of each task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from runs import job, recipe
 
 TASKS = (
     ("llama:LanguageModel", {"context": 32, "model": {"tied": True}}, {"loss_chunks": 2}),
-    ("brain:BrainAutoencoder", {"parts": 2}, {"activations": "checkpoint"}),
+    ("brain:BrainAutoencoder", {"parts": 2}, {"activations": "checkpoint", "precision": "bf16-mixed"}),
+    ("images:DigitClassifier", {}, {"precision": "bf16"}),
     ("video:VideoLanguageModel", {"max_frames": 3}, {}),
 )
 

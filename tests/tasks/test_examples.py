@@ -31,10 +31,10 @@ def test_an_example_has_a_task_that_exists_and_a_plan(path: Path, monkeypatch: p
     assert plan.recipe.loss_chunks == 1 or task.uses_loss_chunks
 
 
-def test_a_task_built_on_meta_trains_the_same_sharded_and_on_one_rank(tmp_path: Path) -> None:
+def test_a_task_trains_the_same_sharded_and_on_one_rank(tmp_path: Path) -> None:
     """BatchNorm sees each rank's samples only: its losses differ from those of one rank."""
     script = str(Path(__file__).parent / "sharded.py")
     alone, sharded = (measure(script, tmp_path / str(ranks), ranks) for ranks in (1, 2))
-    assert len(alone) == 3
+    assert len(alone) == 4
     for name, losses in sharded.items():
-        assert losses == pytest.approx(alone[name], rel=0.2 if "brain" in name else 1e-4), name
+        assert losses == pytest.approx(alone[name], rel=1e-4 if "Language" in name else 0.2), name
