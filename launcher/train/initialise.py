@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from launcher.train.optimizers.state import local
 from launcher.train.rank import SetupError
@@ -13,6 +16,9 @@ from launcher.train.seeds import derive_seed
 
 GROUP = 2**18
 "Elements that one generator draws: whole rows, about so many."
+
+Std = Callable[[str, torch.Tensor], float]
+"The standard deviation of the parameter with this name, given the parameter: `fan_in` is one."
 
 
 @torch.no_grad()
@@ -51,3 +57,26 @@ def first_row(tensor: torch.Tensor) -> int:
             largest = math.ceil(tensor.shape[0] / tensor.device_mesh.size(dim))
             return min(tensor.device_mesh.get_local_rank(dim) * largest, tensor.shape[0])
     return 0
+
+
+def fan_in(_: str, parameter: torch.Tensor) -> float:
+    """sqrt(2 / inputs of one output): He et al. 2015 (arXiv 1502.01852), for layers followed by a ReLU."""
+    return math.sqrt(2 * parameter.shape[0] / parameter.numel())
+
+
+@torch.no_grad()
+def initialise_parameters(model: nn.Module, seed: int, std: Std) -> None:
+    """Norms begin as the identity; other matrices are drawn with `std`, other vectors are zero.
+
+    For a model whose only buffers are those of BatchNorm. Parameters drawn are the same under every sharding.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            module.reset_running_stats()
+        for name, parameter in module.named_parameters(prefix=path, recurse=False):
+            if isinstance(module, _BatchNorm | nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
+                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+            elif parameter.ndim > 1:
+                draw_normal(parameter, std(name, parameter), seed, name)
+            else:
+                parameter.zero_()

@@ -21,6 +21,12 @@ def commands(page: Path) -> list[str]:
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ launcher ")]
 
 
+def files(page: Path) -> dict[str, str]:
+    """Those the page shows: a name in backquotes and a colon, then a block."""
+    shown = re.findall(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)```", page.read_text(), flags=re.S | re.M)
+    return dict(shown)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
 def test_every_command_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
@@ -29,6 +35,8 @@ def test_every_command_of_the_page_runs(page: Path, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "launcher", *shlex.split(line)[1:]]
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
 
+    for name, content in files(page).items():
+        (tmp_path / name).write_text(content)
     if not any("job init" in line for line in commands(page)):
         run("launcher job init")
     for line in commands(page):

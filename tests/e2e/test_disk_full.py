@@ -47,7 +47,7 @@ def test_training_without_space_for_checkpoints_goes_on_and_ends_with_a_verdict(
 ) -> None:
     lab.environ["LAUNCHER_RUNS"] = str(small_disk / "runs")
     job = lab.job(
-        task="launcher.train.tasks.gpt:PydocGPT",
+        task="launcher.tasks.gpt:PydocGPT",
         args={"layers": 2, "dim": 128, "heads": 2, "context": 32},
         steps=6,
         train={"checkpoint_every": 2},

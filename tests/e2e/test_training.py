@@ -21,7 +21,7 @@ CPU = {"gpus_per_node": 0, "ranks_per_node": 2}
 
 def job(lab: Lab, **fields: Any):
     base = {
-        "task": "launcher.train.tasks.gpt:PydocGPT",
+        "task": "launcher.tasks.gpt:PydocGPT",
         "args": {"layers": 1, "dim": 32, "heads": 2, "context": 32},
         "steps": STEPS,
         "train": {"checkpoint_every": 4, "lr": 1e-3},

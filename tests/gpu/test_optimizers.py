@@ -25,7 +25,7 @@ def test_every_optimizer_trains_and_writes_checkpoints(
     lab: Lab, optimizer: str, precision: str, sharding: str
 ) -> None:
     job = lab.job(
-        task="launcher.train.tasks.gpt:PydocGPT",
+        task="launcher.tasks.gpt:PydocGPT",
         args={"layers": 2, "dim": 256, "heads": 4, "context": 256},
         batch={"global": 64},
         resources={"gpus_per_node": 1},

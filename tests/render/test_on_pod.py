@@ -189,7 +189,7 @@ def test_a_job_without_code_of_its_own_starts_in_the_run_directory(pod: Pod) -> 
         ({"workdir": "/opt/code"}, "/opt/code", "must be in the image"),
         ({"command": None, "steps": 1, "task": "my.gpt:GPT"}, "/workspace/my code", "network volume"),
         (
-            {"command": None, "steps": 1, "task": "launcher.train.tasks.gpt:PydocGPT"},
+            {"command": None, "steps": 1, "task": "launcher.tasks.gpt:PydocGPT"},
             "/workspace/runs/r1",
             "",
         ),

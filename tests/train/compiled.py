@@ -21,7 +21,7 @@ GPT = {"layers": 12, "dim": 16, "heads": 2, "context": 16}
 
 
 def gradient(rank: Rank, sharding: str, **fields: Any) -> torch.Tensor:
-    asked = job(task="launcher.train.tasks.gpt:PydocGPT", args=GPT, batch={"global": 4 * rank.world})
+    asked = job(task="launcher.tasks.gpt:PydocGPT", args=GPT, batch={"global": 4 * rank.world})
     chosen = recipe(sharding, 2, 2, **fields)
     trainer = Trainer(Rank(**{**vars(rank), "recipe": chosen, "job": asked}), Where(), Unlimited())
     trainer.optimizer = Capture(trainer.model.parameters())

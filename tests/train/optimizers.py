@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from launcher.runs.layout import RunDir
+from launcher.tasks import gpt
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.folder import CheckpointError
@@ -23,7 +24,6 @@ from launcher.train.optimizers.local_shards import EightBit
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.scaler import LossScaler
-from launcher.train.tasks import gpt
 from launcher.train.where import Where
 from runs import HERE, job, recipe
 
@@ -60,7 +60,7 @@ def trainer(rank: Rank, optimizer: str, sharding: str, model: str, **changes: An
     fields = {name: changes.pop(name) for name in ("precision", "offload") if name in changes}
     chosen = recipe(sharding, BATCH // rank.world, optimizer=optimizer, **fields)
     asked = job(
-        task="launcher.train.tasks.gpt:PydocGPT",
+        task="launcher.tasks.gpt:PydocGPT",
         args={"layers": 1, "dim": MODELS[model], "context": 16},
         batch={"global": BATCH},
         steps=STEPS,

@@ -21,7 +21,7 @@ from launcher.train.where import Where
 from runs import job, recipe
 
 GPT = {"layers": 6, "dim": 32, "heads": 2, "context": 64, "dropout": 0.2}
-PYDOC = "launcher.train.tasks.gpt:PydocGPT"
+PYDOC = "launcher.tasks.gpt:PydocGPT"
 MICRO = 4
 LIMIT = 2**30
 

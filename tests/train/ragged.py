@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from launcher.tasks.gpt import PydocGPT
 from launcher.train import Task
-from launcher.train.tasks.gpt import PydocGPT
 
 VOCABULARY = 64
 IGNORED = -100

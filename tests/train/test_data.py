@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from launcher.tasks.gpt import PydocGPT, documentation
 from launcher.train.data import EvaluationData, Order, TrainingData
 from launcher.train.rank import SetupError
-from launcher.train.tasks.gpt import PydocGPT, documentation
 from tests.train.runs import job, recipe
 
 

@@ -107,7 +107,7 @@ def test_a_loss_in_chunks_has_the_gradient_of_the_whole_one(measured: dict[str, 
 
 def test_a_run_goes_on_under_another_policy_and_back_bit_for_bit(tmp_path: Path) -> None:
     pydoc = job(
-        task="launcher.train.tasks.gpt:PydocGPT",
+        task="launcher.tasks.gpt:PydocGPT",
         args={**GPT, "dropout": 0.2},
         train={"checkpoint_every": 2, "keep_checkpoints": 3},
     )

@@ -137,14 +137,13 @@ def test_a_full_disk_costs_checkpoints_until_the_last_one_which_ends_the_attempt
     assert list(losses(run, attempt=1)) == [3, 4, 5, 6]
 
 
-def test_a_recipe_that_is_not_run_yet_is_refused_with_what_is(tmp_path: Path) -> None:
+def test_a_recipe_that_this_machine_cannot_run_is_refused_with_one_that_can(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job())
     ended = start(run, recipe("none", micro=8, precision="float8"), ranks=1)
     failure = error(run.attempt(0), 0)
     assert ended.codes == {0: 1}
     assert failure["failure"] == "user-error"
-    assert "precision: float8 is not run by the built-in entrypoint (" in failure["exception"]
-    assert "; it runs bf16, bf16-mixed, " in failure["exception"]
+    assert "float8 needs a GPU of compute capability 8.9; bf16-mixed runs here" in failure["exception"]
 
 
 def _tensors(run: RunDir, step: int, into: Path) -> dict[str, torch.Tensor]:

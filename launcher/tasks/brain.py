@@ -1,0 +1,158 @@
+"""The brain autoencoder: a film's pictures, sound and words through one giant linear layer to fMRI voxels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from launcher.tasks.batch_norm import BatchNorm
+from launcher.tasks.brain_data import DigitsAsFilm, Recordings
+from launcher.train.initialise import fan_in, initialise_parameters
+from launcher.train.task import Split, Task, TaskError
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    frames: int
+    "Pictures of one fMRI volume's time."
+    height: int
+    width: int
+    video_channels: tuple[int, ...]
+    "Each stage halves height and width."
+    mels: int
+    steps: int
+    "The sound's spectrogram: mels x steps."
+    audio_channels: tuple[int, ...]
+    words: int
+    "Numbers that describe the words, e.g. an embedding."
+    text_width: int
+    layers: tuple[int, ...]
+    "Widths from the giant layer's output to the last hidden layer of the decoder."
+    voxels: int
+
+    @property
+    def features(self) -> int:
+        """What the encoders give to the giant layer."""
+        stages = len(self.video_channels)
+        pixels = (self.height >> stages) * (self.width >> stages)
+        video = self.frames * self.video_channels[-1] * pixels
+        return video + self.audio_channels[-1] * self.steps + self.text_width
+
+
+# 8b: a field report gives 8.36 billion parameters, BatchNorm over 4096 channels, a bottleneck of 8000, and
+# 6.26 GiB that 8-bit AdamW asked for at once: a byte for each element of one matrix of 6.72 billion. The rest
+# is chosen to agree with that: 1,640,448 features x 4096, and a decoder of 1.6 billion.
+SHAPES: Mapping[str, Shape] = {
+    "tiny": Shape(4, 16, 16, (4, 8), 8, 8, (8, 8), 16, 16, (64, 32, 64), 100),
+    "8b": Shape(
+        26, 96, 160, (32, 64), 128, 256, (128, 128), 1024, 10_240, (4096, 8000, 17_088), 85_810
+    ),
+}  # fmt: skip
+
+
+class BrainAutoencoder(Task):
+    """`data`: a directory as launcher.tasks.brain_data.Recordings reads it; without it scikit-learn's digits
+    stand in, drawn to the shape's size. The job says `model: {batch_norm: true}`.
+
+    `parts`: the giant matrix is one parameter, as in the report, or this many of equally many rows. FSDP
+    gathers a parameter whole: 13.4 GB in bf16 for the one of 8b, and as much again for its gradient.
+    """
+
+    built_on_meta: ClassVar[bool] = True
+
+    def __init__(
+        self, shape: str = "tiny", parts: int = 1, data: str | None = None, held_out: float = 0.1
+    ) -> None:
+        if shape not in SHAPES:
+            raise TaskError(f"shape: {shape!r} is not known; it is one of {', '.join(SHAPES)}")
+        self.shape, self.parts, self.folder, self.held_out = SHAPES[shape], parts, data, held_out
+
+    def model(self) -> nn.Module:
+        return Autoencoder(self.shape, self.parts)
+
+    def initialise(self, model: nn.Module, seed: int) -> None:
+        initialise_parameters(model, seed, fan_in)
+
+    def data(self, split: Split) -> Any:
+        s = self.shape
+        sizes = ((s.frames, s.height, s.width), (s.mels, s.steps), s.words, s.voxels)
+        if self.folder is None:
+            return DigitsAsFilm(split, *sizes)
+        return Recordings(self.folder, split, self.held_out, *sizes)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """The squared error, averaged over the voxels and summed over the samples."""
+        video, audio, text, fmri = batch
+        error = functional.mse_loss(model(video, audio, text).float(), fmri.float(), reduction="none")
+        return error.mean(dim=1).sum(), len(fmri)
+
+
+class Autoencoder(nn.Module):
+    """video (n, frames, 3, height, width), audio (n, mels, steps), text (n, words) -> (n, voxels)."""
+
+    def __init__(self, shape: Shape, parts: int = 1) -> None:
+        super().__init__()
+        self.video = nn.ModuleList(
+            Conv(nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False), outputs)
+            for inputs, outputs in _pairs(3, *shape.video_channels)
+        )
+        self.audio = nn.ModuleList(
+            Conv(nn.Conv1d(inputs, outputs, kernel_size=3, padding=1, bias=False), outputs)
+            for inputs, outputs in _pairs(shape.mels, *shape.audio_channels)
+        )
+        self.text = Dense(shape.words, shape.text_width)
+        # The first of these is the giant one. Each is a unit of its own for FSDP.
+        giant, *rest = _pairs(shape.features, *shape.layers)
+        self.layers = nn.ModuleList([Dense(*giant, parts), *(Dense(*pair) for pair in rest)])
+        self.voxels = nn.ModuleList([nn.Linear(shape.layers[-1], shape.voxels)])
+
+    def forward(self, video: torch.Tensor, audio: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        # A recipe of pure bf16 casts the parameters, and nobody casts the inputs.
+        dtype = self.text.norm.weight.dtype
+        samples, frames = len(video), video.flatten(0, 1).to(dtype)
+        audio, text = audio.to(dtype), text.to(dtype)
+        for stage in self.video:
+            frames = stage(frames)
+        for stage in self.audio:
+            audio = stage(audio)
+        x = torch.cat((frames.reshape(samples, -1), audio.flatten(1), self.text(text)), dim=1)
+        for layer in self.layers:
+            x = layer(x)
+        for layer in self.voxels:
+            x = layer(x)
+        return x
+
+
+class Conv(nn.Module):
+    def __init__(self, conv: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = conv, BatchNorm(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.norm(self.conv(x)))
+
+
+class Dense(nn.Module):
+    """One linear layer, its matrix in `parts` of equally many rows: FSDP gathers them one after another."""
+
+    def __init__(self, inputs: int, outputs: int, parts: int = 1) -> None:
+        super().__init__()
+        if outputs % parts:
+            raise TaskError(f"parts: {outputs} rows cannot be cut into {parts} equal parts")
+        self.rows = nn.ModuleList(nn.Linear(inputs, outputs // parts, bias=False) for _ in range(parts))
+        self.norm = BatchNorm(outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.norm(torch.cat([rows(x) for rows in self.rows], dim=1)))
+
+
+def _pairs(*widths: int) -> list[tuple[int, int]]:
+    return list(pairwise(widths))

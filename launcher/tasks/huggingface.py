@@ -1,0 +1,203 @@
+"""Causal language models of `transformers`: from a config, or from a checkpoint read shard by shard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from launcher.tasks.text import Text
+from launcher.tasks.windows import Windows
+from launcher.train.initialise import draw_normal, first_row
+from launcher.train.optimizers.state import local
+from launcher.train.task import Split, Task, TaskError
+
+IGNORED = -100
+
+
+class CausalLM(Task):
+    """Any model that `AutoModelForCausalLM` knows, on the windows of a text.
+
+    `path` is a directory with a `config.json` (and weights in safetensors, unless `pretrained` is false), or
+    a config file, whose model starts from random weights. `data`, `field`, `tokenizer`, `dtype` and
+    `held_out` are those of launcher.tasks.text.Text. Nothing is downloaded.
+    """
+
+    counts: ClassVar[Literal["samples", "tokens"]] = "tokens"
+    built_on_meta: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        path: str,
+        pretrained: bool | None = None,
+        data: str | None = None,
+        context: int = 512,
+        tokenizer: str | None = None,
+        field: str = "text",
+        dtype: Literal["uint16", "uint32"] = "uint16",
+        held_out: float = 0.1,
+    ) -> None:
+        self.config, self.context = _config(path), context
+        longest = getattr(self.config, "max_position_embeddings", None)
+        if longest is not None and context > longest:
+            raise TaskError(f"context: {context} is more than the {longest} positions of {path}")
+        self.text = Text(data, field, tokenizer, dtype, held_out)
+        if pretrained is None:
+            pretrained = bool(list(Path(path).glob("*.safetensors")))
+        self.weights = Weights(Path(path)) if pretrained else None
+
+    def model(self) -> nn.Module:
+        from transformers import AutoModelForCausalLM
+
+        family: Any = AutoModelForCausalLM
+        with torch.device("cpu"), _EmptyOnMeta():
+            model: nn.Module = family.from_config(self.config, dtype=torch.float32)
+        self._remember(model)
+        return model.to("meta")
+
+    def initialise(self, model: nn.Module, seed: int) -> None:
+        for names in self._tied:
+            first = model.get_parameter(names[0])
+            for name in names[1:]:
+                owner, _, attribute = name.rpartition(".")
+                setattr(model.get_submodule(owner), attribute, first)
+        for name, buffer in self._buffers.items():
+            owner, _, attribute = name.rpartition(".")
+            # Put in place, not copied: recipes that store parameters in bf16 cast buffers, too, and rotary
+            # frequencies in bf16 are wrong from the third digit.
+            module = model.get_submodule(owner)
+            module._buffers[attribute] = buffer.to(module._buffers[attribute].device)  # type: ignore[union-attr]
+        prefix = getattr(model, "base_model_prefix", "")
+        missing = []
+        for name, parameter in model.named_parameters():
+            if self.weights is None:
+                self._begin(name, parameter, seed)
+            elif not self.weights.fill(parameter, _names(name, prefix, self._tied)):
+                missing.append(name)
+        if missing:
+            raise TaskError(f"{self.weights} has no {', '.join(missing[:5])} ({len(missing)} in all)")
+
+    def data(self, split: Split) -> Windows:
+        return self.text.windows(split, self.context, self.config.get_text_config().vocab_size)
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
+        targets = batch[:, 1:].flatten()
+        total = functional.cross_entropy(
+            logits.flatten(0, -2), targets, reduction="sum", ignore_index=IGNORED
+        )
+        return total, (targets != IGNORED).sum()
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The modules that the model's authors say must not be split, else the children of ModuleLists."""
+        names = set(getattr(model, "_no_split_modules", None) or ())
+        found = [module for module in model.modules() if type(module).__name__ in names]
+        return found or super().blocks(model)
+
+    def _remember(self, model: nn.Module) -> None:
+        """What the meta device and to_empty() would lose: ties, buffers, and parameters with values."""
+        names: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        self._tied = [same for same in names.values() if len(same) > 1]
+        self._buffers = dict(model.named_buffers())
+        self._values = {
+            name: parameter.detach() for name, parameter in model.named_parameters() if not parameter.is_meta
+        }
+        if lost := [name for name, buffer in self._buffers.items() if buffer.is_meta]:
+            raise TaskError(f"{type(model).__name__}: the values of buffer {lost[0]} cannot be kept")
+
+    @torch.no_grad()
+    def _begin(self, name: str, parameter: nn.Parameter, seed: int) -> None:
+        """Matrices from a normal distribution of the config's width; norms are one, biases zero."""
+        if name in self._values:
+            _copy_rows(self._values[name], parameter)
+        elif parameter.ndim > 1:
+            text = self.config.get_text_config()
+            draw_normal(parameter, getattr(text, "initializer_range", 0.02), seed, name)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+class Weights:
+    """The tensors of a checkpoint directory, in one or more safetensors files."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import safe_open
+
+        self.folder = folder
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise TaskError(
+                f"{folder} has no *.safetensors; save_pretrained writes them; pretrained: false starts anew"
+            )
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            names = json.loads(index.read_text())["weight_map"].values()
+            files = [folder / name for name in sorted(set(names))]
+        opened: list[Any] = [safe_open(file, framework="pt") for file in files]
+        self._file = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def fill(self, parameter: nn.Parameter, names: Iterable[str]) -> bool:
+        """Copy the rows that this rank holds from the first of `names` there is. Raises TaskError."""
+        for name in names:
+            if name in self._file:
+                stored = self._file[name].get_slice(name)
+                if list(stored.get_shape()) != list(parameter.shape):
+                    raise TaskError(
+                        f"{self}: {name} is {stored.get_shape()}, the config says {list(parameter.shape)}"
+                    )
+                _copy_rows(stored, parameter)
+                return True
+        return False
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """Uninitialised tensors, which weights begin as, go to the meta device; computed ones are real."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+@torch.no_grad()
+def _copy_rows(whole: Any, parameter: torch.Tensor) -> None:
+    """`whole` is sliced, never taken as a whole, and a safetensors slice reads no more than that."""
+    mine, first = local(parameter), first_row(parameter)
+    if mine.numel():
+        mine.copy_(whole[first : first + len(mine)])
+
+
+def _names(name: str, prefix: str, tied: list[list[str]]) -> Iterator[str]:
+    """What a checkpoint may call the parameter: any of its tied names, with or without the model's prefix."""
+    for same in next((names for names in tied if name in names), [name]):
+        yield same
+        yield same.removeprefix(f"{prefix}.")
+        yield f"{prefix}.{same}"
+
+
+def _config(path: str) -> Any:
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise TaskError(
+            "CausalLM needs transformers, which is not installed: pip install transformers"
+        ) from None
+    found = Path(path)
+    if not (found.is_file() or (found / "config.json").is_file()):
+        raise TaskError(f"path: {path} is neither a config file nor a directory with a config.json")
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except (ValueError, OSError) as error:
+        raise TaskError(f"path: {path} is no config that transformers reads: {error}") from None

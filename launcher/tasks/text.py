@@ -1,0 +1,210 @@
+"""From text to token ids: which files, which tokenizer, and the encoded copy on disk."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from launcher.tasks.gpt import documentation
+from launcher.tasks.windows import TokenFile, Tokens, Windows, open_tokens
+from launcher.train.task import Split, TaskError
+
+PART = 2**20
+"Characters of a plain text file that are encoded at a time, and on to the end of the line."
+NEVER_IN_UTF8 = 0xFF
+
+
+class Tokenizer(Protocol):
+    vocabulary: int
+    separator: int
+    "Put behind every document."
+    identity: str
+    "Another identity, another encoding."
+
+    def encode(self, text: str) -> Sequence[int] | Tokens: ...
+
+
+class Bytes:
+    """Every byte of UTF-8 is a token. 255, which UTF-8 never has, ends a document."""
+
+    vocabulary = 256
+    separator = NEVER_IN_UTF8
+    identity = "bytes"
+
+    def encode(self, text: str) -> Tokens:
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer directory on this machine: what `save_pretrained` writes. Nothing is downloaded."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            raise TaskError(
+                "tokenizer: needs transformers, which is not installed (`pip install transformers`); "
+                "without `tokenizer` the text is taken byte by byte"
+            ) from None
+        if not Path(path).is_dir():
+            raise TaskError(f"tokenizer: {path} is not a directory; give what save_pretrained wrote")
+        self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        self.vocabulary = len(self._tokenizer)
+        if self._tokenizer.eos_token_id is None:
+            raise TaskError(f"tokenizer: {path} has no eos_token to put between documents")
+        self.separator = int(self._tokenizer.eos_token_id)
+        self.identity = _digest(
+            *(file.read_bytes() for file in sorted(Path(path).glob("*")) if file.is_file())
+        )
+
+    def encode(self, text: str) -> list[int]:
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return list(encoded)
+
+
+def tokenizer_at(path: str | None) -> Tokenizer:
+    """Raises TaskError."""
+    return Bytes() if path is None else HuggingFaceTokenizer(path)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Where token ids come from.
+
+    `data`: a file or a glob; None is the documentation in Python's own `pydoc_data`. `.npy` and `.bin` (of
+    `dtype`) hold token ids; in `.jsonl` each line is a document, its text in `field`; any other file is one
+    document. Documents are packed one behind the other, with a separator after each.
+    """
+
+    data: str | None = None
+    field: str = "text"
+    tokenizer_path: str | None = None
+    dtype: Literal["uint16", "uint32"] = "uint16"
+    held_out: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("uint16", "uint32"):
+            raise TaskError(f"dtype: {self.dtype!r} is not known; uint16 or uint32")
+        if not 0 <= self.held_out < 1:
+            raise TaskError(f"held_out: {self.held_out} is not a part of the data; 0.1 is a tenth")
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_at(self.tokenizer_path)
+
+    def windows(self, split: Split, context: int, vocabulary: int) -> Windows:
+        """Raises TaskError."""
+        return Windows(self._files, context, vocabulary, self.held_out, split)
+
+    @cached_property
+    def _files(self) -> list[TokenFile]:
+        if self.data is None:
+            text = documentation().decode()
+            return [TokenFile("pydoc_data.topics", np.asarray(self.tokenizer.encode(text)))]
+        paths = _matching(self.data)
+        encoded = [path.suffix in (".npy", ".bin") for path in paths]
+        if all(encoded):
+            return [open_tokens(path, self.dtype) for path in paths]
+        if any(encoded):
+            raise TaskError(f"data: {self.data} matches files of token ids and of text; give one kind")
+        return [encoded_copy(paths, self.field, self.tokenizer)]
+
+
+def _matching(pattern: str) -> list[Path]:
+    """The file of that name, or those that match it as a glob, absolute or not. Raises TaskError."""
+    if Path(pattern).is_file():
+        return [Path(pattern)]
+    found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
+    paths = [Path(name) for name in found if Path(name).is_file()]
+    if not paths:
+        raise TaskError(f"data: no file matches {pattern} (looked from {Path.cwd()})")
+    return paths
+
+
+def encoded_copy(paths: Sequence[Path], field: str, tokenizer: Tokenizer) -> TokenFile:
+    """The token ids of all documents in one memory-mapped file of the cache.
+
+    The first process that asks writes it, in constant memory; others on the machine wait for it. Changed
+    files get another copy. On several nodes with one home directory each may write: the last rename wins,
+    with equal content. Raises TaskError.
+    """
+    dtype = np.min_scalar_type(max(tokenizer.vocabulary - 1, tokenizer.separator))
+    states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    name = _digest(repr((states, field, tokenizer.identity)).encode())
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"{name}.{dtype}"
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not final.exists():
+            _write(final, paths, field, tokenizer, dtype)
+    if final.stat().st_size == 0:
+        raise TaskError(f"data: no document in {', '.join(map(str, paths))}")
+    shown = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    return TokenFile(shown, np.memmap(final, dtype=dtype, mode="r"))
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/launcher/tokens`, by default under `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "launcher" / "tokens"
+
+
+def _write(
+    final: Path, paths: Sequence[Path], field: str, tokenizer: Tokenizer, dtype: np.dtype[Any]
+) -> None:
+    """Beside, then renamed: a process that is killed leaves nothing that looks complete."""
+    beside = final.with_name(f".{final.name}.{os.uname().nodename}-{os.getpid()}")
+    try:
+        with open(beside, "wb") as out:
+            for path in paths:
+                for document in _jsonl(path, field) if path.suffix == ".jsonl" else [_parts(path)]:
+                    for text in document:
+                        out.write(np.asarray(tokenizer.encode(text), dtype=dtype).tobytes())
+                    out.write(np.asarray([tokenizer.separator], dtype=dtype).tobytes())
+        beside.rename(final)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _jsonl(path: Path, field: str) -> Iterator[list[str]]:
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                document = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise TaskError(f"{path}:{number}: not JSON: {error}") from None
+            if not isinstance(document, dict) or field not in document:
+                has = f"it has {', '.join(document)}" if isinstance(document, dict) else "it is no object"
+                raise TaskError(f"{path}:{number}: no field {field!r}; {has}")
+            if not isinstance(document[field], str):
+                raise TaskError(f"{path}:{number}: field {field!r} is no text")
+            yield [document[field]]
+
+
+def _parts(path: Path) -> Iterator[str]:
+    """The file in parts that end where a line ends, so that a tokenizer sees whole words."""
+    with open(path, encoding="utf-8", newline="") as file:
+        try:
+            while part := file.read(PART):
+                yield part + file.readline(PART)
+        except UnicodeDecodeError as error:
+            raise TaskError(f"{path} is not UTF-8 text: {error}") from None
+
+
+def _digest(*contents: bytes) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,129 @@
+"""A video-language model: a few tokens for each frame, then text, through one Llama decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from launcher.tasks import llama
+from launcher.tasks.text import tokenizer_at
+from launcher.tasks.video_data import Clips, MovingDigits
+from launcher.tasks.vision import VisionEncoder, VisionShape
+from launcher.train.initialise import fan_in, initialise_parameters
+from launcher.train.task import Split, Task, TaskError
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Shape:
+    vision: VisionShape
+    language: llama.Shape
+
+
+# 2b: a field report says 2 billion parameters in the language model, about 4 GB in bf16, and max_frames 100.
+# The vision encoder is ViT-S/14; 28 layers of width 2048 and Llama 3's vocabulary, tied, make 1.98 billion.
+SHAPES: Mapping[str, Shape] = {
+    "tiny": Shape(VisionShape(8, 2, 32, 2, 2, 2), llama.Shape(2, 64, 4, 2, 128, 256)),
+    "2b": Shape(
+        VisionShape(224, 14, 384, 12, 6, 4),
+        llama.Shape(28, 2048, 16, 8, 7936, 128_256, tied=True),
+    ),
+}
+
+
+class VideoLanguageModel(Task):
+    """Learns to write the text that belongs to a clip.
+
+    Every clip gives `max_frames` frames, taken evenly over its length, whatever that is: the sequence is
+    max_frames x tokens per frame + the text, which is cut to `context` tokens. `data`: an index as
+    launcher.tasks.video_data.Clips reads it; without it scikit-learn's digits are shown one after another.
+    """
+
+    uses_loss_chunks: ClassVar[bool] = True
+    counts: ClassVar[Literal["samples", "tokens"]] = "tokens"
+    built_on_meta: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        shape: str = "tiny",
+        max_frames: int = 100,
+        data: str | None = None,
+        context: int = 128,
+        tokenizer: str | None = None,
+        held_out: float = 0.1,
+    ) -> None:
+        if shape not in SHAPES:
+            raise TaskError(f"shape: {shape!r} is not known; it is one of {', '.join(SHAPES)}")
+        if max_frames < 1:
+            raise TaskError(f"max_frames: {max_frames}; a clip needs at least one frame")
+        self.shape, self.max_frames, self.index = SHAPES[shape], max_frames, data
+        self.context, self.tokenizer, self.held_out = context, tokenizer_at(tokenizer), held_out
+
+    def model(self) -> nn.Module:
+        return VideoLanguage(self.shape)
+
+    def initialise(self, model: nn.Module, seed: int) -> None:
+        initialise_parameters(model, seed, self._std)
+
+    def data(self, split: Split) -> Any:
+        side = self.shape.vision.side
+        if self.index is None:
+            return MovingDigits(split, self.max_frames, side)
+        return Clips(self.index, split, self.held_out, self.max_frames, side)
+
+    def collate(self, samples: list[tuple[torch.Tensor, str]]) -> dict[str, torch.Tensor]:
+        """Texts are padded to the longest: the positions behind them have no target and nothing sees them."""
+        texts = [self._tokens(text) for _, text in samples]
+        pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
+        return {
+            "frames": torch.stack([frames for frames, _ in samples]),
+            "tokens": pad([text[:-1] for text in texts]),
+            "targets": pad([text[1:] for text in texts], padding_value=IGNORED),
+        }
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        total, weight = model(batch["frames"], batch["tokens"], batch["targets"], self.loss_chunks)
+        return total, weight
+
+    def _std(self, name: str, parameter: torch.Tensor) -> float:
+        """Not 0.02 for what leads from pixels to the words' width: the tiny shape then stays blind."""
+        if name.startswith("language.") or name.endswith("positions"):
+            return llama.llama_std(name, parameter, self.shape.language.layers)
+        return fan_in(name, parameter)
+
+    def _tokens(self, text: str) -> torch.Tensor:
+        separator, vocabulary = self.tokenizer.separator, self.shape.language.vocabulary
+        words = list(map(int, self.tokenizer.encode(text)))[: self.context - 2]
+        tokens = [separator, *words, separator]
+        if max(tokens) >= vocabulary:
+            raise TaskError(f"token {max(tokens)} of {text[:40]!r} is not in a vocabulary of {vocabulary}")
+        return torch.tensor(tokens)
+
+
+class VideoLanguage(nn.Module):
+    """Frames (n, frames, 3, side, side) of uint8, tokens and targets (n, length) -> sum of losses, weight."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.vision = VisionEncoder(shape.vision)
+        self.projector = nn.Sequential(
+            nn.Linear(shape.vision.dim, shape.language.dim),
+            nn.GELU(),
+            nn.Linear(shape.language.dim, shape.language.dim),
+        )
+        self.language = llama.Llama(shape.language)
+
+    def forward(
+        self, frames: torch.Tensor, tokens: torch.Tensor, targets: torch.Tensor, loss_chunks: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        pictures = frames.flatten(0, 1).to(self.vision.positions.dtype) / 255
+        seen = self.projector(self.vision(pictures)).unflatten(0, frames.shape[:2]).flatten(1, 2)
+        words = self.language.tokens(tokens)
+        hidden = self.language.decoder(torch.cat((seen.to(words.dtype), words), dim=1))
+        return self.language.loss(hidden[:, seen.shape[1] :], targets, loss_chunks)

@@ -1,0 +1,89 @@
+"""Clips and their texts: a sample is frames (max_frames, 3, side, side) of uint8, and a string."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from launcher.tasks.digits import digits
+from launcher.train.task import Split, TaskError
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+SHOWN, EACH = 3, 4
+"Digits in one clip, and the frames for which each of them stands still."
+
+
+def evenly(frames: int, wanted: int) -> torch.Tensor:
+    """`wanted` frame numbers spread evenly over a clip; a short clip's frames come more than once."""
+    return torch.arange(wanted) * frames // wanted
+
+
+class MovingDigits:
+    """Three handwritten digits one after the other; the text is their names."""
+
+    def __init__(self, split: Split, max_frames: int, side: int) -> None:
+        self.pictures, self.labels = digits(split)
+        self.numbers, self.side = evenly(SHOWN * EACH, max_frames), side
+        # Any order but the set's own, in which 1 often follows 0: the text could be guessed without looking.
+        count = len(self.labels)
+        self.shown = torch.randint(count, (count, SHOWN), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, str]:
+        shown = self.shown[index]
+        frames = self.pictures[shown].repeat_interleave(EACH, dim=0)[self.numbers]
+        text = " ".join(NAMES[int(label)] for label in self.labels[shown])
+        return _square((frames * 255)[:, None].expand(-1, 3, -1, -1), self.side), text
+
+
+class Clips:
+    """`index`: a JSONL file of `{"frames": "clip.npy", "text": "..."}`, the path relative to the index.
+
+    A clip is (frames, height, width, 3) of uint8; only the frames that are used are read. The last part of
+    the index is held out. Raises TaskError.
+    """
+
+    def __init__(self, index: str, split: Split, held_out: float, max_frames: int, side: int) -> None:
+        path = Path(index)
+        if not path.is_file():
+            raise TaskError(f"data: {index} is no file; give a JSONL index of clips")
+        self.folder, self.max_frames, self.side = path.parent, max_frames, side
+        clips = [
+            _clip(line, f"{path}:{number}")
+            for number, line in enumerate(path.read_text().splitlines(), start=1)
+            if line.strip()
+        ]
+        border = round(len(clips) * (1 - held_out))
+        self.clips = clips[:border] if split == "train" else clips[border:]
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, str]:
+        name, text = self.clips[index]
+        clip: Any = np.load(self.folder / name, mmap_mode="r")
+        if clip.ndim != 4 or clip.shape[3] != 3 or len(clip) == 0:
+            raise TaskError(f"{name}: a clip is (frames, height, width, 3); this is {clip.shape}")
+        frames = torch.from_numpy(clip[evenly(len(clip), self.max_frames).numpy()])
+        return _square(frames.movedim(-1, 1).float(), self.side), text
+
+
+def _clip(line: str, where: str) -> tuple[str, str]:
+    try:
+        clip = json.loads(line)
+        return str(clip["frames"]), str(clip["text"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise TaskError(f'{where}: not {{"frames": "clip.npy", "text": "..."}}') from None
+
+
+def _square(pictures: torch.Tensor, side: int) -> torch.Tensor:
+    """Drawn to side x side, from 0 to 255 as uint8: a quarter of the bytes on their way to the device."""
+    drawn = functional.interpolate(pictures, size=(side, side), mode="bilinear")
+    return drawn.round().clamp(0, 255).to(torch.uint8)
