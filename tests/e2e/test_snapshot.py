@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 
 def test_a_running_job_writes_the_snapshot_that_was_asked_for_and_goes_on(lab: Lab) -> None:
     job = lab.job(
-        task="launcher.train.tasks.gpt:PydocGPT",
+        task="launcher.tasks.gpt:PydocGPT",
         args={"layers": 1, "dim": 32, "heads": 2, "context": 32},
         steps=100000,
         train={"checkpoint_every": None},

@@ -23,7 +23,7 @@ def cuda() -> None:
 
 def gpt(lab: Lab, **fields):
     base = {
-        "task": "launcher.train.tasks.gpt:PydocGPT",
+        "task": "launcher.tasks.gpt:PydocGPT",
         "args": {"layers": 4, "dim": 256, "heads": 4, "context": 256},
         "batch": {"global": 64},
         "resources": {"gpus_per_node": 1},

@@ -21,7 +21,7 @@ def cuda() -> None:
 
 def losses(lab: Lab, **recipe: Any) -> list[float]:
     job = lab.job(
-        task="launcher.train.tasks.gpt:PydocGPT",
+        task="launcher.tasks.gpt:PydocGPT",
         args={"layers": 2, "dim": 256, "heads": 4, "context": 256},
         batch={"global": 64},
         resources={"gpus_per_node": 1},

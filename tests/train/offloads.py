@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from launcher.runs.layout import RunDir
+from launcher.tasks import gpt
 from launcher.train.budget import Unlimited
 from launcher.train.initialise import draw_normal
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.tasks import gpt
 from launcher.train.where import Where
 from optimizers import OPTIMIZERS, digest, steps, trainer
 from ragged import Ragged
