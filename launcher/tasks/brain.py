@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from launcher.tasks.batch_norm import BatchNorm
 from launcher.tasks.brain_data import DigitsAsFilm, Recordings
 from launcher.train.initialise import fan_in, initialise_parameters
 from launcher.train.task import Split, Task, TaskError
@@ -115,10 +114,7 @@ class Autoencoder(nn.Module):
         self.voxels = nn.ModuleList([nn.Linear(shape.layers[-1], shape.voxels)])
 
     def forward(self, video: torch.Tensor, audio: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-        # A recipe of pure bf16 casts the parameters, and nobody casts the inputs.
-        dtype = self.text.norm.weight.dtype
-        samples, frames = len(video), video.flatten(0, 1).to(dtype)
-        audio, text = audio.to(dtype), text.to(dtype)
+        samples, frames = len(video), video.flatten(0, 1)
         for stage in self.video:
             frames = stage(frames)
         for stage in self.audio:
@@ -134,7 +130,8 @@ class Autoencoder(nn.Module):
 class Conv(nn.Module):
     def __init__(self, conv: nn.Module, channels: int) -> None:
         super().__init__()
-        self.conv, self.norm = conv, BatchNorm(channels)
+        kind = nn.BatchNorm2d if isinstance(conv, nn.Conv2d) else nn.BatchNorm1d
+        self.conv, self.norm = conv, kind(channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(self.norm(self.conv(x)))
@@ -148,7 +145,7 @@ class Dense(nn.Module):
         if outputs % parts:
             raise TaskError(f"parts: {outputs} rows cannot be cut into {parts} equal parts")
         self.rows = nn.ModuleList(nn.Linear(inputs, outputs // parts, bias=False) for _ in range(parts))
-        self.norm = BatchNorm(outputs)
+        self.norm = nn.BatchNorm1d(outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(self.norm(torch.cat([rows(x) for rows in self.rows], dim=1)))

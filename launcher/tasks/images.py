@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from launcher.tasks.batch_norm import BatchNorm
 from launcher.tasks.digits import digits
 from launcher.train.task import Split, Task
 
@@ -47,7 +46,6 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(widths[-1], CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.to(self.head.weight.dtype)
         for stage in self.stages:
             x = stage(x)
         return self.head(x.mean(dim=(-2, -1)))  # type: ignore[no-any-return]
@@ -59,7 +57,7 @@ class Stage(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False)
-        self.norm = BatchNorm(outputs)
+        self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.max_pool2d(functional.relu(self.norm(self.conv(x))), kernel_size=2)

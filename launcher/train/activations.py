@@ -7,7 +7,8 @@ are the same under every policy. Applied before sharding, so that FSDP gathers o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from launcher.spec.recipe import Recipe
+from launcher.train.batch_norm import first_batch_norm, untouched_statistics
 from launcher.train.rank import SetupError
 
 Forward = Callable[..., Any]
@@ -51,7 +53,7 @@ def apply_activations(blocks: Iterable[nn.Module], recipe: Recipe, device: torch
         if recipe.activations == "offload":
             block.forward = offloaded(block, pin=device.type == "cuda")
         else:
-            block.forward = recomputed(block.forward, selective=recipe.activations == "selective")
+            block.forward = recomputed(block, recipe)
 
 
 def evenly(blocks: Sequence[nn.Module], ratio: float) -> list[nn.Module]:
@@ -69,20 +71,38 @@ def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     return list({id(block): block for block in callable_ones if id(block) not in inner}.values())
 
 
-def recomputed(forward: Forward, *, selective: bool) -> Forward:
-    """Keeps the inputs (and with `selective` the results of KEPT_BY_SELECTIVE), computes the rest again.
+def recomputed(block: nn.Module, recipe: Recipe) -> Forward:
+    """Keeps the inputs (with `selective` the results of KEPT_BY_SELECTIVE, too), computes the rest again.
 
-    The recomputation draws the same random numbers, and autocast is as it was.
+    The recomputation draws the same random numbers, autocast is as it was, and BatchNorm's running
+    statistics do not count the micro-batch twice.
     """
+    forward: Forward = block.forward
     options: dict[str, Any] = {"use_reentrant": False}
-    if selective:
+    if recipe.activations == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_what_is_costly)
+    # Compiled code changes a buffer once, however often it computes; and it knows no such contexts.
+    if first_batch_norm(block) and not recipe.compile:
+        options["context_fn"] = functools.partial(
+            _with_untouched_statistics, block, options.get("context_fn")
+        )
 
     @functools.wraps(forward)
     def with_recomputation(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, **options, **kwargs)
 
     return with_recomputation
+
+
+def _with_untouched_statistics(block: nn.Module, contexts: Callable[[], Any] | None) -> tuple[Any, Any]:
+    first, again = contexts() if contexts is not None else (nullcontext(), nullcontext())
+    return first, _both(untouched_statistics(block), again)
+
+
+@contextmanager
+def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 def offloaded(block: nn.Module, *, pin: bool) -> Forward:

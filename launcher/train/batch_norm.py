@@ -1,8 +1,14 @@
-"""BatchNorm, whose statistics need two samples: found in the model, whatever the job file says."""
+"""BatchNorm: its statistics need two samples, 32 bit, and each micro-batch once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from launcher.spec.rules import Setting, broken_rules
@@ -16,6 +22,58 @@ def first_batch_norm(model: nn.Module) -> str | None:
         if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
             return str(name)
     return None
+
+
+def computes_in_fp32(model: nn.Module) -> None:
+    """Make every BatchNorm of the model keep its statistics and compute in fp32, in any precision.
+
+    torch's own wants input, weight and statistics in matching types, which FSDP's mixed precision does not
+    give it; and statistics in bf16 do not follow small changes. State dicts are as they were.
+    """
+    for norm in model.modules():
+        if isinstance(norm, _BatchNorm) and not isinstance(norm, nn.SyncBatchNorm):
+            for name in ("running_mean", "running_var"):
+                if (statistics := getattr(norm, name)) is not None:
+                    setattr(norm, name, statistics.float())
+            norm.forward = partial(_forward, norm)  # type: ignore[method-assign]
+
+
+def _forward(norm: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
+    """_BatchNorm.forward, but for the types."""
+    norm._check_input_dim(x)  # type: ignore[no-untyped-call]
+    follows = norm.training and norm.track_running_stats
+    momentum = norm.momentum
+    if follows and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if momentum is None:
+            momentum = 1.0 / float(norm.num_batches_tracked)
+    used = follows or not norm.training
+    y = functional.batch_norm(
+        x.float(),
+        norm.running_mean if used else None,
+        norm.running_var if used else None,
+        norm.weight.float() if norm.affine else None,
+        norm.bias.float() if norm.affine else None,
+        norm.training or norm.running_mean is None,
+        momentum or 0.0,
+        norm.eps,
+    )
+    return y.to(x.dtype)
+
+
+@contextmanager
+def untouched_statistics(module: nn.Module) -> Iterator[None]:
+    """For a second forward pass with a micro-batch that the running statistics have seen already: it
+    updates copies."""
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+    kept = [dict(norm._buffers) for norm in norms]
+    for norm, buffers in zip(norms, kept, strict=True):
+        norm._buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm._buffers.update(buffers)
 
 
 def check_batch_norm(model: nn.Module, rank: Rank) -> bool:

@@ -36,6 +36,7 @@ _HOST_OOM = re.compile(
 _TIMEOUT = re.compile(
     r"Timed out waiting|timed? ?out after|Watchdog caught collective|collective operation timeout"
 )
+_UNUSED = re.compile(r"Expected to have finished reduction in the prior iteration")
 # The peer is gone: it knows why, this rank does not.
 _PEER_GONE = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited"
@@ -78,7 +79,7 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "failure": failure,
         "phase": where.phase,
         "step": where.step,
-        "exception": masked_text(f"{type(error).__name__}: {error}", os.environ),
+        "exception": masked_text(f"{type(error).__name__}: {error}{_remedy(str(error))}", os.environ),
         "traceback": masked_text("".join(traceback.format_exception(error)), os.environ),
     }
     if failure == "gpu-oom" and (snapshot := place.attempt.oom_snapshot(place.number)) is not None:
@@ -88,6 +89,16 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_json(path, content)
     return failure
+
+
+def _remedy(text: str) -> str:
+    """Where torch's own message names a switch that is ours."""
+    if _UNUSED.search(text):
+        return (
+            " | In a job file: train.find_unused_parameters: true, or sharding: fsdp, which does not mind; "
+            "best is a model without parameters that take no part in the loss"
+        )
+    return ""
 
 
 def leave(code: int) -> NoReturn:

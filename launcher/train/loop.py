@@ -24,7 +24,7 @@ from launcher.train.float8 import to_float8
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
-from launcher.train.precision import cast, compute_in
+from launcher.train.precision import cast, compute_in, outwardly_fp32
 from launcher.train.rank import Rank, SetupError
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
@@ -57,7 +57,7 @@ class Trainer:
     def _build_model(self) -> nn.Module:
         recipe, device, task = self.rank.recipe, self.rank.device, self.task
         with torch.device("meta") if task.built_on_meta else nullcontext():
-            model = cast(task.model(), recipe)
+            model = outwardly_fp32(cast(task.model(), recipe), recipe)
         self.undeclared_batch_norm = check_batch_norm(model, self.rank)
         if recipe.precision == "float8":
             to_float8(model, task.blocks(model), device)
@@ -151,6 +151,11 @@ class Trainer:
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
             raise TaskError(
                 f"loss() of {type(self.task).__name__} must return (sum, weight), the sum a tensor"
+            )
+        if result[0].dtype in (torch.float16, torch.bfloat16):
+            raise TaskError(
+                f"loss() of {type(self.task).__name__} adds up in {result[0].dtype}, which keeps two or "
+                "three digits: make what the loss is computed from .float() first"
             )
         return result
 

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.spec.base import format_gib
 from launcher.spec.recipe import SHARDED, Recipe
+from launcher.train.activations import outermost
 from launcher.train.optimizers.state import local
 from launcher.train.precision import mixed_precision
 from launcher.train.rank import Rank, SetupError
@@ -35,6 +36,7 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], rank: Rank, fill: Fill 
             model,
             device_ids=[rank.local] if rank.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
+            find_unused_parameters=rank.job.train.find_unused_parameters,
         )
     if rank.world > 1:
         raise SetupError(f"sharding: none is for one rank; {rank.world} ranks need ddp, fsdp or fsdp-keep")
@@ -60,7 +62,7 @@ def _buffers_to(device: torch.device, model: nn.Module) -> None:
 
 def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank) -> nn.Module:
     """`fully_shard` moves what it shards to the device: a GPU never holds the whole model."""
-    mesh, offload = device_mesh(rank), offload_policy(rank)
+    mesh, offload, shared = device_mesh(rank), offload_policy(rank), shared_with_root(model, blocks)
     keep = rank.recipe.sharding == "fsdp-keep"
     # The innermost first: a unit takes the parameters that no unit below it has.
     for block in reversed(blocks):
@@ -68,18 +70,41 @@ def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank) -> nn.Module:
             block,
             mesh=mesh,
             reshard_after_forward=not keep,
-            mp_policy=mixed_precision(rank.recipe, root=False),
+            mp_policy=mixed_precision(rank.recipe),
             offload_policy=offload,
+            ignored_params=shared,
         )
     # The root's parameters are needed again at once in the backward pass: FSDP2's default keeps them.
     fully_shard(
         model,
         mesh=mesh,
         reshard_after_forward=False if keep else None,
-        mp_policy=mixed_precision(rank.recipe, root=True),
+        mp_policy=mixed_precision(rank.recipe),
         offload_policy=offload,
     )
     return model
+
+
+def shared_with_root(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Parameter]:
+    """Tied weights that stand in a block and outside of all blocks, such as an output head's that are the
+    embedding's. FSDP refuses a parameter in two units: the root takes them. Raises SetupError for weights
+    that two blocks share and the root does not have.
+    """
+    units = {module for block in blocks for module in block.modules()}
+    roots = {p for module in model.modules() if module not in units for p in module.parameters(recurse=False)}
+    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    for block in outermost(blocks):
+        for parameter in block.parameters():
+            owners.setdefault(parameter, set()).add(block)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, those in owners.items():
+        if len(those) > 1 and parameter not in roots:
+            raise SetupError(
+                f"{names[parameter]} is shared by {len(those)} of the units that blocks() of the task gives: "
+                "FSDP shards a parameter in one unit. Give the modules that share it as one block, or leave "
+                "them out of blocks(); sharding: ddp runs as it is"
+            )
+    return roots & owners.keys()
 
 
 def offload_policy(rank: Rank) -> OffloadPolicy:

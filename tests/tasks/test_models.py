@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from launcher.tasks import brain, llama, video
-from launcher.tasks.batch_norm import BatchNorm
 from launcher.tasks.images import DigitClassifier
 from launcher.tasks.video_data import evenly
 from launcher.train.task import Task
@@ -127,19 +126,6 @@ def test_frames_are_taken_evenly() -> None:
     assert evenly(12, 4).tolist() == [0, 3, 6, 9]
     assert evenly(12, 12).tolist() == list(range(12))
     assert evenly(2, 5).tolist() == [0, 0, 0, 1, 1]
-
-
-def test_batch_norm_is_torchs_own_in_fp32_and_close_to_it_in_bf16() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(8, 3, 5)
-    ours, theirs = BatchNorm(3), nn.BatchNorm1d(3)
-    assert torch.equal(ours(x), theirs(x)) and torch.equal(ours.running_var, theirs.running_var)
-    halves = BatchNorm(3).to(torch.bfloat16)
-    assert halves(x.bfloat16()).dtype == torch.bfloat16
-    torch.testing.assert_close(halves.running_var.float(), theirs.running_var, rtol=1e-2, atol=1e-2)
-    mixed = BatchNorm(3)  # as FSDP gathers it: parameters in bf16, buffers in fp32
-    mixed.weight.data, mixed.bias.data = mixed.weight.data.bfloat16(), mixed.bias.data.bfloat16()
-    assert mixed(x.bfloat16()).dtype == torch.bfloat16 and mixed.running_var.dtype == torch.float32
 
 
 def trained(task: Task, model: nn.Module, epochs: int, batch: int) -> nn.Module:

@@ -10,14 +10,11 @@ import torch
 import torch.distributed as dist
 
 from launcher.spec.job import Training
-from launcher.spec.recipe import Recipe
-from launcher.spec.supported import SUPPORTED, WHY_NOT, unsupported
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.failure import classify
 from launcher.train.optimizer import learning_rate
 from launcher.train.rank import RendezvousError, SetupError
 from launcher.train.where import Where
-from tests.train.runs import recipe
 
 GLOO_CLOSED = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:4711"
@@ -86,18 +83,3 @@ def test_the_learning_rate_warms_up_and_ends_at_a_tenth() -> None:
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert rates[-1] == pytest.approx(0.1)
-
-
-def test_the_table_of_what_runs_names_real_fields_and_values() -> None:
-    for field, values in SUPPORTED.items():
-        assert field in Recipe.model_fields
-        for value in values:
-            assert unsupported(recipe(**{field: value})) == []
-    assert len(unsupported(recipe(precision="float8", compile=True, activations="offload"))) == 2
-    for field, value in WHY_NOT:
-        [sentence] = unsupported(recipe(**{field: value}))
-        assert WHY_NOT[field, value] in sentence
-    [sentence] = unsupported(recipe(sharding="hybrid", optimizer="adamw-8bit"))
-    assert "hybrid runs adamw" in sentence
-    [sentence] = unsupported(recipe(compile=True, activations="offload"))
-    assert "activations: checkpoint runs with it" in sentence

@@ -1,0 +1,97 @@
+"""What trips up others' training loops, under real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from launcher.runs.layout import RunDir
+from launcher.train.batch_norm import computes_in_fp32
+from launcher.train.checkpoints.export import export
+from tests.train.runs import error, job, losses, prepare, recipe, start
+
+
+def trap(path: Path, train: dict[str, Any] | None = None, **args: Any) -> RunDir:
+    return prepare(path, job(task="traps:Trap", steps=3, args=args, train=train or {}))
+
+
+def test_weights_that_a_block_shares_with_the_rest_stay_one_parameter_under_fsdp(tmp_path: Path) -> None:
+    curves = {}
+    for sharding, ranks in (("none", 1), ("ddp", 2), ("fsdp", 2)):
+        run = trap(tmp_path / sharding, tied="head")
+        ended = start(run, recipe(sharding, micro=8 // ranks), ranks=ranks)
+        assert set(ended.codes.values()) == {0}, ended.output
+        curves[sharding] = losses(run)
+    assert curves["fsdp"] == pytest.approx(curves["none"], rel=1e-5)
+    assert curves["ddp"] == pytest.approx(curves["none"], rel=1e-5)
+
+
+def test_weights_that_two_blocks_share_are_refused_under_fsdp_with_what_to_do(tmp_path: Path) -> None:
+    run = trap(tmp_path / "run", tied="layers")
+    assert start(run, recipe("fsdp")).codes == {0: 1, 1: 1}
+    failure = error(run.attempt(0), 0)
+    assert failure["failure"] == "user-error"
+    assert "layers.0.weight is shared by 2 of the units" in failure["exception"]
+
+
+def test_parameters_without_part_in_the_loss_run_under_fsdp_and_under_ddp_when_asked(tmp_path: Path) -> None:
+    for sharding, asked in (("fsdp", False), ("ddp", True)):
+        run = trap(tmp_path / sharding, unused=True, train={"find_unused_parameters": asked})
+        ended = start(run, recipe(sharding))
+        assert ended.codes == {0: 0, 1: 0}, ended.output
+    run = trap(tmp_path / "unasked", unused=True)
+    start(run, recipe("ddp"))
+    failure = error(run.attempt(0), 0)
+    assert failure["failure"] == "user-error"
+    assert "train.find_unused_parameters: true" in failure["exception"]
+
+
+def test_a_loss_in_16_bit_is_refused(tmp_path: Path) -> None:
+    run = trap(tmp_path / "run", half=True)
+    assert start(run, recipe("none", micro=8, precision="bf16"), ranks=1).codes == {0: 1}
+    assert "adds up in torch.bfloat16" in error(run.attempt(0), 0)["exception"]
+
+
+def test_recomputation_counts_no_micro_batch_twice_in_batch_norm(tmp_path: Path) -> None:
+    weights = {}
+    for activations in ("keep", "checkpoint", "selective"):
+        run = prepare(tmp_path / activations, job(task="traps:Normed", steps=3))
+        chosen = recipe("none", micro=4, accumulation=2, activations=activations)
+        ended = start(run, chosen, ranks=1)
+        assert ended.codes == {0: 0}, ended.output
+        export(run.checkpoints / "step-00000003", tmp_path / f"{activations}-weights")
+        weights[activations] = load_file(tmp_path / f"{activations}-weights" / "model.safetensors")
+    assert int(weights["keep"]["1.1.num_batches_tracked"]) == 6
+    for activations in ("checkpoint", "selective"):
+        assert all(torch.equal(weights[activations][name], weights["keep"][name]) for name in weights["keep"])
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+def test_a_model_takes_and_returns_fp32_in_every_precision(
+    sharding: str, precision: str, tmp_path: Path
+) -> None:
+    run = prepare(tmp_path / "run", job(task="traps:Normed", steps=2))
+    ended = start(run, recipe(sharding, micro=8, precision=precision), ranks=1)
+    assert ended.codes == {0: 0}, ended.output
+
+
+def test_batch_norm_is_torchs_own_whatever_the_types_are() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 5)
+    ours, theirs = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    computes_in_fp32(ours)
+    for norm in (ours, theirs):
+        norm.train()
+    assert torch.equal(ours(x), theirs(x))
+    assert all(torch.equal(a, b) for a, b in zip(ours.buffers(), theirs.buffers(), strict=True))
+    assert torch.equal(ours.eval()(x), theirs.eval()(x))
+    halves = nn.BatchNorm1d(3).to(torch.bfloat16)
+    computes_in_fp32(halves)
+    assert halves(x.bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(halves.running_var, theirs.running_var, rtol=1e-2, atol=1e-2)

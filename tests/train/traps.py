@@ -1,0 +1,73 @@
+"""Tasks with what trips up others: tied weights, unused parameters, BatchNorm, a loss in 16 bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from launcher.train import Task
+
+VOCABULARY = 32
+
+
+class Language(nn.Module):
+    def __init__(self, dim: int, tied: str, unused: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, dim)
+        self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(2))
+        self.layers.append(nn.Linear(dim, VOCABULARY, bias=False))
+        if tied == "head":
+            self.layers[-1].weight = self.embedding.weight
+        if tied == "layers":
+            self.layers[1].weight = self.layers[0].weight
+        if unused:
+            self.unused = nn.Linear(dim, dim)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers[:-1]:
+            x = x + torch.tanh(layer(x))
+        return self.layers[-1](x)
+
+
+class Trap(Task):
+    def __init__(self, tied: str = "", unused: bool = False, half: bool = False) -> None:
+        self.tied, self.unused, self.half = tied, unused, half
+
+    def model(self) -> nn.Module:
+        return Language(16, self.tied, self.unused)
+
+    def data(self, split: str) -> torch.Tensor:
+        return torch.randint(0, VOCABULARY, (64, 9), generator=torch.Generator().manual_seed(0))
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+        logits = model(batch[:, :-1]).flatten(0, 1)
+        if self.half:
+            logits = logits.bfloat16()
+        return functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum"), batch[:, 1:].numel()
+
+
+class Normed(Task):
+    """BatchNorm in a block that is recomputed. The data are fp32, whatever the parameters are."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), nn.Linear(8, 1)
+        )
+
+    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
+        yield model[1]
+
+    def data(self, split: str) -> Any:
+        numbers = torch.randn((64, 9), generator=torch.Generator().manual_seed(0))
+        return [(row[:8], row[8:]) for row in numbers]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        x, y = batch
+        output = model(x)
+        assert output.dtype == torch.float32
+        return functional.mse_loss(output, y, reduction="sum"), len(x)
