@@ -37,8 +37,22 @@ def recipe_line(recipe: Recipe) -> str:
         parts.append(f"offload {recipe.offload}")
     if recipe.activations != "keep":
         parts.append(f"activations {recipe.activations}")
+    if recipe.checkpoint_ratio < 1:
+        parts.append(f"of {recipe.checkpoint_ratio:g} of the blocks")
+    if recipe.loss_chunks > 1:
+        parts.append(f"loss in {recipe.loss_chunks} chunks")
+    if recipe.compile:
+        parts.append("compiled")
+    if recipe.grad_sync == "last" and recipe.grad_accum > 1:
+        parts.append("gradients meet at the last micro-batch")
     parts.append(f"micro-batch {recipe.micro_batch_size} x accumulation {recipe.grad_accum}")
     return ", ".join(parts)
+
+
+def _rung(recipe: Recipe, above: Recipe) -> str:
+    if recipe.micro_batch_size != above.micro_batch_size:
+        return f"micro-batch {recipe.micro_batch_size}"
+    return ", ".join(f"{name} {new}" for name, (_, new) in recipe.changes_from(above).items())
 
 
 def show_plan(console: Console, job: Job, cluster: Cluster, plan: Plan, warnings: Sequence[str]) -> None:
@@ -64,8 +78,9 @@ def show_plan(console: Console, job: Job, cluster: Cluster, plan: Plan, warnings
         "batch", f"{batch} = {plan.recipe.micro_batch_size} x {plan.recipe.grad_accum} x {layout.ranks} ranks"
     )
     if plan.ladder:
-        below = " -> ".join(str(rung.micro_batch_size) for rung in plan.ladder)
-        table.add_row("if memory runs out", f"micro-batch {below}, the global batch unchanged")
+        steps = zip(plan.ladder, (plan.recipe, *plan.ladder), strict=False)
+        below = " -> ".join(_rung(recipe, above) for recipe, above in steps)
+        table.add_row("if memory runs out", f"{below}, the global batch unchanged")
     table.add_row("why", escape(plan.reason))
     if plan.usd_per_hour is not None:
         table.add_row("price", f"{plan.usd_per_hour:.2f} USD/h (from the profile)")
