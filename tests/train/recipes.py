@@ -1,8 +1,9 @@
-"""Which recipes there are on the CPU, and how far each may be from AdamW in fp32 on one device."""
+"""Which recipes there are, and how far the loss curve of each may be from fp32 on one device."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -22,9 +23,23 @@ AXES: dict[str, tuple[Any, ...]] = {
 }
 "torch.compile is left out: a minute of compiling for each recipe says nothing about the others."
 
+ON_GPU = {
+    "precision": (*AXES["precision"], "float8"),
+    "optimizer": (*AXES["optimizer"], "paged-adamw-8bit"),
+}
+
+PLAIN = {
+    "precision": "fp32",
+    "sharding": "none",
+    "offload": "none",
+    "activations": "keep",
+    "loss_chunks": 1,
+    "grad_sync": "each",
+}
+
 # The largest relative difference of a loss within 20 steps. What each costs is measured (benchmarks/results/
 # recipes.json holds every recipe's own figure) and given room of about three.
-PRECISION = {"fp32": 2e-5, "bf16-mixed": 4e-3, "fp16-mixed": 1e-3, "bf16": 2e-2}
+PRECISION = {"fp32": 2e-5, "bf16-mixed": 4e-3, "fp16-mixed": 1e-3, "bf16": 2e-2, "float8": 2e-2}
 OPTIMIZER = {
     "adamw": 0.0,
     "lion": 0.0,
@@ -32,11 +47,13 @@ OPTIMIZER = {
     "adamw-bf16": 3e-3,
     "adamw-8bit": 4e-3,
     "lion-8bit": 4e-3,
+    "paged-adamw-8bit": 4e-3,
 }
 REFERENCE = {
     "adamw": "adamw",
     "adamw-bf16": "adamw",
     "adamw-8bit": "adamw",
+    "paged-adamw-8bit": "adamw",
     "lion": "lion",
     "lion-8bit": "lion",
     "adam-mini": "adam-mini",
@@ -49,9 +66,9 @@ def tolerance(recipe: dict[str, Any]) -> float:
     return PRECISION[recipe["precision"]] + OPTIMIZER[recipe["optimizer"]]
 
 
-def setting(ranks: int) -> Setting:
+def setting(ranks: int, *, gpu: bool = False) -> Setting:
     """Four ranks are two nodes of two, so that hybrid has something to replicate over."""
-    return Setting(ranks, 2 if ranks == 4 else 1, 0, nvme_dir=True, entrypoint=True)
+    return Setting(ranks, 2 if ranks == 4 else 1, int(gpu), nvme_dir=True, entrypoint=True)
 
 
 def recipe(ranks: int, **fields: Any) -> dict[str, Any]:
@@ -63,27 +80,26 @@ def recipe(ranks: int, **fields: Any) -> dict[str, Any]:
     return complete
 
 
-def valid(ranks: int) -> Iterator[dict[str, Any]]:
+def valid(ranks: int, *, gpu: bool = False) -> Iterator[dict[str, Any]]:
     """Every recipe that no rule refuses."""
-    for values in itertools.product(*AXES.values()):
-        candidate = recipe(ranks, **dict(zip(AXES, values, strict=True)))
+    axes = {**AXES, **ON_GPU} if gpu else AXES
+    for values in itertools.product(*axes.values()):
+        candidate = recipe(ranks, **dict(zip(axes, values, strict=True)))
         checked = Recipe.model_validate(candidate)
-        if not broken_rules(checked, setting(ranks)) and not unsupported(checked):
+        if not broken_rules(checked, setting(ranks, gpu=gpu)) and not unsupported(checked):
             yield candidate
 
 
-def every_pair(ranks: int) -> list[dict[str, Any]]:
-    """Few recipes in which any two values that go together are together at least once."""
-    left = list(valid(ranks))
-    random.Random(0).shuffle(left)
-    wanted = {pair for candidate in left for pair in _pairs(candidate)}
+def covering(ranks: int, together: int = 2, *, gpu: bool = False) -> list[dict[str, Any]]:
+    """Few recipes in which any two (`together`) values that go together are together once or more."""
+    left = {json.dumps(candidate, sort_keys=True): candidate for candidate in valid(ranks, gpu=gpu)}
+    names = sorted(left)
+    random.Random(0).shuffle(names)
+    groups = {name: set(itertools.combinations(sorted(left[name].items()), together)) for name in names}
+    wanted = set().union(*groups.values())
     chosen = []
     while wanted:
-        best = max(left, key=lambda candidate: len(_pairs(candidate) & wanted))
-        chosen.append(best)
-        wanted -= _pairs(best)
+        best = max(names, key=lambda name: len(groups[name] & wanted))
+        chosen.append(left[best])
+        wanted -= groups[best]
     return chosen
-
-
-def _pairs(candidate: dict[str, Any]) -> set[Any]:
-    return set(itertools.combinations(sorted(candidate.items()), 2))

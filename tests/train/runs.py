@@ -109,10 +109,16 @@ def start(run: RunDir, recipe: Recipe, ranks: int = 2, env: dict[str, str] | Non
 
 
 def measure(
-    script: str, folder: Path, ranks: int, per_node: int | None = None, env: dict[str, str] | None = None
+    script: str,
+    folder: Path,
+    ranks: int,
+    per_node: int | None = None,
+    env: dict[str, str] | None = None,
+    timeout: float = 280,
+    **about: Any,
 ) -> Any:
     """What a script of this folder writes when it runs on every rank."""
-    run = prepare(folder / "run", job())
+    run = prepare(folder / "run", job(), **about)
     attempt = run.attempt(0)
     attempt.path.mkdir(parents=True)
     attempt.recipe.write_text(recipe().model_dump_json())
@@ -136,7 +142,7 @@ def measure(
             **(env or {}),
         },
         check=True,
-        timeout=280,
+        timeout=timeout,
     )
     return json.loads((folder / "out.json").read_text())
 
