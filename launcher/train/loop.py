@@ -35,7 +35,10 @@ from launcher.train.where import Phase, Where
 
 
 class Trainer:
-    """One attempt of one rank. `train()` returns True when all steps are done, False when asked to stop."""
+    """One attempt of one rank. `train()` returns True when all steps are done, False when asked to stop.
+
+    `feed`: opened before CUDA was touched; without it, it is opened here, which does on a CPU.
+    """
 
     def __init__(self, rank: Rank, where: Where, budget: Budget, feed: Feed | None = None) -> None:
         self.rank, self.where, self.budget = rank, where, budget
