@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from launcher.spec.verdict import EXIT_CODES
@@ -51,7 +53,8 @@ def test_a_micro_batch_of_one_is_refused_before_the_first_step_with_the_remedy(l
     job = lab.job(task="normed:Normed", steps=2, recipe={"sharding": "ddp", "micro_batch_size": 1})
     done = lab.cli("run", str(job))
     assert done.returncode == EXIT_CODES["user-error"]
-    [verdict] = verdicts(lab.newest())
-    assert verdict["failure"] == "user-error"
-    assert "1 of the model: BatchNorm has no variance" in verdict["reason"]
-    assert "micro_batch_size: 2, grad_accum: 2" in verdict["reason"]
+    run = lab.newest()
+    assert [verdict["failure"] for verdict in verdicts(run)] == ["user-error"]
+    exception = json.loads(run.attempt(0).error(0).read_text())["exception"]
+    assert "1 of the model: BatchNorm has no variance" in exception
+    assert "micro_batch_size: 2, grad_accum: 2" in exception

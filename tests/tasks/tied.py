@@ -23,10 +23,11 @@ def main(out: Path) -> None:
     fields = {**vars(rank), "job": asked, "recipe": recipe(sharding, 8 // rank.world)}
     trainer = Trainer(Rank(**fields), Where(), Unlimited())
     losses = [trainer.train_step(step).loss for step in (1, 2)]
-    trainer._save(2)
+    saved = trainer.checkpoints.save(2)
+    assert saved is not None and saved.problem is None
     losses.append(trainer.train_step(3).loss)
     again = Trainer(Rank(**fields), Where(), Unlimited())
-    assert again._resume() == 2
+    assert again.checkpoints.restore() == 2
     losses.append(again.train_step(3).loss)
     tied = [
         one.model.get_output_embeddings().weight is one.model.get_input_embeddings().weight

@@ -82,7 +82,9 @@ def recipe(ranks: int, **fields: Any) -> dict[str, Any]:
 
 def valid(ranks: int, *, gpu: bool = False) -> Iterator[dict[str, Any]]:
     """Every recipe that no rule refuses."""
-    axes = {**AXES, **ON_GPU} if gpu else AXES
+    axes = {**AXES, **(ON_GPU if gpu else {})}
+    if ranks == 4:  # the rest is no other than with two
+        axes["sharding"] = ("hybrid",)
     for values in itertools.product(*axes.values()):
         candidate = recipe(ranks, **dict(zip(axes, values, strict=True)))
         checked = Recipe.model_validate(candidate)
