@@ -41,9 +41,12 @@ lint: venv ## ruff, mypy, import-linter, shellcheck, hadolint
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash tests/lint_scripts.sh
 
 bench: venv ## every benchmark, with its peer beside it; results go to benchmarks/results/
-	@$(BIN)/python -c "import torchx" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torchx
+	@$(BIN)/python -c "import torchx, accelerate, lightning" 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torchx accelerate lightning
 	$(BIN)/python benchmarks/cli.py --save
 	$(BIN)/python benchmarks/logs.py --save
+	$(BIN)/python benchmarks/train.py --save
+	$(BIN)/python benchmarks/recipes.py --save
 
 goldens: venv ## write the golden files of every rendered template again
 	$(BIN)/python -m tests.render.update_goldens

@@ -27,15 +27,17 @@ GIB = 2**30
 CPU = {
     "gpt": {
         "task": "launcher.tasks.gpt:PydocGPT",
-        "args": {"layers": 4, "dim": 256, "heads": 4, "context": 256},
-        "tokens": 256,
+        "args": {"layers": 4, "dim": 128, "heads": 4, "context": 128},
+        "tokens": 128,
         "batch": 8,
+        "steps": 60,
     },
-    "gpt-small": {  # steps of some 20 ms, in which a loop's own work shows
+    "gpt-small": {  # steps of some 15 ms, in which a loop's own work shows
         "task": "launcher.tasks.gpt:PydocGPT",
         "args": {"layers": 2, "dim": 64, "heads": 2, "context": 64},
         "tokens": 64,
         "batch": 16,
+        "steps": 250,
     },
 }
 CUDA = {
@@ -44,6 +46,7 @@ CUDA = {
         "args": {"shape": shape, "context": 4096},
         "tokens": 4096,
         "batch": batch,
+        "steps": 40,
         "recipe": recipe,
     }
     for name, shape, batch, recipe in (
@@ -58,9 +61,8 @@ GOALS = {"plain": 0.97, "fsdp2": 0.97, "trainer": 1.0, "lightning": 1.0}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--skip", type=int, default=10, help="steps at the beginning that are not measured")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", action="append", help="a model of the list")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/train-DEVICE.json")
     options = parser.parse_args()
@@ -141,7 +143,7 @@ def _ours(
         "task": model["task"],
         "args": model["args"],
         "batch": {"global": model["batch"]},
-        "steps": options.steps + 1,  # the last one, with its checkpoint, is not measured
+        "steps": model["steps"] + 1,  # the last one, with its checkpoint, is not measured
         "train": {"checkpoint_every": None, "lr": 3e-4},
     }
     attempt = folder / "attempts" / "000"
@@ -165,7 +167,7 @@ def _peer(
     arguments = {
         **{key: model[key] for key in ("task", "args", "batch")},
         "device": options.device,
-        "steps": options.steps,
+        "steps": model["steps"],
         "lr": 3e-4,
         "accumulation": 1,
         "compile": options.device == "cuda",

@@ -50,10 +50,13 @@ class Loader:
 class _Samples(Dataset[Any]):
     def __init__(self, data: Any, seed: int) -> None:
         self.data, self.seed = data, seed
+        # What lies there already draws nothing; seeding 16 samples costs a fifth of a millisecond.
+        self.draws = not isinstance(data, list | tuple | torch.Tensor)
 
     def __getitem__(self, ticket: Ticket) -> Any:
         place, index = ticket
-        _seed_host(derive_seed("sample", self.seed, place))
+        if self.draws:
+            _seed_host(derive_seed("sample", self.seed, place))
         return self.data[index]
 
 
