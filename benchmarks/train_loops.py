@@ -64,22 +64,7 @@ class Work:
 
 def plain(work: Work) -> None:
     """What a good engineer writes for one device."""
-    model = work.task.model().to(work.device)
-    optimizer = work.optimizer(model)
-    schedule = work.schedule(optimizer)
-    batches = _endless(work.loader())
-    for step in range(1, work.steps + 1):
-        for _ in range(work.accumulation):
-            batch = next(batches).to(work.device, non_blocking=True)
-            loss = work.mean_loss(model, batch) / work.accumulation
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step % LOG_EVERY == 0:
-            print(f"step {step} loss {loss.item() * work.accumulation:.4f}", flush=True)
-        work.ended()
+    _train(work, work.task.model().to(work.device))
 
 
 def fsdp2(work: Work) -> None:
@@ -100,10 +85,16 @@ def fsdp2(work: Work) -> None:
     if work.task.built_on_meta:
         model.to_empty(device=work.device)
         work.task.initialise(model, 0)
+    _train(work, model)
+    work.write()
+    os._exit(0)
+
+
+def _train(work: Work, model: nn.Module) -> None:
     optimizer = work.optimizer(model)
     schedule = work.schedule(optimizer)
     batches = _endless(work.loader())
-    for _ in range(work.steps):
+    for step in range(1, work.steps + 1):
         for _ in range(work.accumulation):
             batch = next(batches).to(work.device, non_blocking=True)
             loss = work.mean_loss(model, batch) / work.accumulation
@@ -112,10 +103,11 @@ def fsdp2(work: Work) -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        loss.item()  # the step has ended when its loss is known
+        if step % LOG_EVERY == 0:
+            print(f"step {step} loss {loss.item() * work.accumulation:.4f}", flush=True)
+        if work.device.type == "cuda":
+            torch.cuda.synchronize()  # so that the clock shows when the step has really ended
         work.ended()
-    work.write()
-    os._exit(0)
 
 
 def trainer(work: Work) -> None:

@@ -12,13 +12,6 @@ from tests.train.runs import job, losses, prepare, recipe, start
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def cuda() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-
-
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_a_checkpoint_in_the_background_is_what_the_run_goes_on_from(tmp_path: Path, sharding: str) -> None:
     asked = job(

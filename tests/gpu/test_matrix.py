@@ -16,13 +16,6 @@ pytestmark = pytest.mark.gpu
 ANOTHER_ORDER = 1e-3
 
 
-@pytest.fixture(autouse=True)
-def cuda() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-
-
 def test_any_two_values_of_a_recipe_train_together(tmp_path: Path) -> None:
     names = sorted(set(REFERENCE.values()))
     plain = [recipe(1, **PLAIN, optimizer=name) for name in names]

@@ -14,13 +14,6 @@ from tests.lab import Lab, events, metrics
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def cuda() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-
-
 def gpt(lab: Lab, **fields):
     base = {
         "task": "launcher.tasks.gpt:PydocGPT",

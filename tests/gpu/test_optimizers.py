@@ -9,13 +9,6 @@ from tests.lab import Lab, metrics
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def cuda() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-
-
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16"])
 @pytest.mark.parametrize(

@@ -12,13 +12,6 @@ from tests.lab import Lab, metrics
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def cuda() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-
-
 def losses(lab: Lab, **recipe: Any) -> list[float]:
     job = lab.job(
         task="launcher.tasks.gpt:PydocGPT",

@@ -11,13 +11,6 @@ from tests.lab import Lab, metrics
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def cuda() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-
-
 @pytest.mark.parametrize(
     "recipe",
     [
