@@ -42,8 +42,8 @@ def run(job: Path) -> Path:
     """Start a job, follow it to its end, return its directory."""
     print(f"$ launcher run {job.relative_to(HERE.parent)} -c local\n", flush=True)
     launcher("run", str(job), "-c", "local")
-    newest = json.loads(subprocess.check_output([*LAUNCHER, "list", "--limit", "1", "--json"]))
-    return Path(newest[0]["path"])
+    runs = json.loads(subprocess.check_output([*LAUNCHER, "list", "--json"]))
+    return next(Path(run["path"]) for run in runs if run["name"] == job.stem)
 
 
 def launcher(*arguments: str) -> None:
