@@ -56,7 +56,7 @@ def test_training_without_space_for_checkpoints_goes_on_and_ends_with_a_verdict(
     done = lab.cli("run", str(job))
     run = lab.newest()
     assert [event["step"] for event in events(run, "checkpoint-failed")] == [2, 4]
-    assert "GiB are free in" in done.stdout and len(metrics(run)) == 6
+    assert "iB are free in" in done.stdout and len(metrics(run)) == 6
     assert list(run.checkpoints.glob("*")) == []
     [verdict] = verdicts(run)
     assert done.returncode == EXIT_CODES["user-error"] and verdict["phase"] == "checkpoint"
