@@ -79,8 +79,10 @@ def _shapes(job: Job, workdir: Path, recipe: Recipe) -> ModelShapes:
     except SetupError as error:
         fail(str(error), EXIT_REFUSED)
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        last = next((one for one in reversed(frames) if one.filename.startswith(str(workdir))), frames[-1])
+        values = "; the plan builds the model on the meta device, where tensors have no values"
         fail(
-            f"task {job.task}: {type(error).__name__}: {error} ({last.filename}:{last.lineno}). The plan "
-            "builds the model on the meta device, where tensors have shapes and no values"
+            f"task {job.task}: {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+            f"{values if 'meta' in str(error) else ''}"
         )

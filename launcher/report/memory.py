@@ -46,8 +46,8 @@ def show_fit(console: Console, fit: Fit, ranks_per_node: int) -> None:
         )
     if fit.rank.nvme:
         console.print(f"and {_size(fit.rank.nvme)} in files on NVMe")
-    there = f", which has {_size(fit.node)}" if fit.node is not None else ""
-    console.print(f"\nhost memory per node, {ranks_per_node} rank(s): {_size(fit.host_per_node)}{there}")
+    there = f"which has {_size(fit.node)}" if fit.node is not None else "whose size the profile does not say"
+    console.print(f"\nhost memory per node, {ranks_per_node} rank(s): {_size(fit.host_per_node)}, {there}")
     console.print(f"[yellow]note[/] {escape(NOT_YET)}")
 
 
