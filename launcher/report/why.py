@@ -15,6 +15,8 @@ from launcher.supervise.policy import POLICIES
 MAX_LINES = 14
 _SHOWN_LOG_LINES = 5
 _WIDTH = 160
+_MESSAGE = 700
+"Of an exception: what to do stands at its end."
 
 
 def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
@@ -60,7 +62,7 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     if any(where):
         lines.append("where     " + ", ".join(part for part in where if part))
     if verdict.exception:
-        lines.append(f"exception {_cut(verdict.exception)}")
+        lines.append(f"exception {_cut(verdict.exception, _MESSAGE)}")
     before = [line for line in verdict.last_lines if line.strip() and not _repeats(line, verdict.exception)]
     shown = before[-_SHOWN_LOG_LINES:]
     lines += [f"  | {_cut(line)}" for line in shown]
@@ -97,6 +99,6 @@ def _sentence(state: str) -> str:
     }.get(state, f"ended: {state}")
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, width: int = _WIDTH) -> str:
     text = " ".join(text.splitlines()).rstrip()
-    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+    return text if len(text) <= width else f"{text[: width - 3]}..."

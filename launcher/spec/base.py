@@ -73,8 +73,11 @@ def parse_seconds(text: Any) -> Any:
 
 
 def format_gib(size: int | float) -> str:
-    """Bytes -> `"47.4 GiB"` (2^30 bytes), with as many digits as matter."""
-    return f"{size / GIB:.4g} GiB"
+    """Bytes -> `"47.4 GiB"` (2^30 bytes), with as many digits as matter; below 0.1 GiB in MiB or KiB."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if abs(size) >= unit / 10:
+            return f"{size / unit:.4g} {name}"
+    return f"{size / 2**10:.4g} KiB"
 
 
 def format_duration(seconds: int | float) -> str:

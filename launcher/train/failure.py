@@ -24,6 +24,9 @@ from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.task import TaskError
 from launcher.train.where import Where
 
+USERS_OWN = (TaskError, SetupError, NotSavedError, FloatingPointError)
+"Raised with a message that is meant for the author of the job."
+
 # PyTorch raises OutOfMemoryError for its own allocator only; libraries allocate beside it.
 _GPU_OOM = re.compile(
     r"CUDA out of memory|cuda (error|failure)[^\n]{0,20}out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED", re.I
@@ -57,7 +60,7 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
         return "host-oom"
     if isinstance(error, RendezvousError):
         return "rendezvous-failed"
-    if isinstance(error, TaskError | SetupError | NotSavedError):
+    if isinstance(error, USERS_OWN):
         return "user-error"
     if _TIMEOUT.search(text) and isinstance(error, RuntimeError):
         return "nccl-timeout"
@@ -80,7 +83,7 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "phase": where.phase,
         "step": where.step,
         "exception": masked_text(f"{type(error).__name__}: {error}{_remedy(str(error))}", os.environ),
-        "traceback": masked_text("".join(traceback.format_exception(error)), os.environ),
+        "traceback": masked_text("".join(_lines(error)), os.environ),
     }
     if failure == "gpu-oom" and (snapshot := place.attempt.oom_snapshot(place.number)) is not None:
         content["snapshot"] = str(snapshot)
@@ -89,6 +92,13 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_json(path, content)
     return failure
+
+
+def _lines(error: BaseException, limit: int | None = None) -> list[str]:
+    """USERS_OWN say what is wrong and what to do: where in launcher they were raised helps nobody."""
+    if isinstance(error, USERS_OWN):
+        return traceback.format_exception_only(error)
+    return traceback.format_exception(error, limit=limit)
 
 
 def _remedy(text: str) -> str:
@@ -127,6 +137,6 @@ def fail(place: Place, error: BaseException, where: Where, close: Callable[[], o
     failure = write_error(place, error, where)
     out_of_memory = failure in ("gpu-oom", "host-oom")
     # Where memory ran out is chance, and the supervisor goes on: a few lines do. The error file has them all.
-    traceback.print_exception(error, limit=-3 if out_of_memory else None)
+    sys.stderr.writelines(_lines(error, limit=-3 if out_of_memory else None))
     within(CLOSING_SECONDS, close)
     leave(EXIT_OOM if out_of_memory else 1)

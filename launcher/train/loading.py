@@ -6,7 +6,10 @@ depend on the worker, the rank, the micro-batch or the attempt, and a resumed ru
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +19,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from launcher.train.rng import numpy
 from launcher.train.seeds import derive_seed
+
+PR_SET_PDEATHSIG = 1
+"Of <linux/prctl.h>: the signal that a process gets when its parent dies."
 
 Collate = Callable[[list[Any]], Any]
 Ticket = tuple[int, int]
@@ -41,10 +47,18 @@ class Loader:
             collate_fn=self._collate,
             num_workers=self._workers,
             multiprocessing_context="fork" if self._workers else None,
+            worker_init_fn=_dies_with_its_rank if self._workers else None,
             pin_memory=self._pin,
             generator=torch.Generator(),  # else it draws its seed from the training's own random state
         )
         return iter(loader) if self._workers else _aside(iter(loader))
+
+
+def _dies_with_its_rank(_: int) -> None:
+    """torch's own watch takes seconds, in which a worker of a killed rank holds its pipes and its memory."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # it was killed in between
+        os._exit(1)
 
 
 class _Samples(Dataset[Any]):

@@ -21,6 +21,7 @@ from launcher.train.compiling import apply_compile
 from launcher.train.data import to_device
 from launcher.train.feed import Feed, open_feed
 from launcher.train.float8 import to_float8
+from launcher.train.guard import Guard
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
@@ -52,6 +53,7 @@ class Trainer:
             self.model = self._build_model()
         self.optimizer = build_optimizer(self.model, rank, budget)
         self.scaler = LossScaler(rank.recipe.grad_scaler)
+        self.guard = Guard(self.scaler)
         self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank)
         self.recorder = Recorder(rank, self.steps, self.task, budget)
         # From here on each rank draws its own randomness; until here all drew the same.
@@ -60,7 +62,10 @@ class Trainer:
     def _build_model(self) -> nn.Module:
         recipe, device, task = self.rank.recipe, self.rank.device, self.task
         with torch.device("meta") if task.built_on_meta else nullcontext():
-            model = outwardly_fp32(cast(task.model(), recipe), recipe)
+            model = task.model()
+        if not isinstance(model, nn.Module):
+            raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, no nn.Module")
+        model = outwardly_fp32(cast(model, recipe), recipe)
         self.undeclared_batch_norm = check_batch_norm(model, self.rank)
         if recipe.precision == "float8":
             to_float8(model, task.blocks(model), device)
@@ -121,13 +126,11 @@ class Trainer:
             grad_norm = divide_and_clip(self.model, factor, self.rank.job.train.clip_norm)
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
-            if self.scaler.accepts(grad_norm):
-                self.optimizer.step()
+            if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
+                self.rank.say(f"step {step}: {reason}; the model stays as it is")
+                self.recorder.event("step-left-out", step=step, reason=reason)
             else:
-                self.rank.say(
-                    f"step {step}: a gradient overflowed in fp16, the model stays as it is; "
-                    f"loss scale now {self.scaler.factor:g}"
-                )
+                self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return StepResult(_mean(total_loss, total_weight), total_weight, grad_norm, lr, stop > 0)
 
@@ -154,6 +157,11 @@ class Trainer:
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
             raise TaskError(
                 f"loss() of {type(self.task).__name__} must return (sum, weight), the sum a tensor"
+            )
+        if result[0].ndim:
+            raise TaskError(
+                f"loss() of {type(self.task).__name__} returned a sum of shape {tuple(result[0].shape)}; "
+                "it is one number: .sum() it"
             )
         if result[0].dtype in (torch.float16, torch.bfloat16):
             raise TaskError(

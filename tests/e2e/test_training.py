@@ -68,7 +68,8 @@ def test_memory_running_out_costs_an_attempt_and_no_optimizer_step(lab: Lab) -> 
 
 @pytest.mark.parametrize("victim", ["rank", "torchrun"])
 def test_a_killed_process_costs_a_restart_from_the_last_checkpoint(lab: Lab, victim: str) -> None:
-    run = lab.submit(str(job(lab, steps=60, retries={"same": 3})))
+    train = {"checkpoint_every": 4, "lr": 1e-3, "workers": 2}
+    run = lab.submit(str(job(lab, steps=60, retries={"same": 3}, train=train)))
     wait_for(lambda: events(run, "checkpoint"), "a checkpoint", 90)
     os.kill(_pid(run, "launcher.train" if victim == "rank" else "torch.distributed.run"), signal.SIGKILL)
     assert lab.wait(run)["state"] == "succeeded", lab.all_logs(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,47 @@ def test_recomputation_counts_no_micro_batch_twice_in_batch_norm(tmp_path: Path)
     assert int(weights["keep"]["1.1.num_batches_tracked"]) == 6
     for activations in ("checkpoint", "selective"):
         assert all(torch.equal(weights[activations][name], weights["keep"][name]) for name in weights["keep"])
+
+
+def test_a_loss_that_is_not_a_number_leaves_its_step_out_on_every_rank(tmp_path: Path) -> None:
+    run = trap(tmp_path / "run", bad=[2])
+    ended = start(run, recipe("fsdp"))
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+    [left_out] = [event for event in run.read_events() if event["event"] == "step-left-out"]
+    assert left_out["step"] == 2 and "not finite" in left_out["reason"]
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [line["loss"] is None for line in lines] == [False, True, False]
+
+
+def test_a_diverged_training_ends_before_it_is_written_over_the_good_checkpoint(tmp_path: Path) -> None:
+    asked = job(
+        task="traps:Trap",
+        steps=40,
+        args={"bad": list(range(4, 41))},
+        train={"checkpoint_every": 3, "keep_checkpoints": 9},
+    )
+    run = prepare(tmp_path / "run", asked)
+    assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}
+    failure = error(run.attempt(0), 0)
+    assert (failure["failure"], failure["step"]) == ("user-error", 13)
+    assert "not finite in 10 steps in a row" in failure["exception"]
+    assert "train_step" not in failure["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"frozen": True}, "no parameter that is to be trained"),
+        ({"sign": -1}, "a weight is 0 or more"),
+    ],
+)
+def test_what_cannot_be_trained_is_the_users_error(
+    args: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    run = trap(tmp_path / "run", **args)
+    assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}
+    failure = error(run.attempt(0), 0)
+    assert failure["failure"] == "user-error" and message in failure["exception"]
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])

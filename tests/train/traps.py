@@ -35,20 +35,35 @@ class Language(nn.Module):
 
 
 class Trap(Task):
-    def __init__(self, tied: str = "", unused: bool = False, half: bool = False) -> None:
-        self.tied, self.unused, self.half = tied, unused, half
+    """`bad`: micro-batches whose loss is not a number; `sign` of the weights."""
+
+    def __init__(
+        self,
+        tied: str = "",
+        unused: bool = False,
+        half: bool = False,
+        frozen: bool = False,
+        bad: list[int] | None = None,
+        sign: int = 1,
+    ) -> None:
+        self.tied, self.unused, self.half, self.frozen, self.sign = tied, unused, half, frozen, sign
+        self.bad, self.calls = bad or [], 0
 
     def model(self) -> nn.Module:
-        return Language(16, self.tied, self.unused)
+        return Language(16, self.tied, self.unused).requires_grad_(not self.frozen)
 
     def data(self, split: str) -> torch.Tensor:
         return torch.randint(0, VOCABULARY, (64, 9), generator=torch.Generator().manual_seed(0))
 
-    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         logits = model(batch[:, :-1]).flatten(0, 1)
         if self.half:
             logits = logits.bfloat16()
-        return functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum"), batch[:, 1:].numel()
+        self.calls += 1
+        total = functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum")
+        if self.calls in self.bad:
+            total = total * float("nan")
+        return total, self.sign * batch[:, 1:].numel()
 
 
 class Normed(Task):

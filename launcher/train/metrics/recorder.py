@@ -84,10 +84,9 @@ class Recorder:
             "time": now(),
             "attempt": self.rank.attempt.number,
             "step": step,
-            "loss": result.loss,
+            "loss": _finite(result.loss),
             "lr": result.lr,
-            # Infinite when fp16 overflowed, which JSON cannot say.
-            "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
+            "grad_norm": _finite(result.grad_norm),
             "weight": result.weight,
             "samples": samples,
             "seconds": round(seconds, 6),
@@ -100,10 +99,15 @@ class Recorder:
         # Rank 0's own; the others' are in their files: a maximum would cost every step a collective.
         line.update({f"memory_{name}": value for name, value in reading.known().items()})
         if eval_loss is not None:
-            line["eval_loss"] = eval_loss
+            line["eval_loss"] = _finite(eval_loss)
         return line
 
     def close(self, failed: bool = False) -> None:
         """Write what is still in memory, and let the trackers finish."""
         self.memory.write()
         self.trackers.close(failed)
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows neither NaN nor infinity."""
+    return value if math.isfinite(value) else None

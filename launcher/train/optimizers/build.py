@@ -14,14 +14,18 @@ from launcher.train.budget import Budget
 from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
 from launcher.train.optimizers.state import local
 from launcher.train.optimizers.table import embeddings, row_of
-from launcher.train.rank import Rank
+from launcher.train.rank import Rank, SetupError
 
 
 def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim.Optimizer:
-    """Raises SetupError when a library or the directory on NVMe is missing."""
+    """Raises SetupError: a library or the directory on NVMe is missing, or there is nothing to train."""
     recipe, training = rank.recipe, rank.job.train
     make = partial(row_of(recipe).make, lr=training.lr)
     groups, wide = parameter_groups(model, training), embeddings(model)
+    if not groups:
+        raise SetupError(
+            "the model has no parameter that is to be trained: all of them have requires_grad=False"
+        )
     if recipe.offload not in ("cpu-optimizer", "nvme-optimizer"):
         return make(groups, wide)
     keep: Keep = in_host_memory
