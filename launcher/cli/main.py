@@ -8,7 +8,7 @@ import sys
 import typer
 
 from launcher import __version__
-from launcher.cli import clusters, export, job, logs, render, runs, snapshot, submit
+from launcher.cli import clusters, export, job, logs, plan, render, runs, snapshot, submit
 from launcher.cli.output import EXIT_NOT_FOUND, EXIT_REFUSED, fail
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _root(
 START, WATCH, FILES = "Start", "Watch", "Files"
 app.command(rich_help_panel=START)(submit.submit)
 app.command(rich_help_panel=START)(submit.run)
+app.command(rich_help_panel=START)(plan.plan)
 app.command(rich_help_panel=START)(render.render)
 app.command("list", rich_help_panel=WATCH)(runs.list_runs)
 app.command(rich_help_panel=WATCH)(runs.status)

@@ -1,0 +1,192 @@
+"""Model states in closed form: what a rank holds between two micro-batches, to the byte.
+
+Parameters, buffers, gradients, optimizer states and their copies on the host, for every recipe. Not in it:
+activations, temporaries, gathered parameters, and what allocators add (CUDA's to 512 bytes, the pinned one's
+to powers of two). A trained parameter is taken to have a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from launcher.memory.shapes import ModelShapes, Parameter
+from launcher.spec.base import Value
+from launcher.spec.recipe import SHARDED, Recipe
+
+BLOCK = 256
+"Elements that share one fp32 scale: bitsandbytes' block size; launcher.train.optimizers.blocks."
+LEAST = 4096
+"Elements. Smaller parameters keep 32-bit states: bitsandbytes' min_8bit_size; EightBit.in_eight_bits."
+LEAST_PAGED = 100_000
+"Elements of a shard. Smaller ones are not paged: bitsandbytes; EightBit._codes."
+FP32, BF16, CODE = 4, 2, 1
+"Bytes of an element."
+STEP = FP32
+"Every optimizer but Lion counts each parameter's steps in an fp32 scalar: torch's with fused=True, too."
+
+
+class Held(Value):
+    """Bytes by category, in one place."""
+
+    parameters: int = 0
+    buffers: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    copies: int = 0
+    "The parameters a second time: those that an optimizer on the host updates."
+
+    @property
+    def total(self) -> int:
+        return sum(self.model_dump().values())
+
+    def __add__(self, other: Held) -> Held:
+        return Held(**{name: value + getattr(other, name) for name, value in self.model_dump().items()})
+
+    def __floordiv__(self, by: int) -> Held:
+        return Held(**{name: value // by for name, value in self.model_dump().items()})
+
+
+class States(Value):
+    """Of one rank, or of several together."""
+
+    gpu: Held = Held()
+    host: Held = Held()
+    managed: int = 0
+    "Bytes of paged optimizer states: on the GPU while there is room, else on the host."
+    nvme: int = 0
+    "Bytes of scratch files."
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How many there are, and what they compute on."""
+
+    world: int
+    per_node: int
+    on_gpu: bool
+
+    def shards(self, recipe: Recipe) -> int:
+        """Parts that a parameter is cut into: hybrid cuts within a node and replicates over nodes."""
+        if recipe.sharding not in SHARDED:
+            return 1
+        return self.per_node if recipe.sharding == "hybrid" else self.world
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's part of a parameter, cut by rows as torch.chunk does: the first ranks have the most."""
+
+    rows: int
+    row: int
+    "Elements of a row."
+    largest: int
+    "Rows of the first rank. FSDP2 pads parameters and reduced gradients to them, but no states."
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.row
+
+    @property
+    def padded(self) -> int:
+        return self.largest * self.row
+
+
+def shard_of(p: Parameter, shards: int, number: int) -> Shard:
+    rows = p.shape[0] if p.shape else 1
+    largest = math.ceil(rows / shards)
+    return Shard(max(0, min(largest, rows - number * largest)), math.prod(p.shape[1:]), largest)
+
+
+def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -> States:
+    """Of the rank with this number; rank 0 holds the most. `model`: as `recipe.precision` stores it."""
+    shards = ranks.shards(recipe)
+    cut = [(p, shard_of(p, shards, rank % shards)) for p in model.parameters]
+    trained = [(p, shard) for p, shard in cut if p.requires_grad]
+    parameters = sum(shard.padded * p.itemsize for p, shard in cut)
+    reduced = sum(shard.padded * p.itemsize for p, shard in trained)
+    whole = sum(p.nbytes for p in model.trained)
+    paged = _paged(recipe, trained)
+    states = sum(state_bytes(recipe, p, shard) for p, shard in trained) - paged
+    steps = 0 if recipe.optimizer == "lion" else STEP * len(trained)
+
+    gpu = Held(parameters=parameters, buffers=model.buffers, gradients=_gradients(recipe, whole, reduced))
+    if recipe.offload == "none" or (recipe.offload == "cpu" and not ranks.on_gpu):
+        # Fused AdamW counts steps on the device, the others on the host.
+        fused = recipe.optimizer == "adamw"
+        gpu = gpu.model_copy(update={"optimizer": states + (steps if fused else 0)})
+        made = States(gpu=gpu, host=Held(optimizer=0 if fused else steps), managed=paged)
+    elif recipe.offload == "cpu":
+        # Until the last micro-batch whole gradients stay where they were computed.
+        made = States(
+            gpu=Held(buffers=model.buffers, gradients=whole if _waits(recipe) else 0),
+            host=Held(parameters=parameters, gradients=reduced, optimizer=states + steps),
+        )
+    else:
+        # launcher.train.offload.HostOptimizer: twins of the trained parameters, and one gradient at a time.
+        sizes = [shard.numel * p.itemsize for p, shard in trained]
+        on_disk = states if recipe.offload == "nvme-optimizer" else 0
+        host = Held(
+            gradients=max(sizes, default=0), optimizer=states - on_disk + steps, copies=sum(sizes)
+        )  # fmt: skip
+        made = States(gpu=gpu, host=host, nvme=on_disk)
+    return made if ranks.on_gpu else made.model_copy(update={"gpu": Held(), "host": made.gpu + made.host})
+
+
+def state_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
+    """Optimizer states of one shard, without the step. As launcher.train.optimizers makes them; not counted
+    are the two tables of 1 KiB from codes to values, which all 8-bit parameters of a rank share."""
+    match recipe.optimizer:
+        case "adamw":  # torch: two states in the parameter's type
+            return 2 * shard.numel * p.itemsize
+        case "adamw-bf16":
+            return 2 * shard.numel * BF16
+        case "lion":
+            return shard.numel * p.itemsize
+        case "adam-mini":  # the second moment is one fp32 number per row
+            return shard.numel * p.itemsize + shard.rows * FP32
+        case "adamw-8bit" | "paged-adamw-8bit" | "lion-8bit":
+            each = shard.numel * CODE + _scales(shard) * FP32 if in_eight_bits(p) else shard.numel * FP32
+            return each if recipe.optimizer == "lion-8bit" else 2 * each
+
+
+def in_eight_bits(p: Parameter) -> bool:
+    """By the global size, so on any number of ranks alike: launcher.train.optimizers.local_shards."""
+    return not p.vector and not p.embedding and p.numel >= LEAST
+
+
+def _scales(shard: Shard) -> int:
+    """Rows of whole blocks carry their own scales; others share those of the largest shard, on every rank:
+    launcher.train.optimizers.blocks.scales_beside."""
+    if shard.row % BLOCK == 0:
+        return shard.rows * (shard.row // BLOCK)
+    return math.ceil(shard.padded / BLOCK)
+
+
+def _paged(recipe: Recipe, trained: Iterable[tuple[Parameter, Shard]]) -> int:
+    """The codes alone; scales stay in ordinary GPU memory."""
+    if recipe.optimizer != "paged-adamw-8bit":
+        return 0
+    large = [shard for p, shard in trained if in_eight_bits(p) and shard.numel >= LEAST_PAGED]
+    return sum(2 * shard.numel * CODE for shard in large)
+
+
+def _waits(recipe: Recipe) -> bool:
+    return recipe.grad_sync == "last" and recipe.grad_accum > 1
+
+
+def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
+    """The most at a time, as launcher.train.sharding.price_of_last has it.
+
+    DDP: its buckets, which the gradients are views of; with `grad_sync: last` a second copy beside them.
+    FSDP: this rank's part; with `last` all of them whole, in the type of the shards.
+    """
+    if not _waits(recipe) or recipe.sharding == "none":
+        return reduced
+    return 2 * whole if recipe.sharding == "ddp" else whole
+
+
+def host_of_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
+    """Bytes of host memory on the first node, which holds the most, all of its ranks together."""
+    return sum(states_of(model, recipe, ranks, rank).host.total for rank in range(ranks.per_node))

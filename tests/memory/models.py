@@ -1,0 +1,50 @@
+"""What the arithmetic must not miss: uneven rows, frozen and tied weights, rows of whole 8-bit blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from launcher.train import Task
+
+CLASSES = 21
+
+
+class Odd(Task):
+    """`frozen`: the first layer. `tied`: the head's weight is the embedding's."""
+
+    def __init__(self, dim: int = 67, frozen: bool = False, tied: bool = False) -> None:
+        self.dim, self.frozen, self.tied = dim, frozen, tied
+
+    def model(self) -> nn.Module:
+        return Network(self.dim, self.frozen, self.tied)
+
+    def data(self, split: str) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        return torch.utils.data.TensorDataset(torch.randint(0, CLASSES, (64,), generator=generator))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        (classes,) = batch
+        return nn.functional.cross_entropy(model(classes), classes, reduction="sum"), len(classes)
+
+
+class Network(nn.Module):
+    def __init__(self, dim: int, frozen: bool, tied: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, dim)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(dim, dim), nn.BatchNorm1d(dim)) for _ in range(2))
+        self.wide = nn.Linear(dim, 256)
+        self.narrow = nn.Linear(256, dim)  # rows of whole 8-bit blocks, in shards that are not
+        self.head = nn.Linear(dim, CLASSES, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        if frozen:
+            self.layers[0].requires_grad_(False)
+
+    def forward(self, classes: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(classes)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x + self.narrow(self.wide(x)))
