@@ -61,7 +61,7 @@ def test_training_without_space_for_checkpoints_goes_on_and_ends_with_a_verdict(
     [verdict] = verdicts(run)
     assert done.returncode == EXIT_CODES["user-error"] and verdict["phase"] == "checkpoint"
     assert "found the disk full in checkpoint of step 6" in verdict["reason"]
-    assert "No space left on device: it takes 0.00" in verdict["exception"]
+    assert "No space left on device: it takes " in verdict["exception"]
 
 
 def test_a_crash_on_a_full_disk_is_neither_hidden_nor_blamed_on_the_start(lab: Lab, small_disk: Path) -> None:

@@ -94,7 +94,7 @@ def test_room_is_made_of_what_the_new_checkpoint_replaces_and_never_of_the_last_
     make_room(tmp_path, 1, keep=2)
     assert list(complete_checkpoints(tmp_path)) == [1, 2]
     for _ in range(2):
-        with pytest.raises(NoSpaceError, match=r"No space left on device: it takes .* GiB are free in "):
+        with pytest.raises(NoSpaceError, match=r"No space left on device: it takes .*iB are free in "):
             make_room(tmp_path, 2 * free_bytes(tmp_path), keep=2)
         assert list(complete_checkpoints(tmp_path)) == [2]
 
