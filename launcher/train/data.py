@@ -21,8 +21,18 @@ from launcher.train.seeds import derive_seed
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Every tensor in nested lists, tuples and dicts."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+    """Every tensor in nested lists, tuples and dicts.
+
+    Pinned here and not by the DataLoader, which would start CUDA on the first GPU before the rank has taken
+    its own; from memory that is not pinned a copy waits for all work that the GPU has been given.
+    """
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if device.type == "cuda" and tensor.device.type == "cpu":
+            tensor = tensor.pin_memory()
+        return tensor.to(device, non_blocking=True)
+
+    return tree_map_only(torch.Tensor, move, batch)
 
 
 class Order:
@@ -54,17 +64,7 @@ class Order:
 class TrainingData:
     """The micro-batches of this rank, step by step."""
 
-    def __init__(
-        self,
-        data: Any,
-        collate: Collate,
-        job: Job,
-        recipe: Recipe,
-        rank: int,
-        world: int,
-        *,
-        pin: bool = False,
-    ) -> None:
+    def __init__(self, data: Any, collate: Collate, job: Job, recipe: Recipe, rank: int, world: int) -> None:
         batch = job.batch.global_
         if recipe.micro_batch_size * recipe.grad_accum * world != batch:
             raise SetupError(
@@ -74,7 +74,7 @@ class TrainingData:
         self.order = Order(_length(data), batch, job.train.seed)
         self.micro, self.accumulation = recipe.micro_batch_size, recipe.grad_accum
         self.share = slice(rank * batch // world, (rank + 1) * batch // world)
-        self._loader = Loader(data, collate, job.train.seed, workers=job.train.workers, pin=pin)
+        self._loader = Loader(data, collate, job.train.seed, workers=job.train.workers)
         self._arriving: Iterator[Any] = iter(())
         self._next = 0
 
@@ -112,7 +112,7 @@ class EvaluationData:
         self.samples = _length(data)
         if self.samples == 0:
             raise SetupError("the evaluation data is empty")
-        self._loader = Loader(data, collate, seed=0, workers=0, pin=False)
+        self._loader = Loader(data, collate, seed=0, workers=0)
 
     def batches(self) -> Iterator[tuple[Any, bool]]:
         """`(batch, counts)`. A rank without samples left repeats one that does not count:

@@ -51,15 +51,7 @@ def _load(rank: Rank) -> Task:
 
 
 def _training(task: Task, rank: Rank) -> TrainingData:
-    data = TrainingData(
-        task.data("train"),
-        task.collate,
-        rank.job,
-        rank.recipe,
-        rank.number,
-        rank.world,
-        pin=rank.device.type == "cuda",
-    )
+    data = TrainingData(task.data("train"), task.collate, rank.job, rank.recipe, rank.number, rank.world)
     if data.order.left_out:
         rank.say(
             f"each epoch of {data.order.steps_per_epoch} steps leaves out {data.order.left_out} of "

@@ -35,9 +35,9 @@ class Loader:
     touched, or a worker that does would raise "Cannot re-initialize CUDA in forked subprocess".
     """
 
-    def __init__(self, data: Any, collate: Collate, seed: int, *, workers: int, pin: bool) -> None:
+    def __init__(self, data: Any, collate: Collate, seed: int, *, workers: int) -> None:
         self._samples = _Samples(data, seed)
-        self._collate, self._workers, self._pin = collate, workers, pin
+        self._collate, self._workers = collate, workers
 
     def start(self, batches: Iterable[list[Ticket]]) -> Iterator[Any]:
         """One batch for each list, in order. With workers, two batches a worker are fetched ahead."""
@@ -48,7 +48,6 @@ class Loader:
             num_workers=self._workers,
             multiprocessing_context="fork" if self._workers else None,
             worker_init_fn=_dies_with_its_rank if self._workers else None,
-            pin_memory=self._pin,
             generator=torch.Generator(),  # else it draws its seed from the training's own random state
         )
         return iter(loader) if self._workers else _aside(iter(loader))
