@@ -19,7 +19,7 @@ def list_clusters(json: AsJson = False) -> None:
 
     from launcher.cli.output import console, print_json
     from launcher.render.shipped import clusters_dir
-    from launcher.spec.base import format_gib
+    from launcher.spec.base import format_bytes
     from launcher.spec.errors import SpecError
     from launcher.spec.find import cluster_folders, find_clusters
     from launcher.spec.load import load_cluster
@@ -36,7 +36,7 @@ def list_clusters(json: AsJson = False) -> None:
             table.add_row(name, "[red]wrong[/]", "", "", str(file), f"launcher clusters validate {name}")
             continue
         gpu = cluster.node.gpu
-        gpus = f"{gpu.count} x {gpu.type}, {format_gib(gpu.memory)}" if gpu is not None else "as found"
+        gpus = f"{gpu.count} x {gpu.type}, {format_bytes(gpu.memory)}" if gpu is not None else "as found"
         records.append(
             {
                 "name": name,

@@ -26,7 +26,7 @@ def export(
     """Write the weights of a checkpoint as safetensors, with the names of your model."""
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.runs.find import find_run
-    from launcher.spec.base import format_gib
+    from launcher.spec.base import format_bytes
 
     if dtype not in (None, "fp32", "bf16"):
         fail(f"--dtype {dtype}: there are fp32, bf16")
@@ -59,4 +59,4 @@ def export(
         )
         return
     what = files[0].name if len(files) == 1 else f"{len(files)} files and model.safetensors.index.json"
-    print(f"wrote {what} ({format_gib(size)}) of step {chosen} into {to}")
+    print(f"wrote {what} ({format_bytes(size)}) of step {chosen} into {to}")

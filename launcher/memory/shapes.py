@@ -16,10 +16,6 @@ class Parameter:
     itemsize: int
     "Bytes of an element, as the recipe's precision stores it."
     requires_grad: bool = True
-    unit: str = ""
-    "The FSDP unit that gathers it, by the name of its module; empty for the root."
-    tied: bool = False
-    "It has a second name, such as an output head's that is the embedding's."
     embedding: bool = False
     "8-bit optimizers keep its states in 32 bit."
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Held, Ranks, States, host_of_node, states_of
 from launcher.planning.plan import Layout, Plan
-from launcher.spec.base import Value, format_gib
+from launcher.spec.base import Value, format_bytes
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Offload, Optimizer, Recipe, Sharding
@@ -114,13 +114,13 @@ def _problems(
         on_host += ranks.per_node * max(0, min(held.managed, on_gpu + held.managed - card))
     if card is not None and on_gpu > card:
         found.append(
-            f"the states alone are {format_gib(on_gpu)} on each GPU, which has {format_gib(card)}: "
+            f"the states alone are {format_bytes(on_gpu)} on each GPU, which has {format_bytes(card)}: "
             "no micro-batch helps"
         )
     if node is not None and on_host > node:
         found.append(
-            f"the states alone are {format_gib(on_host)} of host memory on each node, which has "
-            f"{format_gib(node)}: no micro-batch helps"
+            f"the states alone are {format_bytes(on_host)} of host memory on each node, which has "
+            f"{format_bytes(node)}: no micro-batch helps"
         )
     return tuple(found)
 

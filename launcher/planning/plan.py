@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.planning.ladder import ladder
-from launcher.spec.base import GIB, Value, format_duration, format_gib
+from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job
@@ -129,7 +129,7 @@ def _check_node(job: Job, cluster: Cluster, problems: list[Problem]) -> None:
         problems.append(
             _refusal(
                 "resources.memory_per_node",
-                f"{format_gib(wanted.memory_per_node)} asked for, a node has {format_gib(node.memory)}",
+                f"{format_bytes(wanted.memory_per_node)} asked for, a node has {format_bytes(node.memory)}",
             )
         )
     if wanted.memory_per_node and wanted.memory_per_node < GIB // 16:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
+from launcher.spec.base import format_bytes
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -52,8 +54,4 @@ def show_fit(console: Console, fit: Fit, ranks_per_node: int) -> None:
 
 
 def _size(size: int) -> str:
-    """In the unit that leaves digits to read: GiB = 2^30 bytes, MiB = 2^20, KiB = 2^10."""
-    for unit, of in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= of:
-            return f"{size / of:.2f} {unit}"
-    return f"{size} B" if size else "-"
+    return format_bytes(size) if size else "-"

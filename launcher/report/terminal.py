@@ -56,7 +56,7 @@ def _rung(recipe: Recipe, above: Recipe) -> str:
 
 
 def show_plan(console: Console, job: Job, cluster: Cluster, plan: Plan, warnings: Sequence[str]) -> None:
-    from launcher.spec.base import format_gib
+    from launcher.spec.base import format_bytes
 
     layout = plan.layout
     table = Table.grid(padding=(0, 2))
@@ -66,7 +66,7 @@ def show_plan(console: Console, job: Job, cluster: Cluster, plan: Plan, warnings
     table.add_row("job", escape(job.name))
     gpus = f"{layout.gpus_per_node} GPUs" if layout.gpus_per_node else "CPU"
     gpu = cluster.node.gpu
-    kind = f" ({gpu.type}, {format_gib(gpu.memory)})" if gpu is not None and layout.gpus_per_node else ""
+    kind = f" ({gpu.type}, {format_bytes(gpu.memory)})" if gpu is not None and layout.gpus_per_node else ""
     table.add_row(
         "cluster",
         escape(f"{cluster.name}: {layout.nodes} node(s) x {layout.ranks_per_node} rank(s), {gpus}{kind}"),

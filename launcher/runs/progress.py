@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from launcher.runs.layout import RunDir
-from launcher.spec.base import format_gib
+from launcher.spec.base import format_bytes
 
 _TAIL_BYTES = 16 * 1024
 
@@ -49,5 +49,5 @@ def progress_text(metrics: dict[str, Any]) -> str:
     if (mfu := metrics.get("mfu")) is not None:
         parts.append(f"MFU {mfu:.1%}")
     if (peak := metrics.get("memory_peak")) is not None:
-        parts.append(f"peak {format_gib(peak)}")
+        parts.append(f"peak {format_bytes(peak)}")
     return "  ".join(parts)

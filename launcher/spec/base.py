@@ -72,12 +72,12 @@ def parse_seconds(text: Any) -> Any:
     raise ValueError(f"{text!r} is not a duration; write for example 90m, 24h, 1d12h or 2-12:00:00")
 
 
-def format_gib(size: int | float) -> str:
-    """Bytes -> `"47.4 GiB"` (2^30 bytes), with as many digits as matter; below 0.1 GiB in MiB or KiB."""
-    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+def format_bytes(size: int | float) -> str:
+    """Bytes -> `"47.4 GiB"` (2^30), with as many digits as matter; small sizes in MiB, KiB or B."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(size) >= unit / 10:
             return f"{size / unit:.4g} {name}"
-    return f"{size / 2**10:.4g} KiB"
+    return f"{size:.4g} B"
 
 
 def format_duration(seconds: int | float) -> str:

@@ -82,7 +82,7 @@ def recomputed(block: nn.Module, recipe: Recipe) -> Forward:
     if recipe.activations == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_what_is_costly)
     # Compiled code changes a buffer once, however often it computes; and it knows no such contexts.
-    if first_batch_norm(block) and not recipe.compile:
+    if first_batch_norm(block) is not None and not recipe.compile:
         options["context_fn"] = functools.partial(
             _with_untouched_statistics, block, options.get("context_fn")
         )

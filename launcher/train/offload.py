@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.spec.base import format_gib
+from launcher.spec.base import format_bytes
 from launcher.train.optimizers.state import beside, local
 from launcher.train.rank import SetupError
 
@@ -170,9 +170,9 @@ class ScratchFiles:
         except OSError as error:
             raise SetupError(
                 f"train.nvme_dir: {self.folder} is too small for the optimizer's states: this rank has "
-                f"written {format_gib(self.bytes)}, the next {format_gib(states.nbytes)} did not fit into "
-                f"{format_gib(free)} of free space ({error.strerror}); name a larger disk, shard over more "
-                "ranks, or choose an 8-bit optimizer"
+                f"written {format_bytes(self.bytes)}, the next {format_bytes(states.nbytes)} did not fit "
+                f"into {format_bytes(free)} of free space ({error.strerror}); name a larger disk, shard "
+                "over more ranks, or choose an 8-bit optimizer"
             ) from None
         finally:
             os.close(descriptor)

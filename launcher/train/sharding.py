@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.spec.base import format_gib
+from launcher.spec.base import format_bytes
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.activations import outermost
 from launcher.train.optimizers.state import local
@@ -163,5 +163,5 @@ def _say_price(model: nn.Module, rank: Rank) -> None:
         kind = "unsharded gradients" if rank.recipe.sharding in SHARDED else "gradients beside DDP's buckets"
         rank.say(
             f"grad_sync: last keeps the {kind} of all {sum(p.numel() for p in model.parameters()):,} "
-            f"parameters: {format_gib(last)} on each rank instead of {format_gib(each)}"
+            f"parameters: {format_bytes(last)} on each rank instead of {format_bytes(each)}"
         )

@@ -60,16 +60,22 @@ def test_a_loss_in_16_bit_is_refused(tmp_path: Path) -> None:
 
 def test_recomputation_counts_no_micro_batch_twice_in_batch_norm(tmp_path: Path) -> None:
     weights = {}
-    for activations in ("keep", "checkpoint", "selective"):
-        run = prepare(tmp_path / activations, job(task="traps:Normed", steps=3))
+    for activations, alone in (
+        ("keep", False),
+        ("checkpoint", False),
+        ("selective", False),
+        ("checkpoint", True),
+    ):
+        name = f"{activations}, alone" if alone else activations
+        run = prepare(tmp_path / name, job(task="traps:Normed", steps=3, args={"alone": alone}))
         chosen = recipe("none", micro=4, accumulation=2, activations=activations)
         ended = start(run, chosen, ranks=1)
         assert ended.codes == {0: 0}, ended.output
-        export(run.checkpoints / "step-00000003", tmp_path / f"{activations}-weights")
-        weights[activations] = load_file(tmp_path / f"{activations}-weights" / "model.safetensors")
+        export(run.checkpoints / "step-00000003", tmp_path / f"{name}-weights")
+        weights[name] = load_file(tmp_path / f"{name}-weights" / "model.safetensors")
     assert int(weights["keep"]["1.1.num_batches_tracked"]) == 6
-    for activations in ("checkpoint", "selective"):
-        assert all(torch.equal(weights[activations][name], weights["keep"][name]) for name in weights["keep"])
+    for found in weights.values():
+        assert all(torch.equal(found[name], weights["keep"][name]) for name in weights["keep"])
 
 
 def test_a_loss_that_is_not_a_number_leaves_its_step_out_on_every_rank(tmp_path: Path) -> None:

@@ -67,7 +67,10 @@ class Trap(Task):
 
 
 class Normed(Task):
-    """BatchNorm in a block that is recomputed. The data are fp32, whatever the parameters are."""
+    """BatchNorm in a block that is recomputed, or `alone` as one. The data are fp32 in any precision."""
+
+    def __init__(self, alone: bool = False) -> None:
+        self.alone = alone
 
     def model(self) -> nn.Module:
         return nn.Sequential(
@@ -75,7 +78,7 @@ class Normed(Task):
         )
 
     def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
-        yield model[1]
+        yield model[1][1] if self.alone else model[1]
 
     def data(self, split: str) -> Any:
         numbers = torch.randn((64, 9), generator=torch.Generator().manual_seed(0))

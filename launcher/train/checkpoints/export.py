@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from launcher.spec.base import format_gib
+from launcher.spec.base import format_bytes
 from launcher.train.checkpoints.folder import sync_directory
 from launcher.train.checkpoints.space import MARGIN_BYTES, free_bytes
 
@@ -58,8 +58,8 @@ def export(
     to.parent.mkdir(parents=True, exist_ok=True)
     if (free := free_bytes(to.parent)) < total + MARGIN_BYTES:
         raise ExportError(
-            f"the weights take {format_gib(total)}, {format_gib(free)} are free in {to.parent.absolute()}; "
-            "make room there or give another directory"
+            f"the weights take {format_bytes(total)}, {format_bytes(free)} are free in "
+            f"{to.parent.absolute()}; make room there or give another directory"
         )
     partial = to.with_name(f".{to.name}.{os.getpid()}.partial")
     partial.mkdir()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from launcher.spec.base import format_gib
+from launcher.spec.base import format_bytes
 from launcher.train.checkpoints.folder import complete_checkpoints, remove_all_but
 
 ITEM_BYTES = 2048
@@ -50,7 +50,7 @@ def make_room(folder: Path, needed: int, keep: int) -> None:
     if free < needed:
         kept = len(complete_checkpoints(folder))
         raise NoSpaceError(
-            f"No space left on device: it takes {format_gib(needed)}, "
-            f"{format_gib(free)} are free in {folder}; "
+            f"No space left on device: it takes {format_bytes(needed)}, "
+            f"{format_bytes(free)} are free in {folder}; "
             f"make room there ({kept} older checkpoint(s) kept; train.keep_checkpoints is {keep})"
         )

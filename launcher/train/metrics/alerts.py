@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.spec.base import format_gib
+from launcher.spec.base import format_bytes
 from launcher.spec.recipe import Recipe
 from launcher.train.metrics.memory import Reading
 
@@ -37,8 +37,8 @@ class Alerts:
 
     def _above(self, peak: int, threshold: int, step: int) -> Alert:
         text = (
-            f"memory alert: the peak of step {step}, {format_gib(peak)}, "
-            f"is above {format_gib(threshold)} (train.memory_alert)"
+            f"memory alert: the peak of step {step}, {format_bytes(peak)}, "
+            f"is above {format_bytes(threshold)} (train.memory_alert)"
         )
         return Alert("memory-alert", text, {"bytes": peak, "threshold": threshold})
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.spec.base import format_gib
+from launcher.spec.base import format_bytes
 from launcher.spec.job import Training
 from launcher.train.budget import Budget
 from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
@@ -51,4 +51,6 @@ def _host_cost(optimizer: HostOptimizer, keep: Keep) -> str:
     twins = sum(local(p).nbytes for group in optimizer.param_groups for p in group["params"])
     states = sum(local(value).nbytes for state in optimizer.state.values() for value in state.values())
     where = keep.folder if isinstance(keep, ScratchFiles) else "host memory"
-    return f"{format_gib(twins)} of parameters in host memory and {format_gib(states)} of states in {where}"
+    return (
+        f"{format_bytes(twins)} of parameters in host memory and {format_bytes(states)} of states in {where}"
+    )
