@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import record_function
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from launcher.spec.recipe import Recipe
@@ -21,6 +22,8 @@ from launcher.train.batch_norm import first_batch_norm, untouched_statistics
 from launcher.train.rank import SetupError
 
 Forward = Callable[..., Any]
+ON_HOST = "launcher::activations to the host"
+"What the profiler shows of `activations: offload`."
 aten = torch.ops.aten
 
 # What takes long to compute again. Not bmm: in attention without a fused kernel its results are the scores,
@@ -121,8 +124,9 @@ def offloaded(block: nn.Module, *, pin: bool) -> Forward:
         def pack(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
             if _storage(tensor) in stay:
                 return None, tensor
-            on_host = torch.empty_like(tensor, device="cpu", pin_memory=pin)
-            on_host.copy_(tensor)
+            with record_function(ON_HOST):
+                on_host = torch.empty_like(tensor, device="cpu", pin_memory=pin)
+                on_host.copy_(tensor)
             return tensor.device, on_host
 
         with saved_tensors_hooks(pack, functools.partial(_unpack, pin=pin)):

@@ -5,33 +5,26 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from launcher.spec.supported import unsupported
-from launcher.train.activations import apply_activations
 from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
-from launcher.train.compiling import apply_compile
 from launcher.train.data import to_device
 from launcher.train.feed import Feed, open_feed
-from launcher.train.float8 import to_float8
 from launcher.train.guard import Guard
 from launcher.train.metrics.recorder import Recorder, StepResult
+from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
-from launcher.train.precision import cast, compute_in, outwardly_fp32
 from launcher.train.rank import Rank, SetupError
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import accumulate, shard
-from launcher.train.task import TaskError
+from launcher.train.sharding import accumulate
 from launcher.train.where import Phase, Where
 
 
@@ -50,7 +43,9 @@ class Trainer:
             feed = feed or open_feed(rank, where)
         self.task, self.data, self.held_out, self.steps = feed.task, feed.training, feed.held_out, feed.steps
         with where.during("init", users=True):
-            self.model = self._build_model()
+            model = new_model(self.task, rank.recipe)
+            self.undeclared_batch_norm = check_batch_norm(model, rank)
+            self.model = arranged(model, self.task, rank, budget)
         self.optimizer = build_optimizer(self.model, rank, budget)
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
@@ -58,22 +53,6 @@ class Trainer:
         self.recorder = Recorder(rank, self.steps, self.task, budget)
         # From here on each rank draws its own randomness; until here all drew the same.
         seed_all(derive_seed("rank", job.train.seed, rank.number))
-
-    def _build_model(self) -> nn.Module:
-        recipe, device, task = self.rank.recipe, self.rank.device, self.task
-        with torch.device("meta") if task.built_on_meta else nullcontext():
-            model = task.model()
-        if not isinstance(model, nn.Module):
-            raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, no nn.Module")
-        model = outwardly_fp32(cast(model, recipe), recipe)
-        self.undeclared_batch_norm = check_batch_norm(model, self.rank)
-        if recipe.precision == "float8":
-            to_float8(model, task.blocks(model), device)
-        blocks = list(task.blocks(model))
-        apply_activations(blocks, recipe, device)
-        apply_compile(blocks, recipe, device, self.budget)
-        fill = partial(task.initialise, seed=self.rank.job.train.seed) if task.built_on_meta else None
-        return shard(model, blocks, self.rank, fill).train()
 
     def train(self) -> bool:
         if self.undeclared_batch_norm:
@@ -113,7 +92,7 @@ class Trainer:
             self.recorder.micro_batch(batch)
             with accumulate(self.model, recipe, last=index == recipe.grad_accum):
                 with where.during("forward", users=True):
-                    micro_loss, micro_weight = self._loss(batch)
+                    micro_loss, micro_weight = loss_of(self.task, self.model, batch, self.rank)
                 with where.during("backward", users=True):
                     self.scaler.scaled(micro_loss).backward()  # type: ignore[no-untyped-call]
             loss += micro_loss.detach()
@@ -142,7 +121,7 @@ class Trainer:
         self.model.eval()
         for batch, counts in self._arriving(self.held_out.batches(), "evaluation"):
             with self.where.during("evaluation", users=True):
-                batch_loss, batch_weight = self._loss(batch)
+                batch_loss, batch_weight = loss_of(self.task, self.model, batch, self.rank)
             if counts:
                 loss += batch_loss
                 weight += batch_weight
@@ -150,25 +129,6 @@ class Trainer:
             total_loss, total_weight = self.rank.add_up(loss, weight)
         self.model.train()
         return _mean(total_loss, total_weight)
-
-    def _loss(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
-        with compute_in(self.rank.recipe, self.rank.device):
-            result = self.task.loss(self.model, batch)
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
-            raise TaskError(
-                f"loss() of {type(self.task).__name__} must return (sum, weight), the sum a tensor"
-            )
-        if result[0].ndim:
-            raise TaskError(
-                f"loss() of {type(self.task).__name__} returned a sum of shape {tuple(result[0].shape)}; "
-                "it is one number: .sum() it"
-            )
-        if result[0].dtype in (torch.float16, torch.bfloat16):
-            raise TaskError(
-                f"loss() of {type(self.task).__name__} adds up in {result[0].dtype}, which keeps two or "
-                "three digits: make what the loss is computed from .float() first"
-            )
-        return result
 
     def _arriving(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
         """Batches made in host memory, moved to the device one by one."""

@@ -22,13 +22,19 @@ Fill = Callable[[nn.Module], None]
 "Gives values to a model that was built on the meta device."
 
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module], rank: Rank, fill: Fill | None) -> nn.Module:
+def shard(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    rank: Rank,
+    fill: Fill | None,
+    mesh: DeviceMesh | None = None,
+) -> nn.Module:
     """The model as this rank trains it, on its device. With `fill` it comes from the meta device."""
     if rank.recipe.sharding in SHARDED:
-        model = _filled(_fsdp(model, list(blocks), rank), fill, rank)
+        model = _filled(_fsdp(model, list(blocks), rank, mesh or device_mesh(rank)), fill, rank)
         _say_price(model, rank)
         return model
-    model = _filled(model, fill, rank).to(rank.device)
+    model = _on(rank.device, _filled(model, fill, rank))
     if rank.recipe.sharding == "ddp":
         _say_price(model, rank)
         # Gradients as views of the communication buckets: no second copy of them.
@@ -53,6 +59,12 @@ def _filled(model: nn.Module, fill: Fill | None, rank: Rank) -> nn.Module:
     return model
 
 
+def _on(device: torch.device, model: nn.Module) -> nn.Module:
+    if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
+        return model.to(device)
+    return model
+
+
 def _buffers_to(device: torch.device, model: nn.Module) -> None:
     """CPUOffloadPolicy keeps parameters on the host; buffers take part in the computation where they are."""
     for module in model.modules():
@@ -60,9 +72,9 @@ def _buffers_to(device: torch.device, model: nn.Module) -> None:
             setattr(module, name, buffer.to(device))
 
 
-def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank) -> nn.Module:
+def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank, mesh: DeviceMesh) -> nn.Module:
     """`fully_shard` moves what it shards to the device: a GPU never holds the whole model."""
-    mesh, offload, shared = device_mesh(rank), offload_policy(rank), shared_with_root(model, blocks)
+    offload, shared = offload_policy(rank), shared_with_root(model, blocks)
     keep = rank.recipe.sharding == "fsdp-keep"
     # The innermost first: a unit takes the parameters that no unit below it has.
     for block in reversed(blocks):

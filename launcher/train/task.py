@@ -54,6 +54,14 @@ class Task(ABC):
     def data(self, split: Split) -> Any:
         """A map-style dataset (`len(data)`, `data[index]`). "eval" is asked for when the job evaluates."""
 
+    def example(self) -> Any:
+        """One sample as large as any. The plan is made with its shapes; the values do not matter.
+
+        The first of the training data, unless a task whose samples differ in size, or whose data are not
+        where plans are made, says otherwise.
+        """
+        return self.data("train")[0]
+
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
         """The *sum* of the losses in `batch` (a scalar) and its weight, e.g. the number of target tokens.

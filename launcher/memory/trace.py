@@ -1,0 +1,160 @@
+"""What one rank allocates in a training step, in order, as plain values: no torch, no sizes fixed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+GATHERED, GRADIENTS, ACTIVATIONS = "gathered parameters", "gradients", "activations"
+TEMPORARIES, COMMUNICATION, BATCH = "temporaries", "communication", "batch"
+
+
+class NotAffineError(ValueError):
+    """Two traces of one step are not the same but for their sizes."""
+
+
+class Law(NamedTuple):
+    """`fixed + per_sample x micro-batch`."""
+
+    fixed: float
+    per_sample: float
+
+    def at(self, micro_batch: int) -> float:
+        return self.fixed + self.per_sample * micro_batch
+
+
+class Storage(NamedTuple):
+    """One allocation: `fixed + per_sample x micro-batch` bytes."""
+
+    fixed: int
+    per_sample: int
+    category: str
+    module: str
+    "The module that ran when it was allocated; empty outside of all."
+
+    def at(self, micro_batch: int) -> int:
+        return self.fixed + self.per_sample * micro_batch
+
+
+class Work(NamedTuple):
+    """Of one micro-batch on one rank."""
+
+    forward_flops: Law
+    backward_flops: Law
+    "With what is computed again."
+    forward_bytes: Law
+    "Memory traffic: what each kernel reads and writes."
+    backward_bytes: Law
+
+
+class Moment(NamedTuple):
+    """Live bytes after one event."""
+
+    fixed: int
+    per_sample: int
+    event: int
+
+    def at(self, micro_batch: int) -> int:
+        return self.fixed + self.per_sample * micro_batch
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Two passes forward and backward, the second one with the gradients of the first where the recipe
+    accumulates, then an evaluation. Not in it: sharded parameters, buffers, states of the optimizer."""
+
+    storages: tuple[Storage, ...]
+    events: tuple[int, ...]
+    "i >= 0: storage i is allocated. ~i: it is freed."
+    phases: tuple[tuple[str, int], ...]
+    "(name, its first event): forward, backward, forward again, backward again, evaluation."
+    work: Work
+
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """(phase, first event, event after its last)"""
+        ends = [start for _, start in self.phases[1:]] + [len(self.events)]
+        for (name, start), end in zip(self.phases, ends, strict=True):
+            yield name, start, end
+
+    def highest(self, counts: Callable[[Storage], bool] = lambda _: True) -> dict[str, tuple[Moment, ...]]:
+        """For each phase the moments that are its peak for some micro-batch. Sizes as asked for, without
+        the allocator's rounding. `counts`: whether a storage is on the GPU."""
+        moments: dict[str, tuple[Moment, ...]] = {}
+        fixed = per_sample = 0
+        counted = [counts(storage) for storage in self.storages]
+        for name, start, end in self.spans():
+            best: dict[int, Moment] = {}
+            for event in range(start, end):
+                number = self.events[event]
+                born = number >= 0
+                storage = self.storages[number if born else ~number]
+                if not counted[number if born else ~number]:
+                    continue
+                fixed += storage.fixed if born else -storage.fixed
+                per_sample += storage.per_sample if born else -storage.per_sample
+                known = best.get(per_sample)
+                if born and (known is None or fixed > known.fixed):
+                    best[per_sample] = Moment(fixed, per_sample, event)
+            moments[name] = _not_below_another(best.values())
+        return moments
+
+    def live_at(self, event: int) -> list[int]:
+        """Numbers of the storages that are alive after this event."""
+        alive: dict[int, None] = {}
+        for number in self.events[: event + 1]:
+            if number >= 0:
+                alive[number] = None
+            else:
+                del alive[~number]
+        return list(alive)
+
+
+def _not_below_another(moments: Sequence[Moment] | object) -> tuple[Moment, ...]:
+    kept: list[Moment] = []
+    for moment in sorted(moments, key=lambda m: (-m.per_sample, -m.fixed)):  # type: ignore[call-overload]
+        if not kept or moment.fixed > kept[-1].fixed:
+            kept.append(moment)
+    return tuple(kept)
+
+
+class Work4(NamedTuple):
+    """FLOPs and bytes, forward and backward, of one traced micro-batch."""
+
+    forward_flops: float
+    backward_flops: float
+    forward_bytes: float
+    backward_bytes: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A step traced with one micro-batch: sizes in bytes."""
+
+    micro_batch: int
+    sizes: tuple[int, ...]
+    categories: tuple[str, ...]
+    modules: tuple[str, ...]
+    events: tuple[int, ...]
+    phases: tuple[tuple[str, int], ...]
+    work: Work4
+
+
+def combine(small: Sample, large: Sample) -> Trace:
+    """The law through two micro-batches. Raises NotAffineError when their events are not the same."""
+    if small.events != large.events or small.phases != large.phases:
+        raise NotAffineError("the step allocates other things with another micro-batch")
+    between = large.micro_batch - small.micro_batch
+    storages = []
+    for one, other, category, module in zip(
+        small.sizes, large.sizes, small.categories, small.modules, strict=True
+    ):
+        per_sample, rest = divmod(other - one, between)
+        if rest:
+            raise NotAffineError(f"{one} bytes in {module or 'the step'} become {other}: no whole bytes each")
+        storages.append(Storage(one - per_sample * small.micro_batch, per_sample, category, module))
+    laws = []
+    for a, b in zip(small.work, large.work, strict=True):
+        slope = (b - a) / between
+        laws.append(Law(a - slope * small.micro_batch, slope))
+    return Trace(tuple(storages), small.events, small.phases, Work(*laws))

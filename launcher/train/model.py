@@ -1,0 +1,67 @@
+"""The model as a recipe trains it: stored, computed and shared between the ranks as it says."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from launcher.spec.recipe import Recipe
+from launcher.train.activations import apply_activations
+from launcher.train.budget import Budget
+from launcher.train.compiling import apply_compile
+from launcher.train.float8 import to_float8
+from launcher.train.precision import cast, compute_in, outwardly_fp32
+from launcher.train.rank import Rank
+from launcher.train.sharding import shard
+from launcher.train.task import Task, TaskError
+
+
+def new_model(task: Task, recipe: Recipe, *, on_meta: bool | None = None) -> nn.Module:
+    """The whole model on the CPU, or on the meta device: left out, as the task says."""
+    on_meta = task.built_on_meta if on_meta is None else on_meta
+    with torch.device("meta") if on_meta else nullcontext():
+        model = task.model()
+    if not isinstance(model, nn.Module):
+        raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, no nn.Module")
+    return outwardly_fp32(cast(model, recipe), recipe)
+
+
+def arranged(
+    model: nn.Module, task: Task, rank: Rank, budget: Budget, mesh: DeviceMesh | None = None
+) -> nn.Module:
+    """What this rank holds of it, ready to train. `mesh`: of the ranks; made here when left out."""
+    recipe, device = rank.recipe, rank.device
+    if recipe.precision == "float8":
+        to_float8(model, task.blocks(model), device)
+    blocks = list(task.blocks(model))
+    apply_activations(blocks, recipe, device)
+    apply_compile(blocks, recipe, device, budget)
+    on_meta = any(p.is_meta for p in model.parameters())
+    fill = partial(task.initialise, seed=rank.job.train.seed) if on_meta else None
+    return shard(model, blocks, rank, fill, mesh).train()
+
+
+def loss_of(
+    task: Task, model: nn.Module, batch: Any, rank: Rank
+) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """(sum, weight) of one micro-batch. Raises TaskError for anything else that the task returns."""
+    with compute_in(rank.recipe, rank.device):
+        result = task.loss(model, batch)
+    name = f"loss() of {type(task).__name__}"
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
+        raise TaskError(f"{name} must return (sum, weight), the sum a tensor")
+    if result[0].ndim:
+        raise TaskError(
+            f"{name} returned a sum of shape {tuple(result[0].shape)}; it is one number: .sum() it"
+        )
+    if result[0].dtype in (torch.float16, torch.bfloat16):
+        raise TaskError(
+            f"{name} adds up in {result[0].dtype}, which keeps two or three digits: make what the loss is "
+            "computed from .float() first"
+        )
+    return result

@@ -1,0 +1,106 @@
+"""What a GPU keeps where the CPU keeps something else.
+
+Tensors of a trace are on the CPU, without memory: torch aborts for CUDA ones on a machine without CUDA. A few
+functions save other tensors for their backward pass there. While `as_cuda()` is on they call what has the
+same memory as the CUDA kernel. Replaced and not intercepted by a mode: a mode is off inside of its own
+handler, so a recomputation would see the CPU's functions again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.nn import functional
+
+from launcher.train import activations
+
+aten = torch.ops.aten
+LARGEST_HEAD = 256
+"Dimension of a head. Larger ones have no flash attention: ATen/native/transformers/cuda/sdp_utils.cpp."
+
+
+@contextmanager
+def as_cuda() -> Iterator[None]:
+    changed: dict[str, Callable[..., Any]] = {
+        "rms_norm": _rms_norm,
+        "dropout": _dropout(functional.dropout),
+        "scaled_dot_product_attention": _attention(functional.scaled_dot_product_attention),
+    }
+    with patch.multiple(functional, **changed), patch.object(activations, "_unpack", _copied_back):
+        yield
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """CUDA's fused kernel saves its input, the weight and one fp32 number for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, dims: int) -> torch.Tensor:
+        rows = torch.empty(x.shape[:-dims] + (1,) * dims, dtype=torch.float32, device=x.device)
+        ctx.save_for_backward(x, weight, rows)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight), None
+
+
+def _rms_norm(
+    input: torch.Tensor,
+    normalized_shape: list[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> Any:
+    return _FusedRmsNorm.apply(input, weight, len(normalized_shape))  # type: ignore[no-untyped-call]
+
+
+def _dropout(of_cpu: Callable[..., Any]) -> Callable[..., Any]:
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        """A mask of one byte per element, where the CPU keeps one of the input's type."""
+        if training and p > 0 and not inplace:
+            return torch.native_dropout(input, p, True)[0]
+        return of_cpu(input, p, training, inplace)
+
+    return dropout
+
+
+def _attention(of_cpu: Callable[..., Any]) -> Callable[..., Any]:
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """Flash attention in 16 bit without a mask, memory-efficient attention else: neither keeps scores."""
+        options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        if query.dim() != 4 or query.shape[-1] > LARGEST_HEAD:
+            return of_cpu(query, key, value, attn_mask, enable_gqa=enable_gqa, **options)
+        if attn_mask is None and query.dtype in (torch.bfloat16, torch.float16):
+            return aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, is_causal, scale=scale
+            )[0]
+        if enable_gqa and (groups := query.shape[1] // key.shape[1]) > 1:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:  # the kernel takes what is added to the scores
+                attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
+            attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
+        )[0]
+
+    return attention
+
+
+def _copied_back(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool) -> torch.Tensor:
+    """Offloaded activations come back as new tensors; on the CPU there would be nothing to copy."""
+    device, tensor = packed
+    return tensor if device is None else tensor.clone()

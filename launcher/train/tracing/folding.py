@@ -1,0 +1,51 @@
+"""Long rows of equal blocks are cut short before a trace: launcher.memory.unroll makes them long again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from launcher.memory.unroll import Run
+from launcher.train.activations import outermost
+
+KEPT, REPEATED = 5, 2
+"The first and the last two have other neighbours than the rest; the one between stands for the others."
+
+
+def fold(model: nn.Module, blocks: Iterable[nn.Module]) -> tuple[tuple[Run, ...], dict[nn.Module, Any]]:
+    """Take blocks out of the ModuleLists of `model`, in place. Returns the runs and for each block kept of
+    one (number of the run, number among the kept)."""
+    units = set(outermost(blocks))
+    runs: list[Run] = []
+    kept: dict[nn.Module, tuple[int, int]] = {}
+    for prefix, module in list(model.named_modules()):
+        if not isinstance(module, nn.ModuleList):
+            continue
+        leave: list[int] = []
+        for _, group in itertools.groupby(enumerate(module), key=lambda item: _shape(item[1], units)):
+            row = list(group)
+            if row[0][1] not in units or len(row) <= KEPT:
+                continue
+            run = Run(prefix, row[0][0], len(row), KEPT, REPEATED)
+            stay = row[: REPEATED + 1] + row[len(row) - (KEPT - REPEATED - 1) :]
+            kept.update({block: (len(runs), number) for number, (_, block) in enumerate(stay)})
+            leave += [position for position, block in row if block not in kept]
+            runs.append(run)
+        for position in reversed(leave):
+            del module[position]
+    return tuple(runs), kept
+
+
+def _shape(block: nn.Module, units: set[nn.Module]) -> Any:
+    """Equal for blocks that can stand for each other, as far as one sees from outside."""
+    if block not in units:
+        return id(block)
+    tensors = itertools.chain(block.named_parameters(), block.named_buffers())
+    return (
+        type(block),
+        tuple((name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors),
+        tuple((name, type(module)) for name, module in block.named_modules()),
+    )

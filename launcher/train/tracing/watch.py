@@ -1,0 +1,211 @@
+"""Storages from birth to death, with the module and the pass they belong to."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from launcher.memory.trace import ACTIVATIONS, BATCH, COMMUNICATION, GATHERED, GRADIENTS, TEMPORARIES
+from launcher.memory.unroll import NotUniformError, Recorded, Run, Segment
+from launcher.train.activations import ON_HOST
+from launcher.train.optimizers.state import local
+
+_ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
+# FSDP2 tells the profiler what it does. The first that fits counts.
+_LABELS = (
+    ("FSDP::all_gather", GATHERED),
+    ("FSDP::post_backward_reduce", COMMUNICATION),
+    ("FSDP::post_backward_accumulate", GRADIENTS),
+)
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every storage that an operator makes while it is on, with sizes in bytes.
+
+    `names`: of the modules of the whole model. `blocks`: (number of the run, number of the kept block) of
+    those whose passes are segments of their own.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[nn.Module, str],
+        blocks: Mapping[nn.Module, tuple[int, int]],
+        runs: tuple[Run, ...],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorded = Recorded([], [], [], [], runs)
+        self._names, self._blocks = names, blocks
+        self._numbers: dict[int, int | None] = {}
+        "Address of a storage -> its number; None for one that is not counted."
+        self._finalizers: dict[int, weakref.ref[Any]] = {}
+        self._modules: list[str] = []
+        self._in_backward = ""
+        self._labels: list[str] = []
+        self._born_in_forward: list[int] = []
+        self._alive: set[int] = set()
+        self.phase = ""
+
+    def begin(self, phase: str) -> None:
+        if self.phase.startswith("forward"):
+            for number in self._born_in_forward:
+                if number in self._alive and self.recorded.categories[number] == TEMPORARIES:
+                    self.recorded.categories[number] = ACTIVATIONS
+        self.phase, self._in_backward, self._modules = phase, "", []
+        self._born_in_forward = []
+        self.recorded.segments.append(Segment(phase))
+
+    def leave_out(self, tensors: Iterator[torch.Tensor]) -> None:
+        """States: they are counted elsewhere."""
+        for tensor in tensors:
+            self._numbers[local(tensor).untyped_storage()._cdata] = None
+
+    def arrive(self, batch: Any) -> None:
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf, BATCH)
+
+    def are_gradients(self, tensors: Iterator[torch.Tensor]) -> None:
+        for tensor in tensors:
+            number = self._numbers.get(local(tensor).untyped_storage()._cdata)
+            if number is not None:
+                self.recorded.categories[number] = GRADIENTS
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its operators on the local shard come here again
+        kwargs = kwargs or {}
+        if func.namespace == "profiler":
+            self._follow(func, args)
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        new = False
+        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                new |= self._see(leaf, None)
+        if new or func._schema.is_mutable:
+            segment = self.recorded.segments[-1]
+            segment.traffic += sum(
+                leaf.numel() * leaf.itemsize
+                for leaf in tree_leaves((args, kwargs, out))
+                if isinstance(leaf, torch.Tensor)
+            )
+            if (formula := flop_registry.get(func._overloadpacket)) is not None:
+                segment.flops += formula(*args, **kwargs, out_val=out)
+        return out
+
+    def _follow(self, func: Any, args: Any) -> None:
+        if func._schema.name == _ENTER:
+            self._labels.append(str(args[0]))
+        elif func._schema.name == _EXIT and self._labels:
+            self._labels.pop()
+
+    def _see(self, tensor: torch.Tensor, category: str | None) -> bool:
+        """Whether its storage is new."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self._numbers:
+            return False
+        self._finalizers[address] = weakref.ref(storage, self._releaser(address))
+        self._bear(address, storage.nbytes(), category)
+        return True
+
+    def _bear(self, address: int, size: int, category: str | None) -> None:
+        if self._labels and self._labels[-1] == ON_HOST:
+            self._numbers[address] = None
+            return
+        number = len(self.recorded.sizes)
+        self._numbers[address] = number
+        self.recorded.sizes.append(size)
+        self.recorded.categories.append(category or self._category())
+        self.recorded.modules.append(self._modules[-1] if self._modules else self._in_backward)
+        self.recorded.segments[-1].events.append(number)
+        self._alive.add(number)
+        if self.phase.startswith("forward"):
+            self._born_in_forward.append(number)
+
+    def _category(self) -> str:
+        for label in reversed(self._labels):
+            for prefix, category in _LABELS:
+                if label.startswith(prefix):
+                    return category
+        return TEMPORARIES
+
+    def _die(self, address: int) -> None:
+        number = self._numbers.pop(address)
+        if number is not None and number in self._alive:
+            self._alive.remove(number)
+            self.recorded.segments[-1].events.append(~number)
+
+    def _releaser(self, address: int) -> Callable[[Any], None]:
+        def release(_: Any) -> None:
+            del self._finalizers[address]
+            self._die(address)
+
+        return release
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Around the whole step: modules as they run, and storages that FSDP2 frees and fills again by
+        resizing them, which is no operator."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            address = storage._cdata
+            if self._numbers.get(address) is not None:
+                self._die(address)
+                if size:
+                    self._bear(address, size, None)
+                else:
+                    # Known, and of no size: not new when it is filled again.
+                    self._numbers[address] = -1
+            return resize(storage, size)
+
+        with ExitStack() as stack:
+            stack.callback(register_module_forward_pre_hook(self._enter).remove)
+            stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+            torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+            stack.callback(setattr, torch.UntypedStorage, "resize_", resize)
+            stack.enter_context(self)
+            yield
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        self._modules.append(self._names.get(module, ""))
+        if module in self._blocks:
+            if "backward" in self.phase:
+                raise NotUniformError("a block computes itself again in the backward pass")
+            self._mark(module, backward=False)
+
+    def _leave(self, module: nn.Module, _: Any, output: Any) -> None:
+        if self._modules:
+            self._modules.pop()
+        leaf = next((t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad), None)
+        if leaf is not None and (module in self._blocks or not any(module.children())):
+            leaf.register_hook(self._backward_of(module))
+        if module in self._blocks and self._is_last(module):
+            self.recorded.segments.append(Segment(self.phase))
+
+    def _backward_of(self, module: nn.Module) -> Callable[[Any], None]:
+        def hook(_: Any) -> None:
+            self._in_backward = self._names.get(module, "")
+            if module in self._blocks:
+                self._mark(module, backward=True)
+
+        return hook
+
+    def _is_last(self, module: nn.Module) -> bool:
+        run, block = self._blocks[module]
+        return block == self.recorded.runs[run].kept - 1
+
+    def _mark(self, module: nn.Module, *, backward: bool) -> None:
+        run, block = self._blocks[module]
+        self.recorded.segments.append(Segment(self.phase, run, block, backward))
