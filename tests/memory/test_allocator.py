@@ -58,6 +58,7 @@ def test_segments_without_expandable_ones(sizes, segments):
         ([MIB + 1], 20),
         ([45 * MIB], 60),
         ([45 * MIB, 15 * MIB], 60),
+        ([45 * MIB, 25 * MIB], 80),  # the 15 free ones, and a page
         ([45 * MIB, 15 * MIB, 2 * MIB], 80),
         ([1, 45 * MIB], 2 + 60),
     ],
@@ -71,14 +72,12 @@ def test_the_smallest_block_that_fits_is_taken():
     assert replay(sizes, [0, 1, ~0, ~1, 2, 3], expandable=False).reserved == 80 * MIB
 
 
-def test_a_rest_of_up_to_1_mib_of_a_large_block_stays_with_the_tensor():
-    sizes = in_mib(12, 11, 10.5)
-    whole = replay(sizes, [0, ~0, 1], expandable=False)
-    assert (whole.allocated, whole.reserved) == (12 * MIB, 12 * MIB)
+@pytest.mark.parametrize(("size", "held"), [(11, 12), (10.5, 10.5)])
+def test_a_rest_of_up_to_1_mib_of_a_large_block_stays_with_the_tensor(size, held):
     allocator = CachingAllocator(expandable=False)
     allocator.free(allocator.allocate(12 * MIB))
-    allocator.allocate(int(10.5 * MIB))
-    assert allocator.allocated == 10.5 * MIB  # 1.5 MiB are cut off
+    allocator.allocate(int(size * MIB))
+    assert (allocator.allocated, allocator.reserved) == (held * MIB, 12 * MIB)
 
 
 def test_an_expandable_segment_is_cut_to_the_block():
