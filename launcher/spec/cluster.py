@@ -28,6 +28,8 @@ class Gpu(Value):
     count: NonNegativeInt
     memory: Bytes
     "Memory that a process can use on one GPU (`nvidia-smi` total), e.g. 47.4GiB."
+    overhead: Bytes | None = None
+    "What a rank holds there beside PyTorch's memory: CUDA context, NCCL. Left out, launcher's own figures."
 
 
 def _as_gpu(value: Any) -> Any:

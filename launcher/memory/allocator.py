@@ -1,0 +1,215 @@
+"""PyTorch's CUDA caching allocator as a model: how many bytes it reserves for a sequence of allocations.
+
+The rules are those of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp, whose function is named at each) with
+default settings, and expandable_segments as asked. Not modelled: several streams, each of which has pools of
+its own; CUDA graphs; and that an expandable segment's addresses end at 9/8 of the GPU's memory. What it says
+has not been held against a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from launcher.memory.blocks import BLOCK, LARGE, LARGE_SEGMENT, LARGE_STEP, PAGES, SMALL, Block, Pool
+
+
+class OutOfMemoryError(Exception):
+    """The capacity does not suffice, even after every cached segment was given back."""
+
+    def __init__(self, requested: int, reserved: int, capacity: int, event: int | None = None) -> None:
+        self.requested, self.reserved, self.capacity = requested, reserved, capacity
+        self.event = event
+        "Index of the event that asked; None while the tensors of `before` were allocated."
+        super().__init__(f"{requested} bytes asked for, {reserved} of {capacity} reserved")
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Peaks, in bytes."""
+
+    allocated: int
+    "What tensors held, each rounded up as the allocator does: torch.cuda.max_memory_allocated()."
+    reserved: int
+    "What the allocator held: torch.cuda.max_memory_reserved()."
+    retries: int
+    "How often it gave its cache back to satisfy a request: num_alloc_retries."
+    at: int | None
+    "Index of the event that first reached `allocated`; None: nothing came above the tensors of `before`."
+
+
+def rounded(size: int) -> int:
+    """Bytes that a tensor of `size` bytes occupies: round_size."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def replay(
+    sizes: Sequence[int],
+    events: Iterable[int],
+    *,
+    capacity: int | None = None,
+    expandable: bool = True,
+    before: Iterable[int] = (),
+) -> Replayed:
+    """`events`: i >= 0 allocates `sizes[i]` bytes, ~i frees them. `before`: bytes of tensors that stay.
+
+    `capacity`: bytes that can be reserved at most. Raises OutOfMemoryError when they do not suffice.
+    """
+    allocator = CachingAllocator(capacity, expandable=expandable)
+    allocate, free = allocator.allocate, allocator.free
+    live: dict[int, Block | None] = {}
+    at: int | None = None
+    index: int | None = None
+    try:
+        for size in before:
+            allocate(size)
+        peak = allocator.allocated
+        for index, event in enumerate(events):
+            if event < 0:
+                free(live.pop(~event))
+                continue
+            live[event] = allocate(sizes[event])
+            if allocator.allocated > peak:
+                peak, at = allocator.allocated, index
+    except OutOfMemoryError as error:
+        error.event = index
+        raise
+    return Replayed(peak, allocator.peak_reserved, allocator.retries, at)
+
+
+def smallest_capacity(
+    sizes: Sequence[int],
+    events: Sequence[int],
+    *,
+    expandable: bool = True,
+    before: Sequence[int] = (),
+    tolerance: int = LARGE_STEP,
+) -> int:
+    """A capacity with which the events run, while one that is `tolerance` lower fails; in steps of 2 MiB.
+
+    Above it fragmentation can make a capacity fail all the same, up to what is reserved without a limit: from
+    there on every capacity runs.
+    """
+    # Expandable segments are cut to the block, so what they allocate is what tensors need at least.
+    needed = replay(sizes, events, before=before).allocated
+    fails = (needed - 1) // LARGE_STEP * LARGE_STEP
+    runs = replay(sizes, events, expandable=expandable, before=before).reserved
+    while runs - fails > max(tolerance, LARGE_STEP):
+        middle = (fails + runs) // 2 // LARGE_STEP * LARGE_STEP
+        try:
+            replay(sizes, events, capacity=middle, expandable=expandable, before=before)
+            runs = middle
+        except OutOfMemoryError:
+            fails = middle
+    return runs
+
+
+class CachingAllocator:
+    """One GPU's, in use. All sizes in bytes."""
+
+    def __init__(self, capacity: int | None = None, *, expandable: bool = True) -> None:
+        self.capacity = PAGES * LARGE_SEGMENT if capacity is None else capacity
+        self.expandable = expandable
+        self.small, self.large = Pool(small=True), Pool(small=False)
+        self.allocated = 0
+        "By tensors, with what is left of a block and too little to be cut off."
+        self.reserved = self.peak_reserved = 0
+        self.retries = 0
+        self._address = 0
+
+    def allocate(self, size: int) -> Block | None:
+        """None for an empty tensor. Raises OutOfMemoryError, which costs the cache and nothing else."""
+        if size == 0:
+            return None
+        size = rounded(size)
+        pool = self.small if size <= SMALL else self.large
+        block = pool.take(size) or self._reserve(pool, size)
+        rest = block.size - size
+        if rest > SMALL or (rest and (pool.small or self.expandable)):  # should_split
+            pool.add(block.cut(size))
+        block.free = False
+        self.allocated += block.size
+        return block
+
+    def free(self, block: Block | None) -> None:
+        """What `allocate` returned; its bytes stay reserved."""
+        if block is None:
+            return
+        self.allocated -= block.size
+        block.free = True
+        block.merge()
+        block.pool.add(block)
+
+    def release(self) -> None:
+        """Give back segments that no tensor is on, or such pages of an expandable one: empty_cache()."""
+        for pool in (self.small, self.large):
+            for _, _, block in list(pool.free):
+                if self.expandable:
+                    self._unmap(block)
+                elif block.before is None and block.after is None:
+                    pool.remove(block)
+                    self.reserved -= block.size
+
+    def _reserve(self, pool: Pool, size: int) -> Block:
+        grow = self._map if self.expandable else self._segment
+        block = grow(pool, size)
+        if block is None:
+            self.release()
+            self.retries += 1
+            block = grow(pool, size)
+        if block is None:
+            raise OutOfMemoryError(size, self.reserved, self.capacity)
+        return block
+
+    def _segment(self, pool: Pool, size: int) -> Block | None:
+        """A new one, unless it goes beyond the capacity: get_allocation_size."""
+        whole = -(-size // LARGE_STEP) * LARGE_STEP if size >= LARGE else pool.page
+        if not self._count(whole):
+            return None
+        block = Block(pool, self._address, whole)
+        self._address += whole
+        return block
+
+    def _map(self, pool: Pool, size: int) -> Block | None:
+        """Pages at the lowest place where they make up `size` bytes: try_allocate_expandable_block."""
+        block = pool.growable(size)
+        while not block.mapped or block.size < size:
+            unmapped, missing = (block.after, size - block.size) if block.mapped else (block, size)
+            assert unmapped is not None
+            pages = min(unmapped.size, -(-missing // pool.page) * pool.page)
+            if not self._count(pages):
+                return None
+            pool.remove(unmapped)
+            if pages < unmapped.size:
+                pool.add(unmapped.cut(pages))
+            unmapped.mapped = True
+            unmapped.merge()
+            pool.add(unmapped)
+            block = unmapped
+        pool.remove(block)
+        return block
+
+    def _unmap(self, block: Block) -> None:
+        """The whole pages of a free block: unmap_block."""
+        pool = block.pool
+        begin = -(-block.address // pool.page) * pool.page
+        end = (block.address + block.size) // pool.page * pool.page
+        if begin >= end:
+            return
+        pool.remove(block)
+        if begin > block.address:
+            head, block = block, block.cut(begin - block.address)
+            pool.add(head)
+        if end < block.address + block.size:
+            pool.add(block.cut(end - begin))
+        block.mapped = False
+        block.merge()
+        pool.add(block)
+        self.reserved -= end - begin
+
+    def _count(self, more: int) -> bool:
+        if self.reserved + more > self.capacity:
+            return False
+        self.reserved += more
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        return True

@@ -1,0 +1,156 @@
+"""What was measured is kept, and corrects later estimates.
+
+One small JSON file per run in one folder, written whole and never changed, under a name that nobody else
+makes: any number of runs on any number of machines may share the folder. A file that is torn, foreign or of
+another version is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from math import log2
+from pathlib import Path
+from statistics import median
+
+from pydantic import JsonValue, NonNegativeInt, PositiveInt
+
+from launcher.runs.files import replace_json
+from launcher.runs.time import now
+from launcher.spec.base import Value
+from launcher.spec.recipe import Recipe
+
+NEWEST = 200
+"Entries of one family that are read, the newest: enough for a median, and a bound on the time it takes."
+NEAREST = 9
+"Entries that a correction rests on, at most."
+SIZE_FIELDS = frozenset({"micro_batch_size", "grad_accum"})
+
+
+class Family(Value):
+    """What must be alike for one run's measurement to tell something of another's memory."""
+
+    task: str
+    "`package.module:Class`, whatever its arguments."
+    gpu: str
+    "As the vendor writes it; `cpu`."
+    torch: str
+    "Major and minor version."
+
+    @property
+    def prefix(self) -> str:
+        """How the names of its files begin."""
+        text = "\0".join((self.task, self.gpu, self.torch))
+        return hashlib.sha256(text.encode()).hexdigest()[:16] + "-"
+
+
+class Entry(Value):
+    """One run: what it needed, and what had been predicted. All sizes in bytes, of the rank with the most."""
+
+    family: Family
+    args: dict[str, JsonValue]
+    "Of the task: the model's and the batch's shapes follow from them."
+    parameters: PositiveInt | None = None
+    "How many the model has, where the plan knew."
+    recipe: Recipe
+    ranks: PositiveInt
+    ranks_per_node: PositiveInt
+    measured: dict[str, PositiveInt]
+    "The most that tensors held in the `first step` (or `resume`), and in `steady state`."
+    predicted: dict[str, PositiveInt] = {}
+    "The same before the run, where it was estimated for this recipe."
+    reserved: PositiveInt | None = None
+    "The most that PyTorch's allocator held; only a GPU has one."
+    retries: NonNegativeInt = 0
+    "How often that allocator freed its cache to satisfy a request: `reserved` was at its limit."
+    versions: dict[str, str] = {}
+    time: str = ""
+    "UTC, of the record."
+    run: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured / predicted, the highest of the peaks that are known as both; None when there is none."""
+        both = self.measured.keys() & self.predicted.keys()
+        if not both:
+            return None
+        return max(self.measured[name] for name in both) / max(self.predicted[name] for name in both)
+
+
+class Correction(Value):
+    """By what to multiply an estimate of what tensors hold."""
+
+    factor: float
+    "The median of measured / predicted."
+    entries: int
+    "How many it rests on."
+    band: float | None
+    "The largest relative distance of one of them from the factor; None for a single entry, which has none."
+    differs: tuple[str, ...]
+    "Fields of the recipe, other than the sizes of batches, in which any of them differs."
+
+
+def default_folder(runs_root: Path) -> Path:
+    """`ledger/` beside the folder that holds the run directories."""
+    return runs_root.absolute().parent / "ledger"
+
+
+def record(folder: Path, entry: Entry) -> Path:
+    """Write an entry; its file. Raises OSError where the folder cannot be made or written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entry = entry if entry.time else entry.model_copy(update={"time": now()})
+    stamp = "".join(char for char in entry.time if char.isalnum())
+    path = folder / f"{entry.family.prefix}{stamp}-{secrets.token_hex(4)}.json"
+    replace_json(path, entry.model_dump(mode="json"))
+    return path
+
+
+def entries(folder: Path, family: Family) -> tuple[Entry, ...]:
+    """The newest of a family, the oldest of them first; none where there is no folder."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return ()
+    ours = sorted(name for name in names if name.startswith(family.prefix) and name.endswith(".json"))
+    found = []
+    for name in ours[-NEWEST:]:
+        with contextlib.suppress(OSError, ValueError):  # pydantic's ValidationError is a ValueError
+            entry = Entry.model_validate_json((folder / name).read_bytes())
+            if entry.family == family:
+                found.append(entry)
+    return tuple(found)
+
+
+def correction(known: Sequence[Entry], recipe: Recipe) -> Correction | None:
+    """From the entries nearest to `recipe`: fewest fields changed, then the micro-batch, then the newest.
+
+    None when no entry has a prediction beside its measurement.
+    """
+    usable = [
+        (
+            _changed(entry.recipe, recipe),
+            abs(log2(entry.recipe.micro_batch_size / recipe.micro_batch_size)),
+            ratio,
+        )
+        for entry in reversed(known)
+        if (ratio := entry.ratio) is not None
+    ]
+    if not usable:
+        return None
+    fewest = min(len(changed) for changed, _, _ in usable)
+    near = sorted((one for one in usable if len(one[0]) == fewest), key=lambda one: one[1])[:NEAREST]
+    ratios = [ratio for _, _, ratio in near]
+    factor = median(ratios)
+    return Correction(
+        factor=factor,
+        entries=len(near),
+        band=max(abs(ratio / factor - 1) for ratio in ratios) if len(near) > 1 else None,
+        differs=tuple(sorted(set().union(*(changed for changed, _, _ in near)))),
+    )
+
+
+def _changed(one: Recipe, other: Recipe) -> set[str]:
+    return one.changes_from(other).keys() - SIZE_FIELDS

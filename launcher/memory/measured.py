@@ -1,0 +1,117 @@
+"""What a run's own files tell of its memory, as an entry of the ledger."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from launcher.memory.ledger import Entry, Family
+from launcher.runs.files import read_record
+from launcher.runs.layout import AttemptDir, RunDir
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+
+HEAD = 2**20
+"Bytes that are read of each rank's file: some thousand steps, in which every peak has come."
+MOMENTS = {
+    "first step": "first step",
+    "resume": "resume",
+    "steady state": "steady state",
+    "evaluation": "steady state",
+    "checkpoint": "steady state",
+}
+"""When a predicted peak comes -> where it is measured. A rank reads its peak once per step: what evaluation
+and checkpoints hold is part of a step's."""
+
+
+def entry_of_run(run: RunDir, parameters: int | None = None) -> Entry | None:
+    """From the newest attempt that memory did not end. `parameters`: how many the model has, where known.
+
+    None for a run that measured nothing (a foreign command, a CPU without a budget, a single step), and for
+    one whose files cannot be read. A prediction is taken from plan.json, `estimate.peaks`, when the attempt
+    ran the plan's own recipe.
+    """
+    try:
+        about, plan = run.read_about(), read_record(run.plan)
+        for attempt in reversed(run.attempts()):
+            ended = read_record(attempt.verdict).get("failure")
+            held = None if ended in ("gpu-oom", "host-oom") else _held(attempt)
+            if held is not None:
+                return _entry(run, about, plan, attempt, held, parameters)
+    except (OSError, LookupError, TypeError, ValueError, AttributeError):  # another version wrote it
+        pass
+    return None
+
+
+class Held(NamedTuple):
+    """By the rank with the most, in bytes."""
+
+    peaks: dict[str, int]
+    reserved: int | None
+    retries: int
+
+
+def _held(attempt: AttemptDir) -> Held | None:
+    peaks: dict[str, int] = {}
+    reserved, retries = 0, 0
+    for path in (attempt.path / "memory").glob("rank-*.jsonl"):
+        with open(path, "rb") as file:
+            lines = [line for line in map(_line, file.read(HEAD).splitlines()) if "peak" in line]
+        for index, line in enumerate(lines):
+            # What came before the first reading is in it: the model's making, or a checkpoint's loading.
+            start = "first step" if line["step"] == 1 else "resume"
+            when = "steady state" if index else start
+            peaks[when] = max(peaks.get(when, 0), line["peak"])
+            reserved = max(reserved, line.get("reserved", 0))
+            retries = max(retries, line.get("num_alloc_retries", 0))
+    return Held(peaks, reserved or None, retries) if "steady state" in peaks else None
+
+
+def _line(text: bytes) -> dict[str, Any]:
+    """{} for a torn one."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _entry(
+    run: RunDir,
+    about: dict[str, Any],
+    plan: dict[str, Any],
+    attempt: AttemptDir,
+    held: Held,
+    parameters: int | None,
+) -> Entry | None:
+    job, gpu = Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"]).node.gpu
+    if job.task is None:
+        return None
+    on_gpu, versions, recipe = about["gpus_per_node"] > 0, about["versions"], run.read_recipe(attempt)
+    as_planned = recipe == plan.get("recipe")
+    return Entry(
+        family=Family(
+            task=job.task,
+            gpu=gpu.type if on_gpu and gpu is not None else "cpu",
+            torch=".".join(versions["torch"].split(".")[:2]),
+        ),
+        args=job.args,
+        parameters=parameters,
+        recipe=recipe,
+        ranks=about["nodes"] * about["ranks_per_node"],
+        ranks_per_node=about["ranks_per_node"],
+        measured=held.peaks,
+        predicted=_predicted(plan) if as_planned else {},
+        reserved=held.reserved,
+        retries=held.retries,
+        versions=versions,
+        run=run.id,
+    )
+
+
+def _predicted(plan: dict[str, Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for peak in (plan.get("estimate") or {}).get("peaks", ()):
+        when = MOMENTS[peak["when"]]
+        found[when] = max(found.get(when, 0), peak["allocated"])
+    return found
