@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,9 +110,9 @@ class Trace:
         return list(alive)
 
 
-def _not_below_another(moments: Sequence[Moment] | object) -> tuple[Moment, ...]:
+def _not_below_another(moments: Iterable[Moment]) -> tuple[Moment, ...]:
     kept: list[Moment] = []
-    for moment in sorted(moments, key=lambda m: (-m.per_sample, -m.fixed)):  # type: ignore[call-overload]
+    for moment in sorted(moments, key=lambda one: (-one.per_sample, -one.fixed)):
         if not kept or moment.fixed > kept[-1].fixed:
             kept.append(moment)
     return tuple(kept)
@@ -138,6 +138,17 @@ class Sample:
     events: tuple[int, ...]
     phases: tuple[tuple[str, int], ...]
     work: Work4
+
+
+def alone(sample: Sample) -> Trace:
+    """One micro-batch without a law: the figures hold for it only."""
+    storages = zip(sample.sizes, sample.categories, sample.modules, strict=True)
+    return Trace(
+        tuple(Storage(size, 0, category, module) for size, category, module in storages),
+        sample.events,
+        sample.phases,
+        Work(*(Law(value, 0.0) for value in sample.work)),
+    )
 
 
 def combine(small: Sample, large: Sample) -> Trace:

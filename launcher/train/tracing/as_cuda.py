@@ -25,7 +25,7 @@ LARGEST_HEAD = 256
 
 @contextmanager
 def as_cuda() -> Iterator[None]:
-    changed: dict[str, Callable[..., Any]] = {
+    changed: dict[str, Any] = {
         "rms_norm": _rms_norm,
         "dropout": _dropout(functional.dropout),
         "scaled_dot_product_attention": _attention(functional.scaled_dot_product_attention),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
 from launcher.memory.states import Ranks
-from launcher.memory.trace import NotAffineError, Sample, Trace, Work4, combine
+from launcher.memory.trace import Sample, Trace, Work4, combine
 from launcher.memory.unroll import NotUniformError, Recorded, unroll
 from launcher.runs.layout import RunDir
 from launcher.spec.job import Job
@@ -61,7 +60,9 @@ class Tracer:
         """With one micro-batch. `whole`: every block is run, none stands for another one."""
         recipe = recipe.model_copy(update={"micro_batch_size": micro_batch})
         try:
-            return _sample(unroll(self._record(recipe, ranks, whole or recipe.checkpoint_ratio < 1)), micro_batch)
+            return _sample(
+                unroll(self._record(recipe, ranks, whole or recipe.checkpoint_ratio < 1)), micro_batch
+            )
         except NotUniformError:
             return _sample(self._record(recipe, ranks, whole=True), micro_batch)
 
@@ -159,5 +160,6 @@ def _ordered(events: list[int]) -> list[int]:
     """What is freed at one time, such as autocast's copies of weights, is freed in any order."""
     ordered: list[int] = []
     for dying, group in itertools.groupby(events, key=lambda event: event < 0):
-        ordered += sorted(group, reverse=True) if dying else group
+        some = list(group)
+        ordered += sorted(some, reverse=True) if dying else some
     return ordered

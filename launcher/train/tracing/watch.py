@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -64,7 +64,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._born_in_forward = []
         self.recorded.segments.append(Segment(phase))
 
-    def leave_out(self, tensors: Iterator[torch.Tensor]) -> None:
+    def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
         """States: they are counted elsewhere."""
         for tensor in tensors:
             self._numbers[local(tensor).untyped_storage()._cdata] = None
@@ -74,7 +74,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf, BATCH)
 
-    def are_gradients(self, tensors: Iterator[torch.Tensor]) -> None:
+    def are_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             number = self._numbers.get(local(tensor).untyped_storage()._cdata)
             if number is not None:
@@ -173,7 +173,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._enter).remove)
             stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
-            torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+            torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
             stack.callback(setattr, torch.UntypedStorage, "resize_", resize)
             stack.enter_context(self)
             yield
@@ -190,7 +190,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._modules.pop()
         leaf = next((t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad), None)
         if leaf is not None and (module in self._blocks or not any(module.children())):
-            leaf.register_hook(self._backward_of(module))
+            leaf.register_hook(self._backward_of(module))  # type: ignore[no-untyped-call]
         if module in self._blocks and self._is_last(module):
             self.recorded.segments.append(Segment(self.phase))
 
