@@ -1,0 +1,62 @@
+"""Host memory of a node: what its ranks hold there, and what they are made of."""
+
+from __future__ import annotations
+
+from launcher.memory.shapes import ModelShapes
+from launcher.memory.states import Ranks, shard_of, states_of
+from launcher.spec.base import GIB
+from launcher.spec.recipe import Recipe
+
+PROCESS = 2 * GIB
+"""A rank without its model: Python, torch and the libraries of CUDA and NCCL, with the context's part on the
+host. On the CPU it is 0.3 GiB (import torch: 218 MiB); on a GPU not measured by us yet."""
+WORKER = GIB // 4
+"A DataLoader process, forked: what it does not share with its rank. Samples come on top."
+FP32 = 4
+
+
+def host_of(
+    model: ModelShapes, recipe: Recipe, ranks: Ranks, *, workers: int, on_meta: bool, copies: bool
+) -> dict[str, int]:
+    """Bytes on the node that holds the most, by category, at the worse of two times: while every rank builds
+    its model, or in training. `on_meta`: the task builds it without weights. `copies`: checkpoints are
+    written from a copy on the host."""
+    processes = {"processes": ranks.per_node * (PROCESS + workers * WORKER)}
+    training = {**_training(model, recipe, ranks, copies=copies), **processes}
+    building = {**processes}
+    if not on_meta:
+        building["whole model, in each rank at its start"] = ranks.per_node * model.numel * FP32
+    worse = max(building, training, key=lambda parts: sum(parts.values()))
+    return {name: size for name, size in worse.items() if size}
+
+
+def _training(model: ModelShapes, recipe: Recipe, ranks: Ranks, *, copies: bool) -> dict[str, int]:
+    held = [states_of(model, recipe, ranks, rank) for rank in range(ranks.per_node)]
+    parts = {
+        "parameters": sum(one.host.parameters for one in held),
+        "buffers": sum(one.host.buffers for one in held),
+        "gradients": sum(one.host.gradients for one in held),
+        "optimizer states": sum(one.host.optimizer for one in held),
+        "parameters again, for the optimizer": sum(one.host.copies for one in held),
+    }
+    if recipe.offload == "cpu" and ranks.on_gpu:
+        parts["pinned memory, rounded up"] = _rounded_up(model, recipe, ranks)
+    if copies:
+        parts["copy for the checkpoint"] = sum(
+            one.gpu.parameters + one.gpu.optimizer + one.host.parameters + one.host.optimizer for one in held
+        )
+    return parts
+
+
+def _rounded_up(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
+    """torch gives pinned memory in powers of two (ATen/core/CachingHostAllocator.h): of each parameter's
+    shard and of its gradient, which come down one by one."""
+    shards = ranks.shards(recipe)
+    more = 0
+    for rank in range(ranks.per_node):
+        for p in model.parameters:
+            size = shard_of(p, shards, rank % shards).padded * p.itemsize
+            if size:
+                over = (1 << (size - 1).bit_length()) - size
+                more += over * (2 if p.requires_grad else 1)
+    return more

@@ -1,0 +1,118 @@
+"""Traces and shapes on disk: the second plan of a model needs neither torch nor the model's code.
+
+They hold as long as every file that the task's code was read from is as it was, with the same versions of
+the libraries. One folder per model; files are written atomically, a broken one counts as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launcher.memory.shapes import ModelShapes, Parameter
+from launcher.memory.trace import Law, Storage, Trace, Work
+from launcher.runs.files import read_json, replace_text
+
+PACKAGE = Path(__file__).resolve().parents[1]
+LIBRARIES = ("torch", "transformers")
+
+
+class TraceStore:
+    """Of one model: a task with its arguments, in a directory."""
+
+    def __init__(self, root: Path, task: str, args: Mapping[str, Any], workdir: str) -> None:
+        name = _digest([task, args, workdir, _versions()])
+        self.folder = root / name[:32]
+        self._sources = self.folder / "sources.json"
+        self.valid = self._unchanged()
+
+    def get(self, key: Any) -> Any:
+        """What `put` was given; None when there is nothing, or nothing that still holds."""
+        return read_json(self._file(key)) if self.valid else None
+
+    def put(self, key: Any, value: Any) -> None:
+        """Raises OSError."""
+        replace_text(self._file(key), json.dumps(value))
+
+    def made_from(self, files: Iterable[Path]) -> None:
+        """Called before anything is put: what the model's code was read from. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for old in self.folder.glob("*.json"):
+            old.unlink(missing_ok=True)
+        digests = {str(file): _digest_of(file) for file in files}
+        replace_text(self._sources, json.dumps(digests))
+        self.valid = True
+
+    def _unchanged(self) -> bool:
+        try:
+            digests = json.loads(self._sources.read_text())
+            return all(_digest_of(Path(file)) == digest for file, digest in digests.items())
+        except (OSError, ValueError):
+            return False
+
+    def _file(self, key: Any) -> Path:
+        return self.folder / f"{_digest(key)[:32]}.json"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _digest_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _versions() -> list[Any]:
+    """Of the libraries, and of this package's own files, which a checkout changes between releases."""
+    found: list[Any] = []
+    for name in LIBRARIES:
+        try:
+            found.append(importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            found.append(None)
+    files = [file.stat() for file in sorted(PACKAGE.rglob("*.py"))]
+    return [*found, sum(file.st_size for file in files), max(file.st_mtime_ns for file in files)]
+
+
+def pack_trace(trace: Trace) -> dict[str, Any]:
+    names: dict[str, int] = {}
+    rows = [
+        [
+            s.fixed,
+            s.per_sample,
+            names.setdefault(s.category, len(names)),
+            names.setdefault(s.module, len(names)),
+        ]
+        for s in trace.storages
+    ]
+    return {
+        "names": list(names),
+        "storages": rows,
+        "events": trace.events,
+        "phases": trace.phases,
+        "work": trace.work,
+    }
+
+
+def unpack_trace(packed: Mapping[str, Any]) -> Trace:
+    names = packed["names"]
+    return Trace(
+        storages=tuple(Storage(f, p, names[c], names[m]) for f, p, c, m in packed["storages"]),
+        events=tuple(packed["events"]),
+        phases=tuple((name, start) for name, start in packed["phases"]),
+        work=Work(*(Law(*law) for law in packed["work"])),
+    )
+
+
+def pack_shapes(model: ModelShapes) -> dict[str, Any]:
+    return asdict(model)
+
+
+def unpack_shapes(packed: Mapping[str, Any]) -> ModelShapes:
+    parameters = (Parameter(**{**p, "shape": tuple(p["shape"])}) for p in packed["parameters"])
+    return ModelShapes(**{**packed, "parameters": tuple(parameters)})

@@ -1,0 +1,84 @@
+"""The allocations of a run's first two steps in order, for the model of the allocator."""
+
+from __future__ import annotations
+
+from launcher.memory.peaks import settled
+from launcher.memory.shapes import ModelShapes
+from launcher.memory.states import Ranks, shard_of, state_bytes
+from launcher.memory.trace import GRADIENTS, Trace
+from launcher.spec.recipe import Recipe
+
+
+def timeline(
+    model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks
+) -> tuple[list[int], list[int], list[int]]:
+    """(bytes that are there from the start, bytes of each storage, events as a Trace's).
+
+    First step, the update that makes the optimizer's states, second step, evaluation.
+    """
+    trace = settled(trace, recipe)
+    micro = recipe.micro_batch_size
+    sizes = [storage.at(micro) for storage in trace.storages]
+    if recipe.offload == "cpu":
+        sizes = [
+            0 if storage.category == GRADIENTS else size
+            for storage, size in zip(trace.storages, sizes, strict=True)
+        ]
+    starts = dict(trace.phases)
+    made = _states(model, recipe, ranks)
+    steps = list(trace.events)
+    if recipe.grad_accum > 1:
+        first, rest = steps[: starts["evaluation"]], _again(steps, len(sizes))
+        sizes += sizes
+    else:
+        first, rest = steps[: starts["forward again"]], steps[starts["forward again"] :]
+    freed_last = len(first)
+    while freed_last and first[freed_last - 1] < 0:
+        freed_last -= 1
+    numbers = range(len(sizes), len(sizes) + len(made))
+    alive = _alive(first) if recipe.grad_accum > 1 else []
+    # The update comes before the gradients are freed.
+    events = [*first[:freed_last], *numbers, *first[freed_last:], *(~one for one in alive), *rest]
+    return (
+        _standing(model, recipe, ranks),
+        [*sizes, *made],
+        [event for event in events if _counts(event, sizes)],
+    )
+
+
+def _counts(event: int, sizes: list[int]) -> bool:
+    number = event if event >= 0 else ~event
+    return number >= len(sizes) or sizes[number] > 0
+
+
+def _again(events: list[int], shift: int) -> list[int]:
+    return [event + shift if event >= 0 else event - shift for event in events]
+
+
+def _alive(events: list[int]) -> list[int]:
+    alive: dict[int, None] = {}
+    for event in events:
+        if event >= 0:
+            alive[event] = None
+        else:
+            alive.pop(~event, None)
+    return list(alive)
+
+
+def _standing(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[int]:
+    shards = ranks.shards(recipe)
+    sizes = [] if recipe.offload == "cpu" else [
+        shard_of(p, shards, 0).padded * p.itemsize for p in model.parameters
+    ]  # fmt: skip
+    if recipe.sharding == "ddp":
+        sizes += [p.nbytes for p in model.trained]  # buckets
+    return [size for size in (*sizes, model.buffers) if size]
+
+
+def _states(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[int]:
+    """Of the optimizer, on the GPU: one or two for each parameter."""
+    if recipe.offload != "none" or recipe.optimizer == "paged-adamw-8bit":
+        return []
+    shards, parts = ranks.shards(recipe), 1 if recipe.optimizer in ("lion", "lion-8bit") else 2
+    sizes = [state_bytes(recipe, p, shard_of(p, shards, 0)) for p in model.trained]
+    return [size // parts for size in sizes for _ in range(parts) if size]

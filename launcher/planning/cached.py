@@ -1,0 +1,62 @@
+"""A source that asks another one only for what is not on disk yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from launcher.memory.shapes import ModelShapes
+from launcher.memory.states import Ranks
+from launcher.memory.store import TraceStore, pack_shapes, pack_trace, unpack_shapes, unpack_trace
+from launcher.memory.trace import Trace
+from launcher.planning.source import About, Args, Source
+from launcher.spec.recipe import Precision, Recipe
+
+T = TypeVar("T")
+
+
+class FromFiles(Source, Protocol):
+    def files(self) -> list[Path]:
+        """What its answers follow from."""
+
+
+class CachedSource:
+    """`make`: the source behind, which may import torch and the user's code. Called once, when needed."""
+
+    def __init__(self, store: TraceStore, make: Callable[[], FromFiles]) -> None:
+        self.store, self._make = store, make
+
+    @cached_property
+    def _source(self) -> FromFiles:
+        return self._make()
+
+    def about(self, args: Args | None = None) -> About:
+        return About(*self._kept(["about", args], lambda: list(self._source.about(args)), list))
+
+    def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes:
+        key = ["shapes", precision, args]
+        packed = self._kept(key, lambda: pack_shapes(self._source.shapes(precision, args)), dict)
+        return unpack_shapes(packed)
+
+    def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
+        shards = [ranks.world, ranks.per_node] if recipe.sharding != "none" else None
+        key = ["trace", recipe.model_dump(), shards, args, exact]
+        packed = self._kept(
+            key, lambda: pack_trace(self._source.trace(recipe, ranks, args, exact=exact)), dict
+        )
+        return unpack_trace(packed)
+
+    def _kept(self, key: Any, make: Callable[[], T], kind: type[T]) -> T:
+        found = self.store.get(key)
+        if isinstance(found, kind):
+            return found
+        made = make()
+        # Without room on disk the next plan takes as long as this one, and that is all.
+        with suppress(OSError):
+            if not self.store.valid:
+                self.store.made_from(self._source.files())
+            self.store.put(key, made)
+        return made

@@ -1,0 +1,39 @@
+"""Where the planner's knowledge of a model comes from, without knowing how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from launcher.memory.shapes import ModelShapes
+from launcher.memory.states import Ranks
+from launcher.memory.trace import Trace
+from launcher.spec.recipe import Precision, Recipe
+
+Args = Mapping[str, Any]
+"Arguments of the task, where they are not the job's own."
+
+
+class About(NamedTuple):
+    """What a plan has to know of a task besides its steps."""
+
+    on_meta: bool
+    "It builds its model without weights."
+    loss_chunks: bool
+    "It can compute its loss in parts."
+    batch_norm: bool
+    tokens_per_sample: int | None
+    "Numbers in the largest integer tensor of a sample; None when it has none."
+
+
+class Source(Protocol):
+    """Each answer may take seconds the first time."""
+
+    def about(self, args: Args | None = None) -> About: ...
+
+    def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes: ...
+
+    def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
+        """`recipe`: one that launcher.memory.peaks.traced_as gave, but for its micro-batch. The law for all
+        micro-batches from 2 on, or `exact`: of this one alone, for which no block stood for another one.
+        Raises NotAffineError where there is no law."""

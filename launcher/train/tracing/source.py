@@ -1,0 +1,84 @@
+"""Traces and shapes from a task's own code, kept on disk for the next plan."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from launcher.memory.peaks import Like
+from launcher.memory.shapes import ModelShapes
+from launcher.memory.states import Ranks
+from launcher.memory.trace import Trace, alone
+from launcher.planning.source import About
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.train.batch_norm import first_batch_norm
+from launcher.train.shapes import read_shapes
+from launcher.train.task import Task, load_task
+from launcher.train.tracing.tracer import Tracer
+
+
+class TaskSource:
+    """Of the job's task. Its code runs in this process, in `workdir`."""
+
+    def __init__(self, job: Job, workdir: Path, like: Like = "cuda") -> None:
+        self.job, self.workdir, self.like = job, workdir, like
+        self._tracers: dict[str, Tracer] = {}
+
+    def about(self, args: Mapping[str, Any] | None = None) -> About:
+        task = self._task(args)
+        with torch.device("meta"):
+            model = task.model()
+        leaves = [leaf for leaf in tree_leaves(task.example()) if isinstance(leaf, torch.Tensor)]
+        tokens = [leaf.numel() for leaf in leaves if leaf.dtype == torch.int64 and leaf.ndim == 1]
+        return About(
+            on_meta=task.built_on_meta,
+            loss_chunks=task.uses_loss_chunks,
+            batch_norm=first_batch_norm(model) is not None,
+            tokens_per_sample=max(tokens, default=None),
+        )
+
+    def shapes(self, precision: Any, args: Mapping[str, Any] | None = None) -> ModelShapes:
+        recipe = Recipe(
+            precision=precision, optimizer="adamw", sharding="none", micro_batch_size=1, grad_accum=1
+        )
+        return read_shapes(self._task(args), recipe)
+
+    def trace(
+        self, recipe: Recipe, ranks: Ranks, args: Mapping[str, Any] | None = None, *, exact: bool = False
+    ) -> Trace:
+        tracer = self._tracer(args)
+        if exact:
+            return alone(tracer.sample(recipe, ranks, recipe.micro_batch_size, whole=True))
+        return tracer.trace(recipe, ranks)
+
+    def files(self) -> list[Path]:
+        """What the task's code was read from, as far as it lies in `workdir`, and files that its arguments
+        name."""
+        modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        found = {Path(file) for file in modules if file is not None and self._is_users(Path(file))}
+        for value in tree_leaves(dict(self.job.args)):
+            if isinstance(value, str):
+                with suppress(OSError, ValueError):
+                    if (path := self.workdir / value).is_file() and path.stat().st_size < 2**20:
+                        found.add(path)
+        return sorted(found)
+
+    def _is_users(self, file: Path) -> bool:
+        return file.is_relative_to(self.workdir) and "site-packages" not in file.parts and file.is_file()
+
+    def _task(self, args: Mapping[str, Any] | None) -> Task:
+        return self._tracer(args).task
+
+    def _tracer(self, args: Mapping[str, Any] | None) -> Tracer:
+        key = repr(sorted((args or {}).items()))
+        if key not in self._tracers:
+            task = load_task(str(self.job.task), {**self.job.args, **(args or {})}, str(self.workdir))
+            self._tracers[key] = Tracer(task, self.job, self.like)
+        return self._tracers[key]
