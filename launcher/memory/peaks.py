@@ -48,9 +48,7 @@ def traced_as(recipe: Recipe) -> Recipe:
     )
 
 
-def peaks_of(
-    model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks, *, like: Like = "cuda"
-) -> tuple[Peak, ...]:
+def peaks_of(model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks) -> tuple[Peak, ...]:
     """Sizes as asked for, without the allocator's rounding. `model` and `trace`: in the recipe's precision.
 
     First step and steady state forward, backward and in the optimizer's update; evaluation; resume.
@@ -70,7 +68,7 @@ def peaks_of(
         early = when == "first step"
         held = standing(states, recipe, with_optimizer=not early)
         found.append(_peak(when, phase, trace, moment, micro, held, counts))
-    update = _update(model, states, recipe, ranks, trace, like)
+    update = _update(model, states, recipe, ranks, trace)
     found += [update, update.model_copy(update={"when": "steady state"})]
     found.append(_resume(states))
     found.append(_between(states))
@@ -155,14 +153,13 @@ def _update(
     recipe: Recipe,
     ranks: Ranks,
     trace: Trace,
-    like: Like,
 ) -> Peak:
     parts = standing(states, recipe, with_optimizer=True)
     if recipe.sharding == "ddp" or recipe.offload != "cpu":
         parts[GRADIENTS] = states.gpu.gradients
         if recipe.sharding != "ddp":
             parts[GRADIENTS] = _gradients_at_the_end(states, recipe, model, ranks)
-    temporaries, largest = update_temporaries(model, recipe, ranks, like)
+    temporaries, largest = update_temporaries(model, recipe, ranks)
     parts[TEMPORARIES] = temporaries
     batch = sum(one.at(recipe.micro_batch_size) for one in trace.storages if one.category == BATCH)
     parts[BATCH] = batch // 2  # each pass has its own

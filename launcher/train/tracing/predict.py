@@ -16,7 +16,7 @@ from launcher.train.tracing.tracer import Tracer
 def predict(task: Task, job: Job, recipe: Recipe, ranks: Ranks, like: Like) -> tuple[Peak, ...]:
     """On rank 0. `ranks`: with `on_gpu`, also where the CPU stands in for the device."""
     trace = exact_trace(Tracer(task, job, like), recipe, ranks)
-    return peaks_of(read_shapes(task, recipe), trace, recipe, ranks, like=like)
+    return peaks_of(read_shapes(task, recipe), trace, recipe, ranks)
 
 
 def exact_trace(tracer: Tracer, recipe: Recipe, ranks: Ranks) -> Trace:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -59,6 +60,8 @@ class Tracer:
     def sample(self, recipe: Recipe, ranks: Ranks, micro_batch: int, *, whole: bool = False) -> Sample:
         """With one micro-batch. `whole`: every block is run, none stands for another one."""
         recipe = recipe.model_copy(update={"micro_batch_size": micro_batch})
+        if recipe.sharding == "none":
+            ranks = Ranks(1, 1, ranks.on_gpu)  # each of several is alone until the gradients meet
         try:
             return _sample(
                 unroll(self._record(recipe, ranks, whole or recipe.checkpoint_ratio < 1)), micro_batch
@@ -73,7 +76,7 @@ class Tracer:
         self.task.loss_chunks = recipe.loss_chunks
         with FakeTensorMode() as fake, as_cuda() if self.like == "cuda" else nullcontext():
             # Not on meta: to_empty() cannot swap a fake tensor. Here it costs no memory either.
-            model = new_model(self.task, recipe, on_meta=False)
+            model = _on_cpu(new_model(self.task, recipe, on_meta=False))
             names = {module: name for name, module in model.named_modules()}
             runs, blocks = ((), {}) if whole else fold(model, self.task.blocks(model))
             model = arranged(model, self.task, rank, Unlimited(), mesh)
@@ -83,9 +86,7 @@ class Tracer:
                 self._step(model, rank, watch, fake, batch)
         return watch.recorded
 
-    def _step(
-        self, model: torch.nn.Module, rank: Rank, watch: Watch, fake: FakeTensorMode, batch: Any
-    ) -> None:
+    def _step(self, model: nn.Module, rank: Rank, watch: Watch, fake: FakeTensorMode, batch: Any) -> None:
         accumulates = rank.recipe.grad_accum > 1
         for number, (forward, backward) in enumerate(PASSES):
             last = number == 1 or not accumulates
@@ -132,6 +133,25 @@ class Tracer:
             dist.destroy_process_group()
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=rank.world)
         return device_mesh(rank) if rank.recipe.sharding in SHARDED else None
+
+
+def _on_cpu(model: nn.Module) -> nn.Module:
+    """Exchanges what the task itself has put on the meta device. Tied tensors stay tied."""
+    made: dict[torch.Tensor, torch.Tensor] = {}
+
+    def exchanged(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in made:
+            empty = torch.empty_like(tensor, device="cpu")
+            parameter = isinstance(tensor, nn.Parameter)
+            made[tensor] = nn.Parameter(empty, tensor.requires_grad) if parameter else empty
+        return made[tensor]
+
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.is_meta:
+                    tensors[name] = exchanged(tensor)  # type: ignore[assignment]
+    return model
 
 
 def _sample(recorded: Recorded, micro_batch: int) -> Sample:
