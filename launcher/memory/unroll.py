@@ -151,15 +151,16 @@ class _Unrolling:
         return new
 
     def _renamed(self, module: str, segment: Segment, block: int) -> str:
+        """Of the block that is as far away in the whole model as the named one was in the trace."""
         if segment.run is None:
             return module
         run = self.trace.runs[segment.run]
-        shift = block - run.copies(segment.block)[0]
         head = f"{run.prefix}." if run.prefix else ""
-        if not shift or not module.startswith(head):
-            return module
         position, dot, rest = module.removeprefix(head).partition(".")
-        return f"{head}{int(position) + shift}{dot}{rest}" if position.isdigit() else module
+        if not module.startswith(head) or not position.isdigit():
+            return module
+        away = run.traced(int(position) - run.first) - segment.block
+        return f"{head}{run.first + block + away}{dot}{rest}"
 
     def _dying(self, storage: int, segment: Segment, block: int, repeated: bool) -> list[int]:
         born_in, place = self.birth[storage]

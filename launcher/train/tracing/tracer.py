@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
 from launcher.memory.states import Ranks
 from launcher.memory.trace import Sample, Trace, Work4, combine
-from launcher.memory.unroll import NotUniformError, Recorded, unroll
+from launcher.memory.unroll import Recorded, unroll
 from launcher.runs.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
@@ -30,6 +30,15 @@ from launcher.train.task import Task
 from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.folding import fold
 from launcher.train.tracing.watch import Watch
+
+
+class UntraceableError(Exception):
+    """The step cannot be run on tensors without values: such as a branch that depends on one."""
+
+    def __init__(self, module: str, error: Exception) -> None:
+        self.module, self.error = module, error
+        super().__init__(f"{module or 'the loss'}: {type(error).__name__}: {str(error).splitlines()[0]}")
+
 
 PASSES = (("forward", "backward"), ("forward again", "backward again"))
 
@@ -45,7 +54,7 @@ class _Imagined(Rank):
 class Tracer:
     """Traces steps of one task. `like`: whose kernels decide what is saved for the backward pass.
 
-    The process group of this process is replaced by one that pretends to have as many ranks as asked for.
+    This process must not have a process group of its own.
     """
 
     def __init__(self, task: Task, job: Job, like: Literal["cuda", "cpu"]) -> None:
@@ -54,7 +63,7 @@ class Tracer:
 
     def trace(self, recipe: Recipe, ranks: Ranks) -> Trace:
         """With sizes as a law of the micro-batch, whatever the recipe's. Raises NotAffineError when there is
-        no such law, and what the task's own code raises that looks at the values of tensors."""
+        no such law, and UntraceableError."""
         return combine(*(self.sample(recipe, ranks, micro) for micro in (2, 3)))
 
     def sample(self, recipe: Recipe, ranks: Ranks, micro_batch: int, *, whole: bool = False) -> Sample:
@@ -62,19 +71,27 @@ class Tracer:
         recipe = recipe.model_copy(update={"micro_batch_size": micro_batch})
         if recipe.sharding == "none":
             ranks = Ranks(1, 1, ranks.on_gpu)  # each of several is alone until the gradients meet
-        try:
-            return _sample(
-                unroll(self._record(recipe, ranks, whole or recipe.checkpoint_ratio < 1)), micro_batch
-            )
-        except NotUniformError:
-            return _sample(self._record(recipe, ranks, whole=True), micro_batch)
+        # Recomputing a part of the blocks makes unlike ones of them.
+        if not whole and recipe.checkpoint_ratio == 1:
+            # A model that cannot run with fewer blocks is run with all.
+            with suppress(Exception):
+                return _sample(unroll(self.record(recipe, ranks)), micro_batch)
+        return _sample(self.record(recipe, ranks, whole=True), micro_batch)
 
-    def _record(self, recipe: Recipe, ranks: Ranks, whole: bool) -> Recorded:
+    def record(self, recipe: Recipe, ranks: Ranks, *, whole: bool = False) -> Recorded:
+        """The events of rank 0, with long rows of equal blocks cut short unless `whole`.
+
+        Raises UntraceableError.
+        """
         rank = self._rank(recipe, ranks)
-        mesh = self._join(rank)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
         self.task.loss_chunks = recipe.loss_chunks
-        with FakeTensorMode() as fake, as_cuda() if self.like == "cuda" else nullcontext():
+        with _pretended(ranks.world), ExitStack() as stack:
+            # A mesh holds values: it is made before tensors have none.
+            mesh = device_mesh(rank) if recipe.sharding in SHARDED else None
+            fake = stack.enter_context(FakeTensorMode())
+            if self.like == "cuda":
+                stack.enter_context(as_cuda())
             # Not on meta: to_empty() cannot swap a fake tensor. Here it costs no memory either.
             model = _on_cpu(new_model(self.task, recipe, on_meta=False))
             names = {module: name for name, module in model.named_modules()}
@@ -82,8 +99,11 @@ class Tracer:
             model = arranged(model, self.task, rank, Unlimited(), mesh)
             watch = Watch(names, blocks, runs)
             watch.leave_out([*model.parameters(), *model.buffers()])
-            with watch.following():
-                self._step(model, rank, watch, fake, batch)
+            try:
+                with watch.following():
+                    self._step(model, rank, watch, fake, batch)
+            except Exception as error:
+                raise UntraceableError(watch.module, error) from error
         return watch.recorded
 
     def _step(self, model: nn.Module, rank: Rank, watch: Watch, fake: FakeTensorMode, batch: Any) -> None:
@@ -127,12 +147,15 @@ class Tracer:
             stop_file=Path("/nowhere/stop"),
         )
 
-    def _join(self, rank: Rank) -> DeviceMesh | None:
-        """A mesh holds values: it is made before tensors have none."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=rank.world)
-        return device_mesh(rank) if rank.recipe.sharding in SHARDED else None
+
+@contextmanager
+def _pretended(world: int) -> Iterator[None]:
+    """Ranks that do not exist: their collectives return at once."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def _on_cpu(model: nn.Module) -> nn.Module:
@@ -158,13 +181,13 @@ def _sample(recorded: Recorded, micro_batch: int) -> Sample:
     events: list[int] = []
     phases: list[tuple[str, int]] = []
     work = dict.fromkeys(Work4._fields, 0.0)
-    for segment in recorded.segments:
-        if not phases or phases[-1][0] != segment.phase:
-            phases.append((segment.phase, len(events)))
-        events += _ordered(segment.events)
-        if segment.phase in PASSES[0]:
-            work[f"{segment.phase}_flops"] += segment.flops
-            work[f"{segment.phase}_bytes"] += segment.traffic
+    for phase, group in itertools.groupby(recorded.segments, key=lambda segment: segment.phase):
+        segments = list(group)
+        phases.append((phase, len(events)))
+        events += _ordered(event for segment in segments for event in segment.events)
+        if phase in PASSES[0]:
+            work[f"{phase}_flops"] = sum(segment.flops for segment in segments)
+            work[f"{phase}_bytes"] = sum(segment.traffic for segment in segments)
     return Sample(
         micro_batch,
         tuple(recorded.sizes),
@@ -176,7 +199,7 @@ def _sample(recorded: Recorded, micro_batch: int) -> Sample:
     )
 
 
-def _ordered(events: list[int]) -> list[int]:
+def _ordered(events: Iterable[int]) -> list[int]:
     """What is freed at one time, such as autocast's copies of weights, is freed in any order."""
     ordered: list[int] = []
     for dying, group in itertools.groupby(events, key=lambda event: event < 0):

@@ -55,6 +55,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: set[int] = set()
         self.phase = ""
 
+    @property
+    def module(self) -> str:
+        """The one that runs now."""
+        return self._modules[-1] if self._modules else self._in_backward
+
     def begin(self, phase: str) -> None:
         if self.phase.startswith("forward"):
             for number in self._born_in_forward:
@@ -127,7 +132,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._numbers[address] = number
         self.recorded.sizes.append(size)
         self.recorded.categories.append(category or self._category())
-        self.recorded.modules.append(self._modules[-1] if self._modules else self._in_backward)
+        self.recorded.modules.append(self.module)
         self.recorded.segments[-1].events.append(number)
         self._alive.add(number)
         if self.phase.startswith("forward"):

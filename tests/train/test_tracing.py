@@ -1,0 +1,151 @@
+"""A step traced on tensors without memory: what is cut short and scaled is what would have been run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from launcher.memory.states import Ranks
+from launcher.memory.trace import NotAffineError, Trace, combine
+from launcher.memory.unroll import NotUniformError, unroll
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.train import Task
+from launcher.train.task import load_task
+from launcher.train.tracing.tracer import Tracer, UntraceableError
+
+GPT = ("launcher.tasks.gpt:PydocGPT", {"layers": 9, "dim": 32, "heads": 2, "context": 16, "dropout": 0.1})
+LLAMA = (
+    "launcher.tasks.llama:LanguageModel",
+    {
+        "model": {"layers": 8, "dim": 32, "heads": 2, "kv_heads": 1, "hidden": 64, "vocabulary": 128},
+        "context": 16,
+    },
+)
+JOB = Job.model_validate({"name": "traced", "task": "a:B", "batch": {"global": 8}, "steps": 1})
+
+
+def tracer(reference: str, args: dict[str, Any]) -> Tracer:
+    return Tracer(load_task(reference, args, "."), JOB, "cuda")
+
+
+def recipe(**fields: Any) -> Recipe:
+    chosen = {"precision": "bf16-mixed", "optimizer": "adamw", "sharding": "fsdp", **fields}
+    return Recipe.model_validate({"micro_batch_size": 1, "grad_accum": 1, **chosen})
+
+
+@pytest.mark.parametrize(
+    ("of", "fields", "world"),
+    [
+        (GPT, {"sharding": "none"}, 1),
+        (GPT, {"sharding": "none", "activations": "checkpoint", "grad_accum": 2}, 1),
+        (LLAMA, {}, 8),
+        (LLAMA, {"activations": "checkpoint", "grad_accum": 2}, 8),
+        (LLAMA, {"activations": "selective"}, 4),
+        (LLAMA, {"activations": "offload", "precision": "bf16"}, 2),
+        (LLAMA, {"sharding": "fsdp-keep", "grad_accum": 2, "grad_sync": "last"}, 8),
+    ],
+)
+def test_five_blocks_stand_for_all(of: Any, fields: dict[str, Any], world: int) -> None:
+    traced, chosen, ranks = tracer(*of), recipe(**fields), Ranks(world, world, on_gpu=True)
+    folded = traced.record(chosen, ranks)
+    assert [run.extra for run in folded.runs] == [of[1].get("layers", 8) - 5]
+    assert len(unroll(folded).sizes) > len(folded.sizes)
+    # All that a trace is: every size, event, module's name, phase, and the work.
+    assert traced.sample(chosen, ranks, 1) == traced.sample(chosen, ranks, 1, whole=True)
+
+
+def test_sizes_are_a_law_of_the_micro_batch() -> None:
+    traced, chosen, ranks = tracer(*LLAMA), recipe(activations="checkpoint"), Ranks(4, 4, on_gpu=True)
+    law, seven = traced.trace(chosen, ranks), traced.sample(chosen, ranks, 7)
+    assert tuple(storage.at(7) for storage in law.storages) == seven.sizes
+    assert law.events == seven.events
+    assert law.work.backward_flops.at(7) == pytest.approx(seven.work.backward_flops)
+    live = peak = 0
+    for event in seven.events[: seven.phases[1][1]]:
+        live += seven.sizes[event] if event >= 0 else -seven.sizes[~event]
+        peak = max(peak, live)
+    assert max(moment.at(7) for moment in law.highest()["forward"]) == peak
+
+
+def test_what_is_live_adds_up_at_every_peak() -> None:
+    law = tracer(*GPT).trace(recipe(sharding="none"), Ranks(1, 1, on_gpu=True))
+    for moments in law.highest().values():
+        for moment in moments:
+            alive = [law.storages[number] for number in law.live_at(moment.event)]
+            assert sum(storage.at(3) for storage in alive) == moment.at(3)
+
+
+class Blocks(Task):
+    """Blocks that differ in what no shape shows (`odd`), or that ask for a value (`asks`)."""
+
+    def __init__(self, odd: bool = False, asks: bool = False) -> None:
+        self.odd, self.asks = odd, asks
+
+    def model(self) -> nn.Module:
+        return Stack(self.odd, self.asks)
+
+    def data(self, split: str) -> Any:
+        return [torch.zeros(16) for _ in range(8)]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        return model(batch).sum(), len(batch)
+
+
+class Stack(nn.Module):
+    def __init__(self, odd: bool, asks: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+        self.odd, self.asks = odd, asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            if self.odd and number % 2:
+                x = x.exp().exp()
+            if self.asks and number == 2 and x.sum().item() > 0:
+                x = x * 2
+        return x
+
+
+def test_blocks_that_do_not_behave_alike_are_all_run() -> None:
+    traced, ranks = Tracer(Blocks(odd=True), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
+    chosen = recipe(precision="fp32", sharding="none")
+    with pytest.raises(NotUniformError):
+        unroll(traced.record(chosen, ranks))
+    assert traced.sample(chosen, ranks, 2) == traced.sample(chosen, ranks, 2, whole=True)
+
+
+def test_a_model_that_asks_for_values_says_where() -> None:
+    traced, ranks = Tracer(Blocks(asks=True), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
+    with pytest.raises(UntraceableError, match="_local_scalar_dense"):
+        traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
+
+
+def test_another_order_of_events_is_no_law() -> None:
+    traced, ranks = tracer(*GPT), Ranks(1, 1, on_gpu=True)
+    kept = traced.sample(recipe(sharding="none"), ranks, 2)
+    recomputed = traced.sample(recipe(sharding="none", activations="checkpoint"), ranks, 3)
+    with pytest.raises(NotAffineError):
+        combine(kept, recomputed)
+
+
+def test_a_trace_survives_the_disk(tmp_path: Any) -> None:
+    from launcher.memory.store import TraceStore, pack_trace, unpack_trace
+
+    law = tracer(*LLAMA).trace(recipe(), Ranks(2, 2, on_gpu=True))
+    source = tmp_path / "mine.py"
+    source.write_text("a = 1")
+    store = TraceStore(tmp_path, "mine:Task", {}, "/here")
+    assert store.get("law") is None
+    store.made_from([source])
+    store.put("law", pack_trace(law))
+    again = TraceStore(tmp_path, "mine:Task", {}, "/here")
+    packed = again.get("law")
+    assert isinstance(packed, dict)
+    assert unpack_trace(packed) == law and isinstance(unpack_trace(packed), Trace)
+    source.write_text("a = 2")  # the code has changed: what was traced does not hold any more
+    assert TraceStore(tmp_path, "mine:Task", {}, "/here").get("law") is None
