@@ -75,12 +75,16 @@ class Choice(Value):
         """Why this one and not its neighbours: a line for each field, with those that differ in it alone."""
         if self.chosen is None:
             return (self.reason,)
-        lines: dict[str, list[str]] = {}
+        lines: dict[str, dict[str, list[str]]] = {}
         for loser in self.losers:
             changes = _differences(loser.recipe, self.chosen.recipe)
             for name, new in changes.items() if len(changes) == 1 else ():
-                lines.setdefault(name, []).append(f"{as_yaml(new)} {loser.why}")
-        return (self.reason, *(f"{name}: {'; '.join(others)}" for name, others in lines.items()))
+                lines.setdefault(name, {}).setdefault(loser.why, []).append(as_yaml(new))
+        told = (
+            f"{name}: " + "; ".join(f"{', '.join(values)} {why}" for why, values in whys.items())
+            for name, whys in lines.items()
+        )
+        return (self.reason, *told)
 
 
 def choose(
@@ -88,40 +92,48 @@ def choose(
     evaluate: Evaluate,
     room: Room,
     *,
-    least: Callable[[Recipe], int],
-    at_most: Callable[[Recipe], float],
+    least: Callable[[Recipe], tuple[int, int]],
+    speed: Callable[[Recipe], float],
 ) -> Choice:
     """Rank by predicted samples per second among what fits.
 
-    `least`: bytes that a recipe needs on the GPU in any case (its states, in closed form), whatever its
-    micro-batch. `at_most`: samples per second that it cannot pass with any micro-batch, such as the speed of the
-    same recipe with `activations: keep` and the largest one; where nothing is known of the speed, 0. Both are
-    asked often and must be cheap. `evaluate` is asked only of recipes that may win.
+    `least`: bytes that a recipe needs on a GPU, and in the host memory of a node, with any micro-batch: its
+    states, in closed form. `speed`: samples per second of a recipe as it is, whether it fits or not; 0 where
+    nothing is known. Both are asked often; a recipe's memory is only asked for, by `evaluate`, when it may win.
+    `speed` of other activations or loss chunks than the first of the axis may mean a new trace, so it is only
+    asked for when those may win.
     """
     losers: list[Loser] = []
     hopeful: list[tuple[float, Recipe]] = []
     for rest in space.rests():
-        states = least(rest)
-        if room.card is not None and states > room.card:
-            losers.append(Loser(recipe=rest, why=f"has states of {format_bytes(states)} on each GPU alone"))
+        on_gpu, on_host = least(rest)
+        if room.card is not None and on_gpu > room.card:
+            losers.append(Loser(recipe=rest, why=f"has states of {format_bytes(on_gpu)} on each GPU alone"))
+        elif room.host is not None and on_host > room.host:
+            losers.append(Loser(recipe=rest, why=f"has states of {format_bytes(on_host)} on each host alone"))
         else:
-            hopeful.append((at_most(rest), rest))
-    default = space.base.optimizer
+            hopeful.append((speed(_without_recomputation(rest, space)), rest))
+    default, of = space.base.optimizer, len(hopeful) + len(losers)
     # In stable order: of recipes that are equally fast the one that loses least comes first, and wins.
     hopeful.sort(key=lambda one: (one[1].optimizer != default, -one[0]))
     fitting: list[Candidate] = []
     best: Candidate | None = None
     above: Loser | None = None
+
+    def may_win(samples_per_second: float, recipe: Recipe) -> bool:
+        return best is None or _beats(samples_per_second, recipe, best, default)
+
     for bound, rest in hopeful:
-        if best is not None and not _beats(bound, rest, best, default):
-            losers.append(Loser(recipe=rest, why=_no_faster(bound, rest, best, default)))
+        if not may_win(bound, rest) or not may_win(bound := speed(rest), rest):
+            assert best is not None
+            losers.append(Loser(recipe=rest, why=_no_faster(bound, best, default)))
             continue
         found, misfit = largest_that_fits(space.sizes(rest), evaluate, room)
         if found is None:
             losers += [misfit] if misfit is not None else []
             continue
         fitting.append(found)
-        if best is None or _beats(found.speed, found.recipe, best, default):
+        if may_win(found.speed, rest):
             best, above = found, misfit
     if best is None:
         return Choice(chosen=None, reason=_nothing_fits(losers, room), losers=tuple(losers))
@@ -131,7 +143,13 @@ def choose(
         for one in fitting
         if one != best
     ]
-    return Choice(chosen=best, reason=_reason(best, default, fitting, len(losers) + 1), losers=tuple(losers))
+    return Choice(chosen=best, reason=_reason(best, default, fitting, of), losers=tuple(losers))
+
+
+def _without_recomputation(rest: Recipe, space: Space) -> Recipe:
+    """The recipe whose speed no micro-batch of `rest` can pass."""
+    first = {name: space.axes[name][0] for name in ("activations", "loss_chunks") if name in space.axes}
+    return rest.model_copy(update=first)
 
 
 def largest_that_fits(
@@ -140,10 +158,8 @@ def largest_that_fits(
     """Of one recipe in ascending micro-batch, and the next larger one, which does not fit.
 
     Memory grows with the micro-batch, but for the largest one, which may do without accumulation and so
-    without gradients between two micro-batches: it is asked by itself.
+    without gradients between two micro-batches: it is asked first, by itself.
     """
-    if not sizes:
-        return None, None
     found: Candidate | None = None
     misfit: Loser | None = None
     # `low` fits or is before the first, `high` does not fit or is behind the last.
@@ -169,32 +185,32 @@ def _beats(speed: float, recipe: Recipe, best: Candidate, default: str) -> bool:
 def _slower(loser: Candidate, best: Candidate, default: str) -> str:
     if not best.speed:
         return "fits, but gives up more; nothing is known of the speed of this hardware"
-    ratio = loser.speed / best.speed
-    if ratio > 1:
-        return f"{ratio - 1:.0%} faster, too little to train with {loser.recipe.optimizer} instead of {default}"
-    if ratio > 0.995:
+    if loser.speed > 1.005 * best.speed:
+        return f"fits, {loser.speed / best.speed - 1:.0%} faster: {_too_little(default)}"
+    if loser.speed > 0.995 * best.speed:
         return "fits and is as fast"
-    return f"fits, {1 - ratio:.0%} slower: {loser.speed:.3g} samples/s"
+    return f"fits, {1 - loser.speed / best.speed:.0%} slower: {loser.speed:.3g} samples/s"
 
 
-def _no_faster(bound: float, recipe: Recipe, best: Candidate, default: str) -> str:
+def _no_faster(bound: float, best: Candidate, default: str) -> str:
     if not best.speed:
         return "gives up more; nothing is known of the speed of this hardware"
-    if bound > best.speed:
-        gain = bound / best.speed - 1
-        return f"at most {gain:.0%} faster, too little to train with {recipe.optimizer} instead of {default}"
+    if bound > 1.005 * best.speed:
+        return f"at most {bound / best.speed - 1:.0%} faster: {_too_little(default)}"
     if bound > 0.995 * best.speed:
         return "no faster, whatever fits"
     return f"at least {1 - bound / best.speed:.0%} slower, whatever fits"
+
+
+def _too_little(default: str) -> str:
+    return f"too little to train with another optimizer than {default}"
 
 
 def _reason(best: Candidate, default: str, fitting: Sequence[Candidate], of: int) -> str:
     estimate = best.estimate
     pace = f", {best.speed:.3g} samples/s predicted" if best.speed else ""
     superlative = "the fastest that fits" if best.speed else "what loses least and fits"
-    words = (
-        f"{superlative} of {of} recipes: {format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU{pace}"
-    )
+    words = f"{superlative} of {of} recipes: {format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU{pace}"
     if best.recipe.optimizer == default:
         return words
     speeds = [one.speed for one in fitting if one.recipe.optimizer == default]
@@ -205,7 +221,7 @@ def _reason(best: Candidate, default: str, fitting: Sequence[Candidate], of: int
 def _nothing_fits(losers: Sequence[Loser], room: Room) -> str:
     tried = [one.candidate for one in losers if one.candidate is not None]
     if not tried:
-        return "nothing fits: the states alone of every valid recipe are larger than the GPU"
+        return "nothing fits: the states alone of every valid recipe are larger than the GPU or the host"
     nearest = min(tried, key=lambda one: one.estimate.needed)
     fields = ("sharding", "offload", "optimizer", "activations", "micro_batch_size")
     named = ", ".join(f"{name}: {as_yaml(getattr(nearest.recipe, name))}" for name in fields)

@@ -81,7 +81,7 @@ def _kinds_of_change(
     """Lists of changes; a list is looked at when no change of those before it saves anything."""
     smaller = _smaller_micro_batch(recipe, space.setting)
     fewer = [smaller] if smaller is not None else []
-    same = [one for one in space.below(recipe) if can_go_on(one, recipe)]
+    same = [one for one in space.below(recipe) if can_go_on(one, recipe, space.setting)]
     if recipe.grad_sync == "last" and "grad_sync" not in space.axes:
         same += [recipe.model_copy(update={"grad_sync": "each"})]
     if space.setting.batch_norm:
@@ -101,7 +101,7 @@ def _after(values: Sequence[JsonValue], value: JsonValue) -> int:
     return values.index(value) + 1 if value in values else 1
 
 
-def can_go_on(recipe: Recipe, before: Recipe) -> bool:
+def can_go_on(recipe: Recipe, before: Recipe, setting: Setting) -> bool:
     """Whether a run may go on under `recipe` from a checkpoint of `before` without losing anything.
 
     Sharding, offload, activations, micro-batch: docs/checkpoints.md. Not another optimizer: its states have other
@@ -111,7 +111,7 @@ def can_go_on(recipe: Recipe, before: Recipe) -> bool:
     """
     paged: set[Optimizer] = {"adamw-8bit", "paged-adamw-8bit"}
     optimizer = recipe.optimizer == before.optimizer or {recipe.optimizer, before.optimizer} == paged
-    shards = recipe.optimizer not in EIGHT_BIT or _parts(recipe) == _parts(before)
+    shards = recipe.optimizer not in EIGHT_BIT or shards_of(recipe, setting) == shards_of(before, setting)
     return optimizer and shards and recipe.precision == before.precision
 
 
@@ -188,13 +188,15 @@ def _helps(rung: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> 
         return recipe.activations == "offload" != rung.activations and rung.offload == recipe.offload
     if verdict.phase == "optimizer":
         fewer_states = rung.offload != recipe.offload or rung.optimizer != recipe.optimizer
-        return fewer_states or _parts(rung) > _parts(recipe)
+        return fewer_states or shards_of(rung, setting) > shards_of(recipe, setting)
     return True
 
 
-def _parts(recipe: Recipe) -> int:
-    """In order of the number of parts that the states are cut into: whole, within a node, over all ranks."""
-    return 0 if recipe.sharding not in SHARDED else 1 if recipe.sharding == "hybrid" else 2
+def shards_of(recipe: Recipe, setting: Setting) -> int:
+    """Parts that states are cut into, as launcher.memory.states.Ranks.shards counts them."""
+    if recipe.sharding not in SHARDED:
+        return 1
+    return setting.ranks // setting.nodes if recipe.sharding == "hybrid" else setting.ranks
 
 
 def _words(new: Recipe, old: Recipe, setting: Setting) -> str:

@@ -9,23 +9,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, broken_rules
+from launcher.spec.rules import Setting, broken_rules, nearest_valid
 from launcher.spec.supported import unsupported
 
 # Field -> values to try, the one that loses least first; but for the optimizer's, those behind need less memory
 # as a rule. A product varies the last field fastest. Not in it:
-# the micro-batch, whose sizes are searched for each of the rest; precision, which changes the numbers; compile,
-# which costs minutes at each start and fails on models of which nothing here knows.
+# the micro-batch, whose sizes are searched for each of the rest; Lion, which wants another learning rate;
+# precision, which changes the numbers; compile, which costs minutes at each start and fails on models of which
+# nothing here knows.
 AXES: Mapping[str, tuple[Any, ...]] = {
-    "optimizer": (
-        "adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-bf16", "adam-mini", "lion", "lion-8bit"
-    ),
+    "optimizer": ("adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-bf16", "adam-mini"),
     "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),
     "activations": ("keep", "selective", "checkpoint", "offload"),
     "loss_chunks": (1, 8),
     "sharding": ("none", "ddp", "hybrid", "fsdp-keep", "fsdp"),
     "grad_sync": ("each", "last"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,16 @@ class Space:
         return [one for one in made if self.has(one)]
 
     def below(self, recipe: Recipe) -> list[Recipe]:
-        """Valid recipes with a later value of one axis, which may need less memory."""
+        """Valid recipes with a later value of one axis, which may need less memory, and with what that needs:
+        parameters offloaded from DDP want FSDP."""
         made = []
         for name, values in self.axes.items():
-            current = getattr(recipe, name)
-            later = values[values.index(current) + 1 :] if name != "grad_sync" else ("each",)
-            made += [recipe.model_copy(update={name: value}) for value in later if value != current]
-        return [one for one in made if self.has(one)]
+            later = values[values.index(getattr(recipe, name)) + 1 :] if name != "grad_sync" else ("each",)
+            for value in later:
+                one = nearest_valid(recipe.model_copy(update={name: value}), self.setting)
+                if one is not None and one != recipe and getattr(one, name) == value and self.has(one):
+                    made.append(one)
+        return [one for one in made if one.changes_from(recipe).keys() <= self.axes.keys()]
 
     def has(self, recipe: Recipe) -> bool:
         if recipe.grad_sync == "last" and "grad_sync" in self.axes and not _waits(recipe):

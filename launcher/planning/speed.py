@@ -128,7 +128,10 @@ def step_time(
     passes = (
         (accum, _pass(recipe, hardware, *forward, gather)),
         (accum - syncs, _pass(recipe, hardware, *backward, again)),
-        (syncs, _pass(recipe, hardware, *backward, _Links(*(a + b for a, b in zip(again, sync, strict=True))))),
+        (
+            syncs,
+            _pass(recipe, hardware, *backward, _Links(*(a + b for a, b in zip(again, sync, strict=True)))),
+        ),
     )
     sums = _Pass(*(sum(n * of[i] for n, of in passes) for i in range(len(_Pass._fields))))
     # The copies of activations wait in the stream of the kernels: launcher.train.activations.offloaded.
@@ -161,9 +164,7 @@ def _pass(recipe: Recipe, hardware: Hardware, flops: float, traffic: float, link
     return _Pass(compute, memory, links.ring, alone * share, alone * (1 - share))
 
 
-def _gather(
-    recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware
-) -> _Links:
+def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware) -> _Links:
     """All parameters, once, in the type of the computation; from the host where they are offloaded."""
     if recipe.sharding not in SHARDED:
         return _Links()
@@ -238,4 +239,3 @@ def _optimizer(
 def _pcie(hardware: Hardware) -> float:
     """Bytes/s of pinned copies, in one direction."""
     return hardware.card.pcie * GIGA * PCIE_REACHED
-

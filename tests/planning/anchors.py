@@ -140,13 +140,17 @@ FLOAT8: dict[str, object] = {**COMPILED, "precision": "float8"}
 def _mpt(name: str, gpus: int, card: Card, shape: tuple[int, int, int], recipe: dict[str, object], published: int,
          fitted: bool = False) -> Anchor:  # fmt: skip
     inter_node = 200 * GB if card is not H100 else 400 * GB
-    return Anchor(f"MPT {name}", MPT[name], gpus, card, inter_node, *shape, recipe, published, FOUNDRY, fitted)
+    return Anchor(
+        f"MPT {name}", MPT[name], gpus, card, inter_node, *shape, recipe, published, FOUNDRY, fitted
+    )
 
 
 def _llama(name: str, gpus: int, card: Card, shape: tuple[int, int, int], recipe: dict[str, object], published: int,
            source: str, fitted: bool = False) -> Anchor:  # fmt: skip
     inter_node = 400 * GB if card is not A100 else 200 * GB  # A100: not published, taken as MosaicML's
-    return Anchor(f"Llama {name}", LLAMA[name], gpus, card, inter_node, *shape, recipe, published, source, fitted)
+    return Anchor(
+        f"Llama {name}", LLAMA[name], gpus, card, inter_node, *shape, recipe, published, source, fitted
+    )
 
 
 PURE: dict[str, object] = {**FULL, "precision": "bf16"}
@@ -183,7 +187,9 @@ ANCHORS = (
     _llama("8B", 128, H100_96, (8192, 2, 1), FLOAT8, 8380, TITAN_H100),
     _llama("8B", 8, H100, (8192, 1, 1), COMPILED, 6150, "pytorch/ao, docs/source/workflows/training.md"),
     _llama("8B", 8, H100, (8192, 1, 1), FLOAT8, 7690, "pytorch/ao, docs/source/workflows/training.md"),
-    _llama("8B", 32, H200, (8192, 2, 1), FLOAT8, 10938, "pytorch/torchtitan, benchmarks/llama3-8b_h200_202506"),
+    _llama(
+        "8B", 32, H200, (8192, 2, 1), FLOAT8, 10938, "pytorch/torchtitan, benchmarks/llama3-8b_h200_202506"
+    ),
     _llama("7B", 1, H200, (4096, 4, 1), FULL, 10471, "KempnerForge benchmarks"),
     _llama("7B", 4, H200, (4096, 4, 1), FULL, 9746, "KempnerForge benchmarks"),
 )
@@ -196,7 +202,9 @@ def table() -> str:
     ]
     for one in ANCHORS:
         card = "H100 HBM2e" if one.card is H100_96 else one.card.label
-        recipe = ", ".join("compile" if value is True else str(value) for value in one.recipe.values()) or "keep"
+        recipe = (
+            ", ".join("compile" if value is True else str(value) for value in one.recipe.values()) or "keep"
+        )
         shape = f"{one.length} x {one.micro_batch} x {one.accum}"
         lines.append(
             f"| {one.model} | {one.gpus} {card} | {shape} | {recipe} | {one.published:,} | {one.predicted:,.0f} | "

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.memory.estimate import Estimate
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, host_of_node, states_of
-from launcher.planning.choice import Candidate, Room
+from launcher.planning.choice import Candidate, Choice, Room, choose
 from launcher.planning.hardware import Hardware, card_of
 from launcher.planning.space import Space
 from launcher.planning.speed import StepTime, step_time
@@ -67,17 +67,23 @@ class Toy:
     @property
     def shapes(self) -> ModelShapes:
         dim = self.decoder.dim
-        one = Parameter("block", (self.decoder.products // dim, dim), 4)
-        blocks = [one] * self.decoder.layers
-        return ModelShapes((*blocks, *[Parameter("table", (self.decoder.vocabulary, dim), 4)] * 2), 0)
+        rows = self.decoder.parameters // dim
+        return ModelShapes((Parameter("all", (rows, dim), 4),), 0)
 
-    def least(self, recipe: Recipe) -> int:
-        states = states_of(self.shapes, recipe.model_copy(update={"grad_sync": "each"}), self.ranks)
-        return states.gpu.total
+    def least(self, recipe: Recipe) -> tuple[int, int]:
+        each = recipe.model_copy(update={"grad_sync": "each"})
+        states = states_of(self.shapes, each, self.ranks)
+        return states.gpu.total, host_of_node(self.shapes, each, self.ranks)
 
-    def at_most(self, recipe: Recipe) -> float:
-        fastest = recipe.model_copy(update={"activations": "keep", "loss_chunks": 1})
-        time = self.time(fastest, self.length)
+    @property
+    def choice(self) -> Choice:
+        return self.choose(self.space())
+
+    def choose(self, space: Space) -> Choice:
+        return choose(space, self, self.room, least=self.least, speed=self.speed)
+
+    def speed(self, recipe: Recipe) -> float:
+        time = self.time(recipe, self.length)
         return time.samples_per_second if time is not None else 0.0
 
     def time(self, recipe: Recipe, length: int) -> StepTime | None:
@@ -99,7 +105,9 @@ class Toy:
         logits = 14 * tokens * self.decoder.vocabulary // recipe.loss_chunks
         gathered = 0
         if recipe.sharding in SHARDED:
-            gathered = 2 * self.decoder.parameters if recipe.sharding == "fsdp-keep" else 10 * self.decoder.products
+            gathered = (
+                2 * self.decoder.parameters if recipe.sharding == "fsdp-keep" else 10 * self.decoder.products
+            )
         kept = self.decoder.layers * 32 * tokens * self.decoder.dim if recipe.activations == "offload" else 0
         estimate = Estimate(
             peaks=(),
