@@ -50,8 +50,10 @@ class Room(Value):
                 f"{format_bytes(most - self.card)} more than there is"
             )
         if self.host is not None and estimate.host_per_node > self.host:
-            over = format_bytes(estimate.host_per_node - self.host)
-            return f"needs {format_bytes(estimate.host_per_node)} of host memory per node, {over} more than there is"
+            return (
+                f"needs {format_bytes(estimate.host_per_node)} of host memory per node, "
+                f"{format_bytes(estimate.host_per_node - self.host)} more than there is"
+            )
         return None
 
 
@@ -99,9 +101,9 @@ def choose(
 
     `least`: bytes that a recipe needs on a GPU, and in the host memory of a node, with any micro-batch: its
     states, in closed form. `speed`: samples per second of a recipe as it is, whether it fits or not; 0 where
-    nothing is known. Both are asked often; a recipe's memory is only asked for, by `evaluate`, when it may win.
-    `speed` of other activations or loss chunks than the first of the axis may mean a new trace, so it is only
-    asked for when those may win.
+    nothing is known. Both are asked often; `evaluate`, which knows the memory, only of what may win. `speed`
+    of other activations or loss chunks than the first of the axis may mean a new trace: it, too, is then only
+    asked of what may win.
     """
     losers: list[Loser] = []
     hopeful: list[tuple[float, Recipe]] = []
@@ -210,7 +212,10 @@ def _reason(best: Candidate, default: str, fitting: Sequence[Candidate], of: int
     estimate = best.estimate
     pace = f", {best.speed:.3g} samples/s predicted" if best.speed else ""
     superlative = "the fastest that fits" if best.speed else "what loses least and fits"
-    words = f"{superlative} of {of} recipes: {format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU{pace}"
+    words = (
+        f"{superlative} of {of} recipes: {format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU"
+        f"{pace}"
+    )
     if best.recipe.optimizer == default:
         return words
     speeds = [one.speed for one in fitting if one.recipe.optimizer == default]
@@ -229,7 +234,7 @@ def _nothing_fits(losers: Sequence[Loser], room: Room) -> str:
 
 
 def _differences(recipe: Recipe, chosen: Recipe) -> dict[str, object]:
-    """Field -> value, without the micro-batch, which is another one for each; it alone when nothing else is."""
+    """Field -> value, without the micro-batch, which follows from the rest; it when nothing else differs."""
     changes = {name: new for name, (_, new) in recipe.changes_from(chosen).items()}
     rest = {name: new for name, new in changes.items() if name not in ("micro_batch_size", "grad_accum")}
     return rest or {"micro_batch_size": recipe.micro_batch_size}

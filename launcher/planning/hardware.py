@@ -61,7 +61,7 @@ class Card(NamedTuple):
 # that is not here (MIG slices, laptops, AMD) has no peak.
 # fmt: off
 CARDS: tuple[Card, ...] = (
-    # DGX B200 data sheet: 72 PFLOPS float8 dense / 8 / 2, 64 TB/s / 8, NVLink 14.4 TB/s / 8 in both directions
+    # DGX B200 data sheet, of 8: 72 PFLOPS float8 with sparsity, 64 TB/s, NVLink 14.4 TB/s in both directions
     Card(r"NVIDIA B200", "B200", "Blackwell", 2250, 1125, 75, 4500, 8000, 178.3, 900, PCIE_5),
     # H200 data sheet: 1,671 and 1,979 with sparsity; NVLink 900 GB/s in both directions
     Card(r"NVIDIA H200 NVL", "H200 NVL", "Hopper", 835.5, 417.7, 60, 1671, 4800, 139.8, 450, PCIE_5),
@@ -93,16 +93,19 @@ CARDS: tuple[Card, ...] = (
     Card(r"NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "Ada", 364.2, 182.1, 91.1, 728.5, 960, 47.4,
          NO_NVLINK, PCIE_4),
     # GA102 white paper: 309.7 with sparsity; bridge in pairs
-    Card(r"(NVIDIA )?RTX A6000", "RTX A6000", "Ampere", 154.8, 77.4, 38.7, None, 768, 47.4, NO_NVLINK, PCIE_4),
+    Card(r"(NVIDIA )?RTX A6000", "RTX A6000", "Ampere", 154.8, 77.4, 38.7, None, 768, 47.4,
+         NO_NVLINK, PCIE_4),
     # RTX A5000 data sheet: 222.2 with sparsity; bridge in pairs
-    Card(r"(NVIDIA )?RTX A5000", "RTX A5000", "Ampere", 111.1, 55.6, 27.8, None, 768, 23.6, NO_NVLINK, PCIE_4),
+    Card(r"(NVIDIA )?RTX A5000", "RTX A5000", "Ampere", 111.1, 55.6, 27.8, None, 768, 23.6,
+         NO_NVLINK, PCIE_4),
     # Ada white paper, fp32 accumulation (half of fp16's)
     Card(r"NVIDIA GeForce RTX 4090", "RTX 4090", "Ada", 165.2, 82.6, 82.6, 330.3, 1008, 23.6,
          NO_NVLINK, PCIE_4),
     Card(r"NVIDIA GeForce RTX 4080", "RTX 4080", "Ada", 97.5, 48.7, 48.7, 194.9, 716.8, 15.7,
          NO_NVLINK, PCIE_4),
     # GA102 white paper, fp32 accumulation (half of fp16's); the 3090 has a bridge in pairs
-    Card(r"NVIDIA GeForce RTX 3090", "RTX 3090", "Ampere", 71, 35.6, 35.6, None, 936, 23.6, NO_NVLINK, PCIE_4),
+    Card(r"NVIDIA GeForce RTX 3090", "RTX 3090", "Ampere", 71, 35.6, 35.6, None, 936, 23.6,
+         NO_NVLINK, PCIE_4),
     Card(r"NVIDIA GeForce RTX 3080", "RTX 3080", "Ampere", 59.5, 29.8, 29.8, None, 760, 9.7,
          NO_NVLINK, PCIE_4),
     # GA102 white paper, appendix

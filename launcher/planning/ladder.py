@@ -54,8 +54,9 @@ def ladder_of(
     """The rungs below `chosen`, each the change of one field that loses least speed for each byte it saves.
 
     Every rung needs less of the GPU than the one above and fits the host. `knobs`: arguments of the task with
-    their values in falling order, such as `{"max_frames": [100, 75, 50]}`. They change what is learnt, so they
-    come after everything that does not; so does, for a model with BatchNorm, a smaller micro-batch.
+    their values in falling order, the job's own first, such as `{"max_frames": [100, 75, 50]}`. They change
+    what is learnt, so they come after everything that does not; so does a smaller micro-batch for a model with
+    BatchNorm.
     """
     rungs: list[Rung] = []
     at, args = chosen, dict[str, JsonValue]()
@@ -104,10 +105,10 @@ def _after(values: Sequence[JsonValue], value: JsonValue) -> int:
 def can_go_on(recipe: Recipe, before: Recipe, setting: Setting) -> bool:
     """Whether a run may go on under `recipe` from a checkpoint of `before` without losing anything.
 
-    Sharding, offload, activations, micro-batch: docs/checkpoints.md. Not another optimizer: its states have other
-    names or types, and loading would fail or begin with empty moments; the paged one alone saves as the
-    unpaged does. Not another precision: fp32 parameters would be rounded for good. And 8-bit states are
-    cut into as many shards as they were saved in (launcher.train.optimizers.blocks.other_shards).
+    Sharding, offload, activations, micro-batch: docs/checkpoints.md. Not another optimizer: its states have
+    other names or types, and loading would fail or lose them; the paged one alone saves as the unpaged does.
+    Not another precision: fp32 parameters would be rounded for good. And 8-bit states are read in as many
+    shards as they were saved in (launcher.train.optimizers.blocks.other_shards), whatever the rows are.
     """
     paged: set[Optimizer] = {"adamw-8bit", "paged-adamw-8bit"}
     optimizer = recipe.optimizer == before.optimizer or {recipe.optimizer, before.optimizer} == paged

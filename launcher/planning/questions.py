@@ -1,4 +1,4 @@
-"""What people ask before they queue: the largest micro-batch, the fewest GPUs, the best card, the cheapest."""
+"""What people ask before they queue: the largest micro-batch, the fewest GPUs, which card, what it costs."""
 
 from __future__ import annotations
 
@@ -72,8 +72,10 @@ class Cost(Value):
 
 
 def cheapest_for_tokens(offers: Sequence[Offer], tokens: float, tokens_per_sample: float) -> list[Cost]:
-    """What so many tokens cost with each, the cheapest first. Offers of unknown speed are left out. Not in it:
-    setting up, evaluation, checkpoints, failures."""
+    """What so many tokens cost with each, the cheapest first; offers of unknown speed are left out.
+
+    Not in it: setting up, evaluation, checkpoints, failures.
+    """
     costs = []
     for offer in offers:
         if not offer.candidate.speed:

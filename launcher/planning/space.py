@@ -12,11 +12,10 @@ from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules, nearest_valid
 from launcher.spec.supported import unsupported
 
-# Field -> values to try, the one that loses least first; but for the optimizer's, those behind need less memory
-# as a rule. A product varies the last field fastest. Not in it:
-# the micro-batch, whose sizes are searched for each of the rest; Lion, which wants another learning rate;
-# precision, which changes the numbers; compile, which costs minutes at each start and fails on models of which
-# nothing here knows.
+# Field -> values to try, the one that loses least first; but for the optimizer's, those behind need less
+# memory as a rule. A product varies the last field fastest. Not in it: the micro-batch, whose sizes are
+# searched for each of the rest; Lion, which wants another learning rate; precision, which changes the numbers;
+# compile, which costs minutes at each start and fails on models of which nothing here knows.
 AXES: Mapping[str, tuple[Any, ...]] = {
     "optimizer": ("adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-bf16", "adam-mini"),
     "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),
@@ -48,7 +47,13 @@ class Space:
             given.update(AXES)
         if "checkpoint_ratio" in given:
             given.add("activations")
-        return {name: values for name, values in AXES.items() if name not in given}
+        free = {name: values for name, values in AXES.items() if name not in given}
+        if self.setting.gpus_per_node == 0:  # there is nothing to offload from
+            free.pop("offload", None)
+            free = {
+                name: tuple(value for value in values if value != "offload") for name, values in free.items()
+            }
+        return free
 
     def rests(self) -> list[Recipe]:
         """Every valid combination of the axes, each with the largest micro-batch that is valid here."""
@@ -59,7 +64,7 @@ class Space:
         return made
 
     def sizes(self, recipe: Recipe) -> list[Recipe]:
-        """The recipe with each micro-batch of the same global batch that is valid here, the smallest first."""
+        """The recipe with each micro-batch that keeps the global batch and is valid, the smallest first."""
         per_rank = recipe.micro_batch_size * recipe.grad_accum
         if self.fixed & {"micro_batch_size", "grad_accum"}:
             made = [recipe]

@@ -68,7 +68,7 @@ def decide(
     spent: dict[Budget, int],
     planned: Sequence[Recipe] = (),
 ) -> Decision:
-    """The next move. `spent` counts earlier restarts of each budget in this run; `planned` are the plan's recipe
+    """The next move. `spent` counts earlier restarts of each budget in this run; `planned`: the plan's recipe
     and its ladder."""
     policy = POLICIES[verdict.failure]
     if policy.action in ("done", "stop"):

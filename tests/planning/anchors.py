@@ -1,5 +1,5 @@
-"""Published training throughputs, and what `step_time` says of them. `python -m tests.planning.anchors` prints the
-table of docs/speed.md.
+"""Published training throughputs, and what `step_time` says of them: the table of docs/speed.md, which
+`python -m tests.planning.anchors` prints.
 
 The work of a decoder in closed form: products as in launcher.train.metrics.flops (attention in full), memory
 traffic kernel by kernel, as eager PyTorch runs them.
@@ -38,15 +38,15 @@ class Decoder(NamedTuple):
 
 
 def mpt(layers: int, dim: int) -> Decoder:
-    """LayerNorm, one product for q, k and v, GELU of width 4 dim. Per token, in units of dim: norms 4 + 4, products
-    8 + 4 + 10 + 10, attention 8, GELU 16, residuals 6 + 6."""
+    """LayerNorm, one product for q, k and v, GELU of width 4 dim. Per token, in units of dim: norms 4 + 4,
+    products 8 + 4 + 10 + 10, attention 8, GELU 16, residuals 6 + 6."""
     return Decoder(layers, dim, 50_368, 12 * dim**2, 76 * dim, tied=True)
 
 
 def llama(layers: int, dim: int, kv: int, hidden: int, vocabulary: int) -> Decoder:
-    """RMSNorm of nine fp32 kernels (36 dim each), q, k, v (8 dim + 4 kv), rotation in fp32 (20 of dim and kv),
-    attention (4 dim + 4 kv), output (4 dim), residuals (12 dim), gate and up (4 dim + 4 hidden), SiLU and product
-    (10 hidden), down (2 hidden + 2 dim)."""
+    """RMSNorm of nine fp32 kernels (36 dim each), q, k, v (8 dim + 4 kv), rotation in fp32 (20 of dim and
+    kv), attention (4 dim + 4 kv), output (4 dim), residuals (12 dim), gate and up (4 dim + 4 hidden), SiLU
+    and product (10 hidden), down (2 hidden + 2 dim)."""
     products = 2 * dim * (dim + kv) + 3 * dim * hidden
     return Decoder(layers, dim, vocabulary, products, 126 * dim + 28 * kv + 16 * hidden)
 
@@ -137,16 +137,31 @@ COMPILED: dict[str, object] = {**OPS, "compile": True}
 FLOAT8: dict[str, object] = {**COMPILED, "precision": "float8"}
 
 
-def _mpt(name: str, gpus: int, card: Card, shape: tuple[int, int, int], recipe: dict[str, object], published: int,
-         fitted: bool = False) -> Anchor:  # fmt: skip
+def _mpt(
+    name: str,
+    gpus: int,
+    card: Card,
+    shape: tuple[int, int, int],
+    recipe: dict[str, object],
+    published: int,
+    fitted: bool = False,
+) -> Anchor:
     inter_node = 200 * GB if card is not H100 else 400 * GB
     return Anchor(
         f"MPT {name}", MPT[name], gpus, card, inter_node, *shape, recipe, published, FOUNDRY, fitted
     )
 
 
-def _llama(name: str, gpus: int, card: Card, shape: tuple[int, int, int], recipe: dict[str, object], published: int,
-           source: str, fitted: bool = False) -> Anchor:  # fmt: skip
+def _llama(
+    name: str,
+    gpus: int,
+    card: Card,
+    shape: tuple[int, int, int],
+    recipe: dict[str, object],
+    published: int,
+    source: str,
+    fitted: bool = False,
+) -> Anchor:
     inter_node = 400 * GB if card is not A100 else 200 * GB  # A100: not published, taken as MosaicML's
     return Anchor(
         f"Llama {name}", LLAMA[name], gpus, card, inter_node, *shape, recipe, published, source, fitted
@@ -197,7 +212,7 @@ ANCHORS = (
 
 def table() -> str:
     lines = [
-        "| model | GPUs | tokens per sample x micro-batch x accumulation | recipe | published | predicted | error | |",
+        "| model | GPUs | length x micro-batch x accumulation | recipe | published | predicted | error | |",
         "|---|---|---|---|---:|---:|---:|---|",
     ]
     for one in ANCHORS:
@@ -207,8 +222,8 @@ def table() -> str:
         )
         shape = f"{one.length} x {one.micro_batch} x {one.accum}"
         lines.append(
-            f"| {one.model} | {one.gpus} {card} | {shape} | {recipe} | {one.published:,} | {one.predicted:,.0f} | "
-            f"{one.error:+.0%} | {'fitted' if one.fitted else ''} |"
+            f"| {one.model} | {one.gpus} {card} | {shape} | {recipe} | {one.published:,} | "
+            f"{one.predicted:,.0f} | {one.error:+.0%} | {'fitted' if one.fitted else ''} |"
         )
     return "\n".join(lines)
 

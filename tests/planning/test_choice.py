@@ -167,6 +167,13 @@ def test_batch_norm_keeps_two_samples_in_every_recipe():
     assert min(one.micro_batch_size for rest in space.rests() for one in space.sizes(rest)) == 2
 
 
+def test_without_gpus_nothing_is_offloaded():
+    base = Recipe(precision="fp32", optimizer="adamw", sharding="fsdp", micro_batch_size=4, grad_accum=1)
+    rests = Space(base, frozenset(), Setting(2, 1, 0, entrypoint=True)).rests()
+    assert {recipe.offload for recipe in rests} == {"none"}
+    assert {recipe.activations for recipe in rests} == {"keep", "selective", "checkpoint"}
+
+
 def test_a_ratio_of_checkpointed_blocks_keeps_checkpointing():
     space = Toy().space(activations="checkpoint", checkpoint_ratio=0.5)
     assert {recipe.activations for recipe in space.rests()} == {"checkpoint"}

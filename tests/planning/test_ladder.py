@@ -6,9 +6,11 @@ import pytest
 
 from launcher.planning.ladder import Rung, can_go_on, ladder_of, lower
 from launcher.spec.base import GIB
+from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules
 from launcher.spec.verdict import Verdict
+from launcher.supervise.policy import decide
 from tests.planning.anchors import LLAMA, MPT
 from tests.planning.toy import Toy
 
@@ -79,7 +81,7 @@ def test_with_batch_norm_a_smaller_micro_batch_comes_after_the_rest_and_never_be
     sizes = [chosen.recipe.micro_batch_size, *(rung.recipe.micro_batch_size for rung in ladder)]
     first_smaller = next(i for i, size in enumerate(sizes) if size < sizes[0])
     assert first_smaller > 1 and sizes[-1] == 2
-    assert len({size for size in sizes[:first_smaller]}) == 1
+    assert len(set(sizes[:first_smaller])) == 1
 
 
 def test_a_full_host_takes_nothing_more():
@@ -133,6 +135,14 @@ def test_the_rung_of_the_plan_fits_the_phase():
     assert after(Verdict(failure="host-oom", reason="")) == AGAIN
     assert after(Verdict(failure="host-oom", reason=""), AGAIN) is None
     assert after(Verdict(failure="gpu-oom", reason="", phase="optimizer"), ON_HOST) is None
+
+
+def test_the_supervisor_takes_the_rung_of_the_plan():
+    job = Job.model_validate({"name": "j", "task": "a:B", "steps": 1, "batch": {"global": 64}})
+    verdict = Verdict(failure="gpu-oom", reason="", phase="optimizer")
+    decision = decide(verdict, job, BASE, SETTING, {}, PLANNED)
+    assert (decision.action, decision.recipe) == ("retry-lower", ON_HOST)
+    assert decide(verdict, job, BASE, SETTING, {}).action == "stop"
 
 
 def test_on_cpus_host_memory_is_what_the_recipe_is_about():

@@ -45,8 +45,13 @@ def test_the_page_shows_the_table_as_it_is():
 
 
 def timed(
-    world: int = 8, per_node: int = 8, work: Work = NOTHING, card: str = "A100 80GB", offloaded: float = 0, **fields: Any
-) -> StepTime:  # fmt: skip
+    world: int = 8,
+    per_node: int = 8,
+    work: Work = NOTHING,
+    card: str = "A100 80GB",
+    offloaded: float = 0,
+    **fields: Any,
+) -> StepTime:
     recipe = Recipe.model_validate(
         {
             "precision": "bf16-mixed",
@@ -118,7 +123,7 @@ def test_work_grows_with_the_micro_batch_and_adds_up_over_the_step():
 
 
 def test_the_optimizer_on_the_gpu_waits_for_its_memory():
-    """Parameters and two states read and written, the gradient read; clipping reads it twice and writes it."""
+    """Parameters and both states read and written, gradients read; clipping reads them twice, writes them."""
     traffic = (3 * 4 + 3 * 4 + 2 * 8) * PARAMETERS / 8
     assert timed(world=8).optimizer == pytest.approx(traffic / (2039e9 * speed.MEMORY_REACHED), rel=1e-3)
 

@@ -1,5 +1,5 @@
 """A decoder whose memory and time are closed forms: states to the byte, activations by Korthikanti et al.
-(arXiv 2205.05198), the work of tests.planning.anchors. Small enough to check a choice by trying everything."""
+(arXiv 2205.05198), the work of tests.planning.anchors. So a choice can be checked by trying everything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.memory.estimate import Estimate
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, host_of_node, states_of
 from launcher.planning.choice import Candidate, Choice, Room, choose
-from launcher.planning.hardware import Hardware, card_of
+from launcher.planning.hardware import Hardware, card_of, memory_of
 from launcher.planning.space import Space
 from launcher.planning.speed import StepTime, step_time
 from launcher.spec.base import GIB
@@ -49,7 +49,7 @@ class Toy:
 
     @property
     def room(self) -> Room:
-        return Room(card=int(self.hardware.card.memory * GIB), host=self.host)
+        return Room(card=memory_of(self.hardware.card), host=self.host)
 
     def space(self, chunks: bool = False, batch_norm: bool = False, **fixed: Any) -> Space:
         fields = {
