@@ -55,8 +55,8 @@ def ladder_of(
 
     Every rung needs less of the GPU than the one above and fits the host. `knobs`: arguments of the task with
     their values in falling order, the job's own first, such as `{"max_frames": [100, 75, 50]}`. They change
-    what is learnt, so they come after everything that does not; so does a smaller micro-batch for a model with
-    BatchNorm.
+    what is learnt, so they come after everything that does not; so does a smaller micro-batch, for a model
+    with BatchNorm.
     """
     rungs: list[Rung] = []
     at, args = chosen, dict[str, JsonValue]()

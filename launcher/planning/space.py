@@ -14,7 +14,7 @@ from launcher.spec.supported import unsupported
 
 # Field -> values to try, the one that loses least first; but for the optimizer's, those behind need less
 # memory as a rule. A product varies the last field fastest. Not in it: the micro-batch, whose sizes are
-# searched for each of the rest; Lion, which wants another learning rate; precision, which changes the numbers;
+# searched for each of the rest; Lion, which wants another learning rate; precision, which changes numbers;
 # compile, which costs minutes at each start and fails on models of which nothing here knows.
 AXES: Mapping[str, tuple[Any, ...]] = {
     "optimizer": ("adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-bf16", "adam-mini"),
@@ -48,12 +48,15 @@ class Space:
         if "checkpoint_ratio" in given:
             given.add("activations")
         free = {name: values for name, values in AXES.items() if name not in given}
+        pointless: dict[str, set[str]] = {}
         if self.setting.gpus_per_node == 0:  # there is nothing to offload from
-            free.pop("offload", None)
-            free = {
-                name: tuple(value for value in values if value != "offload") for name, values in free.items()
-            }
-        return free
+            pointless = {"offload": {*AXES["offload"]} - {"none"}, "activations": {"offload"}}
+        if self.setting.ranks == 1:  # FSDP alone can offload parameters
+            pointless["sharding"] = {*AXES["sharding"]} - {"none", "fsdp"}
+        return {
+            name: tuple(value for value in values if value not in pointless.get(name, ()))
+            for name, values in free.items()
+        }
 
     def rests(self) -> list[Recipe]:
         """Every valid combination of the axes, each with the largest micro-batch that is valid here."""

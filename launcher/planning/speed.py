@@ -35,7 +35,7 @@ FLOAT8_GAIN = 1.37
 EXPOSED = 0.5
 "Of communication beside kernels, which slows them down or waits for them. Fitted."
 NVLINK_REACHED = 0.80
-"About the bus bandwidth that nccl-tests show for large all-gathers: 360 of 450 GB/s on 8 H100, 235 of 300 on A100."
+"About what nccl-tests show as bus bandwidth of large all-gathers: 360 of 450 GB/s on 8 H100."
 PCIE_RING_REACHED = 0.40
 "Assumption: a ring over PCIe shares host bridges, and without peer access every byte goes through the host."
 NETWORK_REACHED = 0.80
@@ -56,8 +56,8 @@ HOST_RATE: dict[Optimizer, float] = {
     "lion": 113e6,
     "adam-mini": 113e6,
 }
-"""Parameters/s of one host thread, measured on tensors of 16.8 million (torch 2.13, bitsandbytes 0.50.2): fused
-AdamW, bitsandbytes, and torch's AdamW of plain operators, which stands for launcher's own optimizers."""
+"""Parameters/s of one host thread, measured on 16.8 million (torch 2.13, bitsandbytes 0.50.2): fused AdamW,
+bitsandbytes, and torch's AdamW of plain operators, which stands for launcher's own optimizers."""
 PLAIN: frozenset[Optimizer] = frozenset({"adamw-bf16", "lion", "adam-mini"})
 PLAIN_TRAFFIC = 3.0
 "Of a fused kernel's memory traffic, where plain operators make an optimizer. Assumption: from their number."
