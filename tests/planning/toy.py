@@ -113,12 +113,13 @@ class Toy:
             peaks=(),
             reserved=states.gpu.total + activations + max(block, logits) + gathered,
             overhead=OVERHEAD,
-            host_per_node=host_of_node(self.shapes, recipe, self.ranks) + kept * self.ranks.per_node,
-            host={},
+            host={
+                "states": host_of_node(self.shapes, recipe, self.ranks),
+                "activations": kept * self.ranks.per_node,
+            },
             managed=states.managed,
             nvme=states.nvme,
             band=0.05,
             basis="formulas",
-            not_modelled=(),
         )
         return Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, length))
