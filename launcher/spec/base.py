@@ -57,6 +57,17 @@ def threshold_bytes(threshold: int | str, capacity: int) -> int:
     return threshold
 
 
+def parse_rate(text: Any) -> Any:
+    """`"400Gb/s"` (10^9 bits) or `"50GB/s"` (10^9 bytes) -> bytes per second; a bare number is bytes."""
+    if not isinstance(text, str):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([GMT])(b|B)(?:it)?/s\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a rate; write for example 400Gb/s (bits) or 50GB/s (bytes)")
+    per_second = float(match[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[match[2]]
+    return per_second / 8 if match[3] == "b" else per_second
+
+
 def parse_seconds(text: Any) -> Any:
     """`"90m"`, `"1d12h"`, `"HH:MM:SS"` or Slurm's `"D-HH:MM:SS"` -> seconds; a bare integer is seconds."""
     if not isinstance(text, str):
@@ -99,6 +110,7 @@ def _scalar_to_str(value: Any) -> Any:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=str | int), Field(gt=0)]
 Threshold = Annotated[int | str, BeforeValidator(parse_threshold, json_schema_input_type=str | int)]
+Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=str | float), Field(gt=0)]
 Seconds = Annotated[int, BeforeValidator(parse_seconds, json_schema_input_type=str | int), Field(gt=0)]
 Text = Annotated[str, BeforeValidator(_scalar_to_str, json_schema_input_type=str | int | float)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.spec.base import Bytes, EnvName, Text, Value
+from launcher.spec.base import Bytes, EnvName, Rate, Text, Value
 from launcher.spec.text import no_nul
 
 Env = dict[EnvName, Annotated[Text, AfterValidator(no_nul)]]
@@ -54,6 +54,8 @@ class Network(Value):
     "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; left out, the libraries choose."
     env: Env = {}
     "NCCL variables this cluster needs, each with its reason as a comment."
+    inter_node: Rate | None = None
+    "What all network cards of one node carry together in one direction, e.g. 400Gb/s; for predicted speed."
 
 
 class Container(Value):

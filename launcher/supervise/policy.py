@@ -61,9 +61,15 @@ class Decision:
 
 
 def decide(
-    verdict: Verdict, job: Job, recipe: Recipe, setting: Setting, spent: dict[Budget, int]
+    verdict: Verdict,
+    job: Job,
+    recipe: Recipe,
+    setting: Setting,
+    spent: dict[Budget, int],
+    planned: Sequence[Recipe] = (),
 ) -> Decision:
-    """The next move. `spent` counts earlier restarts of each budget in this run."""
+    """The next move. `spent` counts earlier restarts of each budget in this run; `planned`: the plan's recipe
+    and its ladder."""
     policy = POLICIES[verdict.failure]
     if policy.action in ("done", "stop"):
         return Decision(policy.action, None, verdict.reason)
@@ -73,7 +79,7 @@ def decide(
     if policy.action == "retry-lower":
         if job.command is not None and not uses_micro_batch(job.command):
             return Decision("stop", None, "the command does not use {micro_batch_size}: nothing to lower")
-        rung = lower(recipe, verdict, setting)
+        rung = lower(recipe, verdict, setting, planned)
         return Decision("retry-lower" if rung.recipe else "stop", rung.recipe, rung.reason)
     if policy.action == "requeue":
         return Decision("requeue" if job.requeue else "stop", None, verdict.reason)

@@ -128,7 +128,8 @@ class Supervisor:
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
         )
         verdict = judge(evidence)
-        decision = decide(verdict, self.job, recipe, self._setting(), self._spent)
+        planned = (self.plan.recipe, *self.plan.ladder)
+        decision = decide(verdict, self.job, recipe, self._setting(), self._spent, planned)
         if self._stop_reason is not None and decision.recipe is not None:
             decision = Decision("stop", None, "asked to stop")
         self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": decision.reason})

@@ -29,7 +29,7 @@ def gpt(lab: Lab, **fields):
 def test_memory_of_the_gpu_is_written_and_alerts(lab: Lab) -> None:
     import torch
 
-    from launcher.train.metrics.peaks import peak_flops
+    from launcher.planning.hardware import peak_flops
 
     done = lab.cli("run", str(gpt(lab, train={"memory_alert": "1MiB"})), timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

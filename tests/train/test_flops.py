@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from launcher.planning.hardware import peak_flops
 from launcher.runs.layout import RunDir
 from launcher.tasks.gpt import BYTES, PydocGPT
 from launcher.train import Task
 from launcher.train.metrics.flops import Mfu, count_flops
-from launcher.train.metrics.peaks import peak_flops
 from tests.train.runs import one_rank, recipe
 
 

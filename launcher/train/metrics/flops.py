@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from launcher.train.metrics.peaks import peak_flops
+from launcher.planning.hardware import peak_flops
 from launcher.train.rank import Rank
 from launcher.train.rng import rng_state, set_rng_state
 from launcher.train.task import Task

@@ -1,0 +1,85 @@
+"""What people ask before they queue: the largest micro-batch, the fewest GPUs, which card, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from launcher.planning.choice import Candidate, Choice, Evaluate, Room
+from launcher.spec.base import Value
+from launcher.spec.recipe import Recipe
+
+
+def largest_micro_batch(
+    recipe: Recipe, evaluate: Evaluate, room: Room, limit: int = 2**16
+) -> Candidate | None:
+    """Of the recipe with its own accumulation: the global batch grows with it. None: not even 1 fits."""
+
+    def fitting(micro: int) -> Candidate | None:
+        candidate = evaluate(recipe.model_copy(update={"micro_batch_size": micro}))
+        return candidate if room.misfit(candidate.estimate) is None else None
+
+    largest, low, high = None, 0, 1
+    while high <= limit and (found := fitting(high)) is not None:
+        largest, low, high = found, high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if middle <= limit and (found := fitting(middle)) is not None:
+            largest, low = found, middle
+        else:
+            high = middle
+    return largest
+
+
+class Answer(NamedTuple):
+    """Of one of several places to run."""
+
+    label: str
+    choice: Choice
+
+    @property
+    def speed(self) -> float:
+        """Samples per second; 0 where nothing fits."""
+        return self.choice.chosen.speed if self.choice.chosen is not None else 0.0
+
+
+def least_gpus(counts: Iterable[int], choice_on: Callable[[int], Choice]) -> tuple[int, Choice] | None:
+    """The first of `counts` (ascending: each is planned) on which something fits."""
+    for count in counts:
+        choice = choice_on(count)
+        if choice.chosen is not None:
+            return count, choice
+    return None
+
+
+def compare_cards(labels: Iterable[str], choice_on: Callable[[str], Choice]) -> list[Answer]:
+    """The fastest first; those on which nothing fits last."""
+    answers = [Answer(label, choice_on(label)) for label in labels]
+    return sorted(answers, key=lambda one: (one.choice.chosen is None, -one.speed))
+
+
+class Offer(NamedTuple):
+    label: str
+    candidate: Candidate
+    gpus: int
+    usd_per_gpu_hour: float
+
+
+class Cost(Value):
+    label: str
+    hours: float
+    usd: float
+
+
+def cheapest_for_tokens(offers: Sequence[Offer], tokens: float, tokens_per_sample: float) -> list[Cost]:
+    """What so many tokens cost with each, the cheapest first; offers of unknown speed are left out.
+
+    Not in it: setting up, evaluation, checkpoints, failures.
+    """
+    costs = []
+    for offer in offers:
+        if not offer.candidate.speed:
+            continue
+        hours = tokens / (offer.candidate.speed * tokens_per_sample) / 3600
+        costs.append(Cost(label=offer.label, hours=hours, usd=hours * offer.gpus * offer.usd_per_gpu_hour))
+    return sorted(costs, key=lambda one: one.usd)

@@ -1,0 +1,108 @@
+"""The recipes that are valid for a job on a cluster, the one that loses least first."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.spec.recipe import Recipe
+from launcher.spec.rules import Setting, broken_rules, nearest_valid
+from launcher.spec.supported import unsupported
+
+# Field -> values to try, the one that loses least first; but for the optimizer's, those behind need less
+# memory as a rule. A product varies the last field fastest. Not in it: the micro-batch, whose sizes are
+# searched for each of the rest; Lion, which wants another learning rate; precision, which changes numbers;
+# compile, which costs minutes at each start and fails on models of which nothing here knows.
+AXES: Mapping[str, tuple[Any, ...]] = {
+    "optimizer": ("adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-bf16", "adam-mini"),
+    "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),
+    "activations": ("keep", "selective", "checkpoint", "offload"),
+    "loss_chunks": (1, 8),
+    "sharding": ("none", "ddp", "hybrid", "fsdp-keep", "fsdp"),
+    "grad_sync": ("each", "last"),
+}
+
+
+@dataclass(frozen=True)
+class Space:
+    base: Recipe
+    "What the job fixes, and the planner's defaults for the rest."
+    fixed: frozenset[str]
+    "Fields that the job fixes."
+    setting: Setting
+    chunks: bool = False
+    "The task can compute its loss in parts."
+
+    @functools.cached_property
+    def axes(self) -> Mapping[str, tuple[Any, ...]]:
+        """Free fields and their values."""
+        given = set(self.fixed)
+        if not self.chunks:
+            given.add("loss_chunks")
+        if not self.setting.entrypoint:
+            # A command of the user's own takes from a recipe what it likes: nothing can be known of the rest.
+            given.update(AXES)
+        if "checkpoint_ratio" in given:
+            given.add("activations")
+        free = {name: values for name, values in AXES.items() if name not in given}
+        pointless: dict[str, set[str]] = {}
+        if self.setting.gpus_per_node == 0:  # there is nothing to offload from
+            pointless = {"offload": {*AXES["offload"]} - {"none"}, "activations": {"offload"}}
+        if self.setting.ranks == 1:  # FSDP alone can offload parameters
+            pointless["sharding"] = {*AXES["sharding"]} - {"none", "fsdp"}
+        return {
+            name: tuple(value for value in values if value not in pointless.get(name, ()))
+            for name, values in free.items()
+        }
+
+    def rests(self) -> list[Recipe]:
+        """Every valid combination of the axes, each with the largest micro-batch that is valid here."""
+        made = []
+        for values in itertools.product(*self.axes.values()):
+            sizes = self.sizes(self.base.model_copy(update=dict(zip(self.axes, values, strict=True))))
+            made += sizes[-1:]
+        return made
+
+    def sizes(self, recipe: Recipe) -> list[Recipe]:
+        """The recipe with each micro-batch that keeps the global batch and is valid, the smallest first."""
+        per_rank = recipe.micro_batch_size * recipe.grad_accum
+        if self.fixed & {"micro_batch_size", "grad_accum"}:
+            made = [recipe]
+        else:
+            made = [
+                recipe.model_copy(update={"micro_batch_size": micro, "grad_accum": per_rank // micro})
+                for micro in divisors(per_rank)
+            ]
+        return [one for one in made if self.has(one)]
+
+    def below(self, recipe: Recipe) -> list[Recipe]:
+        """Valid recipes with a later value of one axis, which may need less memory, and with what that needs:
+        parameters offloaded from DDP want FSDP."""
+        made = []
+        for name, values in self.axes.items():
+            later = values[values.index(getattr(recipe, name)) + 1 :] if name != "grad_sync" else ("each",)
+            for value in later:
+                one = nearest_valid(recipe.model_copy(update={name: value}), self.setting)
+                if one is not None and one != recipe and getattr(one, name) == value and self.has(one):
+                    made.append(one)
+        return [one for one in made if one.changes_from(recipe).keys() <= self.axes.keys()]
+
+    def has(self, recipe: Recipe) -> bool:
+        if recipe.grad_sync == "last" and "grad_sync" in self.axes and not _waits(recipe):
+            return False  # the same as `each`
+        if broken_rules(recipe, self.setting):
+            return False
+        return not (self.setting.entrypoint and unsupported(recipe))
+
+
+def _waits(recipe: Recipe) -> bool:
+    return recipe.grad_accum > 1 and recipe.sharding != "none"
+
+
+@functools.lru_cache
+def divisors(of: int) -> tuple[int, ...]:
+    """In ascending order."""
+    return tuple(n for n in range(1, of + 1) if of % n == 0)

@@ -1,0 +1,241 @@
+"""How long a step takes: a roofline over the work of the trace, the states, and the data sheets.
+
+Kernels run one after the other: those that FLOPs bound and those that memory traffic bounds add up. A pass
+and the communication beside it overlap, but for a stated share. docs/speed.md holds this against published
+throughputs. Not in it: the time to launch a kernel, which bounds small models on fast GPUs; the data loader;
+evaluation and checkpoints.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from launcher.memory.shapes import ModelShapes
+from launcher.memory.states import FP32, Ranks, States, shard_of, states_of
+from launcher.memory.trace import Work
+from launcher.planning.hardware import GIGA, Hardware
+from launcher.spec.base import Value
+from launcher.spec.errors import Problem, SpecError
+from launcher.spec.recipe import SHARDED, Optimizer, Recipe
+
+# Shares of a data sheet's figure that training reaches. "Fitted": to the rows so marked in docs/speed.md.
+REACHED = {
+    "Ampere": 0.77,  # fitted (A100)
+    "Hopper": 0.57,  # fitted (H100): its power limit holds it below the clock of the data sheet
+    "Ada": 0.65,  # assumption: between the two
+    "Volta": 0.65,  # assumption: between the two
+    "Blackwell": 0.57,  # assumption: as Hopper
+}
+MEMORY_REACHED = 0.85
+"Of the GPU's memory bandwidth, by elementwise kernels. Fitted."
+COMPILED = 0.45
+"Of the memory traffic that is left when torch.compile has fused kernels. Fitted."
+FLOAT8_GAIN = 1.37
+"Over 16-bit products; attention, head and casts stay as they are. Fitted."
+EXPOSED = 0.5
+"Of communication beside kernels, which slows them down or waits for them. Fitted."
+NVLINK_REACHED = 0.80
+"About what nccl-tests show as bus bandwidth of large all-gathers: 360 of 450 GB/s on 8 H100."
+PCIE_RING_REACHED = 0.40
+"Assumption: a ring over PCIe shares host bridges, and without peer access every byte goes through the host."
+NETWORK_REACHED = 0.80
+"Assumption."
+PCIE_REACHED = 0.80
+"Of pinned copies: about 25 of 32 GB/s on PCIe 4."
+NVME = 2e9
+"Bytes/s of a node's disk, read or written. Assumption: one PCIe 4 drive under a sustained mixed load."
+HOST_BANDWIDTH = 200e9
+"Bytes/s of a node's memory, all ranks together. Assumption: 8 channels of DDR4-3200 are 205 GB/s."
+
+HOST_RATE: dict[Optimizer, float] = {
+    "adamw": 700e6,
+    "adamw-8bit": 29e6,
+    "paged-adamw-8bit": 29e6,
+    "lion-8bit": 36e6,
+    "adamw-bf16": 113e6,
+    "lion": 113e6,
+    "adam-mini": 113e6,
+}
+"""Parameters/s of one host thread, measured on 16.8 million (torch 2.13, bitsandbytes 0.50.2): fused AdamW,
+bitsandbytes, and torch's AdamW of plain operators, which stands for launcher's own optimizers."""
+PLAIN: frozenset[Optimizer] = frozenset({"adamw-bf16", "lion", "adam-mini"})
+PLAIN_TRAFFIC = 3.0
+"Of a fused kernel's memory traffic, where plain operators make an optimizer. Assumption: from their number."
+
+
+class StepTime(Value):
+    """Seconds of one optimizer step; every rank does the same at the same time."""
+
+    compute: float
+    "Matrix products, recomputed ones too."
+    memory: float
+    "Kernels that wait for the GPU's memory."
+    communication: float
+    "Between GPUs, whether anything else runs meanwhile or not."
+    exposed: float
+    "The part of it in which nothing else runs."
+    offload: float
+    "Copies over PCIe or to NVMe in which nothing else runs."
+    optimizer: float
+    "On the GPU or on the host, with gradient clipping."
+    samples: int
+    "Of the step: the global batch."
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.memory + self.exposed + self.offload + self.optimizer
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.total
+
+
+class _Links(NamedTuple):
+    """Seconds on links during one pass: between GPUs, and over PCIe."""
+
+    ring: float = 0.0
+    pcie: float = 0.0
+
+
+class _Pass(NamedTuple):
+    """Seconds of one or more passes, by what they wait for."""
+
+    compute: float = 0.0
+    memory: float = 0.0
+    ring: float = 0.0
+    exposed: float = 0.0
+    offload: float = 0.0
+
+
+def step_time(
+    recipe: Recipe,
+    work: Work,
+    model: ModelShapes,
+    ranks: Ranks,
+    hardware: Hardware,
+    offloaded: float = 0.0,
+) -> StepTime:
+    """Of the slowest rank, rank 0. `model`: as `recipe.precision` stores it. `offloaded`: bytes of
+    activations that one micro-batch moves to the host. Raises SpecError: the card has no float8."""
+    states = states_of(model, recipe, ranks)
+    gather = _gather(recipe, model, states, ranks, hardware)
+    sync = _synchronise(recipe, model, states, ranks, hardware)
+    again = gather if recipe.sharding not in ("fsdp-keep", "none", "ddp") else _Links()
+    micro, accum = recipe.micro_batch_size, recipe.grad_accum
+    syncs = accum if recipe.grad_sync == "each" else 1
+    forward = work.forward_flops.at(micro), work.forward_bytes.at(micro)
+    backward = work.backward_flops.at(micro), work.backward_bytes.at(micro)
+    passes = (
+        (accum, _pass(recipe, hardware, *forward, gather)),
+        (accum - syncs, _pass(recipe, hardware, *backward, again)),
+        (
+            syncs,
+            _pass(recipe, hardware, *backward, _Links(*(a + b for a, b in zip(again, sync, strict=True)))),
+        ),
+    )
+    sums = _Pass(*(sum(n * of[i] for n, of in passes) for i in range(len(_Pass._fields))))
+    # The copies of activations wait in the stream of the kernels: launcher.train.activations.offloaded.
+    moved = 2 * accum * offloaded / _pcie(hardware)
+    optimizer, copies = _optimizer(recipe, model, states, ranks, hardware)
+    return StepTime(
+        compute=sums.compute,
+        memory=sums.memory,
+        communication=sums.ring,
+        exposed=sums.exposed,
+        offload=sums.offload + moved + copies,
+        optimizer=optimizer,
+        samples=micro * accum * ranks.world,
+    )
+
+
+def _pass(recipe: Recipe, hardware: Hardware, flops: float, traffic: float, links: _Links) -> _Pass:
+    card = hardware.card
+    peak = card.flops("bf16-mixed" if recipe.precision == "float8" else recipe.precision)
+    if card.flops(recipe.precision) is None or peak is None:
+        message = f"float8 needs compute capability 8.9 or newer, which {card.label} has not; bf16-mixed runs"
+        raise SpecError([Problem("job", "recipe.precision", message)])
+    if recipe.precision == "float8":
+        peak *= FLOAT8_GAIN
+    compute = flops / (peak * REACHED[card.architecture])
+    memory = traffic * (COMPILED if recipe.compile else 1.0) / (card.bandwidth * GIGA * MEMORY_REACHED)
+    kernels, on_links = compute + memory, links.ring + links.pcie
+    alone = max(0.0, on_links - kernels) + EXPOSED * min(on_links, kernels)
+    share = links.ring / on_links if on_links else 0.0
+    return _Pass(compute, memory, links.ring, alone * share, alone * (1 - share))
+
+
+def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware) -> _Links:
+    """All parameters, once, in the type of the computation; from the host where they are offloaded."""
+    if recipe.sharding not in SHARDED:
+        return _Links()
+    whole = sum(p.numel * min(p.itemsize, _computes_in(recipe)) for p in model.parameters)
+    up = states.host.parameters if recipe.offload == "cpu" else 0
+    return _Links(_ring(whole, ranks.shards(recipe), ranks, hardware), up / _pcie(hardware))
+
+
+def _synchronise(
+    recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware
+) -> _Links:
+    """The gradients of one micro-batch, once: reduce-scatter over the shards, all-reduce over replicas."""
+    # FSDP reduces in the type of the shards, DDP in that of the gradients: both that of the parameters.
+    whole = sum(p.nbytes for p in model.trained)
+    if recipe.sharding == "ddp":
+        return _Links(2 * _ring(whole, ranks.world, ranks, hardware))
+    if recipe.sharding not in SHARDED:
+        return _Links()
+    ring = _ring(whole, ranks.shards(recipe), ranks, hardware)
+    if recipe.sharding == "hybrid":
+        # Each GPU's shard meets its replicas on other nodes; all of a node's shards share its network.
+        nodes = ranks.world // ranks.per_node
+        ring += 2 * (nodes - 1) / nodes * whole / (hardware.inter_node * NETWORK_REACHED)
+    down = states.host.gradients if recipe.offload == "cpu" else 0
+    return _Links(ring, down / _pcie(hardware))
+
+
+def _computes_in(recipe: Recipe) -> int:
+    """Bytes of an element of gathered parameters: launcher.train.precision."""
+    return FP32 if recipe.precision == "fp32" else FP32 // 2
+
+
+def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware) -> float:
+    """Seconds of an all-gather or a reduce-scatter of `whole` bytes over so many ranks: each of them sends
+    (N - 1) / N of it, at the rate of the slowest link. A ring enters and leaves each node once."""
+    if over == 1:
+        return 0.0
+    rates = []
+    if ranks.per_node > 1:
+        reached = NVLINK_REACHED if hardware.card.nvlink else PCIE_RING_REACHED
+        rates.append(hardware.intra_node * reached)
+    if over > ranks.per_node:
+        rates.append(hardware.inter_node * NETWORK_REACHED)
+    return whole * (over - 1) / over / min(rates)
+
+
+def _optimizer(
+    recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware
+) -> tuple[float, float]:
+    """Seconds of the step itself, and of the copies around it."""
+    shards = ranks.shards(recipe)
+    cut = [(p, shard_of(p, shards, 0)) for p in model.trained]
+    numel = sum(shard.numel for _, shard in cut)
+    parameters = sum(shard.numel * p.itemsize for p, shard in cut)
+    kept = states.gpu.optimizer + states.host.optimizer + states.managed + states.nvme
+    # Parameters and states are read and written, gradients read; clipping reads them, and writes them again.
+    once = 2 * parameters + 2 * kept + parameters
+    clipping = 3 * parameters
+    on_gpu = hardware.card.bandwidth * GIGA * MEMORY_REACHED
+    if recipe.offload == "none":
+        traffic = once * (PLAIN_TRAFFIC if recipe.optimizer in PLAIN else 1.0) + clipping
+        # Paged states are taken to be on the host, where the paging puts them when the GPU is full.
+        return traffic / on_gpu, 2 * states.managed / _pcie(hardware)
+    node = HOST_BANDWIDTH / ranks.per_node
+    on_host = max(numel / (HOST_RATE[recipe.optimizer] * hardware.threads), once / node)
+    if recipe.offload == "cpu":
+        return on_host + clipping / node, 0.0
+    copies = 2 * parameters / _pcie(hardware) + 2 * states.nvme * ranks.per_node / NVME
+    return on_host + clipping / on_gpu, copies
+
+
+def _pcie(hardware: Hardware) -> float:
+    """Bytes/s of pinned copies, in one direction."""
+    return hardware.card.pcie * GIGA * PCIE_REACHED

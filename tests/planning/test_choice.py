@@ -1,0 +1,193 @@
+"""The choice against trying everything, on a model of closed forms: tests.planning.toy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from launcher.planning.choice import ANOTHER_OPTIMIZER, Candidate, largest_that_fits
+from launcher.planning.space import AXES, Space
+from launcher.spec.base import GIB
+from launcher.spec.recipe import Recipe
+from launcher.spec.rules import Setting, broken_rules
+from tests.planning.anchors import LLAMA, MPT
+from tests.planning.toy import Toy
+
+PLACES: dict[str, dict[str, Any]] = {
+    "7B on 8 A6000": {},
+    "7B on 8 H100": {"card": "H100"},
+    "7B on one 4090": {"gpus": 1, "card": "RTX 4090", "host": 256 * GIB, "per_rank": 4},
+    "70B on 16 A100": {
+        "gpus": 16,
+        "card": "A100 80GB",
+        "decoder": LLAMA["70B"],
+        "per_rank": 6,
+        "host": 2000 * GIB,
+    },
+    "1B on 2 A5000": {"gpus": 2, "card": "RTX A5000", "decoder": MPT["1B"], "host": 64 * GIB},
+    "125M on 4 A10": {"gpus": 4, "card": "A10", "decoder": MPT["125M"]},
+}
+
+
+def everything(toy: Toy, space: Space) -> list[Candidate]:
+    return [toy(one) for rest in space.rests() for one in space.sizes(rest)]
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_nothing_that_fits_is_faster_than_the_choice(place):
+    toy = Toy(**place)
+    choice = toy.choice
+    asked = len(toy.asked)
+    all_of_it = everything(toy, toy.space())
+    fits = [one for one in all_of_it if toy.room.misfit(one.estimate) is None]
+    default = max((one.speed for one in fits if one.recipe.optimizer == "adamw"), default=0.0)
+    other = max((one.speed for one in fits), default=0.0)
+    assert choice.chosen is not None and toy.room.misfit(choice.chosen.estimate) is None
+    assert choice.chosen.speed == (other if other > ANOTHER_OPTIMIZER * default else default)
+    assert asked < 0.15 * len(all_of_it)
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_every_recipe_of_the_space_is_told_of_once_with_a_reason(place):
+    toy = Toy(**place)
+    choice, rests = toy.choice, toy.space().rests()
+    assert choice.chosen is not None
+
+    def rest(recipe: Recipe) -> Recipe:
+        return recipe.model_copy(update={"micro_batch_size": 1, "grad_accum": 1})
+
+    told = [rest(one.recipe) for one in (*choice.losers, choice.chosen)]
+    larger = [rest(choice.chosen.recipe)] if len(told) > len(rests) else []  # the next micro-batch
+    assert sorted(map(str, told)) == sorted(map(str, [*map(rest, rests), *larger]))
+    assert all(one.why for one in choice.losers)
+
+
+def test_a_search_asks_only_what_may_win():
+    toy = Toy(card="H100")
+    assert len(toy.space().rests()) > 250 and toy.choice.chosen is not None
+    assert len(toy.asked) < 30
+
+
+def test_what_the_job_fixes_stays():
+    toy = Toy()
+    space = toy.space(activations="selective", offload="cpu-optimizer", micro_batch_size=4, grad_accum=4)
+    chosen = toy.choose(space).chosen
+    assert chosen is not None
+    assert (chosen.recipe.activations, chosen.recipe.offload) == ("selective", "cpu-optimizer")
+    assert (chosen.recipe.micro_batch_size, chosen.recipe.grad_accum) == (4, 4)
+
+
+def test_another_optimizer_is_taken_when_nothing_fits_with_the_default():
+    toy = Toy(gpus=1, card="A100 80GB", per_rank=4, decoder=MPT["7B"])
+    space = toy.space(offload="none", sharding="none")
+    choice = toy.choose(space)
+    assert choice.chosen is not None and choice.chosen.recipe.optimizer != "adamw"
+    assert "because nothing fits with adamw" in choice.reason
+
+
+def test_another_optimizer_is_taken_when_it_is_much_faster():
+    toy = Toy(gpus=1, card="RTX A6000", per_rank=4, decoder=MPT["3B"])
+    choice = toy.choice
+    assert choice.chosen is not None and choice.chosen.recipe.optimizer != "adamw"
+    assert "times as fast as adamw" in choice.reason
+
+
+def test_another_optimizer_is_not_taken_for_a_little():
+    choice = Toy(card="H100").choice
+    assert choice.chosen is not None and choice.chosen.recipe.optimizer == "adamw"
+    [line] = [line for line in choice.explain() if line.startswith("optimizer: ")]
+    assert "too little to train with another optimizer than adamw" in line
+
+
+def test_when_nothing_fits_the_nearest_is_named_with_what_is_missing():
+    toy = Toy(gpus=2, card="RTX A5000", decoder=LLAMA["13B"], host=300 * GIB, length=2**20, per_rank=2)
+    choice = toy.choice
+    assert choice.chosen is None
+    assert "nothing fits; " in choice.reason and "more than there is" in choice.reason
+    assert choice.explain() == (choice.reason,)
+
+
+def test_states_that_do_not_fit_are_not_traced():
+    toy = Toy(gpus=2, card="RTX A5000", decoder=LLAMA["13B"], host=62 * GIB)
+    assert toy.choose(toy.space(optimizer="adamw")).chosen is None
+    assert not toy.asked
+
+
+def test_the_neighbours_are_explained_in_a_line_for_each_field():
+    lines = Toy(card="H100").choice.explain()
+    assert 4 <= len(lines) <= 9
+    fields = [line.split(":")[0] for line in lines[1:]]
+    assert len(set(fields)) == len(fields)
+    text = "\n".join(lines)
+    assert "sharding: ddp has states of 100.4 GiB on each GPU alone" in text
+    assert "micro_batch_size: 8 needs" in text
+
+
+def test_where_nothing_is_known_of_the_speed_what_loses_least_is_taken():
+    toy = Toy(known=False)
+    choice = toy.choice
+    assert choice.chosen is not None
+    recipe = choice.chosen.recipe
+    assert (recipe.optimizer, recipe.offload, recipe.activations) == ("adamw", "none", "keep")
+    assert "loses least" in choice.reason and len(toy.asked) < 10
+
+
+def test_a_larger_micro_batch_without_accumulation_may_fit_where_a_smaller_one_does_not():
+    """`grad_sync: each` under no sharding: what accumulates holds gradients during the next forward pass."""
+    toy = Toy(gpus=1, card="RTX A6000", decoder=MPT["1B"], per_rank=2)
+    space = toy.space()
+    recipe = space.base
+
+    def evaluate(one: Recipe, args: Mapping[str, Any] | None = None) -> Candidate:
+        candidate = toy(one)
+        held = 40 * GIB + (20 * GIB if one.grad_accum > 1 else 0)
+        estimate = candidate.estimate.model_copy(update={"reserved": held})
+        return candidate.model_copy(update={"estimate": estimate})
+
+    found, _ = largest_that_fits(space.sizes(recipe), evaluate, toy.room)
+    assert found is not None and found.recipe.micro_batch_size == 2
+
+
+def test_the_space_holds_valid_recipes_alone_and_each_once():
+    space = Toy(gpus=16).space(chunks=True)
+    rests = space.rests()
+    assert len(rests) == len(set(rests)) > 400
+    for recipe in rests:
+        assert not broken_rules(recipe, space.setting)
+        assert recipe.micro_batch_size * recipe.grad_accum == 16
+        assert recipe.grad_sync == "each" or recipe.grad_accum > 1
+    assert {recipe.sharding for recipe in rests} == {"ddp", "hybrid", "fsdp-keep", "fsdp"}
+    assert {recipe.loss_chunks for recipe in rests} == {1, 8}
+
+
+def test_batch_norm_keeps_two_samples_in_every_recipe():
+    space = Toy().space(batch_norm=True)
+    assert min(one.micro_batch_size for rest in space.rests() for one in space.sizes(rest)) == 2
+
+
+def test_without_gpus_nothing_is_offloaded():
+    base = Recipe(precision="fp32", optimizer="adamw", sharding="fsdp", micro_batch_size=4, grad_accum=1)
+    rests = Space(base, frozenset(), Setting(2, 1, 0, entrypoint=True)).rests()
+    assert {recipe.offload for recipe in rests} == {"none"}
+    assert {recipe.activations for recipe in rests} == {"keep", "selective", "checkpoint"}
+
+
+def test_a_ratio_of_checkpointed_blocks_keeps_checkpointing():
+    space = Toy().space(activations="checkpoint", checkpoint_ratio=0.5)
+    assert {recipe.activations for recipe in space.rests()} == {"checkpoint"}
+
+
+def test_of_a_foreign_command_only_the_micro_batch_is_chosen():
+    base = Recipe(precision="bf16-mixed", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
+    space = Space(base, frozenset(), Setting(8, 1, 8, entrypoint=False))
+    assert space.rests() == [base]
+    assert [one.micro_batch_size for one in space.sizes(base)] == [1, 2, 4, 8]
+
+
+def test_every_value_of_a_field_is_an_axis_but_for_those_left_to_the_user():
+    assert set(Recipe.model_fields) - set(AXES) == {
+        "precision", "checkpoint_ratio", "micro_batch_size", "grad_accum", "compile", "grad_scaler",
+        "expandable_segments",
+    }  # fmt: skip

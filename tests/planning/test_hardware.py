@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+from launcher.memory.states import Ranks
+from launcher.planning.hardware import CARDS, card_of, hardware_of
+from launcher.render.shipped import clusters_dir
+from launcher.spec.cluster import Cluster, Network
+from launcher.spec.load import load_cluster
+
+GPU = {"type": "NVIDIA RTX A6000", "count": 8, "memory": "47.4GiB"}
+
+
+def cluster(**fields: object) -> Cluster:
+    return Cluster.model_validate({"name": "c", "scheduler": "local", "node": {"gpu": GPU}, **fields})
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.label)
+def test_every_card_is_found_by_what_people_call_it_and_is_faster_in_fewer_bits(card):
+    assert card_of(card.label) is card
+    assert card_of(f"NVIDIA {card.label}") is card
+    rates = [rate for rate in (card.fp32, card.tf32, card.half, card.float8) if rate is not None]
+    assert rates == sorted(rates)
+
+
+@pytest.mark.parametrize(
+    ("device", "label"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GeForce RTX 3060", "RTX 3060"),
+        ("Tesla V100-SXM2-32GB", "V100 32GB"),
+    ],
+)
+def test_a_device_is_found_by_the_name_that_cuda_gives_it(device, label):
+    card = card_of(device)
+    assert card is not None and card.label == label
+
+
+def test_parts_of_a_gpu_and_other_cards_are_not_guessed():
+    for name in (
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "AMD Instinct MI300X",
+    ):
+        assert card_of(name) is None
+
+
+@pytest.mark.parametrize("profile", sorted(clusters_dir().glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_gpu_of_every_shipped_profile_is_known(profile):
+    gpu = load_cluster(profile).node.gpu
+    assert gpu is None or card_of(gpu.type) is not None
+
+
+def test_volta_has_fast_products_in_fp16_alone():
+    card = card_of("V100 32GB")
+    assert card is not None
+    assert card.flops("fp16-mixed") == 125e12 and card.flops("bf16-mixed") == card.flops("fp32") == 15.7e12
+    assert card.flops("float8") is None
+
+
+@pytest.mark.parametrize(("text", "rate"), [("400Gb/s", 50e9), ("3.2 Tbit/s", 400e9), ("50GB/s", 50e9)])
+def test_the_rate_of_a_network_is_in_bits_or_bytes(text, rate):
+    assert Network.model_validate({"inter_node": text}).inter_node == rate
+
+
+def test_a_rate_without_its_unit_is_explained():
+    with pytest.raises(ValueError, match="400Gb/s"):
+        Network.model_validate({"inter_node": "fast"})
+
+
+def test_what_the_profile_does_not_say_is_assumed_aloud():
+    two_nodes = Ranks(16, 8, on_gpu=True)
+    silent = hardware_of(cluster(), two_nodes)
+    told = hardware_of(cluster(network={"inter_node": "200Gb/s"}), two_nodes)
+    assert silent is not None and told is not None
+    assert silent.inter_node == 12.5e9 and "inter_node" in silent.assumed[0]
+    assert told.inter_node == 25e9 and told.assumed == ()
+
+
+def test_the_threads_of_a_rank_are_those_that_torchrun_leaves_it():
+    node = {"gpu": GPU, "cpus": 64}
+    assert [
+        made.threads
+        for ranks, env in [((1, 1), {}), ((8, 8), {}), ((8, 8), {"OMP_NUM_THREADS": "8"})]
+        if (made := hardware_of(cluster(node=node), Ranks(*ranks, on_gpu=True), env)) is not None
+    ] == [64, 1, 8]
+
+
+def test_nothing_is_known_of_the_speed_of_a_cpu():
+    assert hardware_of(cluster(), Ranks(1, 1, on_gpu=False)) is None

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.planning.ladder import Rung, can_go_on, ladder_of, lower
+from launcher.spec.base import GIB
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.spec.rules import Setting, broken_rules
+from launcher.spec.verdict import Verdict
+from launcher.supervise.policy import decide
+from tests.planning.anchors import LLAMA, MPT
+from tests.planning.toy import Toy
+
+PLACES: dict[str, Toy] = {
+    "7B on 8 A6000": Toy(),
+    "7B on 8 H100": Toy(card="H100"),
+    "70B on 16 A100": Toy(gpus=16, card="A100 80GB", decoder=LLAMA["70B"], per_rank=4, host=2000 * GIB),
+    "3B on one 4090": Toy(gpus=1, card="RTX 4090", decoder=MPT["3B"], per_rank=4),
+    "unknown speed": Toy(known=False),
+}
+
+
+def rungs(
+    toy: Toy, knobs: dict[str, list[Any]] | None = None, **fixed: Any
+) -> tuple[Recipe, tuple[Rung, ...]]:
+    space = toy.space(**fixed)
+    chosen = toy.choose(space).chosen
+    assert chosen is not None
+    return chosen.recipe, ladder_of(chosen, space, toy, toy.room, knobs)
+
+
+@pytest.mark.parametrize("toy", PLACES.values(), ids=PLACES)
+def test_every_rung_is_valid_needs_less_and_can_read_the_checkpoints_of_all_above(toy):
+    above, ladder = rungs(toy)
+    assert ladder
+    needed = toy(above).estimate.needed
+    for rung in ladder:
+        assert not broken_rules(rung.recipe, toy.space().setting)
+        assert can_go_on(rung.recipe, above, toy.space().setting)
+        assert rung.recipe.micro_batch_size * rung.recipe.grad_accum == toy.per_rank
+        assert rung.candidate.estimate.needed == needed - rung.saved < needed
+        assert rung.candidate.estimate.host_per_node <= toy.host
+        above, needed = rung.recipe, rung.candidate.estimate.needed
+    assert ladder[-1].recipe.micro_batch_size == 1
+
+
+def test_a_rung_is_the_change_that_loses_least_speed_for_each_byte():
+    toy = PLACES["7B on 8 H100"]
+    space = toy.space()
+    chosen, ladder = rungs(toy)
+    first = ladder[0]
+    others = [
+        toy(one) for one in [*space.below(chosen), *space.sizes(chosen)]
+        if one.micro_batch_size <= chosen.micro_batch_size and can_go_on(one, chosen, space.setting)
+    ]  # fmt: skip
+    before = toy(chosen)
+    prices = [
+        (1 - one.speed / before.speed) / (before.estimate.needed - one.estimate.needed)
+        for one in others
+        if one.estimate.needed < 0.98 * before.estimate.needed
+    ]
+    assert first.slower / first.saved == pytest.approx(min(prices))
+
+
+def test_knobs_come_after_what_trains_the_same_and_in_their_order():
+    _, ladder = rungs(PLACES["7B on 8 H100"], {"length": [2048, 1024, 512]})
+    lengths = [rung.args.get("length", 2048) for rung in ladder]
+    assert lengths == sorted(lengths, reverse=True) and lengths[-2:] == [1024, 512]
+    assert "another input" in ladder[-1].words and ladder[-1].recipe.micro_batch_size == 1
+
+
+def test_with_batch_norm_a_smaller_micro_batch_comes_after_the_rest_and_never_below_two():
+    toy = Toy(card="H100")
+    space = toy.space(batch_norm=True)
+    chosen = toy.choose(space).chosen
+    assert chosen is not None
+    ladder = ladder_of(chosen, space, toy, toy.room)
+    sizes = [chosen.recipe.micro_batch_size, *(rung.recipe.micro_batch_size for rung in ladder)]
+    first_smaller = next(i for i, size in enumerate(sizes) if size < sizes[0])
+    assert first_smaller > 1 and sizes[-1] == 2
+    assert len(set(sizes[:first_smaller])) == 1
+
+
+def test_a_full_host_takes_nothing_more():
+    toy = Toy(card="H100", host=GIB)
+    chosen, ladder = rungs(toy)
+    assert {rung.recipe.offload for rung in ladder} == {"none"} == {chosen.offload}
+
+
+SETTING = Setting(8, 1, 8, entrypoint=True)
+PLAIN = Recipe(
+    precision="bf16-mixed", optimizer="adamw-8bit", sharding="ddp", micro_batch_size=4, grad_accum=2
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "may"),
+    [
+        ({"micro_batch_size": 2, "grad_accum": 4}, True),
+        ({"activations": "checkpoint"}, True),
+        ({"offload": "cpu-optimizer"}, True),
+        ({"optimizer": "paged-adamw-8bit"}, True),
+        ({"optimizer": "adamw"}, False),
+        ({"precision": "bf16"}, False),
+        ({"sharding": "fsdp"}, False),
+    ],
+)
+def test_a_restart_changes_only_what_a_checkpoint_can_be_read_under(changes, may):
+    assert can_go_on(PLAIN.model_copy(update=changes), PLAIN, SETTING) is may
+
+
+def test_states_in_32_bit_can_be_read_in_other_shards():
+    before = PLAIN.model_copy(update={"optimizer": "adamw"})
+    assert can_go_on(before.model_copy(update={"sharding": "fsdp"}), before, SETTING)
+
+
+BASE = PLAIN.model_copy(update={"optimizer": "adamw", "sharding": "fsdp", "activations": "offload"})
+SMALLER = BASE.model_copy(update={"micro_batch_size": 2, "grad_accum": 4})
+AGAIN = SMALLER.model_copy(update={"activations": "checkpoint"})
+ON_HOST = AGAIN.model_copy(update={"offload": "cpu-optimizer"})
+PLANNED = (BASE, SMALLER, AGAIN, ON_HOST)
+
+
+def after(verdict: Verdict, at: Recipe = BASE, setting: Setting = SETTING) -> Recipe | None:
+    return lower(at, verdict, setting, PLANNED).recipe
+
+
+def test_the_rung_of_the_plan_fits_the_phase():
+    assert after(Verdict(failure="gpu-oom", reason="", phase="backward")) == SMALLER
+    assert after(Verdict(failure="gpu-oom", reason="", phase="backward"), SMALLER) == AGAIN
+    assert after(Verdict(failure="gpu-oom", reason="", phase="optimizer")) == ON_HOST
+    assert after(Verdict(failure="host-oom", reason="")) == AGAIN
+    assert after(Verdict(failure="host-oom", reason=""), AGAIN) is None
+    assert after(Verdict(failure="gpu-oom", reason="", phase="optimizer"), ON_HOST) is None
+
+
+def test_the_supervisor_takes_the_rung_of_the_plan():
+    job = Job.model_validate({"name": "j", "task": "a:B", "steps": 1, "batch": {"global": 64}})
+    verdict = Verdict(failure="gpu-oom", reason="", phase="optimizer")
+    decision = decide(verdict, job, BASE, SETTING, {}, PLANNED)
+    assert (decision.action, decision.recipe) == ("retry-lower", ON_HOST)
+    assert decide(verdict, job, BASE, SETTING, {}).action == "stop"
+
+
+def test_on_cpus_host_memory_is_what_the_recipe_is_about():
+    cpus = Setting(8, 1, 0, entrypoint=True)
+    assert after(Verdict(failure="host-oom", reason="", phase="forward"), setting=cpus) == SMALLER
+
+
+def test_below_the_plan_the_micro_batch_shrinks():
+    oom = Verdict(failure="gpu-oom", reason="", phase="forward")
+    lowered = lower(ON_HOST, oom, SETTING, PLANNED)
+    assert lowered.recipe is not None and lowered.recipe.micro_batch_size == 1
+    assert "micro-batch 2 -> 1" in lowered.reason
+    elsewhere = BASE.model_copy(update={"micro_batch_size": 8, "grad_accum": 1})
+    recipe = lower(elsewhere, oom, SETTING, PLANNED).recipe
+    assert recipe is not None and recipe.micro_batch_size == 4
+
+
+def test_a_planned_rung_that_batch_norm_forbids_is_left_out():
+    found_later = Setting(8, 1, 8, batch_norm=True, entrypoint=True)
+    one = SMALLER.model_copy(update={"micro_batch_size": 1, "grad_accum": 8})
+    oom = Verdict(failure="gpu-oom", reason="", phase="forward")
+    assert lower(SMALLER, oom, found_later, (SMALLER, one, AGAIN)).recipe == AGAIN
+
+
+def test_the_words_of_a_rung_say_what_changes():
+    words = lower(SMALLER, Verdict(failure="gpu-oom", reason=""), SETTING, PLANNED).reason
+    assert words == "activations offload -> checkpoint"

@@ -1,0 +1,125 @@
+"""A decoder whose memory and time are closed forms: states to the byte, activations by Korthikanti et al.
+(arXiv 2205.05198), the work of tests.planning.anchors. So a choice can be checked by trying everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.memory.estimate import Estimate
+from launcher.memory.shapes import ModelShapes, Parameter
+from launcher.memory.states import Ranks, host_of_node, states_of
+from launcher.planning.choice import Candidate, Choice, Room, choose
+from launcher.planning.hardware import Hardware, card_of, memory_of
+from launcher.planning.space import Space
+from launcher.planning.speed import StepTime, step_time
+from launcher.spec.base import GIB
+from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.rules import Setting
+from tests.planning.anchors import LLAMA, Decoder, work
+
+PER_TOKEN = {"keep": 34, "selective": 18, "checkpoint": 2, "offload": 2}
+"Bytes per token, layer and width that a block keeps on the GPU."
+OVERHEAD = {"CUDA context": GIB // 2}
+
+
+@dataclass
+class Toy:
+    gpus: int = 8
+    card: str = "RTX A6000"
+    decoder: Decoder = LLAMA["7B"]
+    length: int = 2048
+    per_rank: int = 16
+    per_node: int = 8
+    host: int = 512 * GIB
+    known: bool = True
+    "Whether anything is known of the card's speed."
+    asked: list[Recipe] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(self.gpus, min(self.per_node, self.gpus), on_gpu=True)
+
+    @property
+    def hardware(self) -> Hardware:
+        card = card_of(self.card)
+        assert card is not None
+        return Hardware(card=card, inter_node=12.5e9, threads=1)
+
+    @property
+    def room(self) -> Room:
+        return Room(card=memory_of(self.hardware.card), host=self.host)
+
+    def space(self, chunks: bool = False, batch_norm: bool = False, **fixed: Any) -> Space:
+        fields = {
+            "precision": "bf16-mixed",
+            "optimizer": "adamw",
+            "sharding": "fsdp" if self.gpus > 1 else "none",
+            "micro_batch_size": self.per_rank,
+            "grad_accum": 1,
+            **fixed,
+        }
+        nodes = self.gpus // self.ranks.per_node
+        setting = Setting(self.gpus, nodes, self.ranks.per_node, batch_norm, entrypoint=True)
+        return Space(Recipe.model_validate(fields), frozenset(fixed), setting, chunks)
+
+    @property
+    def shapes(self) -> ModelShapes:
+        dim = self.decoder.dim
+        rows = self.decoder.parameters // dim
+        return ModelShapes((Parameter("all", (rows, dim), 4),), 0)
+
+    def least(self, recipe: Recipe) -> tuple[int, int]:
+        each = recipe.model_copy(update={"grad_sync": "each"})
+        states = states_of(self.shapes, each, self.ranks)
+        return states.gpu.total, host_of_node(self.shapes, each, self.ranks)
+
+    @property
+    def choice(self) -> Choice:
+        return self.choose(self.space())
+
+    def choose(self, space: Space) -> Choice:
+        return choose(space, self, self.room, least=self.least, speed=self.speed)
+
+    def speed(self, recipe: Recipe) -> float:
+        time = self.time(recipe, self.length)
+        return time.samples_per_second if time is not None else 0.0
+
+    def time(self, recipe: Recipe, length: int) -> StepTime | None:
+        policy = "keep" if recipe.activations == "offload" else recipe.activations
+        kept = self.decoder.layers * 32 * self.decoder.dim * length * recipe.micro_batch_size
+        offloaded = kept if recipe.activations == "offload" else 0
+        todo = work(self.decoder, length, policy)
+        return (
+            step_time(recipe, todo, self.shapes, self.ranks, self.hardware, offloaded) if self.known else None
+        )
+
+    def __call__(self, recipe: Recipe, args: Mapping[str, Any] | None = None) -> Candidate:
+        self.asked.append(recipe)
+        length = (args or {}).get("length", self.length)
+        states = states_of(self.shapes, recipe, self.ranks)
+        tokens = length * recipe.micro_batch_size
+        block = PER_TOKEN["keep"] * tokens * self.decoder.dim
+        activations = self.decoder.layers * PER_TOKEN[recipe.activations] * tokens * self.decoder.dim
+        logits = 14 * tokens * self.decoder.vocabulary // recipe.loss_chunks
+        gathered = 0
+        if recipe.sharding in SHARDED:
+            gathered = (
+                2 * self.decoder.parameters if recipe.sharding == "fsdp-keep" else 10 * self.decoder.products
+            )
+        kept = self.decoder.layers * 32 * tokens * self.decoder.dim if recipe.activations == "offload" else 0
+        estimate = Estimate(
+            peaks=(),
+            reserved=states.gpu.total + activations + max(block, logits) + gathered,
+            overhead=OVERHEAD,
+            host={
+                "states": host_of_node(self.shapes, recipe, self.ranks),
+                "activations": kept * self.ranks.per_node,
+            },
+            managed=states.managed,
+            nvme=states.nvme,
+            band=0.05,
+            basis="formulas",
+        )
+        return Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, length))
