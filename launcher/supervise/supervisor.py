@@ -217,10 +217,10 @@ class Supervisor:
                 self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": "resumed"})
 
     def _first_recipe(self) -> Recipe:
-        """The plan's, or what an earlier supervisor of this run had stepped down to."""
+        """The plan's, or what an earlier supervisor with the same plan had stepped down to."""
         for attempt in reversed(self.run.attempts()):
             earlier = read_json(attempt.recipe)
-            if earlier is not None:
+            if earlier is not None and attempt.number >= self.run.planned_at:
                 return Recipe.model_validate(earlier)
         return self.plan.recipe
 
