@@ -8,7 +8,7 @@ from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.optimizers.table import embeddings
 from launcher.train.precision import cast
-from launcher.train.sharding import shared_with_root
+from launcher.train.sharding import check_dimensions, shared_with_root
 from launcher.train.task import Task
 
 
@@ -18,6 +18,7 @@ def read_shapes(task: Task, recipe: Recipe) -> ModelShapes:
     with torch.device("meta"):
         model = cast(task.model(), recipe)
     if recipe.sharding in SHARDED:
+        check_dimensions(model)
         shared_with_root(model, list(task.blocks(model)))
     wide = set(embeddings(model))
     return ModelShapes(
