@@ -13,7 +13,7 @@ from launcher.train.task import Task
 
 
 def read_shapes(task: Task, recipe: Recipe) -> ModelShapes:
-    """As `recipe.precision` stores the model. Raises SetupError for blocks that FSDP cannot shard, and
+    """As `recipe.precision` stores the model. Raises SetupError for what FSDP cannot shard, and
     whatever the task's own model() raises, such as on the meta device where it asks for a value."""
     with torch.device("meta"):
         model = cast(task.model(), recipe)

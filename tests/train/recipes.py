@@ -37,8 +37,8 @@ PLAIN = {
     "grad_sync": "each",
 }
 
-# The largest relative difference of a loss within 20 steps: three to five times what each costs on a CPU
-# (benchmarks/results/recipes.json), for fp32, where that is one rounding, more. float8 is not measured yet.
+# The largest relative difference of a loss within 20 steps: three to five times the worst that was measured
+# on a CPU (benchmarks/results/recipes.json), more for fp32, where that is one rounding; float8 is unmeasured.
 PRECISION = {"fp32": 2e-6, "bf16-mixed": 6e-4, "fp16-mixed": 2e-4, "bf16": 3e-3, "float8": 2e-2}
 OPTIMIZER = {
     "adamw": 0.0,
