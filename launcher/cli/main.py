@@ -8,7 +8,7 @@ import sys
 import typer
 
 from launcher import __version__
-from launcher.cli import clusters, export, job, logs, plan, render, runs, snapshot, submit
+from launcher.cli import clusters, export, job, logs, plan, render, resume, runs, snapshot, submit
 from launcher.cli.output import EXIT_NOT_FOUND, EXIT_REFUSED, fail
 
 app = typer.Typer(
@@ -47,7 +47,7 @@ app.command(rich_help_panel=WATCH)(logs.logs)
 app.command(rich_help_panel=WATCH)(logs.why)
 app.command(rich_help_panel=WATCH)(snapshot.snapshot)
 app.command(rich_help_panel=WATCH)(runs.cancel)
-app.command(rich_help_panel=WATCH)(runs.resume)
+app.command(rich_help_panel=WATCH)(resume.resume)
 app.command(rich_help_panel=WATCH)(runs.clean)
 app.command(rich_help_panel=FILES)(export.export)
 app.add_typer(job.app, name="job", rich_help_panel=FILES)

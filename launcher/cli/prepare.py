@@ -31,18 +31,22 @@ def prepared(
     """
     job = load_job(job_file, sets)
     cluster = with_detected_gpus(named_cluster(cluster_name))
-    plan = make_plan(job, cluster)
-    scheduler = scheduler_for(cluster.scheduler)
-    if plan.layout.nodes > 1 and not scheduler.capabilities.multi_node:
-        raise SchedulerError(f"{cluster.name} is one machine; several nodes need another cluster")
     root = Path(cluster.paths.runs).expanduser() if cluster.paths.runs else default_root()
     request = Request(
         job=job,
         job_file=job_file,
         cluster=cluster,
-        plan=plan,
+        plan=make_plan(job, cluster),
         run_id=run_dir.name if run_dir is not None else new_run_id(job.name),
         runs_root=run_dir.parent if run_dir is not None else root,
         project_dir=Path.cwd(),
     )
+    return prepare(request)
+
+
+def prepare(request: Request) -> tuple[Scheduler, Prepared]:
+    """Raises RenderError, SchedulerError."""
+    cluster, scheduler = request.cluster, scheduler_for(request.cluster.scheduler)
+    if request.plan.layout.nodes > 1 and not scheduler.capabilities.multi_node:
+        raise SchedulerError(f"{cluster.name} is one machine; several nodes need another cluster")
     return scheduler, scheduler.prepare(request)

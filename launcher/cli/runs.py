@@ -1,4 +1,4 @@
-"""`launcher list | status | cancel | resume | clean`."""
+"""`launcher list | status | cancel | clean`."""
 
 from __future__ import annotations
 
@@ -66,35 +66,6 @@ def cancel(run: RunName = None, json: AsJson = False) -> None:
             f"{found.id}: asked to write a checkpoint and stop; "
             f"`launcher status {found.id}` shows when it has"
         )
-
-
-def resume(
-    run: RunName = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="stream the logs until the run ends")
-    ] = False,
-    json: AsJson = False,
-) -> None:
-    """Go on from the last checkpoint, with the recipe of the last attempt."""
-    from launcher.cli.follow import follow_run
-    from launcher.cli.output import fail, print_json
-    from launcher.runs.find import find_run
-    from launcher.runs.time import now
-    from launcher.schedulers.local import LocalScheduler, handle_of
-
-    if json and follow:
-        fail("give --json or --follow, not both")
-    found = find_run(run)
-    scheduler, handle = LocalScheduler(), handle_of(found)
-    before, since = scheduler.status(handle), now()
-    scheduler.resume(handle)
-    if json:
-        print_json({"run_id": found.id, "handle": handle, "from_step": before.checkpoint_step})
-        return
-    start = "the start" if before.checkpoint_step is None else f"step {before.checkpoint_step}"
-    print(f"{found.id} goes on from {start}")
-    if follow:
-        raise SystemExit(follow_run(scheduler, handle, found, since))
 
 
 def clean(

@@ -64,7 +64,7 @@ def runs_in(root: Path | None = None) -> list[RunDir]:
 def _written(run: RunDir) -> int:
     """When run.json was written, in ns; 0 when the run was deleted meanwhile."""
     try:
-        return run.run.stat().st_mtime_ns
+        return run.submitted.stat().st_mtime_ns
     except OSError:
         return 0
 

@@ -82,16 +82,41 @@ class RunDir:
         return self.path.name
 
     @property
-    def run(self) -> Path:
+    def submitted(self) -> Path:
+        """run.json as it was submitted: written once."""
         return self.path / "run.json"
 
     @property
+    def run(self) -> Path:
+        return self._in_force / "run.json"
+
+    @property
     def plan(self) -> Path:
-        return self.path / "plan.json"
+        return self._in_force / "plan.json"
 
     @property
     def scripts(self) -> Path:
-        return self.path / "scripts"
+        return self._in_force / "scripts"
+
+    def plan_from(self, attempt: int) -> Path:
+        """`plans/003/`: run.json, plan.json and scripts/ that are in force from attempt 3 on, where a run
+        was resumed with another job. It appears whole, by a rename."""
+        return self.path / "plans" / f"{attempt:03d}"
+
+    @property
+    def planned_at(self) -> int:
+        """The first attempt of the plan in force."""
+        return max(self._plans(), default=0)
+
+    @property
+    def _in_force(self) -> Path:
+        plans = self._plans()
+        return self.plan_from(max(plans)) if plans else self.path
+
+    def _plans(self) -> list[int]:
+        folder = self.path / "plans"
+        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+        return [int(name) for name in names if name.isdigit()]
 
     @property
     def events(self) -> Path:
@@ -139,7 +164,7 @@ class RunDir:
         return [AttemptDir(folder / name) for name in names]
 
     def read_about(self) -> dict[str, Any]:
-        """run.json."""
+        """run.json of the job in force."""
         return read_record(self.run)
 
     def read_recipe(self, attempt: AttemptDir) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,24 +92,30 @@ class LocalScheduler:
         self._start(run, prepared.command)
         return handle
 
-    def resume(self, handle: str) -> None:
-        """Start another supervisor on the same run; it goes on from the last checkpoint."""
+    def resume(self, handle: str, again: Prepared | None = None) -> None:
+        """Start another supervisor on the same run; it goes on from the last checkpoint.
+
+        With `again`, the run as it was planned again, that is in force from the next attempt on; what was
+        before stays where it is. Raises SchedulerError; then the run is as it was.
+        """
         run = self._run(handle)
         if supervisor_alive(run):
             raise SchedulerError(f"{run.id} is still running")
         if self.status(handle).state == "succeeded":
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
-        cluster: dict[str, Any] = run.read_about().get("cluster", {})
+        about = again.about if again is not None else run.read_about()
+        cluster: dict[str, Any] = about.get("cluster", {})
         if cluster.get("scheduler") != "local":
             raise SchedulerError(
                 f"{run.id} was rendered for {cluster.get('name')} ({cluster.get('scheduler')}): start its "
                 f"scripts there again, they go on from the last checkpoint"
             )
         self._end_orphans(run)
-        run.cancel.unlink(missing_ok=True)
-        run.event("resubmitted", handle=handle)
         python = cluster.get("paths", {}).get("python") or sys.executable
-        self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
+        with self._in_force(run, again):
+            run.cancel.unlink(missing_ok=True)
+            run.event("resubmitted", handle=handle)
+            self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
 
     def status(self, handle: str) -> Status:
         """The true state: what the supervisor wrote last, or `lost` when it is gone without a word."""
@@ -162,6 +168,25 @@ class LocalScheduler:
         """Every local run below the known roots, the newest first."""
         return statuses(runs_in())
 
+    @contextlib.contextmanager
+    def _in_force(self, run: RunDir, again: Prepared | None) -> Iterator[None]:
+        """Put another plan in force; where the run could not be started with it, take it back."""
+        if again is None:
+            yield
+            return
+        try:
+            folder = write_plan(run, again)
+        except OSError as error:
+            raise SchedulerError(f"cannot write {run.path}: {error.strerror}") from None
+        try:
+            run.event("replanned", changed=again.about["changed"], set=again.about["set"])
+            yield
+        except (SchedulerError, OSError):
+            shutil.rmtree(folder)
+            with contextlib.suppress(OSError):
+                run.event("withdrawn")
+            raise
+
     def _run(self, handle: str) -> RunDir:
         return open_run(Path(handle.removeprefix(PREFIX)))
 
@@ -187,7 +212,7 @@ class LocalScheduler:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
+                raise _not_started(run, before, f"cannot start {command[0]}: {error.strerror}") from None
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and process.poll() is None:
             if supervisor_alive(run):
@@ -195,11 +220,17 @@ class LocalScheduler:
             time.sleep(0.02)
         if process.poll() is not None and run.read_state().get("state") != "submitted":
             return  # the whole run was shorter than our look at it
+        process.kill()  # one that comes up after all would not know that nobody believes in it
         said = self.logs(handle_of(run), start).decode(errors="replace").strip()
         reason = f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}"
-        state = "failed" if before.get("state") == "submitted" else before.get("state")
-        replace_json(run.state, {**before, "state": state, "reason": reason})
-        raise SchedulerError(reason)
+        raise _not_started(run, before, reason)
+
+
+def _not_started(run: RunDir, before: dict[str, Any], reason: str) -> SchedulerError:
+    """Gives the run its state of before, with the reason; a new run has failed."""
+    state = "failed" if before.get("state") == "submitted" else before.get("state")
+    replace_json(run.state, {**before, "state": state, "reason": reason})
+    return SchedulerError(reason)
 
 
 def _environment() -> dict[str, str]:
@@ -213,18 +244,39 @@ def write_run(prepared: Prepared) -> RunDir:
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = RunDir(final.with_name(f".{final.name}.partial"))
     try:
-        partial.scripts.mkdir(parents=True)
+        _write_plan(partial.path, prepared)
         partial.checkpoints.mkdir()
-        replace_json(partial.run, prepared.about)
-        replace_json(partial.plan, prepared.request.plan.model_dump(mode="json"))
         replace_json(partial.state, {"state": "submitted", "time": prepared.about["created"]})
-        for file in prepared.files:
-            replace_text(partial.scripts / file.path, file.text, file.mode)
         partial.path.rename(final)
     except BaseException:
         shutil.rmtree(partial.path, ignore_errors=True)
         raise
     return RunDir(final)
+
+
+def write_plan(run: RunDir, prepared: Prepared) -> Path:
+    """Put another plan in force from the next attempt on, whole or not at all. Raises OSError."""
+    attempts = run.attempts()
+    final = run.plan_from(attempts[-1].number + 1 if attempts else 0)
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        _write_plan(partial, prepared)
+        shutil.rmtree(final, ignore_errors=True)  # of a supervisor that came to no attempt
+        partial.rename(final)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def _write_plan(folder: Path, prepared: Prepared) -> None:
+    within = RunDir(folder)
+    within.scripts.mkdir(parents=True)
+    replace_json(within.run, prepared.about)
+    replace_json(within.plan, prepared.request.plan.model_dump(mode="json"))
+    for file in prepared.files:
+        replace_text(within.scripts / file.path, file.text, file.mode)
 
 
 def with_detected_gpus(cluster: Cluster) -> Cluster:

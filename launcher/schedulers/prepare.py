@@ -20,7 +20,7 @@ from launcher.schedulers.base import Request
 
 def new_run_id(name: str) -> str:
     """`gpt-demo-20261121-085401-3fa2`: readable, sorts by time, unique without a server."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
+    slug = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-_")[:40] or "run"
     return f"{slug}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
@@ -32,6 +32,7 @@ def about(request: Request) -> dict[str, Any]:
         "job": request.job.model_dump(mode="json", by_alias=True),
         "job_file": str(request.job_file.resolve()),
         "workdir": str(request.workdir),
+        "project_dir": str(request.project_dir),
         "cluster": request.cluster.model_dump(mode="json", by_alias=True),
         "nodes": request.plan.layout.nodes,
         "gpus_per_node": request.plan.layout.gpus_per_node,

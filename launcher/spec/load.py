@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,17 @@ def load_job(file: Path, overrides: Sequence[str] = ()) -> Job:
 def load_cluster(file: Path) -> Cluster:
     """Read a cluster profile. Raises SpecError, OSError."""
     return validate(Cluster, read(file))
+
+
+def from_record(model: type[Model], data: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Model:
+    """A value as a run keeps it, with overrides as `load_job` takes them. `name` stands in errors.
+
+    Raises SpecError.
+    """
+    document = Document(copy.deepcopy(data), name)
+    for override in overrides:
+        _override(document, override)
+    return validate(model, document)
 
 
 def read(file: Path, overrides: Sequence[str] = ()) -> Document:

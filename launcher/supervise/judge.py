@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +38,8 @@ class Evidence:
     stop_reason: str | None = None
     "Why the supervisor was asked to stop: a key of _STOP_CLASS."
     lost_nodes: tuple[int, ...] = ()
-    ranks_started: bool = False
-    "Some rank has a log file."
+    started: Mapping[int, int] = field(default_factory=dict)
+    "Ranks that have a log file, each with its node."
     disk_full: bool = False
     "The run directory's file system has less than a MiB left."
     host_oom_kills: int = 0
@@ -51,6 +52,12 @@ def read_records(attempt: AttemptDir, folder: str) -> tuple[dict[str, Any], ...]
     files = sorted((attempt.path / folder).glob("rank-*.json"))
     records = [record for file in files if isinstance(record := read_json(file), dict)]
     return tuple(sorted(records, key=lambda record: float(record.get("time", 0))))
+
+
+def started_ranks(attempt: AttemptDir) -> dict[int, int]:
+    """Ranks that have a log file, each with its node. A worker makes one before it starts its rank."""
+    files = attempt.logs.glob("node-*/rank-*.out")
+    return {int(file.stem.partition("-")[2]): int(file.parent.name.partition("-")[2]) for file in files}
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -67,7 +74,9 @@ def judge(evidence: Evidence) -> Verdict:
             failure="node-failed", reason=f"node {nodes} gave no sign of life",
             node=evidence.lost_nodes[0], confidence="likely",
         )  # fmt: skip
-    return _from_errors(evidence) or _from_exits(evidence) or _from_torchrun(evidence)
+    return (
+        _from_errors(evidence) or _from_silence(evidence) or _from_exits(evidence) or _from_torchrun(evidence)
+    )
 
 
 def _stopped(evidence: Evidence, clean: bool) -> Verdict:
@@ -84,8 +93,7 @@ def _stopped(evidence: Evidence, clean: bool) -> Verdict:
 def _from_errors(evidence: Evidence) -> Verdict | None:
     """A rank said why. The first root cause in time; a consequence only if there is nothing else."""
     roots = [e for e in evidence.errors if e.get("failure") not in _CONSEQUENCES]
-    killed = _killed_first(evidence)
-    if not roots and killed is not None:
+    if not roots and (_silent(evidence) or _killed_first(evidence) is not None):
         return None  # somebody died without a word, and the others noticed
     for error in roots or evidence.errors:
         rank = int(error["rank"])
@@ -155,6 +163,39 @@ def _killed_first(evidence: Evidence) -> dict[str, Any] | None:
     return None
 
 
+def _silent(evidence: Evidence) -> list[int]:
+    """Ranks that started and left no record of their end, while another one did.
+
+    The worker that watches a rank records its end even when it is asked to end itself: only a SIGKILL takes
+    it so fast. Where torchrun was killed, ours may come first, and on a full disk nothing can be recorded.
+    """
+    recorded = {record["rank"] for record in evidence.exits}
+    if evidence.disk_full or (not recorded and evidence.ranks > 1):
+        return []
+    return [
+        rank
+        for rank, node in sorted(evidence.started.items())
+        if rank not in recorded and evidence.exit_codes.get(node, 0) > 0
+    ]
+
+
+def _from_silence(evidence: Evidence) -> Verdict | None:
+    """Nobody knows when a silent rank ended, but nothing that happens to another one makes it silent."""
+    for rank in _silent(evidence)[:1]:
+        failure, reason, confidence, extra = _class_of_kill(
+            evidence, f"rank {rank}, with the worker that watches it,"
+        )
+        return Verdict(
+            failure=failure,
+            reason=reason,
+            rank=rank,
+            node=evidence.started[rank],
+            evidence=(f"no exits/rank-{rank:03d}.json", *extra),
+            confidence=confidence,
+        )
+    return None
+
+
 def _from_exits(evidence: Evidence) -> Verdict | None:
     torchrun_killed = any(code < 0 for code in evidence.exit_codes.values())
     if torchrun_killed and all(record.get("stopping") for record in _failed_exits(evidence)):
@@ -181,10 +222,7 @@ def _class_of_exit(
     evidence: Evidence, rank: int, code: int, lines: tuple[str, ...]
 ) -> tuple[FailureClass, str, Confidence, tuple[str, ...]]:
     if code == -signal.SIGKILL:
-        if evidence.host_oom_kills:
-            reason = f"rank {rank} was ended by the kernel because host memory ran out"
-            return "host-oom", reason, "likely", (f"oom_kill +{evidence.host_oom_kills}",)
-        return "unknown", f"rank {rank} was killed (SIGKILL) by somebody outside the run", "likely", ()
+        return _class_of_kill(evidence, f"rank {rank}")
     by_text = class_of_end(lines)
     if by_text is not None:
         failure, line = by_text
@@ -196,6 +234,13 @@ def _class_of_exit(
     if code in (126, 127):
         return "user-error", f"rank {rank} could not start its command", "certain", ()
     return "user-error", f"rank {rank} ended with exit code {code}", "likely", ()
+
+
+def _class_of_kill(evidence: Evidence, who: str) -> tuple[FailureClass, str, Confidence, tuple[str, ...]]:
+    if evidence.host_oom_kills:
+        reason = f"{who} was ended by the kernel because host memory ran out"
+        return "host-oom", reason, "likely", (f"oom_kill +{evidence.host_oom_kills}",)
+    return "unknown", f"{who} was killed (SIGKILL) by somebody outside the run", "likely", ()
 
 
 def _signal_name(number: int) -> str:
@@ -226,7 +271,7 @@ def _from_torchrun(evidence: Evidence) -> Verdict:
     if evidence.disk_full:
         reason = f"{DISK_FULL}: the ranks could not say why they ended"
         return Verdict(failure="user-error", reason=reason, confidence="likely", **common)
-    if code == 0 or evidence.ranks_started:
+    if code == 0 or evidence.started:
         reason = "the ranks ended without a word"
         return Verdict(failure="unknown", reason=reason, confidence="likely", **common)
     reason, exception = "the ranks could not be started", exception_of(lines)

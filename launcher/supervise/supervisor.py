@@ -22,7 +22,7 @@ from launcher.spec.verdict import EXIT_CODES, Verdict
 from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start, torchrun_tail
 from launcher.supervise.host import disk_full, oom_kills
 from launcher.supervise.journal import Journal
-from launcher.supervise.judge import Evidence, judge, read_records, stopped_between_attempts
+from launcher.supervise.judge import Evidence, judge, read_records, started_ranks, stopped_between_attempts
 from launcher.supervise.nodes import Nodes
 from launcher.supervise.policy import POLICIES, Decision, decide, spent_budgets
 
@@ -122,7 +122,7 @@ class Supervisor:
             exits=read_records(attempt, "exits"),
             stop_reason=self._stop_reason,
             lost_nodes=lost,
-            ranks_started=any(attempt.logs.glob("node-*/rank-*")),
+            started=started_ranks(attempt),
             disk_full=disk_full(self.run.path),
             host_oom_kills=oom_kills() - kills + sum(r["oom_kills"] for n, r in reports.items() if n),
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
@@ -218,10 +218,10 @@ class Supervisor:
                 self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": "resumed"})
 
     def _first_recipe(self) -> Recipe:
-        """The plan's, or what an earlier supervisor of this run had stepped down to."""
+        """The plan's, or what an earlier supervisor with the same plan had stepped down to."""
         for attempt in reversed(self.run.attempts()):
             earlier = read_json(attempt.recipe)
-            if earlier is not None:
+            if earlier is not None and attempt.number >= self.run.planned_at:
                 return Recipe.model_validate(earlier)
         return self.plan.recipe
 

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from launcher.logs.mask import masked_text
 from launcher.runs.files import replace_json
 from launcher.spec.verdict import EXIT_OOM, FailureClass
-from launcher.train.checkpoints.folder import NotSavedError
+from launcher.train.checkpoints.folder import NotSavedError, OtherShardsError
 from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.task import TaskError
 from launcher.train.where import Where
 
-USERS_OWN = (TaskError, SetupError, NotSavedError, FloatingPointError)
+USERS_OWN = (TaskError, SetupError, NotSavedError, OtherShardsError, FloatingPointError)
 "Raised with a message that is meant for the author of the job."
 
 # PyTorch raises OutOfMemoryError for its own allocator only; libraries allocate beside it.

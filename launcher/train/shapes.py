@@ -8,16 +8,17 @@ from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.optimizers.table import embeddings
 from launcher.train.precision import cast
-from launcher.train.sharding import shared_with_root
+from launcher.train.sharding import check_dimensions, shared_with_root
 from launcher.train.task import Task
 
 
 def read_shapes(task: Task, recipe: Recipe) -> ModelShapes:
-    """As `recipe.precision` stores the model. Raises SetupError for blocks that FSDP cannot shard, and
+    """As `recipe.precision` stores the model. Raises SetupError for what FSDP cannot shard, and
     whatever the task's own model() raises, such as on the meta device where it asks for a value."""
     with torch.device("meta"):
         model = cast(task.model(), recipe)
     if recipe.sharding in SHARDED:
+        check_dimensions(model)
         shared_with_root(model, list(task.blocks(model)))
     wide = set(embeddings(model))
     return ModelShapes(

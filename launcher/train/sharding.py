@@ -74,6 +74,7 @@ def _buffers_to(device: torch.device, model: nn.Module) -> None:
 
 def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank, mesh: DeviceMesh) -> nn.Module:
     """`fully_shard` moves what it shards to the device: a GPU never holds the whole model."""
+    check_dimensions(model)
     offload, shared = offload_policy(rank), shared_with_root(model, blocks)
     keep = rank.recipe.sharding == "fsdp-keep"
     # The innermost first: a unit takes the parameters that no unit below it has.
@@ -95,6 +96,16 @@ def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank, mesh: DeviceMes
         offload_policy=offload,
     )
     return model
+
+
+def check_dimensions(model: nn.Module) -> None:
+    """FSDP cuts each parameter by its first dimension. Raises SetupError for one that has none."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise SetupError(
+                f"{name} is a parameter without dimensions, which FSDP cannot shard: give it one element, "
+                "torch.nn.Parameter(torch.zeros(1)), which computes the same; sharding: ddp runs as it is"
+            )
 
 
 def shared_with_root(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Parameter]:

@@ -66,28 +66,32 @@ def test_memory_running_out_costs_an_attempt_and_no_optimizer_step(lab: Lab) -> 
     assert "gpu-oom" in lab.cli("why").stdout
 
 
-@pytest.mark.parametrize("victim", ["rank", "torchrun"])
+@pytest.mark.parametrize("victim", ["rank", "worker", "torchrun"])
 def test_a_killed_process_costs_a_restart_from_the_last_checkpoint(lab: Lab, victim: str) -> None:
     train = {"checkpoint_every": 4, "lr": 1e-3, "workers": 2}
     run = lab.submit(str(job(lab, steps=60, retries={"same": 3}, train=train)))
     wait_for(lambda: events(run, "checkpoint"), "a checkpoint", 90)
-    os.kill(_pid(run, "launcher.train" if victim == "rank" else "torch.distributed.run"), signal.SIGKILL)
+    os.kill(_pid(run, victim), signal.SIGKILL)
     assert lab.wait(run)["state"] == "succeeded", lab.all_logs(run)
     first = verdicts(run)[0]
     assert first["failure"] == "unknown" and "SIGKILL" in first["reason"]
+    if victim == "worker":
+        assert (first["rank"], first["node"]) == (1, 0)
     assert [verdict["failure"] for verdict in verdicts(run)][-1] == "succeeded"
     assert events(run, "resumed"), "the second attempt went on from a checkpoint"
     assert max(final_losses(run)) in (59, 60)
 
 
-def _pid(run, word: str) -> int:
+def _pid(run, victim: str) -> int:
+    """Of a rank, of the worker that watches rank 1, or of torchrun."""
     for pid in sorted(processes_of(run.path)):
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if word.encode() in arguments and b"launcher.supervise.worker" not in arguments[:4]:
-            if word != "torch.distributed.run" and b"torch.distributed.run" in arguments:
-                continue
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        torchrun, worker = b"torch.distributed.run" in command, b"launcher.supervise.worker" in command
+        kind = "torchrun" if torchrun else "worker" if worker else "rank"
+        if b"launcher.train" in command and kind == victim and (kind != "worker" or b"RANK=1" in environ):
             return pid
-    raise AssertionError(f"no process with {word}")
+    raise AssertionError(f"no {victim} among the processes")
 
 
 def test_a_killed_supervisor_leaves_no_orphan_a_true_state_and_a_run_that_goes_on(lab: Lab) -> None:

@@ -15,6 +15,7 @@ from launcher.runs.find import RunNotFoundError, find_run, latest_checkpoint, ru
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_metrics, progress_text
 from launcher.runs.time import STAMP_LENGTH, stamp
+from launcher.schedulers.prepare import new_run_id
 
 
 @pytest.fixture
@@ -152,3 +153,17 @@ def test_a_line_of_metrics_is_told_with_what_it_has() -> None:
     line |= {"tokens_per_second": 8470.4, "mfu": 0.4123, "eval_loss": 2.75}
     assert progress_text(line) == "loss 2.5000  held-out 2.7500  8,470 tokens/s  MFU 41.2%  peak 3 GiB"
     assert progress_text({}) == ""
+
+
+def test_a_run_id_keeps_what_is_safe_in_a_path_and_a_shell_of_its_jobs_name():
+    assert new_run_id("RB_ref (2)!").startswith("rb_ref-2-2")
+    assert new_run_id("__").startswith("run-2")
+
+
+def test_the_newest_plan_is_in_force_and_a_half_written_one_is_not(tmp_path):
+    run = make(tmp_path, "replanned")
+    assert (run.run, run.planned_at) == (run.submitted, 0)
+    for name in ("002", "010", ".011.partial"):
+        (run.path / "plans" / name).mkdir(parents=True)
+    assert run.planned_at == 10
+    assert {run.run.parent, run.plan.parent, run.scripts.parent} == {run.plan_from(10)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,7 +169,7 @@ def test_the_users_own_network_is_not_ours():
 
 
 def test_a_full_disk_that_swallowed_every_record_is_named():
-    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, ranks_started=True, disk_full=True))
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, started={0: 0, 1: 0}, disk_full=True))
     assert verdict.failure == "user-error" and "No space left on device" in verdict.reason
 
 
@@ -193,5 +194,39 @@ def test_a_stop_whose_checkpoint_failed_is_still_a_stop_and_says_so():
 
 
 def test_ranks_that_started_and_left_no_record_are_not_said_to_have_never_started():
-    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, ranks_started=True))
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, started={0: 0, 1: 0}))
     assert verdict.failure == "unknown"
+
+
+def test_the_rank_whose_worker_was_killed_is_the_cause_although_only_the_others_left_a_record():
+    evidence = Evidence(
+        ranks=3,
+        exit_codes={0: 1, 1: 1},
+        started={0: 0, 1: 0, 2: 1},
+        errors=(said(0, None, 1.5), said(1, "nccl-timeout", 1.6)),
+        exits=(ended(0, 1, 1.6), ended(1, 1, 1.7)),
+    )
+    verdict = judge(evidence)
+    assert (verdict.failure, verdict.rank, verdict.node, verdict.confidence) == ("unknown", 2, 1, "likely")
+    assert "SIGKILL" in verdict.reason and verdict.evidence == ("no exits/rank-002.json",)
+    short_of_memory = judge(replace(evidence, host_oom_kills=1))
+    assert (short_of_memory.failure, short_of_memory.rank) == ("host-oom", 2)
+
+
+def test_a_rank_that_knows_its_reason_is_believed_over_one_that_left_no_record():
+    evidence = Evidence(
+        ranks=2,
+        exit_codes={0: 1},
+        started={0: 0, 1: 0},
+        errors=(said(0, "host-oom"),),
+        exits=(ended(0, EXIT_OOM),),
+    )
+    assert (judge(evidence).failure, judge(evidence).rank) == ("host-oom", 0)
+
+
+@pytest.mark.parametrize("why", [{"exit_codes": {0: -9}}, {"disk_full": True}])
+def test_a_missing_record_that_has_another_explanation_blames_nobody(why: dict[str, Any]):
+    evidence = Evidence(
+        ranks=2, exit_codes={0: 1}, started={0: 0, 1: 0}, exits=(ended(0, -15, stopping=True),)
+    )
+    assert judge(evidence).rank == 1 and judge(replace(evidence, **why)).rank != 1

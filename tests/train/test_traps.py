@@ -14,6 +14,8 @@ from torch import nn
 from launcher.runs.layout import RunDir
 from launcher.train.batch_norm import computes_in_fp32
 from launcher.train.checkpoints.export import export
+from launcher.train.rank import SetupError
+from launcher.train.sharding import check_dimensions
 from tests.train.runs import error, job, losses, prepare, recipe, start
 
 
@@ -38,6 +40,14 @@ def test_weights_that_two_blocks_share_are_refused_under_fsdp_with_what_to_do(tm
     failure = error(run.attempt(0), 0)
     assert failure["failure"] == "user-error"
     assert "layers.0.weight is shared by 2 of the units" in failure["exception"]
+
+
+def test_a_parameter_without_dimensions_is_refused_under_fsdp_with_what_to_do() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    check_dimensions(model)
+    model.register_parameter("temperature", nn.Parameter(torch.tensor(1.0)))
+    with pytest.raises(SetupError, match=r"temperature .*torch\.zeros\(1\).* sharding: ddp"):
+        check_dimensions(model)
 
 
 def test_parameters_without_part_in_the_loss_run_under_fsdp_and_under_ddp_when_asked(tmp_path: Path) -> None:

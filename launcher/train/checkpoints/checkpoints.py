@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from launcher.train.checkpoints.folder import (
     CheckpointError,
     NotSavedError,
+    OtherShardsError,
     beside,
     complete_checkpoints,
     directory,
@@ -121,7 +122,7 @@ class Checkpoints:
         path = directory(self.folder, step)
         state = self._state()
         if problem := other_shards(state["optimizer"]["state"], path, "optimizer.state"):
-            raise CheckpointError(f"{path.name} cannot be resumed from: {problem}")
+            raise OtherShardsError(f"{path.name} cannot be resumed from: {problem}")
         try:
             load(state, checkpoint_id=path)
         except CheckpointException as error:

@@ -18,6 +18,10 @@ class CheckpointError(Exception):
     """A checkpoint could not be written or read. Older ones are as they were."""
 
 
+class OtherShardsError(CheckpointError):
+    """It is whole, but what was saved cannot be cut into as many shards as there are now."""
+
+
 class NotSavedError(CheckpointError):
     """The last checkpoint of an attempt could not be written: the training since the one before is lost."""
 

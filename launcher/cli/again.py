@@ -1,0 +1,48 @@
+"""From a run and what shall change in it to a prepared submission of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.cli.prepare import named_cluster, prepare
+from launcher.planning.again import changes, plan_again
+from launcher.runs.layout import RunDir
+from launcher.schedulers.base import Prepared, Request
+from launcher.schedulers.local import with_detected_gpus
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+from launcher.spec.load import from_record
+
+
+def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -> Prepared:
+    """The job in force with `sets` applied, on its cluster or another one, planned again. Nothing is written.
+
+    Its `about` says under `changed` and `set` how it came from the one before.
+    Raises SpecError, PlanRefusedError, RenderError, SchedulerError.
+    """
+    about, events = run.read_about(), run.read_events()
+    before = about["job"]
+    if any(event.get("event") == "batch-norm" for event in events):  # the ranks have seen the model
+        before = {**before, "model": {**before["model"], "batch_norm": True}}
+    job = from_record(Job, before, f"{run.id}/run.json", sets)
+    if cluster_name is None:
+        cluster = from_record(Cluster, about["cluster"], f"{run.id}/run.json")
+    else:
+        cluster = with_detected_gpus(named_cluster(cluster_name))
+    request = Request(
+        job=job,
+        job_file=Path(about["job_file"]),
+        cluster=cluster,
+        plan=plan_again(job, cluster, events, sets),
+        run_id=run.id,
+        runs_root=run.path.parent,
+        project_dir=Path(about.get("project_dir", ".")),
+    )
+    _, ready = prepare(request)
+    changed = changes(
+        {**before, "cluster": about["cluster"]["name"]}, {**ready.about["job"], "cluster": cluster.name}
+    )
+    more = {"created": about["created"], "changed": changed, "set": list(sets)}
+    return replace(ready, about={**ready.about, **more})

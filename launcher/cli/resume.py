@@ -1,0 +1,68 @@
+"""`launcher resume`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from launcher.cli.options import AsJson, RunName, complete_clusters
+
+_MORE = "for what is left of the run; all is planned again"
+
+
+def resume(
+    run: RunName = None,
+    set_: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", "-s", metavar="A.B=C", help=f"override any field of the job {_MORE}"),
+    ] = None,
+    cluster: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--cluster", "-c", help=f"another cluster profile {_MORE}", autocompletion=complete_clusters
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="stream the logs until the run ends")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Go on from the last checkpoint, with the recipe of the last attempt or with what you change."""
+    from launcher.cli.follow import follow_run
+    from launcher.cli.output import fail, print_json
+    from launcher.runs.find import find_run
+    from launcher.runs.time import now
+    from launcher.schedulers.local import LocalScheduler, handle_of
+
+    if json and follow:
+        fail("give --json or --follow, not both")
+    found = find_run(run)
+    scheduler, handle = LocalScheduler(), handle_of(found)
+    again = None
+    if set_ or cluster:
+        from launcher.cli.again import prepared_again
+
+        again = prepared_again(found, set_ or [], cluster)
+    before, since = scheduler.status(handle), now()
+    scheduler.resume(handle, again)
+    changed = again.about["changed"] if again is not None else {}
+    if json:
+        answer = {"run_id": found.id, "handle": handle, "from_step": before.checkpoint_step}
+        print_json(answer | ({"changed": changed} if again is not None else {}))
+        return
+    if again is not None:
+        from launcher.cli.output import console
+        from launcher.planning.again import consequences
+        from launcher.report.terminal import show_plan
+
+        request = again.request
+        show_plan(console(), request.job, request.cluster, request.plan, again.warnings)
+        for name, (old, new) in changed.items():
+            print(f"{name}: {old} -> {new}")
+        for note in consequences(changed) if request.job.task is not None else []:
+            print(f"note: {note}")
+    start = "the start" if before.checkpoint_step is None else f"step {before.checkpoint_step}"
+    print(f"{found.id} goes on from {start}")
+    if follow:
+        raise SystemExit(follow_run(scheduler, handle, found, since))
