@@ -22,6 +22,7 @@ from launcher.memory.unroll import Recorded, unroll
 from launcher.runs.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
+from launcher.train.activations import outermost
 from launcher.train.budget import Unlimited
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.rank import Rank
@@ -96,8 +97,9 @@ class Tracer:
             model = _on_cpu(new_model(self.task, recipe, on_meta=False))
             names = {module: name for name, module in model.named_modules()}
             runs, blocks = ((), {}) if whole else fold(model, self.task.blocks(model))
+            units = set(outermost(self.task.blocks(model)))
             model = arranged(model, self.task, rank, Unlimited(), mesh)
-            watch = Watch(names, blocks, runs)
+            watch = Watch(names, units, blocks, runs)
             watch.leave_out([*model.parameters(), *model.buffers()])
             try:
                 with watch.following():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -32,19 +32,20 @@ _LABELS = (
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every storage that an operator makes while it is on, with sizes in bytes.
 
-    `names`: of the modules of the whole model. `blocks`: (number of the run, number of the kept block) of
-    those whose passes are segments of their own.
+    `names`: of the modules of the whole model. `units`: its blocks. `blocks`: (number of the run, number of
+    the kept block) of those whose passes are segments of their own.
     """
 
     def __init__(
         self,
         names: Mapping[nn.Module, str],
+        units: Collection[nn.Module],
         blocks: Mapping[nn.Module, tuple[int, int]],
         runs: tuple[Run, ...],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorded = Recorded([], [], [], [], runs)
-        self._names, self._blocks = names, blocks
+        self._names, self._units, self._blocks = names, units, blocks
         self._numbers: dict[int, int | None] = {}
         "Address of a storage -> its number; None for one that is not counted."
         self._finalizers: dict[int, weakref.ref[Any]] = {}
@@ -194,7 +195,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._modules:
             self._modules.pop()
         leaf = next((t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad), None)
-        if leaf is not None and (module in self._blocks or not any(module.children())):
+        if leaf is not None and (module in self._units or not any(module.children())):
             leaf.register_hook(self._backward_of(module))  # type: ignore[no-untyped-call]
         if module in self._blocks and self._is_last(module):
             self.recorded.segments.append(Segment(self.phase))
