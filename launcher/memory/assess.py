@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from launcher.memory.allocator import replay
 from launcher.memory.estimate import Estimate
 from launcher.memory.host import host_of
 from launcher.memory.overheads import cublas_workspaces, overheads
 from launcher.memory.peaks import peaks_of
+from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks, states_of
 from launcher.memory.timeline import timeline
-from launcher.memory.trace import Trace
 from launcher.spec.cluster import Gpu
 from launcher.spec.recipe import Recipe
 
@@ -28,42 +30,70 @@ NEVER_MODELLED = (
 )
 
 
+class Surroundings(NamedTuple):
+    """What an estimate depends on besides model, recipe and ranks."""
+
+    gpu: Gpu | None = None
+    workers: int = 0
+    "DataLoader processes of each rank."
+    on_meta: bool = True
+    "The task builds its model without weights."
+    copies: bool = True
+    "Checkpoints are written from a copy on the host."
+
+
 def assess(
     model: ModelShapes,
-    trace: Trace,
+    profile: Profile,
     recipe: Recipe,
     ranks: Ranks,
-    gpu: Gpu | None,
+    around: Surroundings,
     *,
-    workers: int = 0,
-    on_meta: bool = True,
-    copies: bool = True,
     replayed: bool = False,
 ) -> Estimate:
     """`replayed`: what the allocator reserves comes from its model, which costs a fraction of a second;
-    else it is taken to be a little more than the tensors' bytes."""
-    peaks = peaks_of(model, trace, recipe, ranks)
-    states = states_of(model, recipe, ranks)
-    workspaces = cublas_workspaces(gpu.type if gpu is not None else "")
+    else it is taken to be a little more than the tensors' bytes. Without GPUs the ranks' tensors are in the
+    host's memory, and no allocator of PyTorch's keeps more."""
+    device = Ranks(ranks.world, ranks.per_node, on_gpu=True)
+    peaks = peaks_of(model, profile, recipe, device)
     allocated = max(peak.allocated for peak in peaks)
-    reserved = round((allocated + sum(workspaces)) * (1 + ROUNDING))
-    if replayed:
-        before, sizes, events = timeline(model, trace, recipe, ranks)
-        reserved = replay(
-            sizes, events, before=(*workspaces, *before), expandable=recipe.expandable_segments
-        ).reserved
     missing = _not_modelled(recipe)
+    host = host_of(
+        model, recipe, device, workers=around.workers, on_meta=around.on_meta, copies=around.copies
+    )
+    states = states_of(model, recipe, device)
+    if not ranks.on_gpu:
+        host = {"tensors of the ranks": ranks.per_node * allocated, **host}
     return Estimate(
         peaks=peaks,
-        reserved=reserved,
-        overhead=overheads(gpu, recipe, ranks),
-        host=host_of(model, recipe, ranks, workers=workers, on_meta=on_meta, copies=copies),
+        reserved=_reserved(model, profile, recipe, device, around.gpu, allocated, replayed)
+        if ranks.on_gpu
+        else allocated,
+        overhead=overheads(around.gpu, recipe, ranks),
+        host=host,
         managed=states.managed,
         nvme=states.nvme,
         band=BAND_WIDER if missing else BAND,
         basis="traced",
-        not_modelled=(*missing, *NEVER_MODELLED),
+        not_modelled=(*missing, *NEVER_MODELLED) if ranks.on_gpu else missing,
     )
+
+
+def _reserved(
+    model: ModelShapes,
+    profile: Profile,
+    recipe: Recipe,
+    ranks: Ranks,
+    gpu: Gpu | None,
+    allocated: int,
+    replayed: bool,
+) -> int:
+    workspaces = cublas_workspaces(gpu.type if gpu is not None else "")
+    if not replayed:
+        return round((allocated + sum(workspaces)) * (1 + ROUNDING))
+    before, sizes, events = timeline(model, profile.trace, recipe, ranks)
+    expandable = recipe.expandable_segments
+    return replay(sizes, events, before=(*workspaces, *before), expandable=expandable).reserved
 
 
 def _not_modelled(recipe: Recipe) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from launcher.memory.peaks import settled
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks, shard_of, state_bytes
 from launcher.memory.trace import GRADIENTS, Trace
@@ -12,11 +11,10 @@ from launcher.spec.recipe import Recipe
 def timeline(
     model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks
 ) -> tuple[list[int], list[int], list[int]]:
-    """(bytes that are there from the start, bytes of each storage, events as a Trace's).
+    """(bytes that are there from the start, bytes of each storage, events), of a profile's trace.
 
     First step, the update that makes the optimizer's states, second step, evaluation.
     """
-    trace = settled(trace, recipe)
     micro = recipe.micro_batch_size
     sizes = [storage.at(micro) for storage in trace.storages]
     if recipe.offload == "cpu":

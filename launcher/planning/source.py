@@ -34,6 +34,7 @@ class Source(Protocol):
     def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes: ...
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
-        """`recipe`: one that launcher.memory.peaks.traced_as gave, but for its micro-batch. The law for all
-        micro-batches from 2 on, or `exact`: of this one alone, for which no block stood for another one.
+        """`recipe`: one that launcher.memory.peaks.traced_as gave, but for its micro-batch: 1 asks for a
+        trace of that one alone, which often has views where others have copies; another one for the law of
+        all from 2 on. `exact`: of the very micro-batch, and no block stands for another one.
         Raises NotAffineError where there is no law."""

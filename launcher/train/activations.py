@@ -145,4 +145,4 @@ def _unpack(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool) -> t
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launcher.memory.estimate import Peak
 from launcher.memory.peaks import Like, peaks_of, traced_as
+from launcher.memory.profile import Profile
 from launcher.memory.states import Ranks
 from launcher.memory.trace import Trace, alone
 from launcher.spec.job import Job
@@ -16,7 +17,7 @@ from launcher.train.tracing.tracer import Tracer
 def predict(task: Task, job: Job, recipe: Recipe, ranks: Ranks, like: Like) -> tuple[Peak, ...]:
     """On rank 0. `ranks`: with `on_gpu`, also where the CPU stands in for the device."""
     trace = exact_trace(Tracer(task, job, like), recipe, ranks)
-    return peaks_of(read_shapes(task, recipe), trace, recipe, ranks)
+    return peaks_of(read_shapes(task, recipe), Profile(trace, recipe), recipe, ranks)
 
 
 def exact_trace(tracer: Tracer, recipe: Recipe, ranks: Ranks) -> Trace:

@@ -1,0 +1,81 @@
+"""A trace as one kind of recipe meets it, with its peaks found once for every micro-batch."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from launcher.memory.trace import BATCH, GRADIENTS, Law, Moment, Trace
+from launcher.spec.recipe import Recipe
+
+
+class Profile:
+    """Of recipes with one trace and one `kind`."""
+
+    def __init__(self, trace: Trace, recipe: Recipe) -> None:
+        self.trace = settled(trace, recipe)
+        # Reduced gradients go to the host at once with `offload: cpu`.
+        self._left_out = GRADIENTS if recipe.offload == "cpu" else None
+        self._parts: dict[int, dict[str, Law]] = {}
+
+    @staticmethod
+    def kind(recipe: Recipe) -> tuple[bool, bool]:
+        """Recipes that are alike in it, and in their trace, have one profile."""
+        return adds_to_buckets(recipe), recipe.offload == "cpu"
+
+    @cached_property
+    def highest(self) -> dict[str, tuple[Moment, ...]]:
+        return self.trace.highest(lambda storage: storage.category != self._left_out)
+
+    @cached_property
+    def batch(self) -> Law:
+        """Of one micro-batch on the device; each of the two passes has its own."""
+        batches = [storage for storage in self.trace.storages if storage.category == BATCH]
+        return Law(sum(one.fixed for one in batches) / 2, sum(one.per_sample for one in batches) / 2)
+
+    def parts(self, event: int) -> dict[str, Law]:
+        """Category -> live bytes after an event."""
+        if event not in self._parts:
+            sums: dict[str, Law] = {}
+            for number in self.trace.live_at(event):
+                fixed, per_sample, category, _ = self.trace.storages[number]
+                if category != self._left_out:
+                    before = sums.get(category, Law(0, 0))
+                    sums[category] = Law(before.fixed + fixed, before.per_sample + per_sample)
+            self._parts[event] = sums
+        return self._parts[event]
+
+    def module(self, event: int) -> str:
+        return self.trace.storages[self.trace.events[event]].module
+
+
+def adds_to_buckets(recipe: Recipe) -> bool:
+    """DDP adds a gradient to its bucket at once. With `grad_sync: last` gradients wait beside the buckets for
+    the last micro-batch."""
+    return recipe.sharding == "ddp" and not (recipe.grad_sync == "last" and recipe.grad_accum > 1)
+
+
+def settled(trace: Trace, recipe: Recipe) -> Trace:
+    """The trace of one device as DDP changes it: a gradient dies when the next storage is born."""
+    if not adds_to_buckets(recipe):
+        return trace
+    events: list[int] = []
+    starts = {start for _, start in trace.phases}
+    moved: dict[int, int] = {}
+    dying: list[int] = []
+    for index, event in enumerate(trace.events):
+        if index in starts:
+            moved[index] = len(events)
+        number = event if event >= 0 else ~event
+        gradient = trace.storages[number].category == GRADIENTS
+        if event >= 0:
+            events.append(event)
+            if dying:
+                events += [~one for one in dying]
+                dying = []
+            if gradient:
+                dying.append(event)
+        elif not gradient:
+            events.append(event)
+    events += [~one for one in dying]
+    phases = tuple((name, moved.get(start, len(events))) for name, start in trace.phases)
+    return Trace(trace.storages, tuple(events), phases, trace.work)

@@ -1,0 +1,133 @@
+"""The plan of a job whose model is known: the fastest recipe that fits, and the ladder below it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import JsonValue
+
+from launcher.planning.choice import Candidate, Choice, Room, choose
+from launcher.planning.evaluate import Evaluator
+from launcher.planning.fitting import changes_line
+from launcher.planning.ladder import Rung, ladder_of
+from launcher.planning.plan import Plan, PlanRefusedError, make_plan
+from launcher.planning.source import Source
+from launcher.planning.space import Space
+from launcher.spec.base import Value
+from launcher.spec.cluster import Cluster
+from launcher.spec.errors import Problem
+from launcher.spec.job import Job
+
+TRIES = 8
+"Recipes that the exact trace may find too large after the law said that they fit."
+
+
+class Decision(Value):
+    """A Plan, with what it was decided from."""
+
+    plan: Plan
+    parameters: int
+    "Of the model, each of tied ones once."
+    trained: int
+    "How many of them have gradients."
+    chosen: Candidate
+    room: Room
+    explained: tuple[str, ...]
+    rungs: tuple[Rung, ...] = ()
+    notes: tuple[str, ...] = ()
+    "What was assumed, and what is not modelled."
+
+
+class Decider:
+    """Of one job on one cluster."""
+
+    def __init__(self, job: Job, cluster: Cluster, source: Source) -> None:
+        about = source.about()
+        self.notes: list[str] = []
+        if about.batch_norm and not job.model.batch_norm:
+            job = job.model_copy(update={"model": job.model.model_copy(update={"batch_norm": True})})
+            self.notes.append(
+                "the model has BatchNorm: no micro-batch below 2 (write model.batch_norm: true)"
+            )
+        self.job, self.cluster, self.about = job, cluster, about
+        self.plan = make_plan(job, cluster)
+        self.layout = self.plan.layout
+        self.evaluate = Evaluator(source, job, cluster, self.layout)
+        self.notes += self.evaluate.hardware.assumed if self.evaluate.hardware is not None else ()
+        gpu = cluster.node.gpu
+        self.room = Room(
+            card=gpu.memory if gpu is not None and self.layout.gpus_per_node else None,
+            host=job.resources.memory_per_node or cluster.node.memory,
+        )
+
+    @property
+    def fixed(self) -> frozenset[str]:
+        return frozenset(name for name, value in self.job.recipe.model_dump().items() if value is not None)
+
+    def space(self, fixed: frozenset[str] | None = None) -> Space:
+        return Space(
+            base=self.plan.recipe,
+            fixed=self.fixed if fixed is None else fixed,
+            setting=self.layout.setting(self.job),
+            chunks=self.about.loss_chunks,
+        )
+
+    def choose(self, space: Space) -> Choice:
+        """With the chosen recipe confirmed."""
+        for _ in range(TRIES):
+            choice = choose(
+                space, self.evaluate, self.room, least=self.evaluate.least, speed=self.evaluate.speed
+            )
+            if choice.chosen is None:
+                return choice
+            confirmed = self.evaluate.confirm(choice.chosen.recipe)
+            if self.room.misfit(confirmed.estimate) is None:
+                return choice.model_copy(update={"chosen": confirmed})
+        return choice.model_copy(update={"chosen": None})
+
+    def decide(self, vary: Mapping[str, Sequence[JsonValue]] | None = None) -> Decision:
+        """Raises PlanRefusedError when nothing fits, with what would."""
+        if self.layout.gpus_per_node == 0:
+            # Nothing is chosen for a CPU: it has one memory, and its speed is not known.
+            return self._decision(self.evaluate.confirm(self.plan.recipe), self.plan, ())
+        space = self.space()
+        choice = self.choose(space)
+        if choice.chosen is None:
+            raise PlanRefusedError(self._refusals(choice))
+        rungs = ladder_of(choice.chosen, space, self.evaluate, self.room, vary)
+        recipe = choice.chosen.recipe
+        plan = self.plan.model_copy(
+            update={
+                "recipe": recipe,
+                "ladder": tuple(rung.recipe for rung in rungs if not rung.args),
+                "reason": choice.reason,
+            }
+        )
+        return self._decision(choice.chosen, plan, choice.explain(), rungs)
+
+    def _decision(
+        self, chosen: Candidate, plan: Plan, explained: tuple[str, ...], rungs: tuple[Rung, ...] = ()
+    ) -> Decision:
+        if misfit := self.room.misfit(chosen.estimate):
+            raise PlanRefusedError([Problem("job", "recipe", misfit)])
+        model = self.evaluate.model(chosen.recipe)
+        return Decision(
+            plan=plan,
+            parameters=model.numel,
+            trained=sum(p.numel for p in model.trained),
+            chosen=chosen,
+            room=self.room,
+            explained=explained,
+            rungs=rungs,
+            notes=tuple(self.notes),
+        )
+
+    def _refusals(self, choice: Choice) -> list[Problem]:
+        problems = [Problem("job", "recipe", choice.reason)]
+        free = self.choose(self.space(self.fixed & {"precision"}))
+        if free.chosen is not None:
+            change = changes_line(free.chosen.recipe, self.plan.recipe)
+            problems.append(Problem("job", "recipe", f"fits: {change}"))
+        else:
+            problems.append(Problem("job", "recipe", "no other recipe fits here: take more or larger GPUs"))
+        return problems

@@ -1,0 +1,152 @@
+"""What a recipe needs and how fast it is: one answer for each that the planner asks about."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+from launcher.memory.assess import Surroundings, assess
+from launcher.memory.host import host_of
+from launcher.memory.peaks import traced_as
+from launcher.memory.profile import Profile
+from launcher.memory.shapes import ModelShapes
+from launcher.memory.states import states_of
+from launcher.memory.trace import ACTIVATIONS, Law, NotAffineError, Trace
+from launcher.planning.choice import Candidate
+from launcher.planning.fitting import ranks_of
+from launcher.planning.hardware import hardware_of
+from launcher.planning.plan import Layout
+from launcher.planning.source import Args, Source
+from launcher.planning.speed import StepTime, step_time
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+
+_DECIDE_WORK = ("activations", "checkpoint_ratio", "loss_chunks", "precision")
+
+
+class _Key(NamedTuple):
+    """Of a trace: the recipe it was made of, and arguments of the task."""
+
+    recipe: Recipe
+    args: Hashable
+
+
+class Evaluator:
+    """Of one job on one layout of a cluster. Asks the source for each thing once."""
+
+    def __init__(self, source: Source, job: Job, cluster: Cluster, layout: Layout) -> None:
+        self.source, self.ranks = source, ranks_of(layout)
+        self.hardware = hardware_of(cluster, self.ranks, job.env)
+        about = source.about()
+        in_background = job.train.async_checkpoints
+        self.around = Surroundings(
+            gpu=cluster.node.gpu,
+            workers=job.train.workers,
+            on_meta=about.on_meta,
+            copies=self.ranks.on_gpu if in_background is None else in_background,
+        )
+        self._models: dict[Hashable, ModelShapes] = {}
+        self._traces: dict[_Key, Trace] = {}
+        self._works: dict[Hashable, Trace] = {}
+        self._lawless: set[_Key] = set()
+        self._profiles: dict[Hashable, Profile] = {}
+        self._speeds: dict[Recipe, float] = {}
+        self._certain: dict[Hashable, Candidate] = {}
+
+    def __call__(self, recipe: Recipe, args: Args | None = None) -> Candidate:
+        if (known := self._certain.get((recipe, _key(args)))) is not None:
+            return known
+        estimate = assess(
+            self.model(recipe, args), self._profile(recipe, args), recipe, self.ranks, self.around
+        )
+        return Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
+
+    def confirm(self, recipe: Recipe, args: Args | None = None) -> Candidate:
+        """From here on the answer for this recipe: of a trace of its very micro-batch, with every block, and
+        with what the model of the allocator reserves."""
+        asked = traced_as(recipe).model_copy(update={"micro_batch_size": recipe.micro_batch_size})
+        trace = self.source.trace(asked, self.ranks, args, exact=True)
+        profile, model = Profile(trace, recipe), self.model(recipe, args)
+        estimate = assess(model, profile, recipe, self.ranks, self.around, replayed=True)
+        candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
+        self._certain[recipe, _key(args)] = candidate
+        return candidate
+
+    def least(self, recipe: Recipe) -> tuple[int, int]:
+        """(bytes on a GPU, bytes of a node's host memory) of the states alone."""
+        model, around = self.model(recipe), self.around
+        on_host = host_of(
+            model, recipe, self.ranks, workers=around.workers, on_meta=around.on_meta, copies=around.copies
+        )
+        return states_of(model, recipe, self.ranks).gpu.total, sum(on_host.values())
+
+    def speed(self, recipe: Recipe) -> float:
+        """Samples per second, whether it fits or not; 0 where nothing is known of the hardware."""
+        if recipe not in self._speeds:
+            time = self.time(recipe)
+            self._speeds[recipe] = 0.0 if time is None else time.samples_per_second
+        return self._speeds[recipe]
+
+    def time(self, recipe: Recipe, args: Args | None = None) -> StepTime | None:
+        if self.hardware is None:
+            return None
+        trace = self._law_of_work(recipe, args)
+        moved = 0.0
+        if recipe.activations == "offload":
+            kept = self._trace(recipe.model_copy(update={"activations": "keep"}), args)
+            moved = _activations(kept).at(recipe.micro_batch_size)
+        return step_time(
+            recipe, trace.work, self.model(recipe, args), self.ranks, self.hardware, offloaded=moved
+        )
+
+    def model(self, recipe: Recipe, args: Args | None = None) -> ModelShapes:
+        key = (recipe.precision, _key(args))
+        if key not in self._models:
+            self._models[key] = self.source.shapes(recipe.precision, args)
+        return self._models[key]
+
+    def _profile(self, recipe: Recipe, args: Args | None) -> Profile:
+        key = (self._traced(recipe, args), Profile.kind(recipe))
+        if key not in self._profiles:
+            self._profiles[key] = Profile(self._trace(recipe, args), recipe)
+        return self._profiles[key]
+
+    def _law_of_work(self, recipe: Recipe, args: Args | None) -> Trace:
+        """Its FLOPs and traffic. They are a rank's own, so any sharding's trace tells them."""
+        wanted = traced_as(recipe)
+        work = (_key(args), *(getattr(wanted, name) for name in _DECIDE_WORK))
+        if work not in self._works:
+            self._works[work] = self._trace(recipe.model_copy(update={"micro_batch_size": 2}), args)
+        return self._works[work]
+
+    def _trace(self, recipe: Recipe, args: Args | None) -> Trace:
+        key = self._traced(recipe, args)
+        if key not in self._traces:
+            try:
+                self._traces[key] = self.source.trace(
+                    key.recipe, self.ranks, args, exact=key in self._lawless
+                )
+            except NotAffineError:
+                self._lawless.add(key)
+                return self._trace(recipe, args)
+        return self._traces[key]
+
+    def _traced(self, recipe: Recipe, args: Args | None) -> _Key:
+        micro = recipe.micro_batch_size
+        law = _Key(traced_as(recipe).model_copy(update={"micro_batch_size": min(micro, 2)}), _key(args))
+        if law not in self._lawless:
+            return law
+        alone = _Key(law.recipe.model_copy(update={"micro_batch_size": micro}), law.args)
+        self._lawless.add(alone)
+        return alone
+
+
+def _activations(trace: Trace) -> Law:
+    """Of one micro-batch, all that waits for the backward pass; the trace has two."""
+    kept = [storage for storage in trace.storages if storage.category == ACTIVATIONS]
+    return Law(sum(one.fixed for one in kept) / 2, sum(one.per_sample for one in kept) / 2)
+
+
+def _key(args: Mapping[str, Any] | None) -> Hashable:
+    return repr(sorted((args or {}).items()))
