@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
-from launcher.planning.choice import Candidate, Choice, Room, choose
+from launcher.planning.choice import Candidate, Choice, Room, choose, memory_line
 from launcher.planning.evaluate import Evaluator
-from launcher.planning.fitting import changes_line
 from launcher.planning.ladder import Rung, ladder_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
@@ -17,6 +16,7 @@ from launcher.spec.base import Value
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem
 from launcher.spec.job import Job
+from launcher.spec.rules import changes_line
 
 TRIES = 8
 "Recipes that the exact trace may find too large after the law said that they fit."
@@ -82,19 +82,26 @@ class Decider:
                 return choice
             confirmed = self.evaluate.confirm(choice.chosen.recipe)
             if self.room.misfit(confirmed.estimate) is None:
-                return choice.model_copy(update={"chosen": confirmed})
+                before, now = memory_line(choice.chosen.estimate), memory_line(confirmed.estimate)
+                reason = choice.reason.replace(before, now)
+                return choice.model_copy(update={"chosen": confirmed, "reason": reason})
         return choice.model_copy(update={"chosen": None})
+
+    def best(self) -> Choice:
+        """Of what the job leaves open; on a CPU its recipe as it stands, whether it fits or not: it has one
+        memory, and its speed is not known."""
+        if self.layout.gpus_per_node:
+            return self.choose(self.space())
+        return Choice(chosen=self.evaluate.confirm(self.plan.recipe), reason=self.plan.reason, losers=())
 
     def decide(self, vary: Mapping[str, Sequence[JsonValue]] | None = None) -> Decision:
         """Raises PlanRefusedError when nothing fits, with what would."""
         if self.layout.gpus_per_node == 0:
-            # Nothing is chosen for a CPU: it has one memory, and its speed is not known.
             return self._decision(self.evaluate.confirm(self.plan.recipe), self.plan, ())
-        space = self.space()
-        choice = self.choose(space)
+        choice = self.best()
         if choice.chosen is None:
             raise PlanRefusedError(self._refusals(choice))
-        rungs = ladder_of(choice.chosen, space, self.evaluate, self.room, vary)
+        rungs = ladder_of(choice.chosen, self.space(), self.evaluate, self.room, vary)
         recipe = choice.chosen.recipe
         plan = self.plan.model_copy(
             update={

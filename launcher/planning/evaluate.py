@@ -13,9 +13,8 @@ from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import states_of
 from launcher.memory.trace import ACTIVATIONS, Law, NotAffineError, Trace
 from launcher.planning.choice import Candidate
-from launcher.planning.fitting import ranks_of
 from launcher.planning.hardware import hardware_of
-from launcher.planning.plan import Layout
+from launcher.planning.plan import Layout, ranks_of
 from launcher.planning.source import Args, Source
 from launcher.planning.speed import StepTime, step_time
 from launcher.spec.cluster import Cluster
