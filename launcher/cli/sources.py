@@ -100,7 +100,10 @@ class UsersCode:
             os.chdir(before)
 
     def _told(self, error: Exception) -> str:
-        frames = traceback.extract_tb(error.__traceback__)
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        frames = traceback.extract_tb(root.__traceback__)
         users = (one for one in reversed(frames) if one.filename.startswith(str(self.workdir)))
         last = next(users, frames[-1])
         message = str(error).strip().split("\n")[0]

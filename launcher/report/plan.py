@@ -47,7 +47,7 @@ def show_page(console: Console, page: Page) -> None:
         if time := time_rows(page):
             _section(console, "predicted time of a step", grid(time))
         if rungs := ladder_rows(decision):
-            _section(console, "if memory runs out, in this order", _table(LADDER, rungs))
+            _section(console, "if memory runs out, each against the one above", _table(LADDER, rungs))
         if page.explain:
             _lines(console, "why", decision.explained)
     for one in page.comparisons:

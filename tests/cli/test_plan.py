@@ -51,9 +51,15 @@ class Asks(Stack):
         return nn.Linear(2, int(torch.ones(()).item()))
 
 
-class Wholes(Stack):
+class Real(Task):
+    def model(self):
+        return nn.Linear(8, 8)
+
     def data(self, split):
-        return [torch.zeros(512, 8)] * 8
+        return [torch.zeros(8)] * 8
+
+    def loss(self, model, batch):
+        return model(batch).float().square().sum(), batch.numel()
 """
 PARAMETERS = 64 * 2048 + 6 * (2 * 4 * 2048**2 + 5 * 2048) + 2048 * 64 + 64
 CLUSTER = """
@@ -72,14 +78,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     del lab.environ["COLUMNS"]
     lab.script(TASK, "stack.py")
     job: dict[str, Any] = {"task": "stack:Stack", "steps": 10, "batch": {"global": 16}}
-    fixed = {"sharding": "fsdp", "activations": "keep"}
+    fixed = {"sharding": "fsdp", "activations": "keep", "grad_sync": "each"}
     lab.job(**job, resources={}, recipe=fixed)
     lab.job("cpu.yaml", **job)
     for name, count, memory, price in (
         ("two", 2, "23.6GiB", 0.27),
         ("one", 1, "23.6GiB", 0.1),
-        ("small", 2, "2.9GiB", 0.1),
-        ("tiny", 1, "1GiB", 0.1),
+        ("small", 2, "3.4GiB", 0.1),
+        ("tiny", 1, "1.6GiB", 0.1),
     ):
         text = CLUSTER.format(name=name, count=count, memory=memory, price=price)
         (lab.folder / f"{name}.yaml").write_text(text)
@@ -132,7 +138,7 @@ def test_the_page_in_a_terminal_is_80_characters_wide_and_says_that_nothing_was_
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and max(map(len, lines)) <= 80
     bars = [line for line in lines if re.match(r"steady state +(forward|backward|optimizer) ", line)]
-    assert len(bars) == 3 and all("PPP" in line and "OOO" in line and "..." in line for line in bars)
+    assert len(bars) == 3 and all(re.search(r" P+O+\w*x+\.+ ", line) for line in bars)
     text = " ".join(done.stdout.split())
     assert f"{PARAMETERS:,} parameters" in text and "the card has 23.6 GiB" in text
     assert "CHANGE NEEDED SAVED SPEED LOST" in text and "not modelled" in text
@@ -194,7 +200,7 @@ def test_one_sample_more_than_the_largest_micro_batch_does_not_fit(lab: Lab) -> 
 
 
 def test_the_fewest_gpus_are_those_on_which_it_fits(lab: Lab) -> None:
-    """The states of 16 bytes a parameter are 3 GiB, a card has 2.9."""
+    """The states of 16 bytes a parameter are 3 GiB, a card has 3.4 with the CUDA context."""
     fixed = ("--set", "recipe.offload=none", "--set", "recipe.optimizer=adamw", "--min-gpus")
     asked = question(lab, "-c", "small.yaml", *fixed)
     alone, both = asked["answers"]
@@ -213,19 +219,19 @@ def test_tokens_cost_what_the_profile_says_and_the_cheapest_cluster_comes_first(
 
 def test_the_largest_of_a_family_is_the_last_that_fits(lab: Lab) -> None:
     fixed = ("--set", "recipe.offload=none", "--set", "recipe.optimizer=adamw", "-c", "two.yaml")
-    asked = question(lab, *fixed, "--largest", "depth=6,60,600,6000")
+    asked = question(lab, *fixed, "--largest", "depth=6,12,600,6000")
     assert [one["fits"] for one in asked["answers"]] == [True, True, False]
-    assert asked["conclusion"] == "the largest that fits: depth=60"
+    assert asked["conclusion"] == "the largest that fits: depth=12"
 
 
 def test_what_does_not_fit_is_refused_with_what_would(lab: Lab) -> None:
     fixed = ("--set", "recipe.offload=none", "--set", "recipe.optimizer=adamw")
-    done = plan(lab, "-c", "small.yaml", *fixed, "--set", "resources.gpus_per_node=1", "--html", "no.html")
+    done = plan(lab, "-c", "tiny.yaml", *fixed)
     assert done.returncode == 4 and not done.stdout
     assert "nothing fits" in done.stderr and re.search(r"fits: .*(offload|optimizer): ", done.stderr)
-    assert "nothing fits" in (lab.folder / "no.html").read_text()
-    said = told(lab, "-c", "tiny.yaml", *fixed, "--gpu", "A100 80GB", code=4)
+    said = told(lab, "-c", "tiny.yaml", *fixed, "--gpu", "A100 80GB", "--html", "no.html", code=4)
     assert "nothing fits" in said["refused"] and "chosen" not in said
+    assert "nothing fits" in (lab.folder / "no.html").read_text()
     assert said["questions"][0]["answers"][0]["fits"], "on a larger card it does"
 
 
@@ -338,5 +344,5 @@ def test_what_cannot_be_answered_gets_one_message(
 
 
 def test_a_task_without_tokens_is_not_priced_by_them(lab: Lab) -> None:
-    done = plan(lab, "-c", "one.yaml", "--tokens", "1e9", "--set", "task=stack:Wholes")
+    done = plan(lab, "-c", "one.yaml", "--tokens", "1e9", "--set", "task=stack:Real")
     assert done.returncode == 2 and "has no tokens" in done.stderr
