@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from launcher.memory.estimate import Peak, When
 from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Held, Ranks, States, states_of
-from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES
+from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES, Moment
 from launcher.memory.update import update_temporaries
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import SHARDED, Recipe
 
 Like = Literal["cuda", "cpu"]
 
@@ -26,24 +26,36 @@ PHASES: Mapping[str, tuple[When, str]] = {
 
 
 def traced_as(recipe: Recipe) -> Recipe:
-    """What has to be traced for it: recipes that differ in nothing that a traced step shows have one trace.
+    """What has to be traced for it: recipes that differ in nothing that a pass shows have one trace.
 
-    The optimizer and what waits on the host are counted in closed form; DDP is one device with buckets.
+    The optimizer and what waits on the host are counted in closed form; DDP is one device with buckets;
+    gradients that wait for other micro-batches are added by `peaks_of`.
     """
-    accumulates = recipe.grad_accum > 1
-    whole = recipe.sharding in ("none", "ddp")
     return recipe.model_copy(
         update={
             "precision": "bf16-mixed" if recipe.precision == "float8" else recipe.precision,
             "optimizer": "adamw",
-            "sharding": "none" if whole else recipe.sharding,
+            "sharding": "none" if recipe.sharding == "ddp" else recipe.sharding,
             "offload": "none",
-            "micro_batch_size": 1,
-            "grad_accum": 2 if accumulates else 1,
-            "grad_sync": recipe.grad_sync if accumulates and not whole else "each",
+            "micro_batch_size": min(recipe.micro_batch_size, 2),
+            "grad_accum": 1,
+            "grad_sync": "each",
             "compile": False,
             "grad_scaler": False,
             "expandable_segments": True,
+        }
+    )
+
+
+def completely_traced_as(recipe: Recipe) -> Recipe:
+    """The same for a complete trace, of the recipe's own micro-batch and with gradients that wait."""
+    accumulates = recipe.grad_accum > 1
+    waits = accumulates and recipe.sharding in SHARDED
+    return traced_as(recipe).model_copy(
+        update={
+            "micro_batch_size": recipe.micro_batch_size,
+            "grad_accum": 2 if accumulates else 1,
+            "grad_sync": recipe.grad_sync if waits else "each",
         }
     )
 
@@ -56,16 +68,34 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     """
     states, micro = states_of(model, recipe, ranks), recipe.micro_batch_size
     found = []
-    for name, moments in profile.highest.items():
+
+    def add(name: str, moments: Sequence[Moment], known: Mapping[str, int] = {}) -> None:
+        """`known`: categories that are not the trace's."""
         when, phase = PHASES[name]
-        if not moments:
-            continue
-        moment = max(moments, key=lambda one: one.at(micro))
+        moment = max(moments, key=lambda one: one.at(micro), default=None)
+        if moment is None:
+            return
         # States of the optimizer come to be in the first update, those on the host before the first step.
         parts = standing(states, recipe, with_optimizer=when != "first step")
         for category, law in profile.parts(moment.event).items():
-            parts[category] = parts.get(category, 0) + int(law.at(micro))
+            if category not in known:
+                parts[category] = parts.get(category, 0) + int(law.at(micro))
+        for category, size in known.items():
+            parts[category] = parts.get(category, 0) + size
         found.append(_peak(when, phase, parts, profile.module(moment.event)))
+
+    highest = profile.highest
+    for name, moments in highest.items():
+        add(name, moments)
+    for name in ("forward", "backward"):
+        if f"{name} again" in highest:
+            continue
+        if recipe.grad_accum > 1 and not profile.adds_to_buckets:
+            waiting = 0 if recipe.offload == "cpu" else states.gpu.gradients
+            waiting -= _buckets(states.gpu, recipe) if recipe.sharding == "ddp" else 0
+            add(f"{name} again", profile.highest_but_gradients[name], {GRADIENTS: waiting})
+        else:
+            add(f"{name} again", highest[name])
     update = _update(model, states, recipe, ranks, profile)
     found += [update, update.model_copy(update={"when": "steady state"})]
     held = standing(states, recipe, with_optimizer=True)

@@ -11,7 +11,7 @@ from launcher.spec.recipe import Recipe
 def timeline(
     model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks
 ) -> tuple[list[int], list[int], list[int]]:
-    """(bytes that are there from the start, bytes of each storage, events), of a profile's trace.
+    """(bytes that are there from the start, bytes of each storage, events), of a complete trace.
 
     First step, the update that makes the optimizer's states, second step, evaluation.
     """
@@ -22,35 +22,25 @@ def timeline(
             0 if storage.category == GRADIENTS else size
             for storage, size in zip(trace.storages, sizes, strict=True)
         ]
-    starts = dict(trace.phases)
     made = _states(model, recipe, ranks)
-    steps = list(trace.events)
-    if recipe.grad_accum > 1:
-        first, rest = steps[: starts["evaluation"]], _again(steps, len(sizes))
-        sizes += sizes
-    else:
-        first, rest = steps[: starts["forward again"]], steps[starts["forward again"] :]
-    freed_last = len(first)
-    while freed_last and first[freed_last - 1] < 0:
+    evaluation = dict(trace.phases)["evaluation"]
+    step, evaluated = list(trace.events[:evaluation]), list(trace.events[evaluation:])
+    freed_last = len(step)
+    while freed_last and step[freed_last - 1] < 0:
         freed_last -= 1
-    numbers = range(len(sizes), len(sizes) + len(made))
-    alive = _alive(first) if recipe.grad_accum > 1 else []
+    count = len(sizes)
     # The update comes before the gradients are freed.
-    events = [*first[:freed_last], *numbers, *first[freed_last:], *(~one for one in alive), *rest]
-    return (
-        _standing(model, recipe, ranks),
-        [*sizes, *made],
-        [event for event in events if _counts(event, sizes)],
-    )
+    first = [*step[:freed_last], *range(2 * count, 2 * count + len(made)), *step[freed_last:]]
+    second = [event + count if event >= 0 else event - count for event in step]
+    left = [~one for one in _alive(step)]
+    born = {event for event in evaluated if event >= 0}
+    events = [*first, *left, *second, *(event for event in evaluated if event in born or ~event in born)]
+    sizes = [*sizes, *sizes, *made]
+    return _standing(model, recipe, ranks), sizes, [event for event in events if _counts(event, sizes)]
 
 
 def _counts(event: int, sizes: list[int]) -> bool:
-    number = event if event >= 0 else ~event
-    return number >= len(sizes) or sizes[number] > 0
-
-
-def _again(events: list[int], shift: int) -> list[int]:
-    return [event + shift if event >= 0 else event - shift for event in events]
+    return sizes[event if event >= 0 else ~event] > 0
 
 
 def _alive(events: list[int]) -> list[int]:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from launcher.memory.assess import Surroundings, assess
 from launcher.memory.host import host_of
-from launcher.memory.peaks import traced_as
-from launcher.memory.profile import Profile
+from launcher.memory.peaks import completely_traced_as, traced_as
+from launcher.memory.profile import Profile, per_pass
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import states_of
-from launcher.memory.trace import ACTIVATIONS, Law, NotAffineError, Trace
+from launcher.memory.trace import ACTIVATIONS, NotAffineError, Trace
 from launcher.planning.choice import Candidate
 from launcher.planning.fitting import ranks_of
 from launcher.planning.hardware import hardware_of
@@ -65,8 +65,7 @@ class Evaluator:
     def confirm(self, recipe: Recipe, args: Args | None = None) -> Candidate:
         """From here on the answer for this recipe: of a trace of its very micro-batch, with every block, and
         with what the model of the allocator reserves."""
-        asked = traced_as(recipe).model_copy(update={"micro_batch_size": recipe.micro_batch_size})
-        trace = self.source.trace(asked, self.ranks, args, exact=True)
+        trace = self.source.trace(completely_traced_as(recipe), self.ranks, args, exact=True)
         profile, model = Profile(trace, recipe), self.model(recipe, args)
         estimate = assess(model, profile, recipe, self.ranks, self.around, replayed=True)
         candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
@@ -95,7 +94,7 @@ class Evaluator:
         moved = 0.0
         if recipe.activations == "offload":
             kept = self._trace(recipe.model_copy(update={"activations": "keep"}), args)
-            moved = _activations(kept).at(recipe.micro_batch_size)
+            moved = per_pass(kept, ACTIVATIONS).at(recipe.micro_batch_size)
         return step_time(
             recipe, trace.work, self.model(recipe, args), self.ranks, self.hardware, offloaded=moved
         )
@@ -133,19 +132,12 @@ class Evaluator:
         return self._traces[key]
 
     def _traced(self, recipe: Recipe, args: Args | None) -> _Key:
-        micro = recipe.micro_batch_size
-        law = _Key(traced_as(recipe).model_copy(update={"micro_batch_size": min(micro, 2)}), _key(args))
+        law = _Key(traced_as(recipe), _key(args))
         if law not in self._lawless:
             return law
-        alone = _Key(law.recipe.model_copy(update={"micro_batch_size": micro}), law.args)
+        alone = _Key(completely_traced_as(recipe), law.args)
         self._lawless.add(alone)
         return alone
-
-
-def _activations(trace: Trace) -> Law:
-    """Of one micro-batch, all that waits for the backward pass; the trace has two."""
-    kept = [storage for storage in trace.storages if storage.category == ACTIVATIONS]
-    return Law(sum(one.fixed for one in kept) / 2, sum(one.per_sample for one in kept) / 2)
 
 
 def _key(args: Mapping[str, Any] | None) -> Hashable:

@@ -36,5 +36,5 @@ class Source(Protocol):
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
         """`recipe`: one that launcher.memory.peaks.traced_as gave, but for its micro-batch: 1 asks for a
         trace of that one alone, which often has views where others have copies; another one for the law of
-        all from 2 on. `exact`: of the very micro-batch, and no block stands for another one.
+        all from 2 on. `exact`: complete, of the very micro-batch, and no block stands for another.
         Raises NotAffineError where there is no law."""

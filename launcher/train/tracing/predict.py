@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.memory.estimate import Peak
-from launcher.memory.peaks import Like, peaks_of, traced_as
+from launcher.memory.peaks import Like, completely_traced_as, peaks_of
 from launcher.memory.profile import Profile
 from launcher.memory.states import Ranks
 from launcher.memory.trace import Trace, alone
@@ -22,4 +22,6 @@ def predict(task: Task, job: Job, recipe: Recipe, ranks: Ranks, like: Like) -> t
 
 def exact_trace(tracer: Tracer, recipe: Recipe, ranks: Ranks) -> Trace:
     """Of this very micro-batch: no law, nothing folded."""
-    return alone(tracer.sample(traced_as(recipe), ranks, recipe.micro_batch_size, whole=True))
+    return alone(
+        tracer.sample(completely_traced_as(recipe), ranks, recipe.micro_batch_size, whole=True, complete=True)
+    )

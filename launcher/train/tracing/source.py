@@ -56,7 +56,7 @@ class TaskSource:
         tracer = self._tracer(args)
         micro = recipe.micro_batch_size
         if exact or micro == 1:
-            return alone(tracer.sample(recipe, ranks, micro, whole=exact))
+            return alone(tracer.sample(recipe, ranks, micro, whole=exact, complete=exact))
         return tracer.trace(recipe, ranks)
 
     def files(self) -> list[Path]:

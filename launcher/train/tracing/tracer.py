@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -67,8 +68,17 @@ class Tracer:
         no such law, and UntraceableError."""
         return combine(*(self.sample(recipe, ranks, micro) for micro in (2, 3)))
 
-    def sample(self, recipe: Recipe, ranks: Ranks, micro_batch: int, *, whole: bool = False) -> Sample:
-        """With one micro-batch. `whole`: every block is run, none stands for another one."""
+    def sample(
+        self,
+        recipe: Recipe,
+        ranks: Ranks,
+        micro_batch: int,
+        *,
+        whole: bool = False,
+        complete: bool = False,
+    ) -> Sample:
+        """With one micro-batch. `whole`: every block is run, none stands for another one. `complete`: with a
+        second pass, where the recipe accumulates, and an evaluation."""
         recipe = recipe.model_copy(update={"micro_batch_size": micro_batch})
         if recipe.sharding == "none":
             ranks = Ranks(1, 1, ranks.on_gpu)  # each of several is alone until the gradients meet
@@ -76,10 +86,12 @@ class Tracer:
         if not whole and recipe.checkpoint_ratio == 1:
             # A model that cannot run with fewer blocks is run with all.
             with suppress(Exception):
-                return _sample(unroll(self.record(recipe, ranks)), micro_batch)
-        return _sample(self.record(recipe, ranks, whole=True), micro_batch)
+                return _sample(unroll(self.record(recipe, ranks, complete=complete)), micro_batch)
+        return _sample(self.record(recipe, ranks, whole=True, complete=complete), micro_batch)
 
-    def record(self, recipe: Recipe, ranks: Ranks, *, whole: bool = False) -> Recorded:
+    def record(
+        self, recipe: Recipe, ranks: Ranks, *, whole: bool = False, complete: bool = False
+    ) -> Recorded:
         """The events of rank 0, with long rows of equal blocks cut short unless `whole`.
 
         Raises UntraceableError.
@@ -103,29 +115,30 @@ class Tracer:
             watch.leave_out([*model.parameters(), *model.buffers()])
             try:
                 with watch.following():
-                    self._step(model, rank, watch, fake, batch)
+                    self._step(model, rank, watch, fake, batch, complete=complete)
             except Exception as error:
                 raise UntraceableError(watch.module, error) from error
         return watch.recorded
 
-    def _step(self, model: nn.Module, rank: Rank, watch: Watch, fake: FakeTensorMode, batch: Any) -> None:
-        accumulates = rank.recipe.grad_accum > 1
-        for number, (forward, backward) in enumerate(PASSES):
-            last = number == 1 or not accumulates
+    def _step(
+        self, model: nn.Module, rank: Rank, watch: Watch, fake: FakeTensorMode, batch: Any, *, complete: bool
+    ) -> None:
+        passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
+        for number, (forward, backward) in enumerate(passes, start=1):
             watch.begin(forward)
             arrived = tree_map_only(torch.Tensor, fake.from_tensor, batch)
             watch.arrive(arrived)
-            with accumulate(model, rank.recipe, last=last):
+            with accumulate(model, rank.recipe, last=number == len(passes)):
                 loss, _ = loss_of(self.task, model, arrived, rank)
                 watch.begin(backward)
                 loss.backward()  # type: ignore[no-untyped-call]
             watch.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
-            if last:
-                model.zero_grad(set_to_none=True)
-        watch.begin("evaluation")
-        model.eval()
-        with torch.no_grad():
-            loss_of(self.task, model, arrived, rank)
+        model.zero_grad(set_to_none=True)
+        if complete:
+            watch.begin("evaluation")
+            model.eval()
+            with torch.no_grad():
+                loss_of(self.task, model, arrived, rank)
 
     def _example(self) -> Any:
         if self._sample is None:
@@ -153,7 +166,9 @@ class Tracer:
 @contextmanager
 def _pretended(world: int) -> Iterator[None]:
     """Ranks that do not exist: their collectives return at once."""
+    hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    sys.excepthook = hook  # not one more that writes the rank before each line of a traceback
     try:
         yield
     finally:
