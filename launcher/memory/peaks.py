@@ -37,7 +37,7 @@ def traced_as(recipe: Recipe) -> Recipe:
             "optimizer": "adamw",
             "sharding": "none" if recipe.sharding == "ddp" else recipe.sharding,
             "offload": "none",
-            "micro_batch_size": min(recipe.micro_batch_size, 2),
+            "micro_batch_size": 1,
             "grad_accum": 1,
             "grad_sync": "each",
             "compile": False,

@@ -11,7 +11,7 @@ from launcher.memory.peaks import completely_traced_as, traced_as
 from launcher.memory.profile import Profile, per_pass
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import states_of
-from launcher.memory.trace import ACTIVATIONS, NotAffineError, Trace
+from launcher.memory.trace import ACTIVATIONS, Law, NotAffineError, Trace, Work
 from launcher.planning.choice import Candidate
 from launcher.planning.fitting import ranks_of
 from launcher.planning.hardware import hardware_of
@@ -22,6 +22,8 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
+_BLOCKS_AT_LEAST = 0.7
+"Of a forward pass, in the blocks: what is not is an output head, mostly."
 _DECIDE_WORK = ("activations", "checkpoint_ratio", "loss_chunks", "precision")
 
 
@@ -48,7 +50,7 @@ class Evaluator:
         )
         self._models: dict[Hashable, ModelShapes] = {}
         self._traces: dict[_Key, Trace] = {}
-        self._works: dict[Hashable, Trace] = {}
+        self._works: dict[Hashable, Work] = {}
         self._lawless: set[_Key] = set()
         self._profiles: dict[Hashable, Profile] = {}
         self._speeds: dict[Recipe, float] = {}
@@ -63,8 +65,8 @@ class Evaluator:
         return Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
 
     def confirm(self, recipe: Recipe, args: Args | None = None) -> Candidate:
-        """From here on the answer for this recipe: of a trace of its very micro-batch, with every block, and
-        with what the model of the allocator reserves."""
+        """From here on the answer for this recipe: of a complete trace of its very micro-batch, and with what
+        the model of the allocator reserves."""
         trace = self.source.trace(completely_traced_as(recipe), self.ranks, args, exact=True)
         profile, model = Profile(trace, recipe), self.model(recipe, args)
         estimate = assess(model, profile, recipe, self.ranks, self.around, replayed=True)
@@ -81,23 +83,24 @@ class Evaluator:
         return states_of(model, recipe, self.ranks).gpu.total, sum(on_host.values())
 
     def speed(self, recipe: Recipe) -> float:
-        """Samples per second, whether it fits or not; 0 where nothing is known of the hardware."""
+        """Samples per second that it does not pass, whether it fits or not, told from the trace of a step
+        that recomputes nothing; 0 where nothing is known of the hardware."""
+        if self.hardware is None:
+            return 0.0
         if recipe not in self._speeds:
-            time = self.time(recipe)
-            self._speeds[recipe] = 0.0 if time is None else time.samples_per_second
+            time = self._time(recipe, self._least_work(recipe), None)
+            self._speeds[recipe] = time.samples_per_second
         return self._speeds[recipe]
 
     def time(self, recipe: Recipe, args: Args | None = None) -> StepTime | None:
-        if self.hardware is None:
-            return None
-        trace = self._law_of_work(recipe, args)
+        return self._time(recipe, self._work(recipe, args), args) if self.hardware is not None else None
+
+    def _time(self, recipe: Recipe, work: Work, args: Args | None) -> StepTime:
+        assert self.hardware is not None
         moved = 0.0
         if recipe.activations == "offload":
-            kept = self._trace(recipe.model_copy(update={"activations": "keep"}), args)
-            moved = per_pass(kept, ACTIVATIONS).at(recipe.micro_batch_size)
-        return step_time(
-            recipe, trace.work, self.model(recipe, args), self.ranks, self.hardware, offloaded=moved
-        )
+            moved = per_pass(self._trace(_keeping(recipe), args), ACTIVATIONS).at(recipe.micro_batch_size)
+        return step_time(recipe, work, self.model(recipe, args), self.ranks, self.hardware, offloaded=moved)
 
     def model(self, recipe: Recipe, args: Args | None = None) -> ModelShapes:
         key = (recipe.precision, _key(args))
@@ -111,13 +114,23 @@ class Evaluator:
             self._profiles[key] = Profile(self._trace(recipe, args), recipe)
         return self._profiles[key]
 
-    def _law_of_work(self, recipe: Recipe, args: Args | None) -> Trace:
-        """Its FLOPs and traffic. They are a rank's own, so any sharding's trace tells them."""
+    def _work(self, recipe: Recipe, args: Args | None) -> Work:
+        """FLOPs and traffic are a rank's own, so any sharding's trace tells them; and nothing is computed
+        again for activations that wait on the host."""
+        recipe = _keeping(recipe) if recipe.activations == "offload" else recipe
         wanted = traced_as(recipe)
-        work = (_key(args), *(getattr(wanted, name) for name in _DECIDE_WORK))
-        if work not in self._works:
-            self._works[work] = self._trace(recipe.model_copy(update={"micro_batch_size": 2}), args)
-        return self._works[work]
+        key = (_key(args), *(getattr(wanted, name) for name in _DECIDE_WORK))
+        if key not in self._works:
+            self._works[key] = self._trace(recipe, args).work
+        return self._works[key]
+
+    def _least_work(self, recipe: Recipe) -> Work:
+        work = self._work(_keeping(recipe).model_copy(update={"loss_chunks": 1}), None)
+        if recipe.activations != "checkpoint":
+            return work
+        flops, again = work.backward_flops, _BLOCKS_AT_LEAST * recipe.checkpoint_ratio
+        more = Law(*(b + again * f for b, f in zip(flops, work.forward_flops, strict=True)))
+        return work._replace(backward_flops=more)
 
     def _trace(self, recipe: Recipe, args: Args | None) -> Trace:
         key = self._traced(recipe, args)
@@ -138,6 +151,10 @@ class Evaluator:
         alone = _Key(completely_traced_as(recipe), law.args)
         self._lawless.add(alone)
         return alone
+
+
+def _keeping(recipe: Recipe) -> Recipe:
+    return recipe.model_copy(update={"activations": "keep", "checkpoint_ratio": 1.0})
 
 
 def _key(args: Mapping[str, Any] | None) -> Hashable:

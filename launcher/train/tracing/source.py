@@ -54,9 +54,8 @@ class TaskSource:
         self, recipe: Recipe, ranks: Ranks, args: Mapping[str, Any] | None = None, *, exact: bool = False
     ) -> Trace:
         tracer = self._tracer(args)
-        micro = recipe.micro_batch_size
-        if exact or micro == 1:
-            return alone(tracer.sample(recipe, ranks, micro, whole=exact, complete=exact))
+        if exact:
+            return alone(tracer.sample(recipe, ranks, recipe.micro_batch_size, complete=True))
         return tracer.trace(recipe, ranks)
 
     def files(self) -> list[Path]:

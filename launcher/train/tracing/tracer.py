@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
@@ -167,12 +168,14 @@ class Tracer:
 def _pretended(world: int) -> Iterator[None]:
     """Ranks that do not exist: their collectives return at once."""
     hook = sys.excepthook
+    gc.disable()  # it would look through all of torch again and again
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     sys.excepthook = hook  # not one more that writes the rank before each line of a traceback
     try:
         yield
     finally:
         dist.destroy_process_group()
+        gc.enable()
 
 
 def _on_cpu(model: nn.Module) -> nn.Module:
