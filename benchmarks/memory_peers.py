@@ -94,6 +94,7 @@ def torch_tracker(job: Job, recipe: Recipe, ranks: int) -> int:
     if recipe.offload != "none":
         raise CannotError("offload: host and device are one on fake CPU tensors")
     task = load_task(job.task or "", job.args, job.workdir)
+    task.loss_chunks = recipe.loss_chunks
     batch = task.collate([task.data("train")[0]] * recipe.micro_batch_size)
     try:
         return _tracked(task, one_rank(prepare(_scratch(), job), job=job, recipe=recipe, world=ranks), batch)
@@ -105,10 +106,10 @@ def _tracked(task: Task, rank: Rank, batch: Any) -> int:
     recipe = rank.recipe
     with _pretended(rank.world):
         mesh = device_mesh(rank) if recipe.sharding in SHARDED else None
-        with FakeTensorMode() as fake:
-            model = arranged(
-                new_model(task, recipe, on_meta=False), task, rank, Unlimited(), mesh
-            )
+        model, fake = _whole(task, recipe), FakeTensorMode()
+        _forget_values(model, fake)
+        with fake:
+            model = arranged(model, task, rank, Unlimited(), mesh)
             optimizer = build_optimizer(model, rank, Unlimited())
             arrived = tree_map_only(torch.Tensor, fake.from_tensor, batch)
             if recipe.sharding in SHARDED:
@@ -124,6 +125,25 @@ def _tracked(task: Task, rank: Rank, batch: Any) -> int:
                 with torch.no_grad():
                     loss_of(task, model, arrived, rank)
             return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
+
+
+def _whole(task: Task, recipe: Recipe) -> nn.Module:
+    model = new_model(task, recipe)
+    if any(p.is_meta for p in model.parameters()):
+        task.initialise(model.to_empty(device="cpu"), 0)
+    return model
+
+
+def _forget_values(model: nn.Module, fake: FakeTensorMode) -> None:
+    """Tied parameters stay one."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in made:
+                made[parameter] = nn.Parameter(fake.from_tensor(parameter.data), parameter.requires_grad)
+            module._parameters[name] = made[parameter]
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = fake.from_tensor(buffer)
 
 
 def _step(task: Task, model: nn.Module, optimizer: Any, rank: Rank, batch: Any, tracker: MemTracker) -> None:

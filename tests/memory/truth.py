@@ -10,7 +10,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,8 @@ def main(out: Path) -> None:
     join_ranks(rank)
     answers = []
     for case in json.loads((out.parent / "cases.json").read_text()):
-        answers.append(measured(rank, case))
+        with redirect_stdout(None):  # what the trainer says of its data
+            answers.append(measured(rank, case))
         gc.collect()
     (out.parent / f"rank-{rank.number}.json").write_text(json.dumps(answers))
     if rank.first:
