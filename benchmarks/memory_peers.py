@@ -1,7 +1,7 @@
-"""What other tools say of the cases of benchmarks/memory.py: each answers in bytes, or says what it cannot do.
+"""What other tools say of the cases of benchmarks/memory.py: each answers in bytes, or that it cannot.
 
-None is asked beyond what it claims: accelerate and DeepSpeed know Adam and mixed precision, one device or
-ZeRO. Each gets the same parameters, the trackers of torch the same model, policy and sharding on fake tensors.
+None is asked beyond what it claims: accelerate and DeepSpeed know Adam, one device or ZeRO. They get the same
+parameters; the trackers of torch the same model, recomputation and sharding, on fake tensors.
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ DATA = Path(__file__).with_suffix(".json")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/memory-published.json and docs/accuracy.md"
+        "--save",
+        action="store_true",
+        help="write benchmarks/results/memory-published.json and docs/accuracy.md",
     )
     options = parser.parse_args()
     data = json.loads(DATA.read_text())
@@ -65,7 +67,7 @@ def _row(entry: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:
 
 def _said(entry: dict[str, Any], job: Job, recipe: Recipe, ranks: Ranks) -> str:
     try:
-        estimate = predicted(job, recipe, ranks, "cuda")
+        estimate = predicted(job, recipe, ranks.world, "cuda")
     except NotImplementedError:
         return "not traced"
     allocated = max(max(phases.values()) for phases in peaks(estimate).values())
@@ -93,7 +95,15 @@ def _case(entry: dict[str, Any], data: dict[str, Any]) -> tuple[Job, Recipe, Ran
 def _notes(data: dict[str, Any]) -> str:
     sources = [f"- {name}: {where}" for name, where in data["sources"].items()]
     return "\n".join(
-        ["Sources:", "", *sources, "", "Notes:", "", *(f"- [{key}] {note}" for key, note in data["notes"].items())]
+        [
+            "Sources:",
+            "",
+            *sources,
+            "",
+            "Notes:",
+            "",
+            *(f"- [{key}] {note}" for key, note in data["notes"].items()),
+        ]
     )
 
 

@@ -19,12 +19,23 @@ LLAMA = {"layers": 6, "dim": 192, "heads": 6, "kv_heads": 2, "hidden": 512, "voc
 HUGGING_FACE = {
     "gpt2": {"model_type": "gpt2", "n_embd": 192, "n_layer": 6, "n_head": 6, "vocab_size": 2048},
     "llama": {
-        **{"model_type": "llama", "hidden_size": 192, "intermediate_size": 512, "vocab_size": 2048},
-        **{"num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 2},
+        "model_type": "llama",
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "vocab_size": 2048,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
     },
     "qwen3": {
-        **{"model_type": "qwen3", "hidden_size": 192, "intermediate_size": 512, "vocab_size": 4096},
-        **{"num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32},
+        "model_type": "qwen3",
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "vocab_size": 4096,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
         "tie_word_embeddings": True,
     },
 }
@@ -86,7 +97,11 @@ class Case:
             r.sharding,
             r.precision,
             r.optimizer,
-            "half checkpointed" if r.checkpoint_ratio < 1 else "" if r.activations == "keep" else r.activations,
+            "half checkpointed"
+            if r.checkpoint_ratio < 1
+            else ""
+            if r.activations == "keep"
+            else r.activations,
             f"{r.grad_accum} x {r.micro_batch_size}" if r.grad_accum > 1 else f"{r.micro_batch_size}",
             f"sync {r.grad_sync}" if r.grad_accum > 1 else "",
             f"{r.loss_chunks} loss chunks" if r.loss_chunks > 1 else "",

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
+from launcher.memory.assess import assess
+from launcher.memory.estimate import Estimate
+from launcher.memory.peaks import traced_as
 from launcher.memory.states import Ranks
+from launcher.spec.cluster import Gpu
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.train.tracing.source import TaskSource
 
 MOMENTS = ("first step", "steady state", "evaluation")
 
 
-def predicted(job: Job, recipe: Recipe, ranks: Ranks, like: Literal["cpu", "cuda"]) -> Any:
-    """The launcher.memory.estimate.Estimate of one rank."""
-    raise NotImplementedError("launcher.train.tracing is not merged yet")
+def predicted(
+    job: Job, recipe: Recipe, ranks: int, like: Literal["cpu", "cuda"], gpu: Gpu | None = None
+) -> Estimate:
+    """Of one rank, as the plan has it: a law from two small micro-batches, equal blocks traced once."""
+    source = TaskSource(job, Path(job.workdir), like)
+    # The CPU stands in for the device: what a GPU run keeps in host memory is not counted.
+    place = Ranks(ranks, min(ranks, 8), on_gpu=True)
+    trace = source.trace(traced_as(recipe), place)
+    return assess(source.shapes(recipe.precision), trace, recipe, place, gpu, replayed=like == "cuda")
 
 
-def peaks(estimate: Any) -> dict[str, dict[str, int]]:
-    """Allocated bytes by moment and phase, as tests/memory/truth.py measures them."""
+def peaks(estimate: Estimate) -> dict[str, dict[str, int]]:
+    """Allocated bytes by moment and phase, as truth.py measures them."""
     found: dict[str, dict[str, int]] = {}
     for one in estimate.peaks:
         if one.when in MOMENTS:

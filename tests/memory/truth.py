@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -28,8 +31,19 @@ from launcher.train.where import Phase, Where
 
 EVALUATED = 2
 "Batches of the held-out data: the second one meets what the first one left."
+MOMENTS = ("first step", "steady state")
 Peaks = dict[str, dict[str, int]]
 "Bytes: moment (first step, steady state, evaluation), then phase."
+
+
+class Storages(MemoryBudget):
+    """Without the copy in which gloo reduces and scatters: no operator makes it, a view is what shows it.
+    NCCL has none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "is_view", False) and not any(issubclass(kind, DTensor) for kind in types):
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class Phases(Where):
@@ -62,7 +76,7 @@ class Phases(Where):
 def measured(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
     if rank.device.type == "cuda":
         return on_gpu(rank, case)
-    budget = MemoryBudget(sys.maxsize)
+    budget = Storages(sys.maxsize)
     budget.where = where = Phases(budget.take_peak)
     with budget:
         run(trainer_of(rank, case, where, budget), where)
@@ -76,7 +90,9 @@ def on_gpu(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
     """Allocated by phase, the most reserved, and the phase in which memory ran out under `cap` bytes."""
     device, reserved = rank.device, 0
     total = torch.cuda.get_device_properties(device).total_memory
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated(device) < 2**24, "the case before has left something behind"
     torch.cuda.set_per_process_memory_fraction(min(1.0, case.get("cap", total) / total), device)
 
     def take() -> int:
@@ -88,10 +104,22 @@ def on_gpu(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
 
     where, failed = Phases(take), None
     try:
-        run(trainer_of(rank, case, where, Unlimited()), where)
+        trainer = trainer_of(pretended(rank, case["ranks"]), case, where, Unlimited())
+        trainer.guard.refuses = lambda *_: None  # the values are nobody's: see pretended()
+        run(trainer, where)
     except torch.OutOfMemoryError:
         failed = where.phase
     return {"peaks": where.peaks, "reserved": reserved, "failed": failed}
+
+
+def pretended(rank: Rank, world: int) -> Rank:
+    """One rank of `world`, whose collectives do nothing: what it gathers is whatever the memory held."""
+    dist.destroy_process_group()
+    if world == 1:
+        join_ranks(rank)
+        return rank
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    return Rank(**{**vars(rank), "world": world, "per_node": min(world, 8)})
 
 
 def trainer_of(rank: Rank, case: dict[str, Any], where: Where, budget: Budget) -> Trainer:
@@ -104,7 +132,7 @@ def trainer_of(rank: Rank, case: dict[str, Any], where: Where, budget: Budget) -
 
 
 def run(trainer: Trainer, where: Phases) -> None:
-    for step, moment in enumerate(("first step", "steady state"), start=1):
+    for step, moment in enumerate(MOMENTS, start=1):
         with where.of(moment):
             trainer.train_step(step)
     with where.of("evaluation"):
@@ -116,39 +144,37 @@ def profiled(trainer: Trainer) -> dict[str, int]:
 
     It also sees scratch inside kernels, and batches while they are put together.
     """
-    peaks = {}
-    for step, moment in enumerate(("first step", "steady state"), start=1):
-        gc.collect()
-        held = stored(trainer)
-        with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-        ) as profile:
-            trainer.train_step(step)
-        live = peak = 0
-        for _, size in sorted(_allocations(profile)):
-            live += size
-            peak = max(peak, live)
-        peaks[moment] = held + peak
+    live = sum(tensor.untyped_storage().nbytes() for tensor in stored(trainer.model))
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        for step, moment in enumerate(MOMENTS, start=1):
+            gc.collect()
+            with torch.profiler.record_function(moment):
+                trainer.train_step(step)
+    peaks, now = dict.fromkeys(MOMENTS, 0), MOMENTS[0]
+    for _, size, name in sorted(_events(profile)):
+        now, live = name or now, live + size
+        peaks[now] = max(peaks[now], live)
     return peaks
 
 
-def stored(trainer: Trainer) -> int:
-    """Bytes between two steps: parameters, buffers, and what the optimizer keeps."""
-    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
-    model: nn.Module = trainer.model
-    tensors = [*model.parameters(), *model.buffers(), *(s for s in states if isinstance(s, torch.Tensor))]
-    storages = {local(tensor.detach()).untyped_storage() for tensor in tensors}
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+def stored(model: nn.Module) -> list[torch.Tensor]:
+    """One tensor of each storage of parameters and buffers."""
+    tensors = [local(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())]
+    return list({tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values())
 
 
-def _allocations(profile: Any) -> Iterator[tuple[int, int]]:
-    """(time, bytes), negative where memory is given back."""
+def _events(profile: Any) -> Iterator[tuple[int, int, str]]:
+    """(time, bytes, "") of each allocation, negative where memory is given back; (time, 0, moment)."""
     left = list(profile.profiler.kineto_results.experimental_event_tree())
     while left:
         event = left.pop()
         left.extend(event.children)
         if event.tag.name == "Allocation" and event.extra_fields.device.type == "cpu":
-            yield event.start_time_ns, event.extra_fields.alloc_size
+            yield event.start_time_ns, event.extra_fields.alloc_size, ""
+        elif event.name in MOMENTS:
+            yield event.start_time_ns, 0, event.name
 
 
 def main(out: Path) -> None:
