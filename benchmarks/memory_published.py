@@ -68,8 +68,8 @@ def _row(entry: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:
 def _said(entry: dict[str, Any], job: Job, recipe: Recipe, ranks: Ranks) -> str:
     try:
         estimate = predicted(job, recipe, ranks.world, "cuda")
-    except NotImplementedError:
-        return "not traced"
+    except RuntimeError as error:
+        return f"not traced: {error}"
     allocated = max(max(phases.values()) for phases in peaks(estimate).values())
     size = allocated if entry["what"].startswith("allocated") else estimate.reserved
     try:

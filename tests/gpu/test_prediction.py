@@ -234,7 +234,7 @@ def _skip_without_a_card() -> None:
 def _card() -> Gpu:
     import torch
 
-    return Gpu(type=torch.cuda.get_device_name(0), memory=_total())
+    return Gpu(type=torch.cuda.get_device_name(0), count=1, memory=_total())
 
 
 def _total() -> int:
