@@ -144,6 +144,7 @@ def profiled(trainer: Trainer) -> dict[str, int]:
 
     It also sees scratch inside kernels, and batches while they are put together.
     """
+    gc.collect()  # what others left behind must not die within the profile
     live = sum(tensor.untyped_storage().nbytes() for tensor in stored(trainer.model))
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
