@@ -62,15 +62,18 @@ def assess(
         model, recipe, device, workers=around.workers, on_meta=around.on_meta, copies=around.copies
     )
     states = states_of(model, recipe, device)
+    reserved = _reserved(model, profile, recipe, device, around.gpu, allocated, replayed)
+    outside = overheads(around.gpu, recipe, ranks)
+    if around.gpu is not None and states.managed:
+        room = max(0, around.gpu.memory - reserved - sum(outside.values()))
+        host["paged states without room on the GPU"] = ranks.per_node * max(0, states.managed - room)
     if not ranks.on_gpu:
         host = {"tensors of the ranks": ranks.per_node * allocated, **host}
     return Estimate(
         peaks=peaks,
-        reserved=_reserved(model, profile, recipe, device, around.gpu, allocated, replayed)
-        if ranks.on_gpu
-        else allocated,
-        overhead=overheads(around.gpu, recipe, ranks),
-        host=host,
+        reserved=reserved if ranks.on_gpu else allocated,
+        overhead=outside,
+        host={name: size for name, size in host.items() if size},
         managed=states.managed,
         nvme=states.nvme,
         band=BAND_WIDER if missing else BAND,

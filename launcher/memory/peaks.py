@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 from launcher.memory.estimate import Peak, When
@@ -14,15 +15,6 @@ from launcher.memory.update import update_temporaries
 from launcher.spec.recipe import SHARDED, Recipe
 
 Like = Literal["cuda", "cpu"]
-
-PHASES: Mapping[str, tuple[When, str]] = {
-    "forward": ("first step", "forward"),
-    "backward": ("first step", "backward"),
-    "forward again": ("steady state", "forward"),
-    "backward again": ("steady state", "backward"),
-    "evaluation": ("evaluation", "forward"),
-}
-"Of a trace -> of the run."
 
 
 def traced_as(recipe: Recipe) -> Recipe:
@@ -69,9 +61,10 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     states, micro = states_of(model, recipe, ranks), recipe.micro_batch_size
     found = []
 
-    def add(name: str, moments: Sequence[Moment], known: Mapping[str, int] = {}) -> None:
+    def add(
+        when: When, phase: str, moments: Sequence[Moment], known: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         """`known`: categories that are not the trace's."""
-        when, phase = PHASES[name]
         moment = max(moments, key=lambda one: one.at(micro), default=None)
         if moment is None:
             return
@@ -84,18 +77,19 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
             parts[category] = parts.get(category, 0) + size
         found.append(_peak(when, phase, parts, profile.module(moment.event)))
 
-    highest = profile.highest
-    for name, moments in highest.items():
-        add(name, moments)
+    highest, accumulates = profile.highest, recipe.grad_accum > 1
     for name in ("forward", "backward"):
-        if f"{name} again" in highest:
+        add("first step", name, highest[name])
+        add("steady state", name, highest[name])
+        if not accumulates or profile.adds_to_buckets:
             continue
-        if recipe.grad_accum > 1 and not profile.adds_to_buckets:
-            waiting = 0 if recipe.offload == "cpu" else states.gpu.gradients
-            waiting -= _buckets(states.gpu, recipe) if recipe.sharding == "ddp" else 0
-            add(f"{name} again", profile.highest_but_gradients[name], {GRADIENTS: waiting})
-        else:
-            add(f"{name} again", highest[name])
+        # Every micro-batch but the first finds the gradients of those before, in the first step, too.
+        for when in ("first step", "steady state"):
+            if f"{name} again" in highest:
+                add(when, name, highest[f"{name} again"])
+            else:
+                add(when, name, profile.highest_but_gradients[name], {GRADIENTS: _waiting(states, recipe)})
+    add("evaluation", "forward", highest.get("evaluation", ()))
     update = _update(model, states, recipe, ranks, profile)
     found += [update, update.model_copy(update={"when": "steady state"})]
     held = standing(states, recipe, with_optimizer=True)
@@ -103,7 +97,16 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     found.append(_peak("resume", "load", {**held, GRADIENTS: states.gpu.parameters}))
     # Between two steps; what is saved is copied to the host piece by piece.
     found.append(_peak("checkpoint", "save", held))
-    return tuple(found)
+    return _worst(found)
+
+
+def _worst(found: Sequence[Peak]) -> tuple[Peak, ...]:
+    """One for each moment and phase, in their order."""
+    worst: dict[tuple[str, str], Peak] = {}
+    for peak in found:
+        key = (peak.when, peak.phase)
+        worst[key] = max(worst.get(key, peak), peak, key=lambda one: one.allocated)
+    return tuple(worst.values())
 
 
 def _peak(when: When, phase: str, parts: Mapping[str, int], module: str = "") -> Peak:
@@ -121,6 +124,13 @@ def standing(states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[st
         # Its buckets, which the gradients are views of, exist from the beginning.
         held[GRADIENTS] = _buckets(gpu, recipe)
     return {name: size for name, size in held.items() if size}
+
+
+def _waiting(states: States, recipe: Recipe) -> int:
+    """Gradients of the micro-batches before, on the GPU, beside DDP's buckets."""
+    if recipe.offload == "cpu":
+        return 0
+    return states.gpu.gradients - (_buckets(states.gpu, recipe) if recipe.sharding == "ddp" else 0)
 
 
 def _buckets(gpu: Held, recipe: Recipe) -> int:

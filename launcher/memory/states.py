@@ -106,7 +106,7 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
     parameters = sum(count * shard.padded * p.itemsize for p, shard, count in cut)
     reduced = sum(count * shard.padded * p.itemsize for p, shard, count in trained)
     whole = sum(count * p.nbytes for p, _, count in trained)
-    paged = sum(count * _paged(recipe, p, shard) for p, shard, count in trained)
+    paged = sum(count * paged_bytes(recipe, p, shard) for p, shard, count in trained)
     states = sum(count * state_bytes(recipe, p, shard) for p, shard, count in trained) - paged
     steps = 0 if recipe.optimizer == "lion" else STEP * sum(count for _, _, count in trained)
 
@@ -165,7 +165,7 @@ def _scales(shard: Shard) -> int:
     return math.ceil(shard.padded / BLOCK)
 
 
-def _paged(recipe: Recipe, p: Parameter, shard: Shard) -> int:
+def paged_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
     """The codes alone; scales stay in ordinary GPU memory."""
     if recipe.optimizer != "paged-adamw-8bit" or not in_eight_bits(p) or shard.numel < LEAST_PAGED:
         return 0

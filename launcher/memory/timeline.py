@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import Ranks, shard_of, state_bytes
+from launcher.memory.states import Ranks, paged_bytes, shard_of, state_bytes
 from launcher.memory.trace import GRADIENTS, Trace
 from launcher.spec.recipe import Recipe
 
@@ -65,8 +65,9 @@ def _standing(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[int]:
 
 def _states(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[int]:
     """Of the optimizer, on the GPU: one or two for each parameter."""
-    if recipe.offload != "none" or recipe.optimizer == "paged-adamw-8bit":
+    if recipe.offload != "none":
         return []
     shards, parts = ranks.shards(recipe), 1 if recipe.optimizer in ("lion", "lion-8bit") else 2
-    sizes = [state_bytes(recipe, p, shard_of(p, shards, 0)) for p in model.trained]
+    cut = [(p, shard_of(p, shards, 0)) for p in model.trained]
+    sizes = [state_bytes(recipe, p, shard) - paged_bytes(recipe, p, shard) for p, shard in cut]
     return [size // parts for size in sizes for _ in range(parts) if size]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from launcher.memory.assess import assess
+from launcher.memory.assess import Surroundings, assess
 from launcher.memory.estimate import Estimate
-from launcher.memory.peaks import traced_as
+from launcher.memory.peaks import completely_traced_as
+from launcher.memory.profile import Profile
 from launcher.memory.states import Ranks
 from launcher.spec.cluster import Gpu
 from launcher.spec.job import Job
@@ -20,12 +21,13 @@ MOMENTS = ("first step", "steady state", "evaluation")
 def predicted(
     job: Job, recipe: Recipe, ranks: int, like: Literal["cpu", "cuda"], gpu: Gpu | None = None
 ) -> Estimate:
-    """Of one rank, as the plan has it: a law from two small micro-batches, equal blocks traced once."""
+    """Of one rank, as the plan has it for the recipe that it chooses."""
     source = TaskSource(job, Path(job.workdir), like)
     # The CPU stands in for the device: what a GPU run keeps in host memory is not counted.
     place = Ranks(ranks, min(ranks, 8), on_gpu=True)
-    trace = source.trace(traced_as(recipe), place)
-    return assess(source.shapes(recipe.precision), trace, recipe, place, gpu, replayed=like == "cuda")
+    trace = source.trace(completely_traced_as(recipe), place, exact=True)
+    profile, around = Profile(trace, recipe), Surroundings(gpu)
+    return assess(source.shapes(recipe.precision), profile, recipe, place, around, replayed=like == "cuda")
 
 
 def peaks(estimate: Estimate) -> dict[str, dict[str, int]]:

@@ -31,6 +31,7 @@ from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, device_mesh
 from launcher.train.task import Task
 from launcher.train.tracing.as_cuda import as_cuda
+from launcher.train.tracing.empty import empty, unnoticed
 from launcher.train.tracing.folding import fold
 from launcher.train.tracing.watch import Watch
 
@@ -103,11 +104,12 @@ class Tracer:
         with _pretended(ranks.world), ExitStack() as stack:
             # A mesh holds values: it is made before tensors have none.
             mesh = device_mesh(rank) if recipe.sharding in SHARDED else None
-            fake = stack.enter_context(FakeTensorMode())
+            fake = FakeTensorMode()
+            model = empty(new_model(self.task, recipe, on_meta=True), fake)
+            stack.enter_context(fake)
+            stack.enter_context(unnoticed())
             if self.like == "cuda":
                 stack.enter_context(as_cuda())
-            # Not on meta: to_empty() cannot swap a fake tensor. Here it costs no memory either.
-            model = _on_cpu(new_model(self.task, recipe, on_meta=False))
             names = {module: name for name, module in model.named_modules()}
             runs, blocks = ((), {}) if whole else fold(model, self.task.blocks(model))
             units = set(outermost(self.task.blocks(model)))
@@ -116,19 +118,16 @@ class Tracer:
             watch.leave_out([*model.parameters(), *model.buffers()])
             try:
                 with watch.following():
-                    self._step(model, rank, watch, fake, batch, complete=complete)
+                    self._step(model, rank, watch, batch, complete=complete)
             except Exception as error:
                 raise UntraceableError(watch.module, error) from error
         return watch.recorded
 
-    def _step(
-        self, model: nn.Module, rank: Rank, watch: Watch, fake: FakeTensorMode, batch: Any, *, complete: bool
-    ) -> None:
+    def _step(self, model: nn.Module, rank: Rank, watch: Watch, batch: Any, *, complete: bool) -> None:
         passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
         for number, (forward, backward) in enumerate(passes, start=1):
             watch.begin(forward)
-            arrived = tree_map_only(torch.Tensor, fake.from_tensor, batch)
-            watch.arrive(arrived)
+            arrived = _arriving(batch, watch)
             with accumulate(model, rank.recipe, last=number == len(passes)):
                 loss, _ = loss_of(self.task, model, arrived, rank)
                 watch.begin(backward)
@@ -138,6 +137,7 @@ class Tracer:
         if complete:
             watch.begin("evaluation")
             model.eval()
+            arrived = _arriving(batch, watch)
             with torch.no_grad():
                 loss_of(self.task, model, arrived, rank)
 
@@ -178,23 +178,11 @@ def _pretended(world: int) -> Iterator[None]:
         gc.enable()
 
 
-def _on_cpu(model: nn.Module) -> nn.Module:
-    """Exchanges what the task itself has put on the meta device. Tied tensors stay tied."""
-    made: dict[torch.Tensor, torch.Tensor] = {}
-
-    def exchanged(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor not in made:
-            empty = torch.empty_like(tensor, device="cpu")
-            parameter = isinstance(tensor, nn.Parameter)
-            made[tensor] = nn.Parameter(empty, tensor.requires_grad) if parameter else empty
-        return made[tensor]
-
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and tensor.is_meta:
-                    tensors[name] = exchanged(tensor)  # type: ignore[assignment]
-    return model
+def _arriving(batch: Any, watch: Watch) -> Any:
+    """A new one of its shapes; the one before is still there."""
+    made = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), batch)
+    watch.arrive(made)
+    return made
 
 
 def _sample(recorded: Recorded, micro_batch: int) -> Sample:
