@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from launcher.memory.trace import BATCH, GRADIENTS, Law, Moment, Trace
+from launcher.memory.trace import ACTIVATIONS, BATCH, GRADIENTS, TEMPORARIES, Law, Moment, Trace
 from launcher.spec.recipe import Recipe
 
 
@@ -48,6 +48,16 @@ class Profile:
                     sums[category] = Law(before.fixed + fixed, before.per_sample + per_sample)
             self._parts[event] = sums
         return self._parts[event]
+
+    def outside_blocks(self, event: int) -> Law:
+        """What is alive of the work before and behind the numbered blocks: embeddings, the head, the loss."""
+        sums = Law(0, 0)
+        for number in self.trace.live_at(event):
+            fixed, per_sample, category, module = self.trace.storages[number]
+            inside = any(part.isdigit() for part in module.split("."))
+            if category in (ACTIVATIONS, TEMPORARIES) and not inside:
+                sums = Law(sums.fixed + fixed, sums.per_sample + per_sample)
+        return sums
 
     def module(self, event: int) -> str:
         return self.trace.storages[self.trace.events[event]].module

@@ -24,6 +24,8 @@ from launcher.spec.recipe import Recipe
 
 _BLOCKS_AT_LEAST = 0.7
 "Of a forward pass, in the blocks: what is not is an output head, mostly."
+_WORTH_A_TRACE = 0.1
+"Of a peak: what a loss in parts could save at most, for it to be looked at."
 _DECIDE_WORK = ("activations", "checkpoint_ratio", "loss_chunks", "precision")
 
 
@@ -109,15 +111,32 @@ class Evaluator:
         return self._models[key]
 
     def _profile(self, recipe: Recipe, args: Args | None) -> Profile:
+        if recipe.loss_chunks > 1:
+            whole = self._profile(recipe.model_copy(update={"loss_chunks": 1}), args)
+            if self._most_outside_blocks(whole, recipe) < _WORTH_A_TRACE:
+                return whole  # a loss in parts saves a part of what is there
         key = (self._traced(recipe, args), Profile.kind(recipe))
         if key not in self._profiles:
             self._profiles[key] = Profile(self._trace(recipe, args), recipe)
         return self._profiles[key]
 
+    def _most_outside_blocks(self, profile: Profile, recipe: Recipe) -> float:
+        """The share of the peaks that is outside of the blocks, where the logits are."""
+        micro, shares = recipe.micro_batch_size, [0.0]
+        held = states_of(self.model(recipe), recipe, self.ranks).gpu.total
+        for moments in profile.highest.values():
+            at = max(moments, key=lambda one: one.at(micro), default=None)
+            if at is not None:
+                shares.append(profile.outside_blocks(at.event).at(micro) / (held + at.at(micro)))
+        return max(shares)
+
     def _work(self, recipe: Recipe, args: Args | None) -> Work:
         """FLOPs and traffic are a rank's own, so any sharding's trace tells them; and nothing is computed
         again for activations that wait on the host."""
-        recipe = _keeping(recipe) if recipe.activations == "offload" else recipe
+        if recipe.activations == "offload":
+            recipe = _keeping(recipe)
+        if (recipe.loss_chunks > 1) and self._traced(recipe, args) not in self._traces:
+            recipe = recipe.model_copy(update={"loss_chunks": 1})  # but for the head, computed once more
         wanted = traced_as(recipe)
         key = (_key(args), *(getattr(wanted, name) for name in _DECIDE_WORK))
         if key not in self._works:
