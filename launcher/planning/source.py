@@ -14,6 +14,10 @@ Args = Mapping[str, Any]
 "Arguments of the task, where they are not the job's own."
 
 
+class NoTraceError(Exception):
+    """The step cannot be traced. The message says why, and what its author can do."""
+
+
 class About(NamedTuple):
     """What a plan has to know of a task besides its steps."""
 
@@ -37,4 +41,4 @@ class Source(Protocol):
         """For recipes that launcher.memory.peaks.traced_as gives, a pass as a law of the micro-batch. It is
         drawn from 2 on: a micro-batch of 1 often has views where others have copies. `exact`: for those of
         completely_traced_as, a complete trace of the very micro-batch.
-        Raises NotAffineError where there is no law."""
+        Raises NotAffineError where there is no law, and NoTraceError."""
