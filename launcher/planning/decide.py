@@ -78,12 +78,10 @@ class Decider:
             choice = choose(
                 space, self.evaluate, self.room, least=self.evaluate.least, speed=self.evaluate.speed
             )
-            if choice.chosen is None:
+            if choice.chosen is None or self.evaluate.is_certain(choice.chosen.recipe):
                 return choice
-            confirmed = self.evaluate.confirm(choice.chosen.recipe)
-            if self.room.misfit(confirmed.estimate) is None:
-                return choice.model_copy(update={"chosen": confirmed})
-        return choice.model_copy(update={"chosen": None})
+            self.evaluate.confirm(choice.chosen.recipe)  # and look again, knowing that
+        return choice
 
     def decide(self, vary: Mapping[str, Sequence[JsonValue]] | None = None) -> Decision:
         """Raises PlanRefusedError when nothing fits, with what would."""
@@ -119,7 +117,7 @@ class Decider:
             room=self.room,
             explained=explained,
             rungs=rungs,
-            notes=tuple(self.notes),
+            notes=(*self.notes, *((self.evaluate.untraced,) if self.evaluate.untraced else ())),
         )
 
     def _refusals(self, choice: Choice) -> list[Problem]:

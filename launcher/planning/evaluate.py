@@ -6,6 +6,8 @@ from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from launcher.memory.assess import Surroundings, assess
+from launcher.memory.estimate import Estimate
+from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN, formula_trace
 from launcher.memory.host import host_of
 from launcher.memory.peaks import completely_traced_as, traced_as
 from launcher.memory.profile import Profile, per_pass
@@ -16,7 +18,7 @@ from launcher.planning.choice import Candidate
 from launcher.planning.fitting import ranks_of
 from launcher.planning.hardware import hardware_of
 from launcher.planning.plan import Layout
-from launcher.planning.source import Args, Source
+from launcher.planning.source import Args, NoTraceError, Source
 from launcher.planning.speed import StepTime, step_time
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -56,22 +58,26 @@ class Evaluator:
         self._lawless: set[_Key] = set()
         self._profiles: dict[Hashable, Profile] = {}
         self._speeds: dict[Recipe, float] = {}
+        self.untraced: str | None = None
+        "Why formulas stand for a trace."
         self._certain: dict[Hashable, Candidate] = {}
 
     def __call__(self, recipe: Recipe, args: Args | None = None) -> Candidate:
         if (known := self._certain.get((recipe, _key(args)))) is not None:
             return known
-        estimate = assess(
-            self.model(recipe, args), self._profile(recipe, args), recipe, self.ranks, self.around
-        )
+        model, profile = self.model(recipe, args), self._profile(recipe, args)
+        estimate = self._said(assess(model, profile, recipe, self.ranks, self.around))
         return Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
+
+    def is_certain(self, recipe: Recipe, args: Args | None = None) -> bool:
+        return (recipe, _key(args)) in self._certain
 
     def confirm(self, recipe: Recipe, args: Args | None = None) -> Candidate:
         """From here on the answer for this recipe: of a complete trace of its very micro-batch, and with what
         the model of the allocator reserves."""
-        trace = self.source.trace(completely_traced_as(recipe), self.ranks, args, exact=True)
+        trace = self._ask(completely_traced_as(recipe), args, exact=True)
         profile, model = Profile(trace, recipe), self.model(recipe, args)
-        estimate = assess(model, profile, recipe, self.ranks, self.around, replayed=True)
+        estimate = self._said(assess(model, profile, recipe, self.ranks, self.around, replayed=True))
         candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         self._certain[recipe, _key(args)] = candidate
         return candidate
@@ -162,6 +168,25 @@ class Evaluator:
                 self._lawless.add(key)
                 return self._trace(recipe, args)
         return self._traces[key]
+
+    def _ask(self, recipe: Recipe, args: Args | None, *, exact: bool) -> Trace:
+        """The source, or where it has no trace the formulas."""
+        if self.untraced is None:
+            try:
+                return self.source.trace(recipe, self.ranks, args, exact=exact)
+            except NoTraceError as error:
+                self.untraced = str(error)
+        tokens = self.source.about(args).tokens_per_sample
+        return formula_trace(self.model(recipe, args), recipe, self.ranks, tokens, complete=exact)
+
+    def _said(self, estimate: Estimate) -> Estimate:
+        if self.untraced is None:
+            return estimate
+        activations = (NO_ACTIVATIONS,) if self.source.about().tokens_per_sample is None else ()
+        missing = (*activations, *NOT_KNOWN, *estimate.not_modelled)
+        return estimate.model_copy(
+            update={"basis": "formulas", "band": FORMULA_BAND, "not_modelled": missing}
+        )
 
     def _traced(self, recipe: Recipe, args: Args | None) -> _Key:
         law = _Key(traced_as(recipe), _key(args))
