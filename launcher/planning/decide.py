@@ -122,6 +122,9 @@ class Decider:
 
     def _refusals(self, choice: Choice) -> list[Problem]:
         problems = [Problem("job", "recipe", choice.reason)]
+        smallest = self.space().sizes(self.plan.recipe)[:1] or [self.plan.recipe]
+        if (failure := self.evaluate.failure(smallest[0])) is not None:
+            problems.append(Problem("job", "recipe", str(failure)))
         free = self.choose(self.space(self.fixed & {"precision"}))
         if free.chosen is not None:
             change = changes_line(free.chosen.recipe, self.plan.recipe)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-from launcher.memory.assess import Surroundings, assess
+from launcher.memory.assess import Surroundings, assess, failure_of
 from launcher.memory.estimate import Estimate
+from launcher.memory.failure import Failure
 from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN, formula_trace
 from launcher.memory.host import host_of
 from launcher.memory.peaks import completely_traced_as, traced_as
@@ -81,6 +82,14 @@ class Evaluator:
         candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         self._certain[recipe, _key(args)] = candidate
         return candidate
+
+    def failure(self, recipe: Recipe) -> Failure | None:
+        """Where it runs out of the GPU's memory; None: nowhere."""
+        gpu = self.around.gpu
+        if gpu is None or not self.ranks.on_gpu:
+            return None
+        profile = Profile(self._ask(completely_traced_as(recipe), None, exact=True), recipe)
+        return failure_of(self.model(recipe), profile, recipe, self.ranks, gpu)
 
     def least(self, recipe: Recipe) -> tuple[int, int]:
         """(bytes on a GPU, bytes of a node's host memory) of the states alone."""
