@@ -77,7 +77,7 @@ def per_pass(trace: Trace, category: str) -> Law:
 
 
 def settled(trace: Trace) -> Trace:
-    """The trace of one device as DDP changes it: a gradient dies when the next storage is born."""
+    """The trace of one device as DDP changes it: a gradient dies before the next storage is born."""
     events: list[int] = []
     starts = {start for _, start in trace.phases}
     moved: dict[int, int] = {}
@@ -88,10 +88,8 @@ def settled(trace: Trace) -> Trace:
         number = event if event >= 0 else ~event
         gradient = trace.storages[number].category == GRADIENTS
         if event >= 0:
-            events.append(event)
-            if dying:
-                events += [~one for one in dying]
-                dying = []
+            events += [~one for one in dying] + [event]
+            dying = []
             if gradient:
                 dying.append(event)
         elif not gradient:
