@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher.memory.assess import Surroundings, assess, failure_of
@@ -10,6 +10,7 @@ from launcher.memory.estimate import Estimate
 from launcher.memory.failure import Failure
 from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN, formula_trace
 from launcher.memory.host import host_of
+from launcher.memory.ledger import Correction, Entry, correction
 from launcher.memory.peaks import completely_traced_as, traced_as
 from launcher.memory.profile import Profile, per_pass
 from launcher.memory.shapes import ModelShapes
@@ -25,6 +26,8 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
+LEAST_BAND = 0.01
+"However well earlier runs agree."
 _BLOCKS_AT_LEAST = 0.7
 "Of a forward pass, in the blocks: what is not is an output head, mostly."
 _WORTH_A_TRACE = 0.1
@@ -42,8 +45,11 @@ class _Key(NamedTuple):
 class Evaluator:
     """Of one job on one layout of a cluster. Asks the source for each thing once."""
 
-    def __init__(self, source: Source, job: Job, cluster: Cluster, layout: Layout) -> None:
-        self.source, self.ranks = source, ranks_of(layout)
+    def __init__(
+        self, source: Source, job: Job, cluster: Cluster, layout: Layout, known: Sequence[Entry] = ()
+    ) -> None:
+        """`known`: what earlier runs of the same family have measured."""
+        self.source, self.ranks, self._known = source, ranks_of(layout), known
         self.hardware = hardware_of(cluster, self.ranks, job.env)
         about = source.about()
         in_background = job.train.async_checkpoints
@@ -67,7 +73,7 @@ class Evaluator:
         if (known := self._certain.get((recipe, _key(args)))) is not None:
             return known
         model, profile = self.model(recipe, args), self._profile(recipe, args)
-        estimate = self._said(assess(model, profile, recipe, self.ranks, self.around))
+        estimate = self._said(recipe, assess(model, profile, recipe, self.ranks, self.around))
         return Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
 
     def is_certain(self, recipe: Recipe, args: Args | None = None) -> bool:
@@ -78,7 +84,8 @@ class Evaluator:
         the model of the allocator reserves."""
         trace = self._ask(completely_traced_as(recipe), args, exact=True)
         profile, model = Profile(trace, recipe), self.model(recipe, args)
-        estimate = self._said(assess(model, profile, recipe, self.ranks, self.around, replayed=True))
+        estimate = assess(model, profile, recipe, self.ranks, self.around, replayed=True)
+        estimate = self._said(recipe, estimate)
         candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         self._certain[recipe, _key(args)] = candidate
         return candidate
@@ -188,7 +195,14 @@ class Evaluator:
         tokens = self.source.about(args).tokens_per_sample
         return formula_trace(self.model(recipe, args), recipe, self.ranks, tokens, complete=exact)
 
-    def _said(self, estimate: Estimate) -> Estimate:
+    def learnt(self, recipe: Recipe) -> Correction | None:
+        """From earlier runs."""
+        return correction(self._known, recipe) if self._known else None
+
+    def _said(self, recipe: Recipe, estimate: Estimate) -> Estimate:
+        if (learnt := self.learnt(recipe)) is not None:
+            band = estimate.band if learnt.band is None else max(LEAST_BAND, learnt.band)
+            return estimate.model_copy(update={"correction": learnt.factor, "band": band})
         if self.untraced is None:
             return estimate
         activations = (NO_ACTIVATIONS,) if self.source.about().tokens_per_sample is None else ()
