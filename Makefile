@@ -47,6 +47,8 @@ bench: venv ## every benchmark, with its peer beside it; results go to benchmark
 	$(BIN)/python benchmarks/logs.py --save
 	$(BIN)/python benchmarks/train.py --save
 	$(BIN)/python benchmarks/recipes.py --save
+	$(BIN)/python benchmarks/memory.py --save
+	$(BIN)/python benchmarks/memory_published.py --save
 
 goldens: venv ## write the golden files of every rendered template again
 	$(BIN)/python -m tests.render.update_goldens

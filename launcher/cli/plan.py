@@ -71,7 +71,7 @@ def plan(
         fail("--max-micro-batch: the profile says neither what a GPU nor what a node has (node.memory)")
     refused, decision = None, None
     try:
-        decision = decider.decide()
+        decision = decider.decide(asker.job.plan.vary)
     except PlanRefusedError as error:
         refused = error
     comparisons = []

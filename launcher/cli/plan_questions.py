@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.cli.output import fail
+from launcher.cli.prepare import runs_root
 from launcher.cli.sources import source_of
+from launcher.memory.ledger import default_folder
 from launcher.planning.choice import Choice
 from launcher.planning.decide import Decider, Decision
 from launcher.planning.hardware import CARDS, card_of, memory_of
@@ -46,12 +48,12 @@ class Asker:
 
     def decider(self, job: Job | None = None, cluster: Cluster | None = None) -> Decider:
         """Raises PlanRefusedError: the job cannot run there."""
-        job = job or self.job
+        job, cluster = job or self.job, cluster or self.cluster
         workdir = (self.file.parent / job.workdir).resolve()
-        key = repr((job.task, sorted(job.args.items()), workdir))
+        key = repr((job.task, sorted(job.args.items()), job.plan, workdir))
         if key not in self._sources:
             self._sources[key] = source_of(job, workdir, self.store)
-        return Decider(job, cluster or self.cluster, self._sources[key])
+        return Decider(job, cluster, self._sources[key], default_folder(runs_root(cluster)))
 
     def choice(self, job: Job | None = None, cluster: Cluster | None = None) -> Choice:
         """The best there; without one where nothing fits or the job cannot run."""

@@ -14,7 +14,9 @@ from launcher.cli.output import EXIT_REFUSED, fail
 from launcher.memory.store import TraceStore
 from launcher.memory.trace import NotAffineError
 from launcher.planning.cached import CachedSource
+from launcher.planning.declared import DeclaredParams
 from launcher.planning.plan import PlanRefusedError
+from launcher.planning.source import NoTraceError
 from launcher.spec.errors import Problem, SpecError
 
 if TYPE_CHECKING:
@@ -35,16 +37,24 @@ def traces_dir() -> Path:
 
 def source_of(job: Job, workdir: Path, store: Path) -> Source:
     """From the folder `store` what is there, else from the task's own code. Raises PlanRefusedError."""
-    if job.task is None:
+    declared = job.plan
+    if job.task is not None:
+        kept = TraceStore(store, job.task, job.args, str(workdir))
+    elif declared.model is not None:
+        kept = TraceStore(store, declared.model, {"length": declared.length}, str(workdir))
+    elif declared.params is not None:
+        return DeclaredParams(declared.params, batch_norm=job.model.batch_norm)
+    else:
         message = (
-            "the model of a foreign command is not known, so its memory is not planned; `task:` jobs are"
+            "the model of a foreign command is not known, so its memory is not planned; "
+            "declare it with plan.model or plan.params (docs/planning.md), or write a task"
         )
         raise PlanRefusedError([Problem("job", "command", message)])
-    return CachedSource(TraceStore(store, job.task, job.args, str(workdir)), lambda: UsersCode(job, workdir))
+    return CachedSource(kept, lambda: UsersCode(job, workdir))
 
 
 class UsersCode:
-    """Asks the job's task in this process. Its code runs in `workdir`, and what it prints goes to stderr.
+    """Asks the job's task, or the model that it declares, in this process. Its code runs in `workdir`, and what it prints goes to stderr.
 
     What is wrong in it ends the program with one message.
     """
@@ -53,14 +63,16 @@ class UsersCode:
         self.job, self.workdir = job, workdir
         if not workdir.is_dir():
             fail(f"workdir: {workdir} is no directory here; plan imports the task from it")
-        with _status(f"importing {job.task}"):
+        self.name = f"task {job.task}" if job.task is not None else f"plan.model {job.plan.model}"
+        with _status(f"importing what {self.name} needs"):
             try:
                 import torch  # noqa: F401
             except ImportError as error:
                 fail(f'{error}; building the model needs the extra: pip install "launcher[train]"')
+            from launcher.train.tracing.declared import DeclaredSource
             from launcher.train.tracing.source import TaskSource
 
-            self._source = TaskSource(job, workdir)
+            self._source = (TaskSource if job.task is not None else DeclaredSource)(job, workdir)
 
     def about(self, args: Args | None = None) -> About:
         with self._running("asking the task"):
@@ -88,7 +100,7 @@ class UsersCode:
         try:
             with _status(what), contextlib.redirect_stdout(sys.stderr):
                 yield
-        except (SpecError, NotAffineError):  # the planner's own
+        except (SpecError, NotAffineError, NoTraceError):  # the planner's own
             raise
         except TaskError as error:
             fail(str(error))
@@ -110,7 +122,7 @@ class UsersCode:
         valueless = "meta" in str(error) or type(error).__name__.startswith("DataDependent")
         values = "; the plan runs the model on the meta device, where tensors have no values"
         return (
-            f"task {self.job.task}: {type(error).__name__}: {message} ({last.filename}:{last.lineno})"
+            f"{self.name}: {type(error).__name__}: {message} ({last.filename}:{last.lineno})"
             f"{values if valueless else ''}"
         )
 

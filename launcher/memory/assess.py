@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from launcher.memory.allocator import replay
 from launcher.memory.estimate import Estimate
+from launcher.memory.failure import Failure, first_failure
 from launcher.memory.host import host_of
 from launcher.memory.overheads import cublas_workspaces, overheads
 from launcher.memory.peaks import peaks_of
@@ -62,15 +63,18 @@ def assess(
         model, recipe, device, workers=around.workers, on_meta=around.on_meta, copies=around.copies
     )
     states = states_of(model, recipe, device)
+    reserved = _reserved(model, profile, recipe, device, around.gpu, allocated, replayed)
+    outside = overheads(around.gpu, recipe, ranks)
+    if around.gpu is not None and states.managed:
+        room = max(0, around.gpu.memory - reserved - sum(outside.values()))
+        host["paged states without room on the GPU"] = ranks.per_node * max(0, states.managed - room)
     if not ranks.on_gpu:
         host = {"tensors of the ranks": ranks.per_node * allocated, **host}
     return Estimate(
         peaks=peaks,
-        reserved=_reserved(model, profile, recipe, device, around.gpu, allocated, replayed)
-        if ranks.on_gpu
-        else allocated,
-        overhead=overheads(around.gpu, recipe, ranks),
-        host=host,
+        reserved=reserved if ranks.on_gpu else allocated,
+        overhead=outside,
+        host={name: size for name, size in host.items() if size},
         managed=states.managed,
         nvme=states.nvme,
         band=BAND_WIDER if missing else BAND,
@@ -91,9 +95,20 @@ def _reserved(
     workspaces = cublas_workspaces(gpu.type if gpu is not None else "")
     if not replayed:
         return round((allocated + sum(workspaces)) * (1 + ROUNDING))
-    before, sizes, events = timeline(model, profile.trace, recipe, ranks)
-    expandable = recipe.expandable_segments
-    return replay(sizes, events, before=(*workspaces, *before), expandable=expandable).reserved
+    line = timeline(model, profile.trace, recipe, ranks)
+    return replay(line.sizes, line.events, before=workspaces, expandable=recipe.expandable_segments).reserved
+
+
+def failure_of(
+    model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, gpu: Gpu
+) -> Failure | None:
+    """Where it runs out of memory on this GPU. `profile`: of a complete trace."""
+    return first_failure(
+        timeline(model, profile.trace, recipe, ranks),
+        gpu.memory - sum(overheads(gpu, recipe, ranks).values()),
+        cublas_workspaces(gpu.type),
+        expandable=recipe.expandable_segments,
+    )
 
 
 def _not_modelled(recipe: Recipe) -> tuple[str, ...]:

@@ -38,6 +38,8 @@ class Estimate(Value):
     "Of a rank, in files."
     band: float
     "The GPU's figures are right within this part of them."
+    correction: float = 1.0
+    "Measured / predicted of runs in the ledger: what the tensors are taken to need more, or less."
     basis: Literal["traced", "formulas"]
     not_modelled: tuple[str, ...] = ()
 
@@ -52,7 +54,7 @@ class Estimate(Value):
     @property
     def needed(self) -> int:
         """Held against the card."""
-        return self.reserved + sum(self.overhead.values())
+        return round(self.reserved * self.correction) + sum(self.overhead.values())
 
     @property
     def host_per_node(self) -> int:

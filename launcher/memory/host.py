@@ -54,9 +54,9 @@ def _rounded_up(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
     shards = ranks.shards(recipe)
     more = 0
     for rank in range(ranks.per_node):
-        for p in model.parameters:
+        for p, count in model.distinct:
             size = shard_of(p, shards, rank % shards).padded * p.itemsize
             if size:
                 over = (1 << (size - 1).bit_length()) - size
-                more += over * (2 if p.requires_grad else 1)
+                more += count * over * (2 if p.requires_grad else 1)
     return more

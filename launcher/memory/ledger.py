@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import os
 import secrets
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from pydantic import JsonValue, NonNegativeInt, PositiveInt
 from launcher.runs.files import replace_json
 from launcher.runs.time import now
 from launcher.spec.base import Value
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
 NEWEST = 200
@@ -91,6 +94,24 @@ class Correction(Value):
     "The largest relative distance of one of them from the factor; None for a single entry, which has none."
     differs: tuple[str, ...]
     "Fields of the recipe, other than the sizes of batches, in which any of them differs."
+
+
+def family_of(job: Job, cluster: Cluster, *, on_gpu: bool) -> Family | None:
+    """None for a foreign command, and where torch's version is not known."""
+    gpu = cluster.node.gpu
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if job.task is None:
+        return None
+    kind = gpu.type if on_gpu and gpu is not None else "cpu"
+    return Family(task=job.task, gpu=kind, torch=minor(version))
+
+
+def minor(version: str) -> str:
+    """`"2.13.0+cpu"` -> `"2.13"`."""
+    return ".".join(version.split(".")[:2])
 
 
 def default_folder(runs_root: Path) -> Path:

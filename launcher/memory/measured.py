@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from launcher.memory.ledger import Entry, Family
+from launcher.memory.ledger import Entry, Family, minor
 from launcher.runs.files import read_record
 from launcher.runs.layout import AttemptDir, RunDir
 from launcher.spec.cluster import Cluster
@@ -93,7 +93,7 @@ def _entry(
         family=Family(
             task=job.task,
             gpu=gpu.type if on_gpu and gpu is not None else "cpu",
-            torch=".".join(versions["torch"].split(".")[:2]),
+            torch=minor(versions["torch"]),
         ),
         args=job.args,
         parameters=parameters,

@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 from launcher.memory.estimate import Peak, When
 from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Held, Ranks, States, states_of
-from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES
+from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES, Moment
 from launcher.memory.update import update_temporaries
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import SHARDED, Recipe
 
 Like = Literal["cuda", "cpu"]
 
-PHASES: Mapping[str, tuple[When, str]] = {
-    "forward": ("first step", "forward"),
-    "backward": ("first step", "backward"),
-    "forward again": ("steady state", "forward"),
-    "backward again": ("steady state", "backward"),
-    "evaluation": ("evaluation", "forward"),
-}
-"Of a trace -> of the run."
-
 
 def traced_as(recipe: Recipe) -> Recipe:
-    """What has to be traced for it: recipes that differ in nothing that a traced step shows have one trace.
+    """What has to be traced for it: recipes that differ in nothing that a pass shows have one trace.
 
-    The optimizer and what waits on the host are counted in closed form; DDP is one device with buckets.
+    The optimizer and what waits on the host are counted in closed form; DDP is one device with buckets;
+    gradients that wait for other micro-batches are added by `peaks_of`.
     """
-    accumulates = recipe.grad_accum > 1
-    whole = recipe.sharding in ("none", "ddp")
     return recipe.model_copy(
         update={
             "precision": "bf16-mixed" if recipe.precision == "float8" else recipe.precision,
             "optimizer": "adamw",
-            "sharding": "none" if whole else recipe.sharding,
+            "sharding": "none" if recipe.sharding == "ddp" else recipe.sharding,
             "offload": "none",
             "micro_batch_size": 1,
-            "grad_accum": 2 if accumulates else 1,
-            "grad_sync": recipe.grad_sync if accumulates and not whole else "each",
+            "grad_accum": 1,
+            "grad_sync": "each",
             "compile": False,
             "grad_scaler": False,
             "expandable_segments": True,
+        }
+    )
+
+
+def completely_traced_as(recipe: Recipe) -> Recipe:
+    """The same for a complete trace, of the recipe's own micro-batch and with gradients that wait."""
+    accumulates = recipe.grad_accum > 1
+    waits = accumulates and recipe.sharding in SHARDED
+    return traced_as(recipe).model_copy(
+        update={
+            "micro_batch_size": recipe.micro_batch_size,
+            "grad_accum": 2 if accumulates else 1,
+            "grad_sync": recipe.grad_sync if waits else "each",
         }
     )
 
@@ -56,16 +60,36 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     """
     states, micro = states_of(model, recipe, ranks), recipe.micro_batch_size
     found = []
-    for name, moments in profile.highest.items():
-        when, phase = PHASES[name]
-        if not moments:
-            continue
-        moment = max(moments, key=lambda one: one.at(micro))
+
+    def add(
+        when: When, phase: str, moments: Sequence[Moment], known: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """`known`: categories that are not the trace's."""
+        moment = max(moments, key=lambda one: one.at(micro), default=None)
+        if moment is None:
+            return
         # States of the optimizer come to be in the first update, those on the host before the first step.
         parts = standing(states, recipe, with_optimizer=when != "first step")
         for category, law in profile.parts(moment.event).items():
-            parts[category] = parts.get(category, 0) + int(law.at(micro))
+            if category not in known:
+                parts[category] = parts.get(category, 0) + int(law.at(micro))
+        for category, size in known.items():
+            parts[category] = parts.get(category, 0) + size
         found.append(_peak(when, phase, parts, profile.module(moment.event)))
+
+    highest, accumulates = profile.highest, recipe.grad_accum > 1
+    for name in ("forward", "backward"):
+        add("first step", name, highest[name])
+        add("steady state", name, highest[name])
+        if not accumulates or profile.adds_to_buckets:
+            continue
+        # Every micro-batch but the first finds the gradients of those before, in the first step, too.
+        for when in ("first step", "steady state"):
+            if f"{name} again" in highest:
+                add(when, name, highest[f"{name} again"])
+            else:
+                add(when, name, profile.highest_but_gradients[name], {GRADIENTS: _waiting(states, recipe)})
+    add("evaluation", "forward", highest.get("evaluation", ()))
     update = _update(model, states, recipe, ranks, profile)
     found += [update, update.model_copy(update={"when": "steady state"})]
     held = standing(states, recipe, with_optimizer=True)
@@ -73,7 +97,16 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     found.append(_peak("resume", "load", {**held, GRADIENTS: states.gpu.parameters}))
     # Between two steps; what is saved is copied to the host piece by piece.
     found.append(_peak("checkpoint", "save", held))
-    return tuple(found)
+    return _worst(found)
+
+
+def _worst(found: Sequence[Peak]) -> tuple[Peak, ...]:
+    """One for each moment and phase, in their order."""
+    worst: dict[tuple[str, str], Peak] = {}
+    for peak in found:
+        key = (peak.when, peak.phase)
+        worst[key] = max(worst.get(key, peak), peak, key=lambda one: one.allocated)
+    return tuple(worst.values())
 
 
 def _peak(when: When, phase: str, parts: Mapping[str, int], module: str = "") -> Peak:
@@ -91,6 +124,13 @@ def standing(states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[st
         # Its buckets, which the gradients are views of, exist from the beginning.
         held[GRADIENTS] = _buckets(gpu, recipe)
     return {name: size for name, size in held.items() if size}
+
+
+def _waiting(states: States, recipe: Recipe) -> int:
+    """Gradients of the micro-batches before, on the GPU, beside DDP's buckets."""
+    if recipe.offload == "cpu":
+        return 0
+    return states.gpu.gradients - (_buckets(states.gpu, recipe) if recipe.sharding == "ddp" else 0)
 
 
 def _buckets(gpu: Held, recipe: Recipe) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from launcher.memory.trace import BATCH, GRADIENTS, Law, Moment, Trace
+from launcher.memory.trace import ACTIVATIONS, BATCH, GRADIENTS, TEMPORARIES, Law, Moment, Trace
 from launcher.spec.recipe import Recipe
 
 
@@ -12,7 +12,8 @@ class Profile:
     """Of recipes with one trace and one `kind`."""
 
     def __init__(self, trace: Trace, recipe: Recipe) -> None:
-        self.trace = settled(trace, recipe)
+        self.adds_to_buckets = adds_to_buckets(recipe)
+        self.trace = settled(trace) if self.adds_to_buckets else trace
         # Reduced gradients go to the host at once with `offload: cpu`.
         self._left_out = GRADIENTS if recipe.offload == "cpu" else None
         self._parts: dict[int, dict[str, Law]] = {}
@@ -27,10 +28,14 @@ class Profile:
         return self.trace.highest(lambda storage: storage.category != self._left_out)
 
     @cached_property
+    def highest_but_gradients(self) -> dict[str, tuple[Moment, ...]]:
+        """When all of them wait from micro-batches before, what comes and goes beside them makes the peak."""
+        return self.trace.highest(lambda storage: storage.category != GRADIENTS)
+
+    @cached_property
     def batch(self) -> Law:
-        """Of one micro-batch on the device; each of the two passes has its own."""
-        batches = [storage for storage in self.trace.storages if storage.category == BATCH]
-        return Law(sum(one.fixed for one in batches) / 2, sum(one.per_sample for one in batches) / 2)
+        """Of one micro-batch on the device; each pass has its own."""
+        return per_pass(self.trace, BATCH)
 
     def parts(self, event: int) -> dict[str, Law]:
         """Category -> live bytes after an event."""
@@ -44,6 +49,16 @@ class Profile:
             self._parts[event] = sums
         return self._parts[event]
 
+    def outside_blocks(self, event: int) -> Law:
+        """What is alive of the work before and behind the numbered blocks: embeddings, the head, the loss."""
+        sums = Law(0, 0)
+        for number in self.trace.live_at(event):
+            fixed, per_sample, category, module = self.trace.storages[number]
+            inside = any(part.isdigit() for part in module.split("."))
+            if category in (ACTIVATIONS, TEMPORARIES) and not inside:
+                sums = Law(sums.fixed + fixed, sums.per_sample + per_sample)
+        return sums
+
     def module(self, event: int) -> str:
         return self.trace.storages[self.trace.events[event]].module
 
@@ -54,10 +69,15 @@ def adds_to_buckets(recipe: Recipe) -> bool:
     return recipe.sharding == "ddp" and not (recipe.grad_sync == "last" and recipe.grad_accum > 1)
 
 
-def settled(trace: Trace, recipe: Recipe) -> Trace:
-    """The trace of one device as DDP changes it: a gradient dies when the next storage is born."""
-    if not adds_to_buckets(recipe):
-        return trace
+def per_pass(trace: Trace, category: str) -> Law:
+    """Bytes of all storages of a category that one pass makes."""
+    found = [storage for storage in trace.storages if storage.category == category]
+    passes = sum(name.startswith("forward") for name, _ in trace.phases)
+    return Law(sum(one.fixed for one in found) / passes, sum(one.per_sample for one in found) / passes)
+
+
+def settled(trace: Trace) -> Trace:
+    """The trace of one device as DDP changes it: a gradient dies before the next storage is born."""
     events: list[int] = []
     starts = {start for _, start in trace.phases}
     moved: dict[int, int] = {}
@@ -68,10 +88,8 @@ def settled(trace: Trace, recipe: Recipe) -> Trace:
         number = event if event >= 0 else ~event
         gradient = trace.storages[number].category == GRADIENTS
         if event >= 0:
-            events.append(event)
-            if dying:
-                events += [~one for one in dying]
-                dying = []
+            events += [~one for one in dying] + [event]
+            dying = []
             if gradient:
                 dying.append(event)
         elif not gradient:

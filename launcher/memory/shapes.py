@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,19 @@ class ModelShapes:
     buffers: int
     "Bytes of all buffers; every rank holds them whole."
 
-    @property
+    @cached_property
+    def distinct(self) -> tuple[tuple[Parameter, int], ...]:
+        """(one of those that differ in nothing but their name, how many): blocks repeat a few shapes."""
+        alike: dict[tuple[object, ...], tuple[Parameter, int]] = {}
+        for p in self.parameters:
+            key = (p.shape, p.itemsize, p.requires_grad, p.embedding)
+            first, count = alike.get(key, (p, 0))
+            alike[key] = first, count + 1
+        return tuple(alike.values())
+
+    @cached_property
     def numel(self) -> int:
-        return sum(p.numel for p in self.parameters)
+        return sum(p.numel * count for p, count in self.distinct)
 
     @property
     def trained(self) -> tuple[Parameter, ...]:

@@ -8,7 +8,6 @@ to powers of two). A trained parameter is taken to have a gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.memory.shapes import ModelShapes, Parameter
@@ -102,14 +101,14 @@ def shard_of(p: Parameter, shards: int, number: int) -> Shard:
 def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -> States:
     """Of the rank with this number; rank 0 holds the most. `model`: as `recipe.precision` stores it."""
     shards = ranks.shards(recipe)
-    cut = [(p, shard_of(p, shards, rank % shards)) for p in model.parameters]
-    trained = [(p, shard) for p, shard in cut if p.requires_grad]
-    parameters = sum(shard.padded * p.itemsize for p, shard in cut)
-    reduced = sum(shard.padded * p.itemsize for p, shard in trained)
-    whole = sum(p.nbytes for p in model.trained)
-    paged = _paged(recipe, trained)
-    states = sum(state_bytes(recipe, p, shard) for p, shard in trained) - paged
-    steps = 0 if recipe.optimizer == "lion" else STEP * len(trained)
+    cut = [(p, shard_of(p, shards, rank % shards), count) for p, count in model.distinct]
+    trained = [(p, shard, count) for p, shard, count in cut if p.requires_grad]
+    parameters = sum(count * shard.padded * p.itemsize for p, shard, count in cut)
+    reduced = sum(count * shard.padded * p.itemsize for p, shard, count in trained)
+    whole = sum(count * p.nbytes for p, _, count in trained)
+    paged = sum(count * paged_bytes(recipe, p, shard) for p, shard, count in trained)
+    states = sum(count * state_bytes(recipe, p, shard) for p, shard, count in trained) - paged
+    steps = 0 if recipe.optimizer == "lion" else STEP * sum(count for _, _, count in trained)
 
     gpu = Held(parameters=parameters, buffers=model.buffers, gradients=_gradients(recipe, whole, reduced))
     if recipe.offload == "none" or (recipe.offload == "cpu" and not ranks.on_gpu):
@@ -125,11 +124,13 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
         )
     else:
         # launcher.train.offload.HostOptimizer: twins of the trained parameters, and one gradient at a time.
-        sizes = [shard.numel * p.itemsize for p, shard in trained]
+        sizes = [shard.numel * p.itemsize for p, shard, _ in trained]
         on_disk = states if recipe.offload == "nvme-optimizer" else 0
         host = Held(
-            gradients=max(sizes, default=0), optimizer=states - on_disk + steps, copies=sum(sizes)
-        )  # fmt: skip
+            gradients=max(sizes, default=0),
+            optimizer=states - on_disk + steps,
+            copies=sum(count * shard.numel * p.itemsize for p, shard, count in trained),
+        )
         made = States(gpu=gpu, host=host, nvme=on_disk)
     return made if ranks.on_gpu else made.model_copy(update={"gpu": Held(), "host": made.gpu + made.host})
 
@@ -164,12 +165,11 @@ def _scales(shard: Shard) -> int:
     return math.ceil(shard.padded / BLOCK)
 
 
-def _paged(recipe: Recipe, trained: Iterable[tuple[Parameter, Shard]]) -> int:
+def paged_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
     """The codes alone; scales stay in ordinary GPU memory."""
-    if recipe.optimizer != "paged-adamw-8bit":
+    if recipe.optimizer != "paged-adamw-8bit" or not in_eight_bits(p) or shard.numel < LEAST_PAGED:
         return 0
-    large = [shard for p, shard in trained if in_eight_bits(p) and shard.numel >= LEAST_PAGED]
-    return sum(2 * shard.numel * CODE for shard in large)
+    return 2 * shard.numel * CODE
 
 
 def _waits(recipe: Recipe) -> bool:

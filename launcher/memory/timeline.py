@@ -1,82 +1,136 @@
-"""The allocations of a run's first two steps in order, for the model of the allocator."""
+"""The allocations of a run in order: what stays, the first step, its update, the second step, evaluation."""
 
 from __future__ import annotations
 
-from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import Ranks, shard_of, state_bytes
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from launcher.memory.estimate import When
+from launcher.memory.shapes import ModelShapes, Parameter
+from launcher.memory.states import Ranks, Shard, paged_bytes, shard_of, state_bytes
 from launcher.memory.trace import GRADIENTS, Trace
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import EIGHT_BIT, Recipe
 
 
-def timeline(
-    model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks
-) -> tuple[list[int], list[int], list[int]]:
-    """(bytes that are there from the start, bytes of each storage, events), of a profile's trace.
+@dataclass
+class Timeline:
+    """For launcher.memory.allocator.replay."""
 
-    First step, the update that makes the optimizer's states, second step, evaluation.
-    """
-    micro = recipe.micro_batch_size
-    sizes = [storage.at(micro) for storage in trace.storages]
-    if recipe.offload == "cpu":
-        sizes = [
-            0 if storage.category == GRADIENTS else size
-            for storage, size in zip(trace.storages, sizes, strict=True)
-        ]
-    starts = dict(trace.phases)
-    made = _states(model, recipe, ranks)
-    steps = list(trace.events)
-    if recipe.grad_accum > 1:
-        first, rest = steps[: starts["evaluation"]], _again(steps, len(sizes))
-        sizes += sizes
-    else:
-        first, rest = steps[: starts["forward again"]], steps[starts["forward again"] :]
-    freed_last = len(first)
-    while freed_last and first[freed_last - 1] < 0:
-        freed_last -= 1
-    numbers = range(len(sizes), len(sizes) + len(made))
-    alive = _alive(first) if recipe.grad_accum > 1 else []
-    # The update comes before the gradients are freed.
-    events = [*first[:freed_last], *numbers, *first[freed_last:], *(~one for one in alive), *rest]
-    return (
-        _standing(model, recipe, ranks),
-        [*sizes, *made],
-        [event for event in events if _counts(event, sizes)],
-    )
+    sizes: list[int] = field(default_factory=list)
+    "Bytes of each storage."
+    names: list[str] = field(default_factory=list)
+    "The module that asks for it, or what it is."
+    events: list[int] = field(default_factory=list)
+    "As a Trace's."
+    spans: list[tuple[int, When, str]] = field(default_factory=list)
+    "(first event, when, phase)"
+
+    def begin(self, when: When, phase: str) -> None:
+        self.spans.append((len(self.events), when, phase))
+
+    def at(self, event: int) -> tuple[When, str]:
+        """When an event happens, and in which phase."""
+        return next((when, phase) for start, when, phase in reversed(self.spans) if start <= event)
+
+    def stays(self, tensors: Iterable[tuple[str, int]]) -> None:
+        for name, size in tensors:
+            if size:
+                self.events.append(len(self.sizes))
+                self.sizes.append(size)
+                self.names.append(name)
 
 
-def _counts(event: int, sizes: list[int]) -> bool:
-    number = event if event >= 0 else ~event
-    return number >= len(sizes) or sizes[number] > 0
+def timeline(model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks) -> Timeline:
+    """`trace`: a complete one, as a Profile has it."""
+    line = Timeline()
+    line.begin("first step", "init")
+    line.stays(_standing(model, recipe, ranks))
+    _step(line, trace, recipe, "first step", _states(model, recipe, ranks))
+    _step(line, trace, recipe, "steady state", ())
+    _evaluation(line, trace, recipe)
+    return line
 
 
-def _again(events: list[int], shift: int) -> list[int]:
-    return [event + shift if event >= 0 else event - shift for event in events]
+def _step(
+    line: Timeline, trace: Trace, recipe: Recipe, when: When, states: Iterable[tuple[str, int]]
+) -> None:
+    """The update comes when all is computed and before the gradients are freed; it makes `states`."""
+    numbers: dict[int, int] = {}
+    events: list[tuple[int, int]] = []
+    for name, start, end in trace.spans():
+        if name == "evaluation":
+            break
+        events = list(enumerate(trace.events[start:end], start))
+        freed_last = len(events)
+        while freed_last and events[freed_last - 1][1] < 0:
+            freed_last -= 1
+        line.begin(when, name.split()[0])
+        _follow(line, trace, recipe, (event for _, event in events[:freed_last]), numbers)
+        rest = [event for _, event in events[freed_last:]]
+        if name == _last_pass(trace):
+            line.begin(when, "optimizer")
+            line.stays(states)
+        _follow(line, trace, recipe, rest, numbers)
+    line.events += [~number for number in numbers.values()]
 
 
-def _alive(events: list[int]) -> list[int]:
-    alive: dict[int, None] = {}
+def _evaluation(line: Timeline, trace: Trace, recipe: Recipe) -> None:
+    line.begin("evaluation", "forward")
+    start = dict(trace.phases)["evaluation"]
+    _follow(line, trace, recipe, trace.events[start:], {})
+
+
+def _follow(
+    line: Timeline, trace: Trace, recipe: Recipe, events: Iterable[int], numbers: dict[int, int]
+) -> None:
+    """`numbers`: traced storage -> its number here; what is not in it was freed before."""
     for event in events:
-        if event >= 0:
-            alive[event] = None
-        else:
-            alive.pop(~event, None)
-    return list(alive)
+        if event < 0:
+            if ~event in numbers:
+                line.events.append(~numbers.pop(~event))
+            continue
+        storage = trace.storages[event]
+        size = storage.at(recipe.micro_batch_size)
+        # Reduced gradients are the host's with `offload: cpu`.
+        if size and not (recipe.offload == "cpu" and storage.category == GRADIENTS):
+            numbers[event] = len(line.sizes)
+            line.events.append(len(line.sizes))
+            line.sizes.append(size)
+            line.names.append(storage.module)
 
 
-def _standing(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[int]:
+def _last_pass(trace: Trace) -> str:
+    return [name for name, _ in trace.phases if name.startswith("backward")][-1]
+
+
+def _standing(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Iterator[tuple[str, int]]:
     shards = ranks.shards(recipe)
-    sizes = [] if recipe.offload == "cpu" else [
-        shard_of(p, shards, 0).padded * p.itemsize for p in model.parameters
-    ]  # fmt: skip
+    if recipe.offload != "cpu":
+        for p in model.parameters:
+            yield p.name, shard_of(p, shards, 0).padded * p.itemsize
+    yield "buffers", model.buffers
     if recipe.sharding == "ddp":
-        sizes += [p.nbytes for p in model.trained]  # buckets
-    return [size for size in (*sizes, model.buffers) if size]
+        for p in model.trained:
+            yield f"DDP's bucket for {p.name}", p.nbytes
 
 
-def _states(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[int]:
-    """Of the optimizer, on the GPU: one or two for each parameter."""
-    if recipe.offload != "none" or recipe.optimizer == "paged-adamw-8bit":
-        return []
-    shards, parts = ranks.shards(recipe), 1 if recipe.optimizer in ("lion", "lion-8bit") else 2
-    sizes = [state_bytes(recipe, p, shard_of(p, shards, 0)) for p in model.trained]
-    return [size // parts for size in sizes for _ in range(parts) if size]
+def _states(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Iterator[tuple[str, int]]:
+    """Of the optimizer on the GPU, in the order of the update: matrices first."""
+    if recipe.offload != "none":
+        return
+    shards = ranks.shards(recipe)
+    for p in sorted(model.trained, key=lambda p: p.vector):
+        for name, size in _tensors(recipe, p, shard_of(p, shards, 0)):
+            yield f"{name} of {p.name}", size
+
+
+def _tensors(recipe: Recipe, p: Parameter, shard: Shard) -> Iterator[tuple[str, int]]:
+    size = state_bytes(recipe, p, shard) - paged_bytes(recipe, p, shard)
+    names = ("state1",) if recipe.optimizer in ("lion", "lion-8bit") else ("state1", "state2")
+    if recipe.optimizer in EIGHT_BIT and (codes := min(shard.numel, size // len(names))) < size:
+        for name in names:
+            yield name, codes
+            yield f"scales of {name}", size // len(names) - codes
+    else:
+        for name in names:
+            yield name, size // len(names)

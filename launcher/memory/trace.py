@@ -61,8 +61,9 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Two passes forward and backward, the second one with the gradients of the first where the recipe
-    accumulates, then an evaluation. Not in it: sharded parameters, buffers, states of the optimizer."""
+    """A pass forward and backward, and in a complete trace a second one with the gradients of the first,
+    where the recipe accumulates, and an evaluation. Not in it: sharded parameters, buffers, states of the
+    optimizer."""
 
     storages: tuple[Storage, ...]
     events: tuple[int, ...]

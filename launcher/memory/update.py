@@ -15,7 +15,9 @@ def update_temporaries(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> tupl
     if recipe.offload != "none":
         return 0, ""
     shards = ranks.shards(recipe)
-    sizes = [(_bytes(recipe, p, shard_of(p, shards, 0)), p.name) for p in model.trained]
+    sizes = [
+        (_bytes(recipe, p, shard_of(p, shards, 0)), p.name) for p, _ in model.distinct if p.requires_grad
+    ]
     return max(sizes, default=(0, ""))
 
 

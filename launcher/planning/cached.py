@@ -42,8 +42,6 @@ class CachedSource:
         return unpack_shapes(packed)
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
-        if not exact and recipe.micro_batch_size > 1:
-            recipe = recipe.model_copy(update={"micro_batch_size": 2})  # the law is one for all of them
         shards = [ranks.world, ranks.per_node] if recipe.sharding != "none" else None
         key = ["trace", recipe.model_dump(), shards, args, exact]
         packed = self._kept(

@@ -212,16 +212,15 @@ def _reason(best: Candidate, default: str, fitting: Sequence[Candidate], of: int
     estimate = best.estimate
     pace = f", {best.speed:.3g} samples/s predicted" if best.speed else ""
     superlative = "the fastest that fits" if best.speed else "what loses least and fits"
-    words = f"{superlative} of {of} recipes: {memory_line(estimate)}{pace}"
+    words = (
+        f"{superlative} of {of} recipes: {format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU"
+        f"{pace}"
+    )
     if best.recipe.optimizer == default:
         return words
     speeds = [one.speed for one in fitting if one.recipe.optimizer == default]
     why = f"it is {best.speed / max(speeds):.2g} times as fast as" if speeds else "nothing fits with"
     return f"{words}; {best.recipe.optimizer} because {why} {default}"
-
-
-def memory_line(estimate: Estimate) -> str:
-    return f"{format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU"
 
 
 def _nothing_fits(losers: Sequence[Loser], room: Room) -> str:

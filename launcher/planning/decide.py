@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pydantic import JsonValue
 
-from launcher.planning.choice import Candidate, Choice, Room, choose, memory_line
+from launcher.memory.ledger import entries, family_of
+from launcher.planning.choice import Candidate, Choice, Room, choose
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, ladder_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
@@ -16,6 +18,7 @@ from launcher.spec.base import Value
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem
 from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
 from launcher.spec.rules import changes_line
 
 TRIES = 8
@@ -26,10 +29,8 @@ class Decision(Value):
     """A Plan, with what it was decided from."""
 
     plan: Plan
-    parameters: int
-    "Of the model, each of tied ones once."
     trained: int
-    "How many of them have gradients."
+    "How many of the parameters have gradients."
     chosen: Candidate
     room: Room
     explained: tuple[str, ...]
@@ -37,11 +38,17 @@ class Decision(Value):
     notes: tuple[str, ...] = ()
     "What was assumed, and what is not modelled."
 
+    @property
+    def parameters(self) -> int:
+        """Of the model, each of tied ones once."""
+        assert self.plan.parameters is not None
+        return self.plan.parameters
+
 
 class Decider:
-    """Of one job on one cluster."""
+    """Of one job on one cluster. `ledger`: the folder of what earlier runs measured."""
 
-    def __init__(self, job: Job, cluster: Cluster, source: Source) -> None:
+    def __init__(self, job: Job, cluster: Cluster, source: Source, ledger: Path | None = None) -> None:
         about = source.about()
         self.notes: list[str] = []
         if about.batch_norm and not job.model.batch_norm:
@@ -52,7 +59,9 @@ class Decider:
         self.job, self.cluster, self.about = job, cluster, about
         self.plan = make_plan(job, cluster)
         self.layout = self.plan.layout
-        self.evaluate = Evaluator(source, job, cluster, self.layout)
+        family = family_of(job, cluster, on_gpu=self.layout.gpus_per_node > 0)
+        known = entries(ledger, family) if ledger is not None and family is not None else ()
+        self.evaluate = Evaluator(source, job, cluster, self.layout, known)
         self.notes += self.evaluate.hardware.assumed if self.evaluate.hardware is not None else ()
         gpu = cluster.node.gpu
         self.room = Room(
@@ -78,14 +87,10 @@ class Decider:
             choice = choose(
                 space, self.evaluate, self.room, least=self.evaluate.least, speed=self.evaluate.speed
             )
-            if choice.chosen is None:
+            if choice.chosen is None or self.evaluate.is_certain(choice.chosen.recipe):
                 return choice
-            confirmed = self.evaluate.confirm(choice.chosen.recipe)
-            if self.room.misfit(confirmed.estimate) is None:
-                before, now = memory_line(choice.chosen.estimate), memory_line(confirmed.estimate)
-                reason = choice.reason.replace(before, now)
-                return choice.model_copy(update={"chosen": confirmed, "reason": reason})
-        return choice.model_copy(update={"chosen": None})
+            self.evaluate.confirm(choice.chosen.recipe)  # and look again, knowing that
+        return choice
 
     def best(self) -> Choice:
         """Of what the job leaves open; on a CPU its recipe as it stands, whether it fits or not: it has one
@@ -118,19 +123,31 @@ class Decider:
         if misfit := self.room.misfit(chosen.estimate):
             raise PlanRefusedError([Problem("job", "recipe", misfit)])
         model = self.evaluate.model(chosen.recipe)
+        plan = plan.model_copy(update={"estimate": chosen.estimate, "parameters": model.numel})
         return Decision(
             plan=plan,
-            parameters=model.numel,
             trained=sum(p.numel for p in model.trained),
             chosen=chosen,
             room=self.room,
             explained=explained,
             rungs=rungs,
-            notes=tuple(self.notes),
+            notes=(*self.notes, *self._about(chosen.recipe)),
         )
+
+    def _about(self, recipe: Recipe) -> list[str]:
+        found = [self.evaluate.untraced] if self.evaluate.untraced is not None else []
+        if (learnt := self.evaluate.learnt(recipe)) is not None:
+            differs = f", which differ in {', '.join(learnt.differs)}" if learnt.differs else ""
+            found.append(
+                f"corrected by {learnt.factor:.3f}: what {learnt.entries} earlier run(s){differs} measured"
+            )
+        return found
 
     def _refusals(self, choice: Choice) -> list[Problem]:
         problems = [Problem("job", "recipe", choice.reason)]
+        smallest = self.space().sizes(self.plan.recipe)[:1] or [self.plan.recipe]
+        if (failure := self.evaluate.failure(smallest[0])) is not None:
+            problems.append(Problem("job", "recipe", str(failure)))
         free = self.choose(self.space(self.fixed & {"precision"}))
         if free.chosen is not None:
             change = changes_line(free.chosen.recipe, self.plan.recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.memory.estimate import Estimate
 from launcher.memory.states import Ranks
 from launcher.planning.ladder import ladder
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
@@ -46,6 +47,10 @@ class Plan(Value):
     "What an out-of-memory failure falls back to, in order."
     reason: str
     warnings: tuple[str, ...] = ()
+    estimate: Estimate | None = None
+    "Of the recipe, where the model is known."
+    parameters: int | None = None
+    "Of the model, each of tied ones once."
     usd_per_hour: float | None = None
 
 

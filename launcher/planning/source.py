@@ -14,6 +14,10 @@ Args = Mapping[str, Any]
 "Arguments of the task, where they are not the job's own."
 
 
+class NoTraceError(Exception):
+    """The step cannot be traced. The message says why, and what its author can do."""
+
+
 class About(NamedTuple):
     """What a plan has to know of a task besides its steps."""
 
@@ -34,7 +38,7 @@ class Source(Protocol):
     def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes: ...
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
-        """`recipe`: one that launcher.memory.peaks.traced_as gave, but for its micro-batch: 1 asks for a
-        trace of that one alone, which often has views where others have copies; another one for the law of
-        all from 2 on. `exact`: of the very micro-batch, and no block stands for another one.
-        Raises NotAffineError where there is no law."""
+        """For recipes that launcher.memory.peaks.traced_as gives, a pass as a law of the micro-batch. It is
+        drawn from 2 on: a micro-batch of 1 often has views where others have copies. `exact`: for those of
+        completely_traced_as, a complete trace of the very micro-batch.
+        Raises NotAffineError where there is no law, and NoTraceError."""

@@ -85,7 +85,7 @@ def bars(estimate: Estimate) -> list[Bar]:
         parts = _sorted({**peak.parts, OUTSIDE: outside})
         found.append(Bar(peak.when, peak.phase, peak.module, parts, peak.allocated))
     worst = estimate.worst
-    rest = max(0, estimate.reserved - worst.allocated)
+    rest = max(0, estimate.needed - outside - worst.allocated)
     parts = _sorted({**worst.parts, ALLOCATOR: rest, OUTSIDE: outside})
     return [*found, Bar("needed", "in all", "", parts, None)]
 
@@ -122,6 +122,7 @@ def memory_rows(decision: Decision) -> list[tuple[str, str]]:
     rows = [
         ("allocated", f"{format_bytes(estimate.allocated)} by tensors at the worst peak"),
         ("reserved", f"{format_bytes(estimate.reserved)} by PyTorch's allocator: tensors, workspaces, gaps"),
+        *([("measured before", f"x {estimate.correction:.3f}")] if estimate.correction != 1 else []),
         *((name, format_bytes(size)) for name, size in estimate.overhead.items()),
         ("needed", f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}"),
     ]

@@ -17,7 +17,8 @@ def as_data(page: Page) -> dict[str, Any]:
         data["refused"] = page.refusal
     else:
         estimate = decision.chosen.estimate
-        data |= decision.model_dump(mode="json")
+        data |= decision.model_dump(mode="json", exclude={"plan": {"estimate"}})
+        data["parameters"] = decision.parameters
         data["chosen"] = _candidate(decision.chosen)
         data["tokens_per_sample"] = page.tokens_per_sample
         data["fits"] = decision.room.misfit(estimate) is None

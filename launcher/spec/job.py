@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
@@ -84,6 +85,19 @@ class Model(Value):
     "The model has BatchNorm layers: its statistics need a micro-batch of two or more."
 
 
+class Declared(Value):
+    """What the planner cannot see by itself."""
+
+    model: str | None = Field(None, pattern=r"^hf:.+$")
+    "Of a `command:`: `hf:PATH`, a transformers config.json or a directory with one, relative to `workdir`."
+    length: PositiveInt | None = None
+    "Tokens of a sample, with `model`."
+    params: PositiveInt | None = None
+    "Of a `command:` of which no more is known: how many parameters its model has, such as 8.5e9."
+    vary: dict[str, tuple[JsonValue, ...]] = {}
+    "Arguments of the task that may be lowered, each with its values in falling order, the job's own first."
+
+
 class Secret(Value):
     """The name of an environment variable, and where its value is read at start. Never the value."""
 
@@ -164,6 +178,7 @@ class Job(Value):
     recipe: _Recipe = RecipeChoice()
     train: Training = Training()
     model: Model = Model()
+    plan: Declared = Declared()
     env: dict[EnvName, Annotated[Text, AfterValidator(no_nul)]] = {}
     secrets: tuple[_AnySecret, ...] = ()
     image: str | None = None
@@ -213,6 +228,7 @@ def cross_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], s
         yield ("epochs",), "give either `steps:` or `epochs:`, not both"
     if command is not None and data.get("args"):
         yield ("args",), "belongs to `task:`; put a command's arguments into `command:`"
+    yield from _plan_problems(data)
     env, secrets = data.get("env"), data.get("secrets")
     if isinstance(env, Mapping) and isinstance(secrets, list | tuple):
         for item in secrets:
@@ -222,3 +238,37 @@ def cross_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], s
                     ("env", name),
                     "is in `env:` and in `secrets:`; a secret's value must not be in the file",
                 )
+
+
+def _plan_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    plan, args = data.get("plan"), data.get("args")
+    if not isinstance(plan, Mapping):
+        return
+    given = {name for name, value in plan.items() if value}
+    if data.get("command") is None:
+        for name in sorted(given & {"model", "length", "params"}):
+            yield (
+                ("plan", name),
+                "belongs to `command:`; the model and the samples of a `task:` are asked for",
+            )
+    elif "vary" in given:
+        yield ("plan", "vary"), "belongs to `task:`: the arguments of a command are not known"
+    if {"model", "params"} <= given:
+        yield ("plan", "params"), "give either `model:` or `params:`, not both"
+    if "model" in given and "length" not in given:
+        yield ("plan", "model"), "needs `length:`, the tokens of a sample"
+    if "length" in given and "model" not in given:
+        yield ("plan", "length"), "belongs to `model:`"
+    vary = plan.get("vary")
+    for name, values in vary.items() if isinstance(vary, Mapping) else ():
+        if not isinstance(values, list | tuple):
+            continue
+        if len(values) < 2:
+            yield ("plan", "vary", name), "needs the job's own value and a lower one"
+            continue
+        numbers = [value for value in values if isinstance(value, int | float)]
+        if len(numbers) == len(values) and any(b >= a for a, b in itertools.pairwise(numbers)):
+            yield ("plan", "vary", name), "must fall from value to value"
+        elif isinstance(args, Mapping) and name in args and args[name] != values[0]:
+            message = f"begins with {values[0]!r}, but args says {args[name]!r}: the first is the job's own"
+            yield ("plan", "vary", name), message

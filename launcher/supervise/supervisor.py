@@ -8,10 +8,13 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.memory.ledger import default_folder, record
+from launcher.memory.measured import entry_of_run
 from launcher.planning.plan import Plan
 from launcher.runs.files import read_json
 from launcher.runs.layout import AttemptDir, RunDir
@@ -208,6 +211,17 @@ class Supervisor:
             state = "cancelled"
         self.journal.event("finished", state=state, failure=verdict.failure, reason=decision.reason)
         self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=decision.reason)
+
+        if self.plan.estimate is not None:
+            self._learn()
+
+    def _learn(self) -> None:
+        """What was measured corrects the next plans of this model. A ledger that cannot be written costs
+        just that."""
+        entry = entry_of_run(self.run, self.plan.parameters)
+        if entry is not None and entry.predicted:
+            with suppress(OSError):
+                record(default_folder(self.run.path.parent), entry)
 
     def _close_interrupted_attempts(self) -> None:
         """Attempts of an earlier supervisor that died before it could judge them."""

@@ -86,6 +86,9 @@ class CausalLM(Task):
     def data(self, split: Split) -> Windows:
         return self.text.windows(split, self.context, self.config.get_text_config().vocab_size)
 
+    def example(self) -> torch.Tensor:
+        return torch.zeros(self.context + 1, dtype=torch.int64)
+
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
         targets = batch[:, 1:].flatten()

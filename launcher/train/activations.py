@@ -15,7 +15,12 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import record_function
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from launcher.spec.recipe import Recipe
 from launcher.train.batch_norm import first_batch_norm, untouched_statistics
@@ -38,6 +43,15 @@ KEPT_BY_SELECTIVE = frozenset(
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+
+
+# FSDP tells the profiler what it does, in a block with units of its own not as often the second time.
+SAC_IGNORED_OPS.update(
+    {
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
     }
 )
 

@@ -82,14 +82,16 @@ def _seed_host(seed: int) -> None:
 
 
 def _aside(batches: Iterator[Any]) -> Iterator[Any]:
-    """In this process, whose random state is dropout's as well."""
+    """In this process, whose random state is dropout's as well. A generator that waits would keep its last
+    batch alive: it hands it out of its hands."""
+    held = []
     while True:
         with _kept_random_state():
             try:
-                batch = next(batches)
+                held.append(next(batches))
             except StopIteration:
                 return
-        yield batch
+        yield held.pop()
 
 
 @contextmanager

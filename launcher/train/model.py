@@ -21,10 +21,9 @@ from launcher.train.sharding import shard
 from launcher.train.task import Task, TaskError
 
 
-def new_model(task: Task, recipe: Recipe, *, on_meta: bool | None = None) -> nn.Module:
-    """The whole model on the CPU, or on the meta device: left out, as the task says."""
-    on_meta = task.built_on_meta if on_meta is None else on_meta
-    with torch.device("meta") if on_meta else nullcontext():
+def new_model(task: Task, recipe: Recipe, *, on_meta: bool = False) -> nn.Module:
+    """The whole model on the CPU, or `on_meta`, where the task itself may want it to be."""
+    with torch.device("meta") if on_meta or task.built_on_meta else nullcontext():
         model = task.model()
     if not isinstance(model, nn.Module):
         raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, no nn.Module")

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -102,6 +102,21 @@ def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
         raise TaskError(f"task {reference}: {class_name} does not define {', '.join(sorted(missing))}")
     _check_args(found, args)
     return found(**args)
+
+
+def check_varied(task: Task, args: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:
+    """Whether the values of each argument in `vary` begin with the task's default, where `args` does not
+    give it. Raises TaskError."""
+    parameters = inspect.signature(type(task)).parameters
+    for name, values in vary.items():
+        default = parameters[name].default if name in parameters else inspect.Parameter.empty
+        if name in args or default == values[0]:
+            continue
+        has = "no default" if default is inspect.Parameter.empty else f"the default {default!r}"
+        raise TaskError(
+            f"plan.vary.{name}: begins with {values[0]!r}, but {type(task).__name__} has {has} for it: the "
+            "first value is the job's own; give it in args, too"
+        )
 
 
 def _import(name: str, workdir: str) -> Any:

@@ -328,6 +328,7 @@ def test_while_traces_are_made_a_terminal_shows_what_is_being_done(lab: Lab, tmp
         (("-c", "two.yaml", "--largest", "depth"), 2, "write an argument of the task and its values"),
         (("-c", "two.yaml", "--set", "task=stack:Asks"), 2, r"stack.py:\d+.*meta device"),
         (("-c", "two.yaml", "--set", "task=stack:Missing"), 2, "Missing"),
+        (("-c", "two.yaml", "--set", "plan.params=5"), 2, "belongs to `command:`"),
         (("-c", "two.yaml", "--set", "workdir=nowhere"), 2, "is no directory here"),
         (("-c", "local", "--set", "resources.gpus_per_node=0", "--min-gpus"), 2, "runs without GPUs"),
         (("-c", "local", "--set", "resources.gpus_per_node=0", "--gpu", "H100"), 2, "asks for no GPUs"),
@@ -346,3 +347,12 @@ def test_what_cannot_be_answered_gets_one_message(
 def test_a_task_without_tokens_is_not_priced_by_them(lab: Lab) -> None:
     done = plan(lab, "-c", "one.yaml", "--tokens", "1e9", "--set", "task=stack:Real")
     assert done.returncode == 2 and "has no tokens" in done.stderr
+
+
+def test_a_command_is_planned_from_how_many_parameters_it_declares(lab: Lab) -> None:
+    own = ("task=null", "steps=null", "command=python x.py {micro_batch_size}", "plan.params=1000000000")
+    sets = [text for one in own for text in ("--set", one)]
+    done = plan(lab, "-c", "two.yaml", "--json", *sets)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert 0 <= said["parameters"] - 10**9 < 4096 and said["chosen"]["estimate"]["basis"] == "formulas"

@@ -148,3 +148,35 @@ def test_a_section_of_another_scheduler_is_refused(write):
     assert (
         "`slurm:` is given but scheduler is local" in problems(lambda: load_cluster(write(text, "c.yaml")))[0]
     )
+
+
+COMMAND = """\
+name: demo
+command: python train.py
+batch: {global: 8}
+"""
+
+
+def test_what_a_plan_is_told_of_a_command(write):
+    told = "plan: {model: hf:config.json, length: 4096}"
+    assert load_job(write(COMMAND + told)).plan.length == 4096
+    assert load_job(write(COMMAND + "plan: {params: 8.5e9}")).plan.params == 8_500_000_000
+    assert load_job(write(COMMAND), ["plan.params=8.5e9"]).plan.params == 8_500_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (COMMAND + "plan:\n  model: hf:a", "job.yaml:5: plan.model: needs `length:`"),
+        (COMMAND + "plan:\n  length: 8", "job.yaml:5: plan.length: belongs to `model:`"),
+        (COMMAND + "plan:\n  params: 8.55", "job.yaml:5: plan.params: must be a whole number, not 8.55"),
+        (COMMAND + "plan: {model: hf:a, length: 8,\n  params: 8}", "job.yaml:5: plan.params: give either"),
+        (COMMAND + "plan:\n  vary: {a: [2, 1]}", "job.yaml:5: plan.vary: belongs to `task:`"),
+        (GOOD + "plan:\n  params: 8", "job.yaml:6: plan.params: belongs to `command:`"),
+        (GOOD + "plan:\n  vary:\n    a: [1, 2]", "job.yaml:7: plan.vary.a: must fall from value to value"),
+        (GOOD + "plan: {vary: {a: [2]}}", "plan.vary.a: needs the job's own value and a lower one"),
+        (GOOD + "args: {a: 3}\nplan: {vary: {a: [2, 1]}}", "plan.vary.a: begins with 2, but args says 3"),
+    ],
+)
+def test_a_plan_section_that_does_not_go_with_the_job_is_refused(write, text, message):
+    assert message in "\n".join(problems(lambda: load_job(write(text))))

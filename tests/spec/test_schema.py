@@ -42,3 +42,10 @@ def test_the_schema_explains_each_field_as_the_source_does():
         "Samples per optimizer step"
     )
     assert "without a shell" in schema["properties"]["command"]["description"]
+
+
+def test_the_schema_takes_a_count_as_a_user_writes_it():
+    job = {"name": "x", "command": "python x.py", "batch": {"global": 1}}
+    jsonschema.validate({**job, "plan": {"params": 8.5e9}}, json_schema("job"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**job, "plan": {"params": 8.55}}, json_schema("job"))

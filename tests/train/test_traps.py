@@ -153,3 +153,15 @@ def test_batch_norm_is_torchs_own_whatever_the_types_are() -> None:
     computes_in_fp32(halves)
     assert halves(x.bfloat16()).dtype == torch.bfloat16
     torch.testing.assert_close(halves.running_var, theirs.running_var, rtol=1e-2, atol=1e-2)
+
+
+def test_selective_recomputation_of_a_block_with_units_of_its_own(tmp_path: Path) -> None:
+    """FSDP gathers the inner units once more while the block is computed again."""
+    brain = job(
+        task="launcher.tasks.brain:BrainAutoencoder",
+        args={"shape": "tiny", "parts": 4},
+        model={"batch_norm": True},
+        steps=1,
+    )
+    ended = start(prepare(tmp_path / "run", brain), recipe("fsdp", micro=4, activations="selective"), ranks=2)
+    assert ended.codes == {0: 0, 1: 0}, ended.output

@@ -15,13 +15,19 @@ from launcher.memory.peaks import Like
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import Trace, alone
-from launcher.planning.source import About
+from launcher.planning.source import About, NoTraceError
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.batch_norm import first_batch_norm
 from launcher.train.shapes import read_shapes
-from launcher.train.task import Task, load_task
-from launcher.train.tracing.tracer import Tracer
+from launcher.train.task import Task, check_varied, load_task
+from launcher.train.tracing.tracer import Tracer, UntraceableError
+
+TO_DO = (
+    "a step is traced on tensors without values: let no Python code depend on one (.item(), .tolist(), "
+    "bool(), boolean masks), and register a fake implementation of each custom operator "
+    "(torch.library.register_fake)"
+)
 
 
 class TaskSource:
@@ -54,10 +60,12 @@ class TaskSource:
         self, recipe: Recipe, ranks: Ranks, args: Mapping[str, Any] | None = None, *, exact: bool = False
     ) -> Trace:
         tracer = self._tracer(args)
-        micro = recipe.micro_batch_size
-        if exact or micro == 1:
-            return alone(tracer.sample(recipe, ranks, micro, whole=exact))
-        return tracer.trace(recipe, ranks)
+        try:
+            if exact:
+                return alone(tracer.sample(recipe, ranks, recipe.micro_batch_size, complete=True))
+            return tracer.trace(recipe, ranks)
+        except UntraceableError as error:
+            raise NoTraceError(f"{error}; {TO_DO}") from error
 
     def files(self) -> list[Path]:
         """What the task's code was read from, as far as it lies in `workdir`, and files that its arguments
@@ -81,5 +89,6 @@ class TaskSource:
         key = repr(sorted((args or {}).items()))
         if key not in self._tracers:
             task = load_task(str(self.job.task), {**self.job.args, **(args or {})}, str(self.workdir))
+            check_varied(task, self.job.args, self.job.plan.vary)
             self._tracers[key] = Tracer(task, self.job, self.like)
         return self._tracers[key]

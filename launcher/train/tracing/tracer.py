@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, device_mesh
 from launcher.train.task import Task
 from launcher.train.tracing.as_cuda import as_cuda
+from launcher.train.tracing.empty import empty, unnoticed
 from launcher.train.tracing.folding import fold
 from launcher.train.tracing.watch import Watch
 
@@ -67,8 +69,17 @@ class Tracer:
         no such law, and UntraceableError."""
         return combine(*(self.sample(recipe, ranks, micro) for micro in (2, 3)))
 
-    def sample(self, recipe: Recipe, ranks: Ranks, micro_batch: int, *, whole: bool = False) -> Sample:
-        """With one micro-batch. `whole`: every block is run, none stands for another one."""
+    def sample(
+        self,
+        recipe: Recipe,
+        ranks: Ranks,
+        micro_batch: int,
+        *,
+        whole: bool = False,
+        complete: bool = False,
+    ) -> Sample:
+        """With one micro-batch. `whole`: every block is run, none stands for another one. `complete`: with a
+        second pass, where the recipe accumulates, and an evaluation."""
         recipe = recipe.model_copy(update={"micro_batch_size": micro_batch})
         if recipe.sharding == "none":
             ranks = Ranks(1, 1, ranks.on_gpu)  # each of several is alone until the gradients meet
@@ -76,10 +87,12 @@ class Tracer:
         if not whole and recipe.checkpoint_ratio == 1:
             # A model that cannot run with fewer blocks is run with all.
             with suppress(Exception):
-                return _sample(unroll(self.record(recipe, ranks)), micro_batch)
-        return _sample(self.record(recipe, ranks, whole=True), micro_batch)
+                return _sample(unroll(self.record(recipe, ranks, complete=complete)), micro_batch)
+        return _sample(self.record(recipe, ranks, whole=True, complete=complete), micro_batch)
 
-    def record(self, recipe: Recipe, ranks: Ranks, *, whole: bool = False) -> Recorded:
+    def record(
+        self, recipe: Recipe, ranks: Ranks, *, whole: bool = False, complete: bool = False
+    ) -> Recorded:
         """The events of rank 0, with long rows of equal blocks cut short unless `whole`.
 
         Raises UntraceableError.
@@ -90,11 +103,12 @@ class Tracer:
         with _pretended(ranks.world), ExitStack() as stack:
             # A mesh holds values: it is made before tensors have none.
             mesh = device_mesh(rank) if recipe.sharding in SHARDED else None
-            fake = stack.enter_context(FakeTensorMode())
+            fake = FakeTensorMode()
+            model = empty(new_model(self.task, recipe, on_meta=True), fake)
+            stack.enter_context(fake)
+            stack.enter_context(unnoticed())
             if self.like == "cuda":
                 stack.enter_context(as_cuda())
-            # Not on meta: to_empty() cannot swap a fake tensor. Here it costs no memory either.
-            model = _on_cpu(new_model(self.task, recipe, on_meta=False))
             names = {module: name for name, module in model.named_modules()}
             runs, blocks = ((), {}) if whole else fold(model, self.task.blocks(model))
             units = set(outermost(self.task.blocks(model)))
@@ -103,29 +117,28 @@ class Tracer:
             watch.leave_out([*model.parameters(), *model.buffers()])
             try:
                 with watch.following():
-                    self._step(model, rank, watch, fake, batch)
+                    self._step(model, rank, watch, batch, complete=complete)
             except Exception as error:
                 raise UntraceableError(watch.module, error) from error
         return watch.recorded
 
-    def _step(self, model: nn.Module, rank: Rank, watch: Watch, fake: FakeTensorMode, batch: Any) -> None:
-        accumulates = rank.recipe.grad_accum > 1
-        for number, (forward, backward) in enumerate(PASSES):
-            last = number == 1 or not accumulates
+    def _step(self, model: nn.Module, rank: Rank, watch: Watch, batch: Any, *, complete: bool) -> None:
+        passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
+        for number, (forward, backward) in enumerate(passes, start=1):
             watch.begin(forward)
-            arrived = tree_map_only(torch.Tensor, fake.from_tensor, batch)
-            watch.arrive(arrived)
-            with accumulate(model, rank.recipe, last=last):
+            arrived = _arriving(batch, watch)
+            with accumulate(model, rank.recipe, last=number == len(passes)):
                 loss, _ = loss_of(self.task, model, arrived, rank)
                 watch.begin(backward)
                 loss.backward()  # type: ignore[no-untyped-call]
             watch.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
-            if last:
-                model.zero_grad(set_to_none=True)
-        watch.begin("evaluation")
-        model.eval()
-        with torch.no_grad():
-            loss_of(self.task, model, arrived, rank)
+        model.zero_grad(set_to_none=True)
+        if complete:
+            watch.begin("evaluation")
+            model.eval()
+            arrived = _arriving(batch, watch)
+            with torch.no_grad():
+                loss_of(self.task, model, arrived, rank)
 
     def _example(self) -> Any:
         if self._sample is None:
@@ -153,30 +166,20 @@ class Tracer:
 @contextmanager
 def _pretended(world: int) -> Iterator[None]:
     """Ranks that do not exist: their collectives return at once."""
+    hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    sys.excepthook = hook  # not one more that writes the rank before each line of a traceback
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def _on_cpu(model: nn.Module) -> nn.Module:
-    """Exchanges what the task itself has put on the meta device. Tied tensors stay tied."""
-    made: dict[torch.Tensor, torch.Tensor] = {}
-
-    def exchanged(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor not in made:
-            empty = torch.empty_like(tensor, device="cpu")
-            parameter = isinstance(tensor, nn.Parameter)
-            made[tensor] = nn.Parameter(empty, tensor.requires_grad) if parameter else empty
-        return made[tensor]
-
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and tensor.is_meta:
-                    tensors[name] = exchanged(tensor)  # type: ignore[assignment]
-    return model
+def _arriving(batch: Any, watch: Watch) -> Any:
+    """A new one of its shapes; the one before is still there."""
+    made = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), batch)
+    watch.arrive(made)
+    return made
 
 
 def _sample(recorded: Recorded, micro_batch: int) -> Sample:

@@ -76,15 +76,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._numbers[local(tensor).untyped_storage()._cdata] = None
 
     def arrive(self, batch: Any) -> None:
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, torch.Tensor):
-                self._see(leaf, BATCH)
+        self._are(BATCH, (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)))
 
     def are_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._are(GRADIENTS, tensors)
+
+    def _are(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             number = self._numbers.get(local(tensor).untyped_storage()._cdata)
             if number is not None:
-                self.recorded.categories[number] = GRADIENTS
+                self.recorded.categories[number] = category
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -97,7 +98,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new = False
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
-                new |= self._see(leaf, None)
+                new |= self._see(leaf)
         if new or func._schema.is_mutable:
             segment = self.recorded.segments[-1]
             segment.traffic += sum(
@@ -115,24 +116,24 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func._schema.name == _EXIT and self._labels:
             self._labels.pop()
 
-    def _see(self, tensor: torch.Tensor, category: str | None) -> bool:
+    def _see(self, tensor: torch.Tensor) -> bool:
         """Whether its storage is new."""
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._numbers:
             return False
         self._finalizers[address] = weakref.ref(storage, self._releaser(address))
-        self._bear(address, storage.nbytes(), category)
+        self._bear(address, storage.nbytes())
         return True
 
-    def _bear(self, address: int, size: int, category: str | None) -> None:
+    def _bear(self, address: int, size: int) -> None:
         if self._labels and self._labels[-1] == ON_HOST:
             self._numbers[address] = None
             return
         number = len(self.recorded.sizes)
         self._numbers[address] = number
         self.recorded.sizes.append(size)
-        self.recorded.categories.append(category or self._category())
+        self.recorded.categories.append(self._category())
         self.recorded.modules.append(self.module)
         self.recorded.segments[-1].events.append(number)
         self._alive.add(number)
@@ -170,7 +171,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._numbers.get(address) is not None:
                 self._die(address)
                 if size:
-                    self._bear(address, size, None)
+                    self._bear(address, size)
                 else:
                     # Known, and of no size: not new when it is filled again.
                     self._numbers[address] = -1

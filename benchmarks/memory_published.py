@@ -1,0 +1,111 @@
+"""Memory that others have published, beside what launcher says of the same model, recipe and ranks.
+
+memory_published.json holds each figure with its source, and in what the two runs differ. Not everything that
+is published can be put into a recipe: such rows stand with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from memory_tables import between, markdown  # noqa: E402
+
+from launcher.memory.states import Ranks, states_of  # noqa: E402
+from launcher.spec.base import GIB  # noqa: E402
+from launcher.spec.job import Job  # noqa: E402
+from launcher.spec.recipe import Recipe  # noqa: E402
+from launcher.train.shapes import read_shapes  # noqa: E402
+from launcher.train.task import load_task  # noqa: E402
+from tests.memory.predicted import peaks, predicted  # noqa: E402
+
+DATA = Path(__file__).with_suffix(".json")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--save",
+        action="store_true",
+        help="write benchmarks/results/memory-published.json and docs/accuracy.md",
+    )
+    options = parser.parse_args()
+    data = json.loads(DATA.read_text())
+    rows = [_row(entry, data) for entry in data["entries"]]
+    text = f"{markdown(rows)}\n\n{_notes(data)}"
+    print(text)
+    if options.save:
+        result = {"command": "python benchmarks/memory_published.py --save", "rows": rows}
+        target = ROOT / "benchmarks" / "results" / "memory-published.json"
+        target.write_text(json.dumps(result, indent=1) + "\n")
+        between(ROOT / "docs" / "accuracy.md", "benchmarks/memory_published.py", text)
+    return 0
+
+
+def _row(entry: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:
+    states = said = "-"
+    if "recipe" in entry:
+        job, recipe, ranks = _case(entry, data)
+        shapes = read_shapes(load_task(job.task or "", job.args, "."), recipe)
+        states = f"{states_of(shapes, recipe, ranks).gpu.total / GIB:.1f}"
+        said = _said(entry, job, recipe, ranks)
+    return {
+        "run": entry["name"],
+        "published GiB": entry["published"],
+        "which is": entry["what"],
+        "states GiB": states,
+        "launcher GiB": said,
+        "notes": " ".join(f"[{note}]" for note in entry["notes"]),
+    }
+
+
+def _said(entry: dict[str, Any], job: Job, recipe: Recipe, ranks: Ranks) -> str:
+    try:
+        estimate = predicted(job, recipe, ranks.world, "cuda")
+    except RuntimeError as error:
+        return f"not traced: {error}"
+    allocated = max(max(phases.values()) for phases in peaks(estimate).values())
+    size = allocated if entry["what"].startswith("allocated") else estimate.reserved
+    try:
+        return f"{size / GIB:.1f} ({size / GIB / float(entry['published']) - 1:+.0%})"
+    except ValueError:  # it says that it did not fit
+        return f"{size / GIB:.1f}"
+
+
+def _case(entry: dict[str, Any], data: dict[str, Any]) -> tuple[Job, Recipe, Ranks]:
+    recipe = Recipe.model_validate({"grad_accum": 1, "optimizer": "adamw", **entry["recipe"]})
+    job = Job.model_validate(
+        {
+            "name": "published",
+            "task": "launcher.tasks.llama:LanguageModel",
+            "args": {**data["shapes"][entry["shape"]], "context": entry["context"]},
+            "batch": {"global": recipe.micro_batch_size * entry["ranks"]},
+            "steps": 2,
+        }
+    )
+    return job, recipe, Ranks(entry["ranks"], min(entry["ranks"], 8), on_gpu=True)
+
+
+def _notes(data: dict[str, Any]) -> str:
+    sources = [f"- {name}: {where}" for name, where in data["sources"].items()]
+    return "\n".join(
+        [
+            "Sources:",
+            "",
+            *sources,
+            "",
+            "Notes:",
+            "",
+            *(f"- [{key}] {note}" for key, note in data["notes"].items()),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,54 @@
+"""A command's model of which nothing but its size is known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from launcher.memory.shapes import ModelShapes, Parameter
+from launcher.memory.states import BF16, FP32, Ranks
+from launcher.memory.trace import Trace
+from launcher.planning.source import About, Args, NoTraceError
+from launcher.spec.recipe import Precision, Recipe
+
+ROW = 4096
+"Elements: whole 8-bit blocks of 256, and adam-mini's number for each row is what it is in common models."
+BLOCKS = 32
+"As in models of about 7 billion parameters: what is gathered or updated at a time is a part of that size."
+
+
+class DeclaredParams:
+    """`plan.params`: equal blocks of one matrix each.
+
+    States are those of any model with as many parameters: rounded up by less than one row, and padded by no
+    more than a row of each block on a rank. Not so where one matrix is a large part of the model, and for
+    embeddings, which 8-bit optimizers keep in 32 bit.
+    """
+
+    def __init__(self, params: int, *, batch_norm: bool = False) -> None:
+        self.params, self.batch_norm = params, batch_norm
+
+    def about(self, args: Args | None = None) -> About:
+        return About(on_meta=True, loss_chunks=False, batch_norm=self.batch_norm, tokens_per_sample=None)
+
+    def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes:
+        rows = math.ceil(self.params / ROW)
+        blocks = min(BLOCKS, rows)
+        each, more = divmod(rows, blocks)
+        itemsize = BF16 if precision == "bf16" else FP32
+        return ModelShapes(
+            tuple(
+                Parameter(f"blocks.{number}.weight", (each + (number < more), ROW), itemsize)
+                for number in range(blocks)
+            ),
+            buffers=0,
+        )
+
+    def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
+        """Raises NoTraceError."""
+        raise NoTraceError(
+            "nothing is known of the model but its number of parameters; plan.model: hf:PATH tells its layers"
+        )
+
+    def files(self) -> list[Path]:
+        return []

@@ -1,0 +1,25 @@
+"""A command's model, as its job declares it: traced as if the built-in entrypoint trained it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.memory.peaks import Like
+from launcher.spec.job import Job
+from launcher.train.tracing.source import TaskSource
+
+TASK = "launcher.tasks.huggingface:CausalLM"
+
+
+class DeclaredSource(TaskSource):
+    """Of `plan.model: hf:PATH` and `plan.length`. No weights, no data; the command is not looked at."""
+
+    def __init__(self, job: Job, workdir: Path, like: Like = "cuda") -> None:
+        assert job.plan.model is not None
+        self._path = workdir / job.plan.model.removeprefix("hf:")
+        args = {"path": str(self._path), "context": job.plan.length, "pretrained": False}
+        super().__init__(job.model_copy(update={"task": TASK, "args": args, "command": None}), workdir, like)
+
+    def files(self) -> list[Path]:
+        config = self._path / "config.json"
+        return [config if config.is_file() else self._path]

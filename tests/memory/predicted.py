@@ -1,0 +1,40 @@
+"""The prediction as the evidence asks for it: the one place that knows how it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from launcher.memory.assess import Surroundings, assess
+from launcher.memory.estimate import Estimate
+from launcher.memory.peaks import completely_traced_as
+from launcher.memory.profile import Profile
+from launcher.memory.states import Ranks
+from launcher.spec.cluster import Gpu
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.train.tracing.source import TaskSource
+
+MOMENTS = ("first step", "steady state", "evaluation")
+
+
+def predicted(
+    job: Job, recipe: Recipe, ranks: int, like: Literal["cpu", "cuda"], gpu: Gpu | None = None
+) -> Estimate:
+    """Of one rank, as the plan has it for the recipe that it chooses."""
+    source = TaskSource(job, Path(job.workdir), like)
+    # The CPU stands in for the device: what a GPU run keeps in host memory is not counted.
+    place = Ranks(ranks, min(ranks, 8), on_gpu=True)
+    trace = source.trace(completely_traced_as(recipe), place, exact=True)
+    profile, around = Profile(trace, recipe), Surroundings(gpu)
+    return assess(source.shapes(recipe.precision), profile, recipe, place, around, replayed=like == "cuda")
+
+
+def peaks(estimate: Estimate) -> dict[str, dict[str, int]]:
+    """Allocated bytes by moment and phase, as truth.py measures them."""
+    found: dict[str, dict[str, int]] = {}
+    for one in estimate.peaks:
+        if one.when in MOMENTS:
+            phases = found.setdefault(one.when, {})
+            phases[one.phase] = max(phases.get(one.phase, 0), one.allocated)
+    return found

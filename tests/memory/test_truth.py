@@ -1,0 +1,70 @@
+"""The estimate against the peaks of real steps: a few cases. benchmarks/memory.py has them all."""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.memory.cases import HALF, MIXED, Case, case, peak, truths, write_configs
+from tests.memory.predicted import MOMENTS, peaks, predicted
+
+ALONE: tuple[Case, ...] = (
+    case("conv", micro=64),
+    case("brain tiny", micro=64, optimizer="adamw-8bit", **MIXED),
+    case("gpt dropout", micro=4, **HALF),
+    case("llama", micro=4, optimizer="adam-mini", accumulation=2, precision="bf16"),
+    case("llama tied", micro=2, activations="selective", **MIXED),
+    case("hf gpt2", micro=2),
+)
+TOGETHER: tuple[Case, ...] = (
+    case("video tiny", ranks=2, micro=4, activations="checkpoint", **MIXED),
+    case("llama", ranks=2, micro=2, accumulation=2, grad_sync="last", **MIXED),
+    case("llama", ranks=2, micro=2, sharding="ddp", optimizer="lion"),
+    case("odd tied", ranks=2, micro=32, sharding="fsdp-keep"),
+)
+MOST, MEDIAN = 0.08, 0.02
+PROFILED = ALONE[2]
+"No convolutions, whose kernels take scratch."
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_configs(tmp_path_factory.mktemp("configs"))
+
+
+@pytest.fixture(scope="module")
+def true() -> dict[Case, Any]:
+    """Bytes by moment and phase, and of one case those of PyTorch's profiler."""
+    cases = ALONE + TOGETHER
+    return dict(zip(cases, truths(cases, profile=[PROFILED]), strict=True))
+
+
+@cache
+def said(one: Case, configs: Path) -> dict[str, dict[str, int]]:
+    return peaks(predicted(one.job(configs), one.recipe, one.ranks, "cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", ALONE + TOGETHER, ids=lambda one: one.name)
+def test_every_moment_of_a_real_run_peaks_as_predicted(
+    one: Case, true: dict[Case, Any], configs: Path
+) -> None:
+    for moment in MOMENTS:
+        measured = max(true[one]["peaks"][moment].values())
+        assert max(said(one, configs)[moment].values()) == pytest.approx(measured, rel=MOST), moment
+
+
+@pytest.mark.slow
+def test_half_of_the_peaks_are_within_two_percent(true: dict[Case, Any], configs: Path) -> None:
+    errors = {one.name: peak(said(one, configs)) / peak(true[one]["peaks"]) - 1 for one in true}
+    assert statistics.median(map(abs, errors.values())) <= MEDIAN, errors
+
+
+@pytest.mark.slow
+def test_the_count_of_storages_is_what_the_allocator_gave_out(true: dict[Case, Any]) -> None:
+    for moment, size in true[PROFILED]["profiled"].items():
+        assert max(true[PROFILED]["peaks"][moment].values()) == pytest.approx(size, rel=0.002)

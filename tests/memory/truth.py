@@ -1,0 +1,197 @@
+"""Run on every rank: what real training steps hold, phase by phase, for each case of `cases.json`.
+
+On the CPU under MemoryBudget, which counts every storage from birth to death; on a GPU by the allocator's own
+statistics. Two steps, of which the first makes the optimizer's states, and an evaluation.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.train.budget import Budget, MemoryBudget, Unlimited
+from launcher.train.failure import leave
+from launcher.train.loop import Trainer
+from launcher.train.optimizers.state import local
+from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.where import Phase, Where
+
+EVALUATED = 2
+"Batches of the held-out data: the second one meets what the first one left."
+MOMENTS = ("first step", "steady state")
+Peaks = dict[str, dict[str, int]]
+"Bytes: moment (first step, steady state, evaluation), then phase."
+
+
+class Storages(MemoryBudget):
+    """Without the copy in which gloo reduces and scatters: no operator makes it, a view is what shows it.
+    NCCL has none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "is_view", False) and not any(issubclass(kind, DTensor) for kind in types):
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Phases(Where):
+    """Takes the peak at each change of phase. What lies between two phases counts as `data`."""
+
+    def __init__(self, take: Callable[[], int]) -> None:
+        super().__init__(phase="data")
+        self.take, self.peaks = take, Peaks()
+
+    @contextmanager
+    def of(self, moment: str) -> Iterator[None]:
+        gc.collect()  # FSDP's modules and autograd leave cycles: when they die shall not be chance
+        self.take()
+        self.now = self.peaks[moment] = {}
+        yield
+        self._note()
+
+    @contextmanager
+    def during(self, phase: Phase, *, users: bool = False) -> Iterator[None]:
+        self._note()
+        with super().during(phase, users=users):
+            yield
+            self._note()
+
+    def _note(self) -> None:
+        if self.peaks:
+            self.now[self.phase] = max(self.now.get(self.phase, 0), self.take())
+
+
+def measured(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
+    if rank.device.type == "cuda":
+        return on_gpu(rank, case)
+    budget = Storages(sys.maxsize)
+    budget.where = where = Phases(budget.take_peak)
+    with budget:
+        run(trainer_of(rank, case, where, budget), where)
+    answer: dict[str, Any] = {"peaks": where.peaks}
+    if case.get("profile"):
+        answer["profiled"] = profiled(trainer_of(rank, case, Where(), Unlimited()))
+    return answer
+
+
+def on_gpu(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
+    """Allocated by phase, the most reserved, and the phase in which memory ran out under `cap` bytes."""
+    device, reserved = rank.device, 0
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated(device) < 2**24, "the case before has left something behind"
+    torch.cuda.set_per_process_memory_fraction(min(1.0, case.get("cap", total) / total), device)
+
+    def take() -> int:
+        nonlocal reserved
+        reserved = max(reserved, torch.cuda.max_memory_reserved(device))
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+
+    where, failed = Phases(take), None
+    try:
+        trainer = trainer_of(pretended(rank, case["ranks"]), case, where, Unlimited())
+        trainer.guard.refuses = lambda *_: None  # the values are nobody's: see pretended()
+        run(trainer, where)
+    except torch.OutOfMemoryError:
+        failed = where.phase
+    return {"peaks": where.peaks, "reserved": reserved, "failed": failed}
+
+
+def pretended(rank: Rank, world: int) -> Rank:
+    """One rank of `world`, whose collectives do nothing: what it gathers is whatever the memory held."""
+    dist.destroy_process_group()
+    if world == 1:
+        join_ranks(rank)
+        return rank
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    return Rank(**{**vars(rank), "world": world, "per_node": min(world, 8)})
+
+
+def trainer_of(rank: Rank, case: dict[str, Any], where: Where, budget: Budget) -> Trainer:
+    job, recipe = Job.model_validate(case["job"]), Recipe.model_validate(case["recipe"])
+    trainer = Trainer(Rank(**{**vars(rank), "job": job, "recipe": recipe}), where, budget)
+    held_out = trainer.held_out
+    assert held_out is not None
+    held_out.samples = min(held_out.samples, EVALUATED * recipe.micro_batch_size * rank.world)
+    return trainer
+
+
+def run(trainer: Trainer, where: Phases) -> None:
+    for step, moment in enumerate(MOMENTS, start=1):
+        with where.of(moment):
+            trainer.train_step(step)
+    with where.of("evaluation"):
+        trainer.evaluate()
+
+
+def profiled(trainer: Trainer) -> dict[str, int]:
+    """The same two steps as PyTorch's own allocator sees them: an independent count of the same bytes.
+
+    It also sees scratch inside kernels, and batches while they are put together.
+    """
+    gc.collect()  # what others left behind must not die within the profile
+    live = sum(tensor.untyped_storage().nbytes() for tensor in stored(trainer.model))
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        for step, moment in enumerate(MOMENTS, start=1):
+            gc.collect()
+            with torch.profiler.record_function(moment):
+                trainer.train_step(step)
+    peaks, now = dict.fromkeys(MOMENTS, 0), MOMENTS[0]
+    for _, size, name in sorted(_events(profile)):
+        now, live = name or now, live + size
+        peaks[now] = max(peaks[now], live)
+    return peaks
+
+
+def stored(model: nn.Module) -> list[torch.Tensor]:
+    """One tensor of each storage of parameters and buffers."""
+    tensors = [local(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())]
+    return list({tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values())
+
+
+def _events(profile: Any) -> Iterator[tuple[int, int, str]]:
+    """(time, bytes, "") of each allocation, negative where memory is given back; (time, 0, moment)."""
+    left = list(profile.profiler.kineto_results.experimental_event_tree())
+    while left:
+        event = left.pop()
+        left.extend(event.children)
+        if event.tag.name == "Allocation" and event.extra_fields.device.type == "cpu":
+            yield event.start_time_ns, event.extra_fields.alloc_size, ""
+        elif event.name in MOMENTS:
+            yield event.start_time_ns, 0, event.name
+
+
+def main(out: Path) -> None:
+    rank = this_rank(this_place())
+    join_ranks(rank)
+    answers = []
+    for case in json.loads((out.parent / "cases.json").read_text()):
+        with redirect_stdout(None):  # what the trainer says of its data
+            answers.append(measured(rank, case))
+        gc.collect()
+    (out.parent / f"rank-{rank.number}.json").write_text(json.dumps(answers))
+    if rank.first:
+        out.write_text("null")
+    leave(0)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))  # models.py
+    main(Path(sys.argv[1]))

@@ -1,0 +1,54 @@
+"""A command's model that is known by its size alone: its states are those of a real one."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.memory.formulas import formula_trace
+from launcher.memory.states import Ranks, states_of
+from launcher.planning.declared import DeclaredParams
+from launcher.planning.source import NoTraceError
+from launcher.spec.recipe import Recipe
+
+COUNT = 8_499_653_234
+RANKS = Ranks(8, 8, on_gpu=True)
+
+
+def recipe(**fields: object) -> Recipe:
+    chosen = {"precision": "fp32", "optimizer": "adamw", "sharding": "fsdp", **fields}
+    return Recipe.model_validate({"micro_batch_size": 1, "grad_accum": 1, **chosen})
+
+
+@pytest.mark.parametrize("count", [1, 5000, 200_000, COUNT])
+def test_no_more_than_a_row_is_added(count: int) -> None:
+    assert 0 <= DeclaredParams(count).shapes("fp32").numel - count < 4096
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter_bytes", "optimizer_bytes"),
+    [
+        ({}, 4, 8),
+        ({"optimizer": "adamw-8bit"}, 4, 2 + 8 / 256),
+        ({"precision": "bf16"}, 2, 4),
+        ({"optimizer": "lion"}, 4, 4),
+    ],
+)
+def test_states_per_parameter(fields: dict[str, str], parameter_bytes: float, optimizer_bytes: float) -> None:
+    chosen = recipe(**fields)
+    gpu = states_of(DeclaredParams(COUNT).shapes(chosen.precision), chosen, RANKS).gpu
+    assert gpu.parameters == pytest.approx(parameter_bytes * COUNT / 8, rel=1e-4)
+    assert gpu.optimizer == pytest.approx(optimizer_bytes * COUNT / 8, rel=1e-4)
+
+
+def test_it_says_that_it_cannot_be_traced_and_what_would_help() -> None:
+    source = DeclaredParams(COUNT)
+    assert source.about().tokens_per_sample is None
+    with pytest.raises(NoTraceError, match="hf:PATH"):
+        source.trace(recipe(), RANKS)
+
+
+def test_fsdp_gathers_a_part_of_the_model_at_a_time() -> None:
+    source = DeclaredParams(COUNT)
+    trace = formula_trace(source.shapes("fp32"), recipe(), RANKS, None)
+    largest = max(moment.at(1) for moments in trace.highest().values() for moment in moments)
+    assert largest < 4 * COUNT / 8 + 5 * 4 * COUNT / 32 * 1.01  # gradients, and up to five times a block

@@ -1,0 +1,68 @@
+"""Models that a job declares, and models that cannot be traced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.memory.states import Ranks
+from launcher.planning.source import NoTraceError
+from launcher.spec.job import Job
+from launcher.train.task import TaskError
+from launcher.train.tracing.declared import DeclaredSource
+from launcher.train.tracing.source import TaskSource
+from tests.train.test_tracing import recipe
+
+ONE = Ranks(1, 1, on_gpu=True)
+
+
+def job(**fields: Any) -> Job:
+    return Job.model_validate({"name": "declared", "batch": {"global": 8}, "steps": 1, **fields})
+
+
+def test_a_commands_model_is_traced_from_its_config(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.LlamaConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
+        max_position_embeddings=64,
+    ).save_pretrained(tmp_path / "model")  # fmt: skip
+    plan = {"model": "hf:model", "length": 48}
+    source = DeclaredSource(job(command=["python", "mine.py"], plan=plan), tmp_path)
+    assert source.files() == [tmp_path / "model" / "config.json"]
+    assert source.about().tokens_per_sample == 49  # targets are one further on
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "model")
+    theirs = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
+    assert source.shapes("bf16").numel == theirs
+    kept, recomputed = (
+        source.trace(recipe(sharding="none", activations=activations), ONE)
+        for activations in ("keep", "checkpoint")
+    )
+    most = [max(m.at(64) for m in trace.highest()["backward"]) for trace in (kept, recomputed)]
+    assert most[0] > most[1]
+    assert recomputed.work.backward_flops.at(1) > kept.work.backward_flops.at(1)
+
+
+def test_a_model_that_asks_for_values_is_named_with_what_to_do(tmp_path: Path) -> None:
+    source = TaskSource(job(task="tests.train.test_tracing:Blocks", args={"asks": True}), tmp_path)
+    with pytest.raises(NoTraceError, match=r"_local_scalar_dense.*\.item\(\)"):
+        source.trace(recipe(sharding="none"), ONE)
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({"layers": [8, 4]}, r"plan.vary.layers: begins with 8, but PydocGPT has the default 4"),
+        ({"frames": [8, 4]}, r"plan.vary.frames: begins with 8, but PydocGPT has no default"),
+    ],
+)
+def test_what_may_be_lowered_begins_with_the_tasks_default(
+    tmp_path: Path, vary: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TaskError, match=message):
+        TaskSource(job(task="launcher.tasks.gpt:PydocGPT", plan={"vary": vary}), tmp_path).about()
+    good = job(task="launcher.tasks.gpt:PydocGPT", plan={"vary": {"context": [128, 64]}})
+    source = TaskSource(good, tmp_path)
+    assert source.about().tokens_per_sample == 129
+    assert source.about({"context": 64}).tokens_per_sample == 65
