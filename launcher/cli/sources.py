@@ -54,9 +54,10 @@ def source_of(job: Job, workdir: Path, store: Path) -> Source:
 
 
 class UsersCode:
-    """Asks the job's task, or the model that it declares, in this process. Its code runs in `workdir`, and what it prints goes to stderr.
+    """Asks the job's task, or the model that it declares, in this process.
 
-    What is wrong in it ends the program with one message.
+    Its code runs in `workdir`, what it prints goes to stderr, and what is wrong in it ends the program with
+    one message.
     """
 
     def __init__(self, job: Job, workdir: Path) -> None:

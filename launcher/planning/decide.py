@@ -79,6 +79,7 @@ class Decider:
             fixed=self.fixed if fixed is None else fixed,
             setting=self.layout.setting(self.job),
             chunks=self.about.loss_chunks,
+            blocks=self.about.blocks,
         )
 
     def choose(self, space: Space) -> Choice:

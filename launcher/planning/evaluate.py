@@ -176,9 +176,7 @@ class Evaluator:
         key = self._traced(recipe, args)
         if key not in self._traces:
             try:
-                self._traces[key] = self.source.trace(
-                    key.recipe, self.ranks, args, exact=key in self._lawless
-                )
+                self._traces[key] = self._ask(key.recipe, args, exact=key in self._lawless)
             except NotAffineError:
                 self._lawless.add(key)
                 return self._trace(recipe, args)

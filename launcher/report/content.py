@@ -17,7 +17,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.rules import changes_line
 
-NOT_MEASURED = "no figure here has been measured on a GPU yet: they are computed from a trace of the step"
+NOT_MEASURED = "what is computed here has not been held against measurements on a GPU yet"
 OUTSIDE = "outside PyTorch"
 ALLOCATOR = "allocator"
 

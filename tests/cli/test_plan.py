@@ -142,7 +142,7 @@ def test_the_page_in_a_terminal_is_80_characters_wide_and_says_that_nothing_was_
     text = " ".join(done.stdout.split())
     assert f"{PARAMETERS:,} parameters" in text and "the card has 23.6 GiB" in text
     assert "CHANGE NEEDED SAVED SPEED LOST" in text and "not modelled" in text
-    assert "no figure here has been measured on a GPU yet" in text
+    assert "not been held against measurements on a GPU" in text
     assert "- optimizer: " in text and "- optimizer: " not in " ".join(
         plan(lab, "-c", "two.yaml").stdout.split()
     )
@@ -290,13 +290,13 @@ def test_the_html_page_has_the_same_figures_and_reaches_nothing_outside(lab: Lab
     assert page.widths == pytest.approx(shares, abs=0.01)
     for rung in said["rungs"]:
         assert rung["words"].split("; saves")[0] in page.text
-    assert "optimizer=adamw-8bit" in page.text and "no figure here has been measured" in page.text
+    assert "optimizer=adamw-8bit" in page.text and "not been held against measurements on a GPU" in page.text
 
 
 def test_a_cpu_is_planned_by_its_host_memory_alone(lab: Lab) -> None:
     done = plan(lab, job="cpu.yaml")
     assert done.returncode == 0 and "tensors of the ranks" in done.stdout
-    assert "samples/s" not in done.stdout and "measured on a GPU" not in done.stdout
+    assert "samples/s" not in done.stdout and "measurements on a GPU" not in done.stdout
 
 
 def test_while_traces_are_made_a_terminal_shows_what_is_being_done(lab: Lab, tmp_path: Path) -> None:
@@ -344,8 +344,10 @@ def test_what_cannot_be_answered_gets_one_message(
     assert re.search(message, done.stderr) and "Traceback" not in done.stderr
 
 
-def test_a_task_without_tokens_is_not_priced_by_them(lab: Lab) -> None:
-    done = plan(lab, "-c", "one.yaml", "--tokens", "1e9", "--set", "task=stack:Real")
+def test_a_task_without_blocks_is_not_recomputed_and_one_without_tokens_not_priced_by_them(lab: Lab) -> None:
+    sets = ("--set", "task=stack:Real", "--set", "recipe.activations=null")
+    assert told(lab, "-c", "one.yaml", *sets)["chosen"]["recipe"]["activations"] == "keep"
+    done = plan(lab, "-c", "one.yaml", "--tokens", "1e9", *sets)
     assert done.returncode == 2 and "has no tokens" in done.stderr
 
 
