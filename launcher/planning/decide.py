@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -84,10 +85,9 @@ class Decider:
 
     def choose(self, space: Space) -> Choice:
         """With the chosen recipe confirmed."""
+        least = functools.cache(self.evaluate.least)
         for _ in range(TRIES):
-            choice = choose(
-                space, self.evaluate, self.room, least=self.evaluate.least, speed=self.evaluate.speed
-            )
+            choice = choose(space, self.evaluate, self.room, least=least, speed=self.evaluate.speed)
             if choice.chosen is None or self.evaluate.is_certain(choice.chosen.recipe):
                 return choice
             self.evaluate.confirm(choice.chosen.recipe)  # and look again, knowing that

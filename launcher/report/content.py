@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from launcher.memory.estimate import Estimate
+from launcher.memory.estimate import Estimate, When
 from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decision
 from launcher.planning.questions import Comparison
@@ -18,6 +18,7 @@ from launcher.spec.job import Job
 from launcher.spec.rules import changes_line
 
 NOT_MEASURED = "what is computed here has not been held against measurements on a GPU yet"
+WHENS = get_args(When)
 OUTSIDE = "outside PyTorch"
 ALLOCATOR = "allocator"
 
@@ -81,7 +82,7 @@ def bars(estimate: Estimate) -> list[Bar]:
     """Each peak with what is outside of the allocator, and at last all that is needed."""
     outside = sum(estimate.overhead.values())
     found = []
-    for peak in estimate.peaks:
+    for peak in sorted(estimate.peaks, key=lambda peak: WHENS.index(peak.when)):
         parts = _sorted({**peak.parts, OUTSIDE: outside})
         found.append(Bar(peak.when, peak.phase, peak.module, parts, peak.allocated))
     worst = estimate.worst
