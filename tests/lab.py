@@ -26,6 +26,7 @@ class Lab:
             **{name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")},
             "XDG_STATE_HOME": str(folder / "state"),
             "XDG_CONFIG_HOME": str(folder / "config"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "200",
         }

@@ -22,6 +22,13 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 240, highlight=False, soft_wrap=False)
 
 
+def narrow_console() -> Console:
+    """For pages: as wide as the terminal, and 80 characters without one."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 80, highlight=False, soft_wrap=False)
+
+
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 

@@ -2,87 +2,112 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Annotated, Optional
 
-from launcher.cli.options import AsJson, ClusterName, JobFile, Sets
+import typer
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from launcher.cli.options import AsJson, JobFile, Sets, complete_clusters
 
-    from launcher.memory.shapes import ModelShapes
-    from launcher.spec.job import Job
-    from launcher.spec.recipe import Recipe
+Strings = Optional[list[str]]  # noqa: UP045
 
 
-def plan(job: JobFile, cluster: ClusterName = "local", set_: Sets = None, json: AsJson = False) -> None:
-    """Show what the states of your model need on the GPU and on the host. Nothing is started."""
-    from launcher.cli.output import console, print_json
+def plan(
+    job: JobFile,
+    cluster: Annotated[
+        Strings,
+        typer.Option(
+            "--cluster",
+            "-c",
+            help="cluster profile: a name or a file; with --tokens several, to compare",
+            autocompletion=complete_clusters,
+        ),
+    ] = None,
+    set_: Sets = None,
+    explain: Annotated[bool, typer.Option("--explain", help="why this one and not its neighbours")] = False,
+    what_if: Annotated[
+        Strings, typer.Option(metavar="FIELD=VALUE", help="the best recipe with this fixed; may be repeated")
+    ] = None,
+    gpu: Annotated[
+        Strings, typer.Option(metavar="NAME", help="compare GPUs, e.g. 'RTX A5000'; may be repeated")
+    ] = None,
+    max_micro_batch: Annotated[bool, typer.Option("--max-micro-batch", help="the largest that fits")] = False,
+    min_gpus: Annotated[bool, typer.Option("--min-gpus", help="the fewest GPUs that it fits on")] = False,
+    tokens: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(metavar="N", help="time and price of so many tokens, e.g. 10e9", min=1),
+    ] = None,
+    largest: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="ARG=V1,V2,..", help="the largest that fits of an argument of the task"),
+    ] = None,
+    html: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="write one self-contained page"),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Which recipe fits, how much memory it needs when, and how fast it is. Nothing is started."""
+    from launcher.cli.output import fail, print_json
+    from launcher.cli.plan_questions import Asker, tokens_on
     from launcher.cli.prepare import named_cluster
-    from launcher.planning.fitting import changes_line, weigh
-    from launcher.planning.plan import PlanRefusedError, make_plan
-    from launcher.report.memory import NOT_YET, show_fit
-    from launcher.report.terminal import show_plan
+    from launcher.cli.sources import traces_dir
+    from launcher.planning.plan import PlanRefusedError
+    from launcher.report.content import Page
     from launcher.schedulers.local import with_detected_gpus
-    from launcher.spec.errors import Problem
-    from launcher.spec.load import load_job
 
-    asked, on = load_job(job, set_ or []), with_detected_gpus(named_cluster(cluster))
-    made = make_plan(asked, on)
-    if asked.task is None:
-        message = (
-            "the model of a foreign command is not known, so its memory is not planned; `task:` jobs are"
-        )
-        raise PlanRefusedError([Problem("job", "command", message)])
-    fit = weigh(_shapes(asked, (job.parent / asked.workdir).resolve(), made.recipe), asked, on, made)
-    lines = [changes_line(one, made.recipe) for one in fit.alternatives]
+    names = cluster or ["local"]
+    if len(names) > 1 and tokens is None:
+        fail("several clusters are compared by what tokens cost there: add --tokens N, or name one cluster")
+    askers = [Asker(job, set_ or [], with_detected_gpus(named_cluster(name)), traces_dir()) for name in names]
+    asker = askers[0]
+    # What is wrong with a question is said before anything takes time.
+    changed, cards = asker.changed(what_if or []), asker.with_cards(gpu or [])
+    family = asker.family(largest) if largest else {}
+    decider = asker.decider()
+    if min_gpus and not decider.layout.gpus_per_node:
+        fail("--min-gpus: the job runs without GPUs here")
+    if max_micro_batch and decider.room.card is None and decider.room.host is None:
+        fail("--max-micro-batch: the profile says neither what a GPU nor what a node has (node.memory)")
+    refused, decision = None, None
+    try:
+        decision = decider.decide(asker.job.plan.vary)
+    except PlanRefusedError as error:
+        refused = error
+    comparisons = []
+    if changed:
+        comparisons.append(asker.what_if(changed))
+    if cards:
+        comparisons.append(asker.cards(cards))
+    if max_micro_batch and decision is not None:
+        comparisons.append(asker.max_micro_batch(decider, decision))
+    if min_gpus:
+        comparisons.append(asker.min_gpus())
+    if family:
+        comparisons.append(asker.largest(family))
+    if tokens is not None:
+        comparisons.append(tokens_on(askers, tokens))
+    page = Page(
+        job=asker.job,
+        cluster=asker.cluster,
+        decision=decision,
+        tokens_per_sample=decider.about.tokens_per_sample,
+        comparisons=tuple(comparisons),
+        explain=explain,
+        refusal=str(refused or ""),
+    )
+    if html is not None:
+        from launcher.report.plan_html import as_html
+
+        html.write_text(as_html(page), encoding="utf-8")
     if json:
-        print_json(
-            {"plan": made.model_dump(mode="json"), "states": fit.model_dump(mode="json"), "note": NOT_YET}
-        )
-    else:
-        show_plan(console(), asked, on, made, made.warnings)
-        print()
-        show_fit(console(), fit, made.layout.ranks_per_node)
-    if fit.problems:
-        nothing = "no other optimizer, offload or sharding here has states that fit: take more or larger GPUs"
-        hints = [f"states that fit: {line}" for line in lines] or [nothing]
-        raise PlanRefusedError([Problem("job", "recipe", text) for text in (*fit.problems, *hints)])
+        from launcher.report.data import as_data
 
+        print_json(as_data(page))
+    elif decision is not None or comparisons:
+        from launcher.cli.output import narrow_console
+        from launcher.report.plan import show_page
 
-def _shapes(job: Job, workdir: Path, recipe: Recipe) -> ModelShapes:
-    """Of the model that the task builds. Its code runs as in a rank: in `workdir`. Ends the program with one
-    message for what is wrong in it; what it prints goes to stderr."""
-    import contextlib
-    import os
-    import sys
-    import traceback
-
-    from launcher.cli.output import EXIT_REFUSED, fail
-
-    assert job.task is not None
-    if not workdir.is_dir():
-        fail(f"workdir: {workdir} is no directory here; plan imports the task from it")
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        fail(f'{error}; building the model needs the extra: pip install "launcher[train]"')
-    from launcher.train.rank import SetupError
-    from launcher.train.shapes import read_shapes
-    from launcher.train.task import TaskError, load_task
-
-    os.chdir(workdir)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            return read_shapes(load_task(job.task, job.args, str(workdir)), recipe)
-    except TaskError as error:
-        fail(str(error))
-    except SetupError as error:
-        fail(str(error), EXIT_REFUSED)
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        last = next((one for one in reversed(frames) if one.filename.startswith(str(workdir))), frames[-1])
-        values = "; the plan builds the model on the meta device, where tensors have no values"
-        fail(
-            f"task {job.task}: {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-            f"{values if 'meta' in str(error) else ''}"
-        )
+        show_page(narrow_console(), page)
+    if refused is not None:
+        raise refused

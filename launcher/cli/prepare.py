@@ -22,6 +22,11 @@ def named_cluster(name: str) -> Cluster:
     return load_cluster(find_cluster(name, cluster_folders(clusters_dir())))
 
 
+def runs_root(cluster: Cluster) -> Path:
+    """Where its run directories are kept."""
+    return Path(cluster.paths.runs).expanduser() if cluster.paths.runs else default_root()
+
+
 def prepared(
     job_file: Path, cluster_name: str, sets: Sequence[str], run_dir: Path | None = None
 ) -> tuple[Scheduler, Prepared]:
@@ -31,14 +36,13 @@ def prepared(
     """
     job = load_job(job_file, sets)
     cluster = with_detected_gpus(named_cluster(cluster_name))
-    root = Path(cluster.paths.runs).expanduser() if cluster.paths.runs else default_root()
     request = Request(
         job=job,
         job_file=job_file,
         cluster=cluster,
         plan=make_plan(job, cluster),
         run_id=run_dir.name if run_dir is not None else new_run_id(job.name),
-        runs_root=run_dir.parent if run_dir is not None else root,
+        runs_root=run_dir.parent if run_dir is not None else runs_root(cluster),
         project_dir=Path.cwd(),
     )
     return prepare(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from pydantic import JsonValue
 from launcher.memory.ledger import entries, family_of
 from launcher.planning.choice import Candidate, Choice, Room, choose
 from launcher.planning.evaluate import Evaluator
-from launcher.planning.fitting import changes_line
 from launcher.planning.ladder import Rung, ladder_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
@@ -20,6 +20,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.spec.rules import changes_line
 
 TRIES = 8
 "Recipes that the exact trace may find too large after the law said that they fit."
@@ -79,29 +80,34 @@ class Decider:
             fixed=self.fixed if fixed is None else fixed,
             setting=self.layout.setting(self.job),
             chunks=self.about.loss_chunks,
+            blocks=self.about.blocks,
         )
 
     def choose(self, space: Space) -> Choice:
         """With the chosen recipe confirmed."""
+        least = functools.cache(self.evaluate.least)
         for _ in range(TRIES):
-            choice = choose(
-                space, self.evaluate, self.room, least=self.evaluate.least, speed=self.evaluate.speed
-            )
+            choice = choose(space, self.evaluate, self.room, least=least, speed=self.evaluate.speed)
             if choice.chosen is None or self.evaluate.is_certain(choice.chosen.recipe):
                 return choice
             self.evaluate.confirm(choice.chosen.recipe)  # and look again, knowing that
         return choice
 
+    def best(self) -> Choice:
+        """Of what the job leaves open; on a CPU its recipe as it stands, whether it fits or not: it has one
+        memory, and its speed is not known."""
+        if self.layout.gpus_per_node:
+            return self.choose(self.space())
+        return Choice(chosen=self.evaluate.confirm(self.plan.recipe), reason=self.plan.reason, losers=())
+
     def decide(self, vary: Mapping[str, Sequence[JsonValue]] | None = None) -> Decision:
         """Raises PlanRefusedError when nothing fits, with what would."""
         if self.layout.gpus_per_node == 0:
-            # Nothing is chosen for a CPU: it has one memory, and its speed is not known.
             return self._decision(self.evaluate.confirm(self.plan.recipe), self.plan, ())
-        space = self.space()
-        choice = self.choose(space)
+        choice = self.best()
         if choice.chosen is None:
             raise PlanRefusedError(self._refusals(choice))
-        rungs = ladder_of(choice.chosen, space, self.evaluate, self.room, vary)
+        rungs = ladder_of(choice.chosen, self.space(), self.evaluate, self.room, vary)
         recipe = choice.chosen.recipe
         plan = self.plan.model_copy(
             update={

@@ -17,9 +17,8 @@ from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import states_of
 from launcher.memory.trace import ACTIVATIONS, Law, NotAffineError, Trace, Work
 from launcher.planning.choice import Candidate
-from launcher.planning.fitting import ranks_of
 from launcher.planning.hardware import hardware_of
-from launcher.planning.plan import Layout
+from launcher.planning.plan import Layout, ranks_of
 from launcher.planning.source import Args, NoTraceError, Source
 from launcher.planning.speed import StepTime, step_time
 from launcher.spec.cluster import Cluster
@@ -177,9 +176,7 @@ class Evaluator:
         key = self._traced(recipe, args)
         if key not in self._traces:
             try:
-                self._traces[key] = self.source.trace(
-                    key.recipe, self.ranks, args, exact=key in self._lawless
-                )
+                self._traces[key] = self._ask(key.recipe, args, exact=key in self._lawless)
             except NotAffineError:
                 self._lawless.add(key)
                 return self._trace(recipe, args)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from launcher.memory.estimate import Estimate
+from launcher.memory.states import Ranks
 from launcher.planning.ladder import ladder
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, as_yaml, broken_rules, nearest_valid
+from launcher.spec.rules import Setting, broken_rules, changes_line, nearest_valid
 from launcher.spec.supported import unsupported
 
 
@@ -33,6 +34,10 @@ class Layout(Value):
             nvme_dir=job.train.nvme_dir is not None,
             entrypoint=job.task is not None,
         )
+
+
+def ranks_of(layout: Layout) -> Ranks:
+    return Ranks(layout.ranks, layout.ranks_per_node, layout.gpus_per_node > 0)
 
 
 class Plan(Value):
@@ -79,8 +84,7 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
         refusals = [_refusal("recipe", str(one)) for one in broken]
         valid = nearest_valid(recipe, setting)
         if valid is not None and len(broken) > 1:
-            changes = valid.changes_from(recipe)
-            fields = ", ".join(f"{name}: {as_yaml(new)}" for name, (_, new) in changes.items())
+            fields = changes_line(valid, recipe)
             refusals.append(_refusal("recipe", f"all of it together, nearest valid: {fields}"))
         raise PlanRefusedError(refusals)
     price = cluster.usd_per_gpu_hour

@@ -43,6 +43,16 @@ class Answer(NamedTuple):
         return self.choice.chosen.speed if self.choice.chosen is not None else 0.0
 
 
+class Comparison(NamedTuple):
+    """A question, and an answer for each place or change that was asked about."""
+
+    question: str
+    answers: tuple[Answer, ...]
+    conclusion: str
+    costs: tuple[Cost, ...] = ()
+    "By the labels of the answers, where the question is about money."
+
+
 def least_gpus(counts: Iterable[int], choice_on: Callable[[int], Choice]) -> tuple[int, Choice] | None:
     """The first of `counts` (ascending: each is planned) on which something fits."""
     for count in counts:
@@ -62,17 +72,19 @@ class Offer(NamedTuple):
     label: str
     candidate: Candidate
     gpus: int
-    usd_per_gpu_hour: float
+    usd_per_gpu_hour: float | None
+    "None where the profile does not say."
 
 
 class Cost(Value):
     label: str
     hours: float
-    usd: float
+    usd: float | None
 
 
 def cheapest_for_tokens(offers: Sequence[Offer], tokens: float, tokens_per_sample: float) -> list[Cost]:
-    """What so many tokens cost with each, the cheapest first; offers of unknown speed are left out.
+    """What so many tokens cost with each, the cheapest first and those without a price last; offers of
+    unknown speed are left out.
 
     Not in it: setting up, evaluation, checkpoints, failures.
     """
@@ -81,5 +93,7 @@ def cheapest_for_tokens(offers: Sequence[Offer], tokens: float, tokens_per_sampl
         if not offer.candidate.speed:
             continue
         hours = tokens / (offer.candidate.speed * tokens_per_sample) / 3600
-        costs.append(Cost(label=offer.label, hours=hours, usd=hours * offer.gpus * offer.usd_per_gpu_hour))
-    return sorted(costs, key=lambda one: one.usd)
+        price = offer.usd_per_gpu_hour
+        usd = None if price is None else hours * offer.gpus * price
+        costs.append(Cost(label=offer.label, hours=hours, usd=usd))
+    return sorted(costs, key=lambda one: (one.usd is None, one.usd or 0.0, one.hours))

@@ -28,6 +28,8 @@ class About(NamedTuple):
     batch_norm: bool
     tokens_per_sample: int | None
     "Numbers in the largest integer tensor of a sample; None when it has none."
+    blocks: bool = True
+    "It names blocks, which recomputation and offload of activations work by."
 
 
 class Source(Protocol):

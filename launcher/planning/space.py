@@ -35,6 +35,8 @@ class Space:
     setting: Setting
     chunks: bool = False
     "The task can compute its loss in parts."
+    blocks: bool = True
+    "The task names the blocks that recomputation and offload of activations work by."
 
     @functools.cached_property
     def axes(self) -> Mapping[str, tuple[Any, ...]]:
@@ -42,6 +44,8 @@ class Space:
         given = set(self.fixed)
         if not self.chunks:
             given.add("loss_chunks")
+        if not self.blocks:
+            given.add("activations")
         if not self.setting.entrypoint:
             # A command of the user's own takes from a recipe what it likes: nothing can be known of the rest.
             given.update(AXES)

@@ -55,38 +55,50 @@ def _rung(recipe: Recipe, above: Recipe) -> str:
     return ", ".join(f"{name} {new}" for name, (_, new) in recipe.changes_from(above).items())
 
 
-def show_plan(console: Console, job: Job, cluster: Cluster, plan: Plan, warnings: Sequence[str]) -> None:
+def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
+    """(what, value) in plain text."""
     from launcher.spec.base import format_bytes
 
     layout = plan.layout
-    table = Table.grid(padding=(0, 2))
     own_recipe = job.command is not None and not any(
         "{precision}" in a or "{optimizer}" in a for a in job.command
     )
-    table.add_row("job", escape(job.name))
     gpus = f"{layout.gpus_per_node} GPUs" if layout.gpus_per_node else "CPU"
     gpu = cluster.node.gpu
     kind = f" ({gpu.type}, {format_bytes(gpu.memory)})" if gpu is not None and layout.gpus_per_node else ""
-    table.add_row(
-        "cluster",
-        escape(f"{cluster.name}: {layout.nodes} node(s) x {layout.ranks_per_node} rank(s), {gpus}{kind}"),
-    )
+    nodes = f"{layout.nodes} node(s) x {layout.ranks_per_node} rank(s)"
     foreign = "launcher sets the micro-batch and the accumulation; the rest is the command's own"
-    table.add_row("recipe", escape(foreign if own_recipe else recipe_line(plan.recipe)))
-    batch = plan.recipe.micro_batch_size * plan.recipe.grad_accum * layout.ranks
-    table.add_row(
-        "batch", f"{batch} = {plan.recipe.micro_batch_size} x {plan.recipe.grad_accum} x {layout.ranks} ranks"
-    )
+    micro, accum = plan.recipe.micro_batch_size, plan.recipe.grad_accum
+    batch = f"{micro * accum * layout.ranks} = {micro} x {accum} x {layout.ranks} ranks"
+    rows = [
+        ("job", job.name),
+        ("cluster", f"{cluster.name}: {nodes}, {gpus}{kind}"),
+        ("recipe", foreign if own_recipe else recipe_line(plan.recipe)),
+        ("batch", batch),
+        ("why", plan.reason),
+    ]
+    if plan.usd_per_hour is not None:
+        rows.append(("price", f"{plan.usd_per_hour:.2f} USD/h (from the profile)"))
+    return rows
+
+
+def show_plan(console: Console, job: Job, cluster: Cluster, plan: Plan, warnings: Sequence[str]) -> None:
+    rows = plan_rows(job, cluster, plan)
     if plan.ladder:
         steps = zip(plan.ladder, (plan.recipe, *plan.ladder), strict=False)
         below = " -> ".join(_rung(recipe, above) for recipe, above in steps)
-        table.add_row("if memory runs out", f"{below}, the global batch unchanged")
-    table.add_row("why", escape(plan.reason))
-    if plan.usd_per_hour is not None:
-        table.add_row("price", f"{plan.usd_per_hour:.2f} USD/h (from the profile)")
-    for warning in warnings:
-        table.add_row("[yellow]note[/]", escape(warning))
-    console.print(table)
+        why = next(number for number, (name, _) in enumerate(rows) if name == "why")
+        rows.insert(why, ("if memory runs out", f"{below}, the global batch unchanged"))
+    rows += [("[yellow]note[/]", warning) for warning in warnings]
+    console.print(grid(rows))
+
+
+def grid(rows: Sequence[tuple[str, str]]) -> Table:
+    """Name (markup) and value (plain text)."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(name, escape(value))
+    return table
 
 
 def show_prepared(console: Console, prepared: Prepared) -> None:

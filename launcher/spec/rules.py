@@ -50,6 +50,11 @@ def as_yaml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def changes_line(recipe: Recipe, other: Recipe) -> str:
+    """What to write into the job file to get `recipe` instead of `other`."""
+    return ", ".join(f"{name}: {as_yaml(new)}" for name, (_, new) in recipe.changes_from(other).items())
+
+
 def _two_samples(recipe: Recipe, _: Setting) -> dict[str, Any]:
     if recipe.grad_accum % 2:
         return {}

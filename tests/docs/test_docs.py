@@ -29,7 +29,8 @@ def files(page: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
 def test_every_command_of_the_page_runs(page: Path, tmp_path: Path) -> None:
-    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    folders = {f"XDG_{name.upper()}_HOME": str(tmp_path / name) for name in ("state", "cache")}
+    env = {**os.environ, **folders, "OMP_NUM_THREADS": "1"}
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "launcher", *shlex.split(line)[1:]]

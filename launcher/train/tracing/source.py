@@ -48,6 +48,7 @@ class TaskSource:
             loss_chunks=task.uses_loss_chunks,
             batch_norm=first_batch_norm(model) is not None,
             tokens_per_sample=max(tokens, default=None),
+            blocks=next(iter(task.blocks(model)), None) is not None,
         )
 
     def shapes(self, precision: Any, args: Mapping[str, Any] | None = None) -> ModelShapes:

@@ -1,0 +1,185 @@
+"""The questions of `launcher plan`: other recipes, cards, numbers of GPUs, sizes, clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.cli.output import fail
+from launcher.cli.prepare import runs_root
+from launcher.cli.sources import source_of
+from launcher.memory.ledger import default_folder
+from launcher.planning.choice import Choice
+from launcher.planning.decide import Decider, Decision
+from launcher.planning.hardware import CARDS, card_of, memory_of
+from launcher.planning.plan import PlanRefusedError
+from launcher.planning.questions import (
+    Answer,
+    Comparison,
+    Offer,
+    cheapest_for_tokens,
+    compare_cards,
+    largest_micro_batch,
+    least_gpus,
+)
+from launcher.planning.source import Source
+from launcher.spec.cluster import Cluster, Gpu
+from launcher.spec.job import Job
+from launcher.spec.load import load_job
+
+LARGEST_ASKED = 2**16
+"Micro-batch: nobody trains with more samples on one GPU at once."
+
+
+@dataclass
+class Asker:
+    """One job on one cluster, and what may be changed of either."""
+
+    file: Path
+    sets: Sequence[str]
+    cluster: Cluster
+    store: Path
+    job: Job = field(init=False)
+    _sources: dict[str, Source] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.job = load_job(self.file, self.sets)
+
+    def decider(self, job: Job | None = None, cluster: Cluster | None = None) -> Decider:
+        """Raises PlanRefusedError: the job cannot run there."""
+        job, cluster = job or self.job, cluster or self.cluster
+        workdir = (self.file.parent / job.workdir).resolve()
+        key = repr((job.task, sorted(job.args.items()), job.plan, workdir))
+        if key not in self._sources:
+            self._sources[key] = source_of(job, workdir, self.store)
+        return Decider(job, cluster, self._sources[key], default_folder(runs_root(cluster)))
+
+    def choice(self, job: Job | None = None, cluster: Cluster | None = None) -> Choice:
+        """The best there; without one where nothing fits or the job cannot run."""
+        try:
+            decider = self.decider(job, cluster)
+            choice = decider.best()
+        except PlanRefusedError as error:
+            return Choice(chosen=None, reason=str(error).replace("\n", "; "), losers=())
+        misfit = choice.chosen and decider.room.misfit(choice.chosen.estimate)
+        return choice.model_copy(update={"chosen": None, "reason": misfit}) if misfit else choice
+
+    def changed(self, changes: Sequence[str]) -> Mapping[str, Job]:
+        """Each change is `field=value`, of the recipe unless it has a dot; several with commas between.
+        Raises SpecError."""
+        found = {}
+        for change in changes:
+            sets = [one if "." in one.partition("=")[0] else f"recipe.{one}" for one in change.split(",")]
+            found[change] = load_job(self.file, [*self.sets, *sets])
+        return found
+
+    def what_if(self, jobs: Mapping[str, Job]) -> Comparison:
+        answers = (Answer(label, self.choice(job)) for label, job in jobs.items())
+        return Comparison("what if", tuple(answers), "")
+
+    def family(self, text: str) -> Mapping[str, Job]:
+        """`ARG=V1,V2,V3`. Raises SpecError."""
+        name, _, values = text.partition("=")
+        if not name or not values:
+            fail(f"--largest {text}: write an argument of the task and its values, e.g. shape=1b,7b,70b")
+        labels = [f"{name}={value}" for value in values.split(",")]
+        return {label: load_job(self.file, [*self.sets, f"args.{label}"]) for label in labels}
+
+    def largest(self, family: Mapping[str, Job]) -> Comparison:
+        """In rising order: each is planned until one does not fit."""
+        answers: list[Answer] = []
+        for label, job in family.items():
+            answers.append(Answer(label, self.choice(job)))
+            if answers[-1].choice.chosen is None:
+                break
+        fitting = [answer.label for answer in answers if answer.choice.chosen is not None]
+        told = f"the largest that fits: {fitting[-1]}" if fitting else f"not even {answers[0].label} fits"
+        if len(fitting) == len(family):
+            told = f"all of them fit, {fitting[-1]} too"
+        return Comparison("the largest that fits", tuple(answers), told)
+
+    def with_cards(self, names: Sequence[str]) -> Mapping[str, Cluster]:
+        """Each in the place of the cluster's own. Memory and speed are of the data sheet."""
+        if names and self.job.resources.gpus_per_node == 0:
+            fail("--gpu: the job asks for no GPUs (resources.gpus_per_node: 0)")
+        found = {}
+        for name in names:
+            card = card_of(name)
+            if card is None:
+                fail(f"--gpu {name!r}: known are {', '.join(one.label for one in CARDS)}")
+            count = self.cluster.gpus_per_node or 1
+            gpu = Gpu(type=card.label, count=count, memory=memory_of(card))
+            node = self.cluster.node.model_copy(update={"gpu": gpu})
+            label = f"{count} x {card.label} ({card.memory:g} GiB)"
+            found[label] = self.cluster.model_copy(update={"node": node})
+        return found
+
+    def cards(self, clusters: Mapping[str, Cluster]) -> Comparison:
+        answers = compare_cards(clusters, lambda label: self.choice(cluster=clusters[label]))
+        fits = answers[0].choice.chosen is not None
+        told = f"the fastest: {answers[0].label}" if fits else "nothing fits on any of them"
+        return Comparison("another card in each node", tuple(answers), told)
+
+    def min_gpus(self) -> Comparison:
+        """1, 2, 4, ... of a node, then whole nodes; numbers that share the global batch equally."""
+        layouts = {nodes * gpus: (nodes, gpus) for nodes, gpus in self._layouts()}
+        tried: list[Answer] = []
+
+        def on(count: int) -> Choice:
+            nodes, gpus = layouts[count]
+            where = {"nodes": nodes, "gpus_per_node": gpus, "ranks_per_node": None}
+            resources = self.job.resources.model_copy(update=where)
+            choice = self.choice(self.job.model_copy(update={"resources": resources}))
+            tried.append(Answer(f"{nodes} node(s) x {gpus}", choice))
+            return choice
+
+        least = least_gpus(layouts, on)
+        told = "nothing fits on any number of them" if least is None else f"the fewest: {least[0]}"
+        return Comparison("the fewest GPUs", tuple(tried), told)
+
+    def _layouts(self) -> Iterator[tuple[int, int]]:
+        """(nodes, GPUs of each)."""
+        per_node, batch = self.cluster.gpus_per_node, self.job.batch.global_
+        powers = [2**power for power in range(per_node.bit_length()) if 2**power < per_node]
+        layouts = [(1, gpus) for gpus in (*powers, per_node)]
+        layouts += [(nodes, per_node) for nodes in range(2, self.cluster.max_nodes + 1)]
+        return ((nodes, gpus) for nodes, gpus in layouts if batch % (nodes * gpus) == 0)
+
+    def max_micro_batch(self, decider: Decider, decision: Decision) -> Comparison:
+        """Of the chosen recipe; accumulation stays, so the global batch grows."""
+        room, evaluate, recipe = decider.room, decider.evaluate, decision.plan.recipe
+        found = largest_micro_batch(recipe, evaluate, room, LARGEST_ASKED)
+        while found is not None and room.misfit(evaluate.confirm(found.recipe).estimate):
+            # Confirmed answers stay, so this one counts as too large from here on.
+            found = largest_micro_batch(recipe, evaluate, room, found.recipe.micro_batch_size)
+        if found is None:
+            fail("--max-micro-batch: with its own accumulation not even a micro-batch of 1 fits")
+        found = evaluate(found.recipe)
+        micro = found.recipe.micro_batch_size
+        told = f"batch.global {micro * recipe.grad_accum * decision.plan.layout.ranks}"
+        if micro == LARGEST_ASKED:
+            told += "; larger ones were not asked about"
+        answer = Answer(f"micro-batch {micro}", Choice(chosen=found, reason=told, losers=()))
+        return Comparison("the largest micro-batch of this recipe", (answer,), told)
+
+
+def tokens_on(askers: Sequence[Asker], tokens: float) -> Comparison:
+    """What they cost on each cluster, the cheapest first."""
+    answers, offers, per_sample = [], [], None
+    for asker in askers:
+        choice = asker.choice()
+        answers.append(Answer(asker.cluster.name, choice))
+        if choice.chosen is not None:
+            decider = asker.decider()
+            per_sample = decider.about.tokens_per_sample
+            gpus = decider.layout.nodes * decider.layout.gpus_per_node
+            offers.append(Offer(asker.cluster.name, choice.chosen, gpus, asker.cluster.usd_per_gpu_hour))
+    if offers and per_sample is None:
+        fail("--tokens: a sample of this task has no tokens, which is to say no row of whole numbers")
+    costs = cheapest_for_tokens(offers, tokens, per_sample or 1)
+    order = [cost.label for cost in costs]
+    answers.sort(key=lambda one: order.index(one.label) if one.label in order else len(order))
+    priced = [cost for cost in costs if cost.usd is not None]
+    told = f"the cheapest: {priced[0].label}" if len(priced) > 1 else ""
+    return Comparison(f"{tokens:.4g} tokens", tuple(answers), told, tuple(costs))

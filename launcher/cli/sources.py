@@ -1,0 +1,140 @@
+"""Where a plan's knowledge of the job's model comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.output import EXIT_REFUSED, fail
+from launcher.memory.store import TraceStore
+from launcher.memory.trace import NotAffineError
+from launcher.planning.cached import CachedSource
+from launcher.planning.declared import DeclaredParams
+from launcher.planning.plan import PlanRefusedError
+from launcher.planning.source import NoTraceError
+from launcher.spec.errors import Problem, SpecError
+
+if TYPE_CHECKING:
+    from launcher.memory.shapes import ModelShapes
+    from launcher.memory.states import Ranks
+    from launcher.memory.trace import Trace
+    from launcher.planning.source import About, Args, Source
+    from launcher.spec.job import Job
+    from launcher.spec.recipe import Precision, Recipe
+
+
+def traces_dir() -> Path:
+    """Where traces are kept: `traces/` in the user's cache folder of launcher."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("launcher")) / "traces"
+
+
+def source_of(job: Job, workdir: Path, store: Path) -> Source:
+    """From the folder `store` what is there, else from the task's own code. Raises PlanRefusedError."""
+    declared = job.plan
+    if job.task is not None:
+        kept = TraceStore(store, job.task, job.args, str(workdir))
+    elif declared.model is not None:
+        kept = TraceStore(store, declared.model, {"length": declared.length}, str(workdir))
+    elif declared.params is not None:
+        return DeclaredParams(declared.params, batch_norm=job.model.batch_norm)
+    else:
+        message = (
+            "the model of a foreign command is not known, so its memory is not planned; "
+            "declare it with plan.model or plan.params (docs/planning.md), or write a task"
+        )
+        raise PlanRefusedError([Problem("job", "command", message)])
+    return CachedSource(kept, lambda: UsersCode(job, workdir))
+
+
+class UsersCode:
+    """Asks the job's task, or the model that it declares, in this process.
+
+    Its code runs in `workdir`, what it prints goes to stderr, and what is wrong in it ends the program with
+    one message.
+    """
+
+    def __init__(self, job: Job, workdir: Path) -> None:
+        self.job, self.workdir = job, workdir
+        if not workdir.is_dir():
+            fail(f"workdir: {workdir} is no directory here; plan imports the task from it")
+        self.name = f"task {job.task}" if job.task is not None else f"plan.model {job.plan.model}"
+        with _status(f"importing what {self.name} needs"):
+            try:
+                import torch  # noqa: F401
+            except ImportError as error:
+                fail(f'{error}; building the model needs the extra: pip install "launcher[train]"')
+            from launcher.train.tracing.declared import DeclaredSource
+            from launcher.train.tracing.source import TaskSource
+
+            self._source = (TaskSource if job.task is not None else DeclaredSource)(job, workdir)
+
+    def about(self, args: Args | None = None) -> About:
+        with self._running("asking the task"):
+            return self._source.about(args)
+
+    def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes:
+        with self._running("building the model without weights"):
+            return self._source.shapes(precision, args)
+
+    def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
+        what = f"sharding {recipe.sharding}, activations {recipe.activations}"
+        with self._running(f"tracing a step: {what}, micro-batch {recipe.micro_batch_size}"):
+            return self._source.trace(recipe, ranks, args, exact=exact)
+
+    def files(self) -> list[Path]:
+        return self._source.files()
+
+    @contextlib.contextmanager
+    def _running(self, what: str) -> Iterator[None]:
+        from launcher.train.rank import SetupError
+        from launcher.train.task import TaskError
+
+        before = Path.cwd()
+        os.chdir(self.workdir)
+        try:
+            with _status(what), contextlib.redirect_stdout(sys.stderr):
+                yield
+        except (SpecError, NotAffineError, NoTraceError):  # the planner's own
+            raise
+        except TaskError as error:
+            fail(str(error))
+        except SetupError as error:
+            fail(str(error), EXIT_REFUSED)
+        except Exception as error:
+            fail(self._told(error))
+        finally:
+            os.chdir(before)
+
+    def _told(self, error: Exception) -> str:
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        frames = traceback.extract_tb(root.__traceback__)
+        users = (one for one in reversed(frames) if one.filename.startswith(str(self.workdir)))
+        last = next(users, frames[-1])
+        message = str(error).strip().split("\n")[0]
+        valueless = "meta" in str(error) or type(error).__name__.startswith("DataDependent")
+        values = "; the plan runs the model on the meta device, where tensors have no values"
+        return (
+            f"{self.name}: {type(error).__name__}: {message} ({last.filename}:{last.lineno})"
+            f"{values if valueless else ''}"
+        )
+
+
+@contextlib.contextmanager
+def _status(what: str) -> Iterator[Any]:
+    """One line while it lasts, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what) as status:
+        yield status

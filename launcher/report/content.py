@@ -1,0 +1,227 @@
+"""What a page about a plan shows, whatever it is drawn with: bars, rows, words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, get_args
+
+from launcher.memory.estimate import Estimate, When
+from launcher.planning.choice import Candidate
+from launcher.planning.decide import Decision
+from launcher.planning.questions import Comparison
+from launcher.report.terminal import plan_rows, recipe_line
+from launcher.spec.base import format_bytes, format_duration
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+from launcher.spec.rules import changes_line
+
+NOT_MEASURED = "what is computed here has not been held against measurements on a GPU yet"
+WHENS = get_args(When)
+OUTSIDE = "outside PyTorch"
+ALLOCATOR = "allocator"
+
+
+class Category(NamedTuple):
+    letter: str
+    rich: str
+    "Its colour in a terminal."
+    css: str
+
+
+CATEGORIES: dict[str, Category] = {
+    "parameters": Category("P", "blue", "#4c78a8"),
+    "buffers": Category("b", "bright_blue", "#9ecae9"),
+    "optimizer states": Category("O", "magenta", "#b279a2"),
+    "gradients": Category("G", "green", "#54a24b"),
+    "gathered parameters": Category("g", "cyan", "#72b7b2"),
+    "activations": Category("A", "yellow", "#eeca3b"),
+    "temporaries": Category("T", "red", "#e45756"),
+    "communication": Category("C", "bright_magenta", "#ff9da6"),
+    "batch": Category("B", "bright_green", "#88d27a"),
+    ALLOCATOR: Category("r", "bright_black", "#9d9d9d"),
+    OUTSIDE: Category("x", "white", "#6b6b6b"),
+}
+OTHER = Category("?", "bright_black", "#bab0ac")
+"What stands for a category that is not in the table."
+
+
+@dataclass(frozen=True)
+class Page:
+    """One answer of `launcher plan`. All of it is plain values."""
+
+    job: Job
+    cluster: Cluster
+    decision: Decision | None
+    "None where nothing fits."
+    tokens_per_sample: int | None = None
+    comparisons: tuple[Comparison, ...] = ()
+    explain: bool = False
+    refusal: str = ""
+    "Why nothing fits, and what would."
+
+
+class Bar(NamedTuple):
+    """What a rank's GPU holds at one moment, by category."""
+
+    when: str
+    phase: str
+    module: str
+    parts: dict[str, int]
+    "Bytes; what PyTorch's tensors hold, then what comes on top."
+    allocated: int | None
+    "Of the tensors alone; None in the bar of all that is needed."
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def bars(estimate: Estimate) -> list[Bar]:
+    """Each peak with what is outside of the allocator, and at last all that is needed."""
+    outside = sum(estimate.overhead.values())
+    found = []
+    for peak in sorted(estimate.peaks, key=lambda peak: WHENS.index(peak.when)):
+        parts = _sorted({**peak.parts, OUTSIDE: outside})
+        found.append(Bar(peak.when, peak.phase, peak.module, parts, peak.allocated))
+    worst = estimate.worst
+    rest = max(0, estimate.needed - outside - worst.allocated)
+    parts = _sorted({**worst.parts, ALLOCATOR: rest, OUTSIDE: outside})
+    return [*found, Bar("needed", "in all", "", parts, None)]
+
+
+def _sorted(parts: dict[str, int]) -> dict[str, int]:
+    order = [*CATEGORIES]
+    names = sorted(parts, key=lambda name: order.index(name) if name in order else len(order) - 2.5)
+    return {name: parts[name] for name in names if parts[name]}
+
+
+def in_cells(sizes: Sequence[int], capacity: int, width: int) -> list[int]:
+    """Sizes in characters of a bar that is `width` characters for `capacity` bytes; their sum is right."""
+    ends, at = [0], 0
+    for size in sizes:
+        at += size
+        ends.append(round(width * at / capacity) if capacity else 0)
+    return [end - start for start, end in pairwise(ends)]
+
+
+def head(page: Page) -> list[tuple[str, str]]:
+    decision = page.decision
+    if decision is None:
+        return [("job", page.job.name), ("cluster", page.cluster.name)]
+    rows = plan_rows(page.job, page.cluster, decision.plan)
+    frozen = f", {decision.trained:,} of them trained" if decision.trained != decision.parameters else ""
+    return [rows[0], ("model", f"{decision.parameters:,} parameters{frozen}"), *rows[1:]]
+
+
+def memory_rows(decision: Decision) -> list[tuple[str, str]]:
+    """What the GPU's figure is made of, against what there is."""
+    estimate, room = decision.chosen.estimate, decision.room
+    if not estimate.overhead:  # no GPU: tensors are all that there is
+        return [("needed", f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}")]
+    rows = [
+        ("allocated", f"{format_bytes(estimate.allocated)} by tensors at the worst peak"),
+        ("reserved", f"{format_bytes(estimate.reserved)} by PyTorch's allocator: tensors, workspaces, gaps"),
+        *([("measured before", f"x {estimate.correction:.3f}")] if estimate.correction != 1 else []),
+        *((name, format_bytes(size)) for name, size in estimate.overhead.items()),
+        ("needed", f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}"),
+    ]
+    if room.card is not None:
+        free = room.card - estimate.needed * (1 + estimate.band)
+        rows.append(("the card has", f"{format_bytes(room.card)}: {format_bytes(free)} to spare"))
+    if estimate.managed:
+        where = "on the GPU while there is room, else on the host"
+        rows.append(("paged states", f"{format_bytes(estimate.managed)}: {where}"))
+    if estimate.nvme:
+        rows.append(("files on NVMe", format_bytes(estimate.nvme)))
+    return rows
+
+
+def host_rows(decision: Decision) -> list[tuple[str, str]]:
+    """Of one node."""
+    estimate, there = decision.chosen.estimate, decision.room.host
+    rows = [(name, format_bytes(size)) for name, size in estimate.host.items()]
+    rows.append(("needed", format_bytes(estimate.host_per_node)))
+    has = "not known: the profile does not say" if there is None else format_bytes(there)
+    return [*rows, ("the node has", has)]
+
+
+def time_rows(page: Page) -> list[tuple[str, str]]:
+    """Of one optimizer step; empty where the speed of the hardware is not known."""
+    time = page.decision.chosen.time if page.decision is not None else None
+    if time is None:
+        return []
+    beside = f", of {seconds(time.communication)} in all" if time.communication > time.exposed else ""
+    parts = [
+        ("matrix products", time.compute, ""),
+        ("other kernels", time.memory, ""),
+        ("communication", time.exposed, f" in which nothing else runs{beside}"),
+        ("offload", time.offload, ""),
+        ("optimizer", time.optimizer, ""),
+        ("step", time.total, ""),
+    ]
+    rows = [(name, f"{seconds(value)}{words}") for name, value, words in parts if value]
+    return [*rows, ("speed", speed(time.samples_per_second, page.tokens_per_sample))]
+
+
+def seconds(value: float) -> str:
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def speed(samples: float, tokens_per_sample: int | None) -> str:
+    """Per second."""
+    tokens = "" if tokens_per_sample is None else f", {samples * tokens_per_sample:,.0f} tokens/s"
+    return f"{samples:.3g} samples/s{tokens}"
+
+
+LADDER = ("CHANGE", "NEEDED", "SAVED", "SPEED LOST")
+
+
+def ladder_rows(decision: Decision) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for rung in decision.rungs:
+        change = rung.words.split("; saves")[0]
+        lost = f"{rung.slower:.0%}" if decision.chosen.speed else "-"
+        needed = format_bytes(rung.candidate.estimate.needed)
+        rows.append((change, needed, format_bytes(rung.saved), lost))
+    return rows
+
+
+def comparison_table(page: Page, one: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(columns, rows): needed, fits, speed of each answer, and how its recipe differs from the chosen one."""
+    costs = {cost.label: cost for cost in one.costs}
+    beside = page.decision.plan.recipe if page.decision is not None and not costs else None
+    columns = ("", "NEEDED", "FITS", "SAMPLES/S", *(("TIME", "PRICE") if costs else ()), "RECIPE")
+    rows: list[tuple[str, ...]] = []
+    if page.decision is not None and beside is not None:
+        rows.append(("chosen", *_facts(page.decision.chosen), recipe_line(beside)))
+    for answer in one.answers:
+        chosen = answer.choice.chosen
+        if chosen is None:
+            rows.append((answer.label, "-", "no", "-", *(("-", "-") if costs else ()), answer.choice.reason))
+            continue
+        cost = costs.get(answer.label)
+        price: tuple[str, ...] = ()
+        if costs:
+            usd = "-" if cost is None or cost.usd is None else f"{cost.usd:,.2f} USD"
+            price = ("-" if cost is None else format_duration(cost.hours * 3600), usd)
+        if beside is None:
+            recipe = recipe_line(chosen.recipe)
+        else:
+            recipe = changes_line(chosen.recipe, beside) or "the same"
+        rows.append((answer.label, *_facts(chosen), *price, recipe))
+    return columns, rows
+
+
+def _facts(fitting: Candidate) -> tuple[str, str, str]:
+    pace = f"{fitting.speed:.3g}" if fitting.speed else "-"
+    return format_bytes(fitting.estimate.needed), "yes", pace
+
+
+def notes(page: Page) -> list[str]:
+    decision = page.decision
+    if decision is None:
+        return [NOT_MEASURED]
+    on_gpu = decision.plan.layout.gpus_per_node > 0
+    return [*decision.plan.warnings, *decision.notes, *([NOT_MEASURED] if on_gpu else [])]

@@ -1,0 +1,58 @@
+"""A plan as plain data for other programs: sizes in bytes, times in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.planning.choice import Candidate
+from launcher.planning.questions import Answer, Comparison
+from launcher.report.content import Page
+
+
+def as_data(page: Page) -> dict[str, Any]:
+    """What `--json` prints."""
+    decision = page.decision
+    data: dict[str, Any] = {"job": page.job.name, "cluster": page.cluster.name, "measured_on_gpu": False}
+    if decision is None:
+        data["refused"] = page.refusal
+    else:
+        estimate = decision.chosen.estimate
+        data |= decision.model_dump(mode="json", exclude={"plan": {"estimate"}})
+        data["parameters"] = decision.parameters
+        data["chosen"] = _candidate(decision.chosen)
+        data["tokens_per_sample"] = page.tokens_per_sample
+        data["fits"] = decision.room.misfit(estimate) is None
+        data["rungs"] = [
+            {**rung.model_dump(mode="json", exclude={"candidate"}), **_candidate(rung.candidate)}
+            for rung in decision.rungs
+        ]
+    data["questions"] = [_comparison(one) for one in page.comparisons]
+    return data
+
+
+def _candidate(one: Candidate) -> dict[str, Any]:
+    time = one.time
+    data = one.model_dump(mode="json")
+    data["estimate"] |= {
+        "needed": one.estimate.needed,
+        "allocated": one.estimate.allocated,
+        "host_per_node": one.estimate.host_per_node,
+    }
+    if time is not None:
+        data["time"] |= {"total": time.total, "samples_per_second": time.samples_per_second}
+    return data
+
+
+def _comparison(one: Comparison) -> dict[str, Any]:
+    costs = {cost.label: cost.model_dump(mode="json", exclude={"label"}) for cost in one.costs}
+    return {
+        "question": one.question,
+        "conclusion": one.conclusion,
+        "answers": [{**_answer(answer), **costs.get(answer.label, {})} for answer in one.answers],
+    }
+
+
+def _answer(one: Answer) -> dict[str, Any]:
+    chosen = one.choice.chosen
+    found = {"label": one.label, "fits": chosen is not None, "reason": one.choice.reason}
+    return found if chosen is None else {**found, **_candidate(chosen)}

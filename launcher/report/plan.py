@@ -1,0 +1,136 @@
+"""A plan for a terminal: what each moment needs, against what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from launcher.report.content import (
+    CATEGORIES,
+    LADDER,
+    OTHER,
+    Bar,
+    Page,
+    bars,
+    comparison_table,
+    head,
+    host_rows,
+    in_cells,
+    ladder_rows,
+    memory_rows,
+    notes,
+    time_rows,
+)
+from launcher.report.terminal import grid
+from launcher.spec.base import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from launcher.planning.decide import Decision
+
+MODULE = 17
+"Characters of a module's name; the end tells more than the beginning."
+BESIDE_THE_BAR = 36
+
+
+def show_page(console: Console, page: Page) -> None:
+    console.print(grid(head(page)))
+    decision = page.decision
+    if decision is not None:
+        _memory(console, decision)
+        _section(console, "host memory of a node", grid(host_rows(decision)))
+        if time := time_rows(page):
+            _section(console, "predicted time of a step", grid(time))
+        if rungs := ladder_rows(decision):
+            _section(console, "if memory runs out, each against the one above", _table(LADDER, rungs))
+        if page.explain:
+            _lines(console, "why", decision.explained)
+    for one in page.comparisons:
+        columns, rows = comparison_table(page, one)
+        _section(console, one.question, _table(columns, rows))
+        if one.conclusion:
+            console.print(Text(one.conclusion, style="bold"))
+    _lines(console, "notes", notes(page))
+    if decision is not None:
+        _lines(console, "not modelled", decision.chosen.estimate.not_modelled)
+
+
+def _memory(console: Console, decision: Decision) -> None:
+    estimate, card = decision.chosen.estimate, decision.room.card
+    drawn = bars(estimate)
+    scale = max(card or 0, *(bar.total for bar in drawn))
+    module = max(len("MODULE"), *(min(MODULE, len(bar.module)) for bar in drawn))
+    width = min(console.width, 120) - BESIDE_THE_BAR - module
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name, least in (("WHEN", 12), ("PHASE", 9)):
+        table.add_column(name, no_wrap=True, min_width=least)
+    table.add_column("ALLOCATED", no_wrap=True, justify="right")
+    # The capacity is at the right edge, unless something needs more.
+    table.add_column("" if card is None else f"OF {format_bytes(scale)}", no_wrap=True)
+    table.add_column("MODULE", no_wrap=True)
+    for bar in drawn:
+        size = format_bytes(bar.total if bar.allocated is None else bar.allocated)
+        name = bar.module if len(bar.module) <= MODULE else f"…{bar.module[1 - MODULE :]}"
+        style = "bold" if bar.allocated is None else ""
+        table.add_row(bar.when, bar.phase, size, _drawn(bar, scale, width), Text(name), style=style)
+    _section(console, "memory of a GPU" if card is not None else "memory of a rank", table)
+    console.print(_legend(drawn, console.width))
+    console.print()
+    console.print(grid(memory_rows(decision)))
+
+
+def _drawn(bar: Bar, scale: int, width: int) -> Text:
+    """A letter for each category, so that it can be read without colours."""
+    text = Text()
+    cells = in_cells([*bar.parts.values()], scale, width)
+    for name, count in zip(bar.parts, cells, strict=True):
+        category = CATEGORIES.get(name, OTHER)
+        text.append(category.letter * count, style=f"{category.rich} reverse")
+    return text.append("." * (width - sum(cells)), style="dim")
+
+
+def _legend(drawn: Sequence[Bar], width: int) -> Text:
+    there = {name for bar in drawn for name in bar.parts}
+    text, column = Text(), 0
+    for name in (name for name in [*CATEGORIES, *there - CATEGORIES.keys()] if name in there):
+        category, words = CATEGORIES.get(name, OTHER), f" {name}  "
+        if column + 1 + len(words) > width:
+            text.append("\n")
+            column = 0
+        text.append(category.letter, style=f"{category.rich} reverse").append(words)
+        column += 1 + len(words)
+    return text
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The last column wraps where there are five or more, else the first."""
+    table = Table(box=None, pad_edge=False)
+    wraps = 0 if len(columns) < 5 else len(columns) - 1
+    for number, column in enumerate(columns):
+        table.add_column(
+            column, no_wrap=number != wraps, justify="left" if number in (0, len(columns) - 1) else "right"
+        )
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _section(console: Console, title: str, table: Table) -> None:
+    console.print()
+    console.print(Text(title, style="bold"))
+    console.print(table)
+
+
+def _lines(console: Console, title: str, lines: Sequence[str]) -> None:
+    if lines:
+        console.print()
+        console.print(Text(title, style="bold"))
+    for line in lines:
+        listed = Table.grid(padding=(0, 1))
+        listed.add_row("-", escape(line))
+        console.print(listed)
