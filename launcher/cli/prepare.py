@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.planning.plan import make_plan
+from launcher.cli.planned import planned
 from launcher.render.shipped import clusters_dir
 from launcher.runs.find import default_root
 from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerError
@@ -36,13 +36,14 @@ def prepared(
     """
     job = load_job(job_file, sets)
     cluster = with_detected_gpus(named_cluster(cluster_name))
+    root = run_dir.parent if run_dir is not None else runs_root(cluster)
     request = Request(
         job=job,
         job_file=job_file,
         cluster=cluster,
-        plan=make_plan(job, cluster),
+        plan=planned(job, job_file, cluster, root),
         run_id=run_dir.name if run_dir is not None else new_run_id(job.name),
-        runs_root=run_dir.parent if run_dir is not None else runs_root(cluster),
+        runs_root=root,
         project_dir=Path.cwd(),
     )
     return prepare(request)

@@ -65,6 +65,7 @@ PARAMETERS = 64 * 2048 + 6 * (2 * 4 * 2048**2 + 5 * 2048) + 2048 * 64 + 64
 CLUSTER = """
 name: {name}
 scheduler: slurm
+slurm: {{partition: gpu}}
 max_nodes: 2
 node: {{gpu: {{type: NVIDIA RTX A5000, count: {count}, memory: {memory}}}, cpus: 8, memory: 64GiB}}
 usd_per_gpu_hour: {price}
@@ -359,3 +360,23 @@ def test_a_command_is_planned_from_how_many_parameters_it_declares(lab: Lab) -> 
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert 0 <= said["parameters"] - 10**9 < 4096 and said["chosen"]["estimate"]["basis"] == "formulas"
+
+
+def rendered(lab: Lab, name: str, *sets: str) -> dict[str, Any]:
+    options = [word for one in sets for word in ("--set", one)]
+    done = lab.cli("render", "job.yaml", "-c", "two.yaml", "--out", name, *options)
+    assert done.returncode == 0, done.stderr
+    [written] = (lab.folder / name).rglob("plan.json")
+    return json.loads(written.read_text())
+
+
+def test_what_was_planned_is_what_is_submitted(lab: Lab) -> None:
+    """Without torch and the user's code: from the traces that `launcher plan` has left."""
+    said = told(lab, "-c", "two.yaml")
+    plan = rendered(lab, "planned")
+    assert plan["recipe"] == said["chosen"]["recipe"]
+    assert plan["estimate"].items() <= said["chosen"]["estimate"].items()
+    assert plan["parameters"] == PARAMETERS
+    unknown = rendered(lab, "unknown", "args.width=1024")
+    assert unknown["estimate"] is None and "run `launcher plan`" in unknown["warnings"][-1]
+    assert unknown["recipe"]["micro_batch_size"] == 8  # starts at the largest, and steps down
