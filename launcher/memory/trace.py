@@ -31,7 +31,7 @@ class Storage(NamedTuple):
     per_sample: int
     category: str
     module: str
-    "The module that ran when it was allocated; empty outside of all."
+    "The module that ran when it was allocated; the model's class for the root, `loss` outside of all."
 
     def at(self, micro_batch: int) -> int:
         return self.fixed + self.per_sample * micro_batch

@@ -111,12 +111,17 @@ class Evaluator:
         if self.hardware is None:
             return 0.0
         if recipe not in self._speeds:
-            time = self._time(recipe, self._least_work(recipe), None)
-            self._speeds[recipe] = time.samples_per_second
+            work = self._least_work(recipe)
+            known = any(work.forward_flops)
+            self._speeds[recipe] = self._time(recipe, work, None).samples_per_second if known else 0.0
         return self._speeds[recipe]
 
     def time(self, recipe: Recipe, args: Args | None = None) -> StepTime | None:
-        return self._time(recipe, self._work(recipe, args), args) if self.hardware is not None else None
+        """None where nothing is known of the hardware's speed, or of what is computed."""
+        if self.hardware is None:
+            return None
+        work = self._work(recipe, args)
+        return self._time(recipe, work, args) if any(work.forward_flops) else None
 
     def _time(self, recipe: Recipe, work: Work, args: Args | None) -> StepTime:
         assert self.hardware is not None

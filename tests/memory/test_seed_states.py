@@ -43,6 +43,7 @@ def test_a_model_of_8_499_653_234_parameters_needs_what_its_report_says() -> Non
     assert round(fp32.optimizer / GIB, 2) == 63.33
     bf16 = on(1, 8_499_653_234, 1, precision="bf16", optimizer="adamw", sharding="none")
     assert round(bf16.total / GIB, 2) == 63.33
+    assert round((bf16.parameters + bf16.gradients + fp32.optimizer) / GIB, 2) == 94.99
 
 
 def test_13_14_billion_parameters_need_what_their_report_says() -> None:
@@ -53,10 +54,15 @@ def test_13_14_billion_parameters_need_what_their_report_says() -> None:
     assert round(eight.optimizer / (1 + 4 / 256) / GB, 2) == 26.28
 
 
-def test_7_billion_parameters_in_bf16_are_56_gb_whole_and_7_on_each_of_eight() -> None:
-    for sharding, size in (("ddp", 56), ("fsdp", 7)):
-        held = on(8, 7_000_000, 1000, precision="bf16", optimizer="adamw", sharding=sharding)
-        assert round(held.total / GB, 2) == size
+def test_7_billion_parameters_in_bf16_on_eight_gpus_need_56_31_19_and_7_gb_from_zero_0_to_3() -> None:
+    whole, cut = (
+        on(8, 7_000_000, 1000, precision="bf16", optimizer="adamw", sharding=sharding)
+        for sharding in ("ddp", "fsdp")
+    )
+    zero_1 = whole.parameters + whole.gradients + cut.optimizer
+    zero_2 = whole.parameters + cut.gradients + cut.optimizer
+    sizes = [round(size / GB, 2) for size in (whole.total, zero_1, zero_2, cut.total)]
+    assert sizes == [56, 31.5, 19.25, 7]
 
 
 def test_hybrid_shards_within_a_node_only() -> None:

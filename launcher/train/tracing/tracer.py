@@ -40,7 +40,7 @@ class UntraceableError(Exception):
 
     def __init__(self, module: str, error: Exception) -> None:
         self.module, self.error = module, error
-        super().__init__(f"{module or 'the loss'}: {type(error).__name__}: {str(error).splitlines()[0]}")
+        super().__init__(f"{module}: {type(error).__name__}: {str(error).splitlines()[0]}")
 
 
 PASSES = (("forward", "backward"), ("forward again", "backward again"))
@@ -109,7 +109,7 @@ class Tracer:
             stack.enter_context(unnoticed())
             if self.like == "cuda":
                 stack.enter_context(as_cuda())
-            names = {module: name for name, module in model.named_modules()}
+            names = {m: name or type(m).__name__ for name, m in model.named_modules()}
             runs, blocks = ((), {}) if whole else fold(model, self.task.blocks(model))
             units = set(outermost(self.task.blocks(model)))
             model = arranged(model, self.task, rank, Unlimited(), mesh)

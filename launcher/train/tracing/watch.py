@@ -20,6 +20,8 @@ from launcher.memory.unroll import NotUniformError, Recorded, Run, Segment
 from launcher.train.activations import ON_HOST
 from launcher.train.optimizers.state import local
 
+LOSS = "loss"
+"What runs where no module does."
 _ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 # FSDP2 tells the profiler what it does. The first that fits counts.
 _LABELS = (
@@ -50,7 +52,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         "Address of a storage -> its number; None for one that is not counted."
         self._finalizers: dict[int, weakref.ref[Any]] = {}
         self._modules: list[str] = []
-        self._in_backward = ""
+        self._in_backward = LOSS
         self._labels: list[str] = []
         self._born_in_forward: list[int] = []
         self._alive: set[int] = set()
@@ -58,7 +60,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def module(self) -> str:
-        """The one that runs now."""
+        """The one that runs now, or LOSS."""
         return self._modules[-1] if self._modules else self._in_backward
 
     def begin(self, phase: str) -> None:
@@ -66,7 +68,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for number in self._born_in_forward:
                 if number in self._alive and self.recorded.categories[number] == TEMPORARIES:
                     self.recorded.categories[number] = ACTIVATIONS
-        self.phase, self._in_backward, self._modules = phase, "", []
+        self.phase, self._in_backward, self._modules = phase, LOSS, []
         self._born_in_forward = []
         self.recorded.segments.append(Segment(phase))
 
