@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from launcher.memory.states import Ranks
 from launcher.memory.trace import Sample, Trace, Work4, combine
-from launcher.memory.unroll import Recorded, unroll
+from launcher.memory.unroll import Recorded, Run, unroll
 from launcher.runs.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
@@ -54,6 +55,15 @@ class _Imagined(Rank):
         pass
 
 
+class _Built(NamedTuple):
+    model: nn.Module
+    names: dict[nn.Module, str]
+    "Of the modules of the whole model."
+    runs: tuple[Run, ...]
+    blocks: dict[nn.Module, tuple[int, int]]
+    "(number of the run, number of the kept block)"
+
+
 class Tracer:
     """Traces steps of one task. `like`: whose kernels decide what is saved for the backward pass.
 
@@ -63,6 +73,7 @@ class Tracer:
     def __init__(self, task: Task, job: Job, like: Literal["cuda", "cpu"]) -> None:
         self.task, self.job, self.like = task, job, like
         self._sample: Any = None
+        self._models: dict[Any, _Built] = {}
 
     def trace(self, recipe: Recipe, ranks: Ranks) -> Trace:
         """With sizes as a law of the micro-batch, whatever the recipe's. Raises NotAffineError when there is
@@ -104,13 +115,12 @@ class Tracer:
             # A mesh holds values: it is made before tensors have none.
             mesh = device_mesh(rank) if recipe.sharding in SHARDED else None
             fake = FakeTensorMode()
-            model = empty(new_model(self.task, recipe, on_meta=True), fake)
+            model, names, runs, blocks = self._built(recipe, whole)
             stack.enter_context(fake)
+            empty(model, fake)
             stack.enter_context(unnoticed())
             if self.like == "cuda":
                 stack.enter_context(as_cuda())
-            names = {m: name or type(m).__name__ for name, m in model.named_modules()}
-            runs, blocks = ((), {}) if whole else fold(model, self.task.blocks(model))
             units = set(outermost(self.task.blocks(model)))
             model = arranged(model, self.task, rank, Unlimited(), mesh)
             watch = Watch(names, units, blocks, runs)
@@ -121,6 +131,19 @@ class Tracer:
             except Exception as error:
                 raise UntraceableError(watch.module, error) from error
         return watch.recorded
+
+    def _built(self, recipe: Recipe, whole: bool) -> _Built:
+        """On the meta device, and one of its own for each trace: copies of what was built once, where the
+        user's modules can be copied."""
+        key = (recipe.precision, recipe.loss_chunks, whole)
+        if key not in self._models:
+            model = new_model(self.task, recipe, on_meta=True)
+            names = {m: name or type(m).__name__ for name, m in model.named_modules()}
+            runs, blocks = ((), {}) if whole else fold(model, self.task.blocks(model))
+            self._models[key] = _Built(model, names, runs, blocks)
+        with suppress(Exception):
+            return copy.deepcopy(self._models[key])
+        return self._models.pop(key)
 
     def _step(self, model: nn.Module, rank: Rank, watch: Watch, batch: Any, *, complete: bool) -> None:
         passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
