@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -56,6 +57,10 @@ def plan(
     from launcher.report.content import Page
     from launcher.schedulers.local import with_detected_gpus
 
+    if tokens is not None and not isfinite(tokens):
+        fail(f"--tokens: {tokens} is no number of tokens")
+    if html is not None and not html.absolute().parent.is_dir():
+        fail(f"--html: there is no directory {html.absolute().parent}")
     names = cluster or ["local"]
     if len(names) > 1 and tokens is None:
         fail("several clusters are compared by what tokens cost there: add --tokens N, or name one cluster")

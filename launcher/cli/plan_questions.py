@@ -50,9 +50,10 @@ class Asker:
         """Raises PlanRefusedError: the job cannot run there."""
         job, cluster = job or self.job, cluster or self.cluster
         workdir = (self.file.parent / job.workdir).resolve()
-        key = repr((job.task, sorted(job.args.items()), job.plan, workdir))
+        on_gpu = job.resources.gpus_per_node != 0 and cluster.gpus_per_node > 0
+        key = repr((job.task, sorted(job.args.items()), job.plan, workdir, on_gpu))
         if key not in self._sources:
-            self._sources[key] = source_of(job, workdir, self.store)
+            self._sources[key] = source_of(job, workdir, self.store, "cuda" if on_gpu else "cpu")
         return Decider(job, cluster, self._sources[key], default_folder(runs_root(cluster)))
 
     def choice(self, job: Job | None = None, cluster: Cluster | None = None) -> Choice:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.output import EXIT_REFUSED, fail
+from launcher.memory.peaks import Like
 from launcher.memory.store import TraceStore
 from launcher.memory.trace import NotAffineError
 from launcher.planning.cached import CachedSource
@@ -35,13 +36,14 @@ def traces_dir() -> Path:
     return Path(platformdirs.user_cache_dir("launcher")) / "traces"
 
 
-def source_of(job: Job, workdir: Path, store: Path) -> Source:
-    """From the folder `store` what is there, else from the task's own code. Raises PlanRefusedError."""
+def source_of(job: Job, workdir: Path, store: Path, like: Like) -> Source:
+    """From the folder `store` what is there, else from the task's own code. `like`: what it computes on.
+    Raises PlanRefusedError."""
     declared = job.plan
     if job.task is not None:
-        kept = TraceStore(store, job.task, job.args, str(workdir))
+        kept = TraceStore(store, job.task, job.args, str(workdir), like)
     elif declared.model is not None:
-        kept = TraceStore(store, declared.model, {"length": declared.length}, str(workdir))
+        kept = TraceStore(store, declared.model, {"length": declared.length}, str(workdir), like)
     elif declared.params is not None:
         return DeclaredParams(declared.params, batch_norm=job.model.batch_norm)
     else:
@@ -50,7 +52,7 @@ def source_of(job: Job, workdir: Path, store: Path) -> Source:
             "declare it with plan.model or plan.params (docs/planning.md), or write a task"
         )
         raise PlanRefusedError([Problem("job", "command", message)])
-    return CachedSource(kept, lambda: UsersCode(job, workdir))
+    return CachedSource(kept, lambda: UsersCode(job, workdir, like))
 
 
 class UsersCode:
@@ -60,7 +62,7 @@ class UsersCode:
     one message.
     """
 
-    def __init__(self, job: Job, workdir: Path) -> None:
+    def __init__(self, job: Job, workdir: Path, like: Like) -> None:
         self.job, self.workdir = job, workdir
         if not workdir.is_dir():
             fail(f"workdir: {workdir} is no directory here; plan imports the task from it")
@@ -73,7 +75,7 @@ class UsersCode:
             from launcher.train.tracing.declared import DeclaredSource
             from launcher.train.tracing.source import TaskSource
 
-            self._source = (TaskSource if job.task is not None else DeclaredSource)(job, workdir)
+            self._source = (TaskSource if job.task is not None else DeclaredSource)(job, workdir, like)
 
     def about(self, args: Args | None = None) -> About:
         with self._running("asking the task"):

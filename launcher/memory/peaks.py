@@ -93,8 +93,10 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     update = _update(model, states, recipe, ranks, profile)
     found += [update, update.model_copy(update={"when": "steady state"})]
     held = standing(states, recipe, with_optimizer=True)
-    # To load the optimizer's states, DCP makes them by an update with gradients of zeros.
-    found.append(_peak("resume", "load", {**held, GRADIENTS: states.gpu.parameters}))
+    # To load the optimizer's states, DCP makes them by an update with gradients of zeros: new ones, beside
+    # DDP's buckets.
+    zeros = held.get(GRADIENTS, 0) + _reduced(model, recipe, ranks)
+    found.append(_peak("resume", "load", {**held, GRADIENTS: zeros}))
     # Between two steps; what is saved is copied to the host piece by piece.
     found.append(_peak("checkpoint", "save", held))
     return _worst(found)
@@ -138,14 +140,18 @@ def _buckets(gpu: Held, recipe: Recipe) -> int:
     return gpu.gradients // 2 if waits else gpu.gradients
 
 
+def _reduced(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
+    """Gradients on the GPU when the last micro-batch is done: FSDP has reduced them, whatever it kept."""
+    each = recipe.model_copy(update={"grad_sync": "each"})
+    return states_of(model, each, ranks).gpu.gradients
+
+
 def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, profile: Profile) -> Peak:
     parts = standing(states, recipe, with_optimizer=True)
     if recipe.sharding == "ddp":
         parts[GRADIENTS] = states.gpu.gradients
-    elif recipe.offload != "cpu":
-        # When the last micro-batch is done, FSDP has reduced them, whatever it kept before.
-        each = recipe.model_copy(update={"grad_sync": "each"})
-        parts[GRADIENTS] = states_of(model, each, ranks).gpu.gradients
+    else:
+        parts[GRADIENTS] = _reduced(model, recipe, ranks)
     parts[TEMPORARIES], largest = update_temporaries(model, recipe, ranks)
     parts[BATCH] = int(profile.batch.at(recipe.micro_batch_size))
     return _peak("first step", "optimizer", parts, largest if parts[TEMPORARIES] else "")

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launcher.memory.peaks import Like
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.trace import Law, Storage, Trace, Work
 from launcher.runs.files import read_json, replace_text
@@ -25,8 +26,10 @@ LIBRARIES = ("torch", "transformers")
 class TraceStore:
     """Of one model: a task with its arguments, in a directory."""
 
-    def __init__(self, root: Path, task: str, args: Mapping[str, Any], workdir: str) -> None:
-        name = _digest([task, args, workdir, _versions()])
+    def __init__(
+        self, root: Path, task: str, args: Mapping[str, Any], workdir: str, like: Like = "cuda"
+    ) -> None:
+        name = _digest([task, args, workdir, like, _versions()])
         self.folder = root / name[:32]
         self._sources = self.folder / "sources.json"
         self.valid = self._unchanged()

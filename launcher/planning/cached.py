@@ -12,7 +12,7 @@ from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.store import TraceStore, pack_shapes, pack_trace, unpack_shapes, unpack_trace
 from launcher.memory.trace import Trace
-from launcher.planning.source import About, Args, Source
+from launcher.planning.source import About, Args, NoTraceError, Source
 from launcher.spec.recipe import Precision, Recipe
 
 T = TypeVar("T")
@@ -44,9 +44,16 @@ class CachedSource:
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
         shards = [ranks.world, ranks.per_node] if recipe.sharding != "none" else None
         key = ["trace", recipe.model_dump(), shards, args, exact]
-        packed = self._kept(
-            key, lambda: pack_trace(self._source.trace(recipe, ranks, args, exact=exact)), dict
-        )
+
+        def make() -> dict[str, Any]:
+            try:
+                return pack_trace(self._source.trace(recipe, ranks, args, exact=exact))
+            except NoTraceError as error:
+                return {"no trace": str(error)}
+
+        packed = self._kept(key, make, dict)
+        if "no trace" in packed:
+            raise NoTraceError(packed["no trace"])
         return unpack_trace(packed)
 
     def _kept(self, key: Any, make: Callable[[], T], kind: type[T]) -> T:

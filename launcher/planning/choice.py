@@ -112,7 +112,12 @@ def choose(
         if room.card is not None and on_gpu > room.card:
             losers.append(Loser(recipe=rest, why=f"has states of {format_bytes(on_gpu)} on each GPU alone"))
         elif room.host is not None and on_host > room.host:
-            losers.append(Loser(recipe=rest, why=f"has states of {format_bytes(on_host)} on each host alone"))
+            losers.append(
+                Loser(
+                    recipe=rest,
+                    why=f"takes {format_bytes(on_host)} of {format_bytes(room.host)} of host memory",
+                )
+            )
         else:
             hopeful.append((speed(_without_recomputation(rest, space)), rest))
     default, of = space.base.optimizer, len(hopeful) + len(losers)
@@ -226,7 +231,8 @@ def _reason(best: Candidate, default: str, fitting: Sequence[Candidate], of: int
 def _nothing_fits(losers: Sequence[Loser], room: Room) -> str:
     tried = [one.candidate for one in losers if one.candidate is not None]
     if not tried:
-        return "nothing fits: the states alone of every valid recipe are larger than the GPU or the host"
+        whys = sorted({one.why for one in losers}, key=len)[:2]
+        return f"nothing fits: each recipe {'; or '.join(whys)}" if whys else "nothing fits: none is valid"
     nearest = min(tried, key=lambda one: one.estimate.needed)
     fields = ("sharding", "offload", "optimizer", "activations", "micro_batch_size")
     named = ", ".join(f"{name}: {as_yaml(getattr(nearest.recipe, name))}" for name in fields)

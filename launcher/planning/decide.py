@@ -15,11 +15,10 @@ from launcher.planning.ladder import Rung, ladder_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
 from launcher.planning.space import Space
-from launcher.spec.base import Value
+from launcher.spec.base import Value, format_bytes
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem
 from launcher.spec.job import Job
-from launcher.spec.recipe import Recipe
 from launcher.spec.rules import changes_line
 
 TRIES = 8
@@ -62,6 +61,7 @@ class Decider:
         self.layout = self.plan.layout
         family = family_of(job, cluster, on_gpu=self.layout.gpus_per_node > 0)
         known = entries(ledger, family) if ledger is not None and family is not None else ()
+        known = tuple(entry for entry in known if entry.args == job.args)  # of this very model
         self.evaluate = Evaluator(source, job, cluster, self.layout, known)
         self.notes += self.evaluate.hardware.assumed if self.evaluate.hardware is not None else ()
         gpu = cluster.node.gpu
@@ -132,11 +132,16 @@ class Decider:
             room=self.room,
             explained=explained,
             rungs=rungs,
-            notes=(*self.notes, *self._about(chosen.recipe)),
+            notes=(*self.notes, *self._about(chosen)),
         )
 
-    def _about(self, recipe: Recipe) -> list[str]:
+    def _about(self, chosen: Candidate) -> list[str]:
+        recipe, on_host = chosen.recipe, chosen.estimate.host_per_node
         found = [self.evaluate.untraced] if self.evaluate.untraced is not None else []
+        if self.room.host is None:
+            found.append(
+                f"nobody says what host memory a node has (node.memory): {format_bytes(on_host)} are needed"
+            )
         if (learnt := self.evaluate.learnt(recipe)) is not None:
             differs = f", which differ in {', '.join(learnt.differs)}" if learnt.differs else ""
             found.append(
@@ -154,5 +159,8 @@ class Decider:
             change = changes_line(free.chosen.recipe, self.plan.recipe)
             problems.append(Problem("job", "recipe", f"fits: {change}"))
         else:
-            problems.append(Problem("job", "recipe", "no other recipe fits here: take more or larger GPUs"))
+            other = "no other recipe fits here: take more or larger GPUs"
+            if self.job.task is None:
+                other = "a command's own sharding, offload and optimizer are what the job says: fix others"
+            problems.append(Problem("job", "recipe", other))
         return problems

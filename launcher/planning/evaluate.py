@@ -25,7 +25,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
-LEAST_BAND = 0.01
+LEAST_BAND = 0.02
 "However well earlier runs agree."
 _BLOCKS_AT_LEAST = 0.7
 "Of a forward pass, in the blocks: what is not is an output head, mostly."
@@ -198,20 +198,19 @@ class Evaluator:
         return formula_trace(self.model(recipe, args), recipe, self.ranks, tokens, complete=exact)
 
     def learnt(self, recipe: Recipe) -> Correction | None:
-        """From earlier runs."""
+        """From earlier runs with the same arguments of the task."""
         return correction(self._known, recipe) if self._known else None
 
     def _said(self, recipe: Recipe, estimate: Estimate) -> Estimate:
+        if self.untraced is not None:
+            activations = (NO_ACTIVATIONS,) if self.source.about().tokens_per_sample is None else ()
+            missing = (*activations, *NOT_KNOWN, *estimate.not_modelled)
+            update = {"basis": "formulas", "band": FORMULA_BAND, "not_modelled": missing}
+            return estimate.model_copy(update=update)
         if (learnt := self.learnt(recipe)) is not None:
             band = estimate.band if learnt.band is None else max(LEAST_BAND, learnt.band)
             return estimate.model_copy(update={"correction": learnt.factor, "band": band})
-        if self.untraced is None:
-            return estimate
-        activations = (NO_ACTIVATIONS,) if self.source.about().tokens_per_sample is None else ()
-        missing = (*activations, *NOT_KNOWN, *estimate.not_modelled)
-        return estimate.model_copy(
-            update={"basis": "formulas", "band": FORMULA_BAND, "not_modelled": missing}
-        )
+        return estimate
 
     def _traced(self, recipe: Recipe, args: Args | None) -> _Key:
         law = _Key(traced_as(recipe), _key(args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from launcher.memory.peaks import Like
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
+from launcher.memory.store import PACKAGE
 from launcher.memory.trace import Trace, alone
 from launcher.planning.source import About, NoTraceError
 from launcher.spec.job import Job
@@ -28,6 +30,11 @@ TO_DO = (
     "bool(), boolean masks), and register a fake implementation of each custom operator "
     "(torch.library.register_fake)"
 )
+
+
+LARGEST = 2**20
+"Bytes of a file that an argument names: larger ones are data."
+_LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 
 
 class TaskSource:
@@ -69,19 +76,17 @@ class TaskSource:
             raise NoTraceError(f"{error}; {TO_DO}") from error
 
     def files(self) -> list[Path]:
-        """What the task's code was read from, as far as it lies in `workdir`, and files that its arguments
-        name."""
+        """What the answers follow from: all code that is no library's, and what the arguments name, of a
+        directory its JSON files."""
         modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        found = {Path(file) for file in modules if file is not None and self._is_users(Path(file))}
+        found = {Path(file) for file in modules if file is not None and _is_users(Path(file))}
         for value in tree_leaves(dict(self.job.args)):
             if isinstance(value, str):
                 with suppress(OSError, ValueError):
-                    if (path := self.workdir / value).is_file() and path.stat().st_size < 2**20:
-                        found.add(path)
+                    path = self.workdir / value
+                    named = path.glob("*.json") if path.is_dir() else [path]
+                    found |= {one for one in named if one.is_file() and one.stat().st_size < LARGEST}
         return sorted(found)
-
-    def _is_users(self, file: Path) -> bool:
-        return file.is_relative_to(self.workdir) and "site-packages" not in file.parts and file.is_file()
 
     def _task(self, args: Mapping[str, Any] | None) -> Task:
         return self._tracer(args).task
@@ -93,3 +98,9 @@ class TaskSource:
             check_varied(task, self.job.args, self.job.plan.vary)
             self._tracers[key] = Tracer(task, self.job, self.like)
         return self._tracers[key]
+
+
+def _is_users(file: Path) -> bool:
+    """Not of the standard library, an installed package or launcher, whose versions count."""
+    places = (*(Path(path) for path in _LIBRARIES), PACKAGE)
+    return file.suffix == ".py" and not any(file.is_relative_to(place) for place in places)
