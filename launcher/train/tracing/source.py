@@ -103,4 +103,6 @@ class TaskSource:
 def _is_users(file: Path) -> bool:
     """Not of the standard library, an installed package or launcher, whose versions count."""
     places = (*(Path(path) for path in _LIBRARIES), PACKAGE)
-    return file.suffix == ".py" and not any(file.is_relative_to(place) for place in places)
+    # torch has modules of its own making, whose files do not exist.
+    real = file.suffix == ".py" and file.is_absolute() and file.is_file()
+    return real and not any(file.is_relative_to(place) for place in places)
