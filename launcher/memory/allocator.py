@@ -77,33 +77,6 @@ def replay(
     return Replayed(peak, allocator.peak_reserved, allocator.retries, at)
 
 
-def smallest_capacity(
-    sizes: Sequence[int],
-    events: Sequence[int],
-    *,
-    expandable: bool = True,
-    before: Sequence[int] = (),
-    tolerance: int = LARGE_STEP,
-) -> int:
-    """A capacity with which the events run, while one that is `tolerance` lower fails; in steps of 2 MiB.
-
-    Above it fragmentation can make a capacity fail all the same, up to what is reserved without a limit: from
-    there on every capacity runs.
-    """
-    # Expandable segments are cut to the block, so what they allocate is what tensors need at least.
-    needed = replay(sizes, events, before=before).allocated
-    fails = (needed - 1) // LARGE_STEP * LARGE_STEP
-    runs = replay(sizes, events, expandable=expandable, before=before).reserved
-    while runs - fails > max(tolerance, LARGE_STEP):
-        middle = (fails + runs) // 2 // LARGE_STEP * LARGE_STEP
-        try:
-            replay(sizes, events, capacity=middle, expandable=expandable, before=before)
-            runs = middle
-        except OutOfMemoryError:
-            fails = middle
-    return runs
-
-
 class CachingAllocator:
     """One GPU's, in use. All sizes in bytes."""
 

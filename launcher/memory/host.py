@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import Ranks, shard_of, states_of
+from launcher.memory.states import FP32, Ranks, shard_of, states_of
 from launcher.spec.base import GIB
 from launcher.spec.recipe import Recipe
 
@@ -12,7 +12,6 @@ PROCESS = 2 * GIB
 host. On the CPU it is 0.3 GiB (import torch: 218 MiB); on a GPU not measured by us yet."""
 WORKER = GIB // 4
 "A DataLoader process, forked: what it does not share with its rank. Samples come on top."
-FP32 = 4
 
 
 def host_of(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.memory.allocator import CachingAllocator, OutOfMemoryError, replay, smallest_capacity
+from launcher.memory.allocator import CachingAllocator, OutOfMemoryError, replay
 from launcher.memory.blocks import Block
 
 MIB = 2**20
@@ -196,20 +196,6 @@ def test_no_byte_is_lost_or_given_twice(trace, expandable, capacity):
         allocator.free(block)
     allocator.release()
     assert (allocator.allocated, allocator.reserved) == (0, 0)
-
-
-@given(traces(), st.booleans(), st.lists(sizes_of_tensors, max_size=5))
-def test_the_smallest_capacity_runs_and_one_step_less_does_not(trace, expandable, before):
-    sizes, events = trace
-    free = replay(sizes, events, expandable=expandable, before=before)
-    least = smallest_capacity(sizes, events, expandable=expandable, before=before)
-    assert replay(sizes, events, expandable=True, before=before).allocated <= least <= free.reserved
-    assert replay(sizes, events, capacity=least, expandable=expandable, before=before).reserved <= least
-    if least:
-        with pytest.raises(OutOfMemoryError):
-            replay(sizes, events, capacity=least - 2 * MIB, expandable=expandable, before=before)
-    again = replay(sizes, events, capacity=free.reserved, expandable=expandable, before=before)
-    assert again == free and again.retries == 0
 
 
 def test_forty_thousand_events_take_far_less_than_a_second():

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-import launcher.train.loop as loop
+import launcher.train.model as model
 from gradients import Capture, distance
 from launcher.train.budget import MemoryBudget
 from launcher.train.float8 import to_float8
@@ -71,7 +71,7 @@ def compared(rank: Rank, sharding: str) -> dict[str, Any]:
 
 def in_float8(rank: Rank, sharding: str, mixed: torch.Tensor, names: list[str]) -> dict[str, Any]:
     """Emulated: the same roundings, without the matrix products of a GPU."""
-    loop.to_float8 = partial(to_float8, emulate=True)
+    model.to_float8 = partial(to_float8, emulate=True)
     eight, _, trainer = step(rank, sharding, precision="float8")
     recomputed, *_ = step(rank, sharding, precision="float8", activations="checkpoint")
     return {
