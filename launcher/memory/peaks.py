@@ -94,9 +94,11 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     found += [update, update.model_copy(update={"when": "steady state"})]
     held = standing(states, recipe, with_optimizer=True)
     # To load the optimizer's states, DCP makes them by an update with gradients of zeros: new ones, beside
-    # DDP's buckets.
-    zeros = held.get(GRADIENTS, 0) + _reduced(model, recipe, ranks)
-    found.append(_peak("resume", "load", {**held, GRADIENTS: zeros}))
+    # DDP's buckets. Those of an optimizer on the host are there already.
+    zeros = _reduced(model, recipe, ranks) if recipe.offload == "none" else 0
+    temporaries, largest = update_temporaries(model, recipe, ranks)
+    loading = {**held, GRADIENTS: held.get(GRADIENTS, 0) + zeros, TEMPORARIES: temporaries}
+    found.append(_peak("resume", "load", loading, largest if temporaries else ""))
     # Between two steps; what is saved is copied to the host piece by piece.
     found.append(_peak("checkpoint", "save", held))
     return _worst(found)
