@@ -148,7 +148,7 @@ CASES: tuple[Case, ...] = (
     case("conv", ranks=2, micro=64, sharding="ddp"),
     case("conv", ranks=2, micro=64),
     case("conv", ranks=4, micro=32, **MIXED),
-    # The seeds' shapes, small
+    # The field reports' shapes, small
     case("brain tiny", micro=64),
     case("brain tiny", micro=64, optimizer="adamw-8bit", **MIXED),
     case("brain tiny", ranks=2, micro=32, sharding="ddp", optimizer="adamw-8bit", **MIXED),

@@ -1,4 +1,4 @@
-"""The states of the seeds' models, as their reports have them."""
+"""The states of the field reports' models, as the reports have them."""
 
 from __future__ import annotations
 
