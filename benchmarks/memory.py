@@ -25,7 +25,7 @@ from memory_peers import DEEPSPEED, PEERS, CannotError  # noqa: E402
 from memory_tables import between, markdown  # noqa: E402
 
 from tests.memory.cases import CASES, Case, peak, truths, write_configs  # noqa: E402
-from tests.memory.predicted import peaks, predicted  # noqa: E402
+from tests.memory.predicted import MOMENTS, peaks, predicted  # noqa: E402
 
 MIB = 2**20
 GOALS = {"median": 0.02, "worst": 0.08}
@@ -127,7 +127,7 @@ def table(rows: list[Row]) -> str:
 def summaries(rows: list[Row]) -> list[Row]:
     """Absolute errors of each tool over the cases it answers; ours for each moment apart as well."""
     found = [_summary(name, (row["tools"][name] for row in rows)) for name in ("launcher", *PEERS)]
-    for moment in ("first step", "steady state", "evaluation"):
+    for moment in MOMENTS:
         ours = (
             _answer(max(row["predicted_by_moment"][moment].values()), max(row["by_moment"][moment].values()))
             for row in rows

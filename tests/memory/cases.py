@@ -226,8 +226,9 @@ def truths(cases: Sequence[Case], profile: Iterable[Case] = ()) -> list[dict[str
                     "job": one.job(folder).model_dump(mode="json", by_alias=True),
                     "recipe": one.recipe.model_dump(),
                     "profile": one in profile,
+                    "number": number,
                 }
-                for one in those
+                for number, one in enumerate(those)
             ]
             (folder / "cases.json").write_text(json.dumps(asked))
             measure(str(HERE / "truth.py"), folder, ranks, timeout=1800)

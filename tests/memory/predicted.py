@@ -15,7 +15,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.tracing.source import TaskSource
 
-MOMENTS = ("first step", "steady state", "evaluation")
+MOMENTS = ("first step", "steady state", "evaluation", "resume")
 
 
 def predicted(

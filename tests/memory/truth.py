@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from launcher.runs.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
+from launcher.train.checkpoints import checkpoints
+from launcher.train.checkpoints.checkpoints import load as read
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local
@@ -80,10 +84,35 @@ def measured(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
     budget.where = where = Phases(budget.take_peak)
     with budget:
         run(trainer_of(rank, case, where, budget), where)
-    answer: dict[str, Any] = {"peaks": where.peaks}
+    gc.collect()
+    answer: dict[str, Any] = {"peaks": {**where.peaks, "resume": resumed(rank, case)}}
     if case.get("profile"):
         answer["profiled"] = profiled(trainer_of(rank, case, Where(), Unlimited()))
     return answer
+
+
+def resumed(rank: Rank, case: dict[str, Any]) -> dict[str, int]:
+    """The peak of reading a checkpoint into a new model, in a run of the case's own."""
+    folder = rank.run.path / f"resumed-{case['number']}"
+    there = Rank(**{**vars(rank), "run": RunDir(folder)})
+    first = trainer_of(there, case, Where(), Unlimited())
+    first.train_step(1)
+    first.checkpoints.save_last(1)
+    del first
+    gc.collect()
+    budget = Storages(sys.maxsize)
+    with budget:
+        second = trainer_of(there, case, budget.where, budget)
+        gc.collect()
+        budget.take_peak()
+
+        def load(*arguments: Any, **options: Any) -> None:
+            with budget.host_side():  # what is read from the files is in host memory, also with a GPU
+                read(*arguments, **options)
+
+        with patch.object(checkpoints, "load", load):
+            second.checkpoints.restore()
+        return {"load": budget.take_peak()}
 
 
 def on_gpu(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
