@@ -166,7 +166,13 @@ def truths(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Any
 def errors(truths: dict[Case, dict[str, Any]]) -> Iterator[tuple[Case, float]]:
     for one, truth in truths.items():
         if truth["failed"] is None:
-            yield one, peak(peaks(estimate(one))) / peak(truth["peaks"]) - 1
+            yield one, said(one, truth) / peak(truth["peaks"]) - 1
+
+
+def said(one: Case, truth: dict[str, Any]) -> int:
+    """Of the moments that were measured: nothing is resumed here."""
+    ours = peaks(estimate(one))
+    return peak({moment: ours[moment] for moment in truth["peaks"]})
 
 
 @pytest.mark.parametrize("one", CASES, ids=str)
@@ -175,7 +181,7 @@ def test_the_allocated_peak_is_as_predicted(one: Case, truths: dict[Case, dict[s
     if truth["failed"] is not None:
         assert _total() < estimate(one).needed * (1 + estimate(one).band), f"ran out in {truth['failed']}"
         pytest.skip("too large for this card, and predicted to be")
-    assert peak(peaks(estimate(one))) == pytest.approx(peak(truth["peaks"]), rel=0.08)
+    assert said(one, truth) == pytest.approx(peak(truth["peaks"]), rel=0.08)
 
 
 def test_half_of_the_allocated_peaks_are_within_three_percent(truths: dict[Case, dict[str, Any]]) -> None:
