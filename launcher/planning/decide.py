@@ -21,6 +21,7 @@ from launcher.spec.errors import Problem
 from launcher.spec.job import Job
 from launcher.spec.rules import changes_line
 
+KEPT = "which is not searched: another one changes what is learnt; --what-if precision=bf16 asks"
 TRIES = 8
 "Recipes that the exact trace may find too large after the law said that they fit."
 
@@ -116,7 +117,10 @@ class Decider:
                 "reason": choice.reason,
             }
         )
-        return self._decision(choice.chosen, plan, choice.explain(), rungs)
+        explained = choice.explain()
+        if "precision" not in self.fixed:
+            explained = (*explained, f"precision: {recipe.precision}, {KEPT}")
+        return self._decision(choice.chosen, plan, explained, rungs)
 
     def _decision(
         self, chosen: Candidate, plan: Plan, explained: tuple[str, ...], rungs: tuple[Rung, ...] = ()
