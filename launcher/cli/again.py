@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.cli.planned import planned
 from launcher.cli.prepare import named_cluster, prepare
-from launcher.planning.again import changes, plan_again
+from launcher.planning.again import changes, no_higher
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import Prepared, Request
 from launcher.schedulers.local import with_detected_gpus
@@ -31,13 +32,14 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
         cluster = from_record(Cluster, about["cluster"], f"{run.id}/run.json")
     else:
         cluster = with_detected_gpus(named_cluster(cluster_name))
+    job_file, runs_root = Path(about["job_file"]), run.path.parent
     request = Request(
         job=job,
-        job_file=Path(about["job_file"]),
+        job_file=job_file,
         cluster=cluster,
-        plan=plan_again(job, cluster, events, sets),
+        plan=no_higher(planned(job, job_file, cluster, runs_root), events, sets),
         run_id=run.id,
-        runs_root=run.path.parent,
+        runs_root=runs_root,
         project_dir=Path(about.get("project_dir", ".")),
     )
     _, ready = prepare(request)

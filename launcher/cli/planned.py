@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.cli.sources import traces_dir
+from launcher.cli.sources import source_of, traces_dir
 from launcher.memory.ledger import default_folder
-from launcher.memory.store import TraceStore
-from launcher.planning.cached import CachedSource
 from launcher.planning.decide import Decider
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
@@ -28,12 +26,12 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     Raises PlanRefusedError.
     """
     plan = make_plan(job, cluster)
-    if job.task is None or not plan.layout.gpus_per_node:
+    declared = job.plan.model is not None or job.plan.params is not None
+    if not plan.layout.gpus_per_node or not (job.task is not None or declared):
         return plan
     workdir = (job_file.parent / job.workdir).resolve()
-    store = TraceStore(traces_dir(), job.task, job.args, str(workdir))
+    source = source_of(job, workdir, traces_dir(), "cuda", _nothing_more)
     try:
-        source = CachedSource(store, _nothing_more)
         return Decider(job, cluster, source, default_folder(runs_root)).decide(job.plan.vary).plan
     except NotPlannedError:
         doubt = ASK

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from launcher.memory.shapes import ModelShapes
     from launcher.memory.states import Ranks
     from launcher.memory.trace import Trace
+    from launcher.planning.cached import FromFiles
     from launcher.planning.source import About, Args, Source
     from launcher.spec.job import Job
     from launcher.spec.recipe import Precision, Recipe
@@ -36,9 +37,11 @@ def traces_dir() -> Path:
     return Path(platformdirs.user_cache_dir("launcher")) / "traces"
 
 
-def source_of(job: Job, workdir: Path, store: Path, like: Like) -> Source:
-    """From the folder `store` what is there, else from the task's own code. `like`: what it computes on.
-    Raises PlanRefusedError."""
+def source_of(
+    job: Job, workdir: Path, store: Path, like: Like, make: Callable[[], FromFiles] | None = None
+) -> Source:
+    """From the folder `store` what is there, else from `make`: the task's own code, if nothing is said.
+    `like`: what it computes on. Raises PlanRefusedError."""
     declared = job.plan
     if job.task is not None:
         kept = TraceStore(store, job.task, job.args, str(workdir), like)
@@ -52,7 +55,7 @@ def source_of(job: Job, workdir: Path, store: Path, like: Like) -> Source:
             "declare it with plan.model or plan.params (docs/planning.md), or write a task"
         )
         raise PlanRefusedError([Problem("job", "command", message)])
-    return CachedSource(kept, lambda: UsersCode(job, workdir, like))
+    return CachedSource(kept, make or (lambda: UsersCode(job, workdir, like)))
 
 
 class UsersCode:

@@ -34,8 +34,6 @@ class Replayed:
     "What the allocator held: torch.cuda.max_memory_reserved()."
     retries: int
     "How often it gave its cache back to satisfy a request: num_alloc_retries."
-    at: int | None
-    "Index of the event that first reached `allocated`; None: nothing came above the tensors of `before`."
 
 
 def rounded(size: int) -> int:
@@ -58,23 +56,21 @@ def replay(
     allocator = CachingAllocator(capacity, expandable=expandable)
     allocate, free = allocator.allocate, allocator.free
     live: dict[int, Block | None] = {}
-    at: int | None = None
     index: int | None = None
     try:
         for size in before:
             allocate(size)
         peak = allocator.allocated
-        for index, event in enumerate(events):
+        for index, event in enumerate(events):  # noqa: B007 - the error tells it
             if event < 0:
                 free(live.pop(~event))
                 continue
             live[event] = allocate(sizes[event])
-            if allocator.allocated > peak:
-                peak, at = allocator.allocated, index
+            peak = max(peak, allocator.allocated)
     except OutOfMemoryError as error:
         error.event = index
         raise
-    return Replayed(peak, allocator.peak_reserved, allocator.retries, at)
+    return Replayed(peak, allocator.peak_reserved, allocator.retries)
 
 
 class CachingAllocator:

@@ -63,7 +63,9 @@ def assess(
         model, recipe, device, workers=around.workers, on_meta=around.on_meta, copies=around.copies
     )
     states = states_of(model, recipe, device)
-    reserved = _reserved(model, profile, recipe, device, around.gpu, allocated, replayed)
+    reserved = allocated
+    if ranks.on_gpu:
+        reserved = _reserved(model, profile, recipe, device, around.gpu, allocated, replayed)
     outside = overheads(around.gpu, recipe, ranks)
     if around.gpu is not None and states.managed:
         room = max(0, around.gpu.memory - reserved - sum(outside.values()))
@@ -72,7 +74,7 @@ def assess(
         host = {"tensors of the ranks": ranks.per_node * allocated, **host}
     return Estimate(
         peaks=peaks,
-        reserved=reserved if ranks.on_gpu else allocated,
+        reserved=reserved,
         overhead=outside,
         host={name: size for name, size in host.items() if size},
         managed=states.managed,
@@ -96,7 +98,8 @@ def _reserved(
     if not replayed:
         return round((allocated + sum(workspaces)) * (1 + ROUNDING))
     line = timeline(model, profile.trace, recipe, ranks)
-    return replay(line.sizes, line.events, before=workspaces, expandable=recipe.expandable_segments).reserved
+    found = replay(line.sizes, line.events, before=workspaces, expandable=recipe.expandable_segments)
+    return max(found.reserved, allocated + sum(workspaces))  # a resume is not in the timeline
 
 
 def failure_of(

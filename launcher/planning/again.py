@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.planning.plan import Plan, make_plan
-from launcher.spec.cluster import Cluster
-from launcher.spec.job import Job
+from launcher.planning.plan import Plan
 from launcher.spec.recipe import Recipe
 
 Changes = Mapping[str, tuple[Any, Any]]
@@ -26,10 +24,9 @@ _CONSEQUENCES = {
 "Of a change that makes it another training than the one that was submitted."
 
 
-def plan_again(job: Job, cluster: Cluster, events: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> Plan:
-    """As `make_plan`, but no higher on the ladder than the run had to step down to, unless `sets` (texts of
-    `--set`) say so. Raises PlanRefusedError."""
-    plan = make_plan(job, cluster)
+def no_higher(plan: Plan, events: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> Plan:
+    """This plan, begun no higher on its ladder than the run had to step down to, unless `sets` (texts of
+    `--set`) say so."""
     learnt = stepped_down([*events, {"event": "replanned", "set": sets}])
     rungs = (plan.recipe, *plan.ladder)
     start = next((at for at, rung in enumerate(rungs) if _as_low(rung, learnt)), len(rungs) - 1)

@@ -100,39 +100,31 @@ def choose(
     """Rank by predicted samples per second among what fits.
 
     `least`: bytes that a recipe needs on a GPU, and in the host memory of a node, with any micro-batch: its
-    states, in closed form. `speed`: samples per second of a recipe as it is, whether it fits or not; 0 where
-    nothing is known. Both are asked often; `evaluate`, which knows the memory, only of what may win. `speed`
-    of other activations or loss chunks than the first of the axis may mean a new trace: it, too, is then only
-    asked of what may win.
+    states, in closed form. `speed`: samples per second that no micro-batch of a recipe passes, whether it
+    fits or not; 0 where nothing is known. Both are asked of every recipe; `evaluate`, which knows the memory,
+    only of what may win.
     """
-    losers: list[Loser] = []
+    hopeless: list[tuple[float, Loser]] = []
     hopeful: list[tuple[float, Recipe]] = []
     for rest in space.rests():
         on_gpu, on_host = least(rest)
         if room.card is not None and on_gpu > room.card:
-            losers.append(Loser(recipe=rest, why=f"has states of {format_bytes(on_gpu)} on each GPU alone"))
+            why = f"has states of {format_bytes(on_gpu)} on each GPU alone"
+            hopeless.append((on_gpu / room.card, Loser(recipe=rest, why=why)))
         elif room.host is not None and on_host > room.host:
-            losers.append(
-                Loser(
-                    recipe=rest,
-                    why=f"takes {format_bytes(on_host)} of {format_bytes(room.host)} of host memory",
-                )
-            )
+            why = f"takes {format_bytes(on_host)} of {format_bytes(room.host)} of host memory"
+            hopeless.append((on_host / room.host, Loser(recipe=rest, why=why)))
         else:
-            hopeful.append((speed(_without_recomputation(rest, space)), rest))
+            hopeful.append((speed(rest), rest))
+    losers = [loser for _, loser in sorted(hopeless, key=lambda one: one[0])]
     default, of = space.base.optimizer, len(hopeful) + len(losers)
     # In stable order: of recipes that are equally fast the one that loses least comes first, and wins.
     hopeful.sort(key=lambda one: (one[1].optimizer != default, -one[0]))
     fitting: list[Candidate] = []
     best: Candidate | None = None
     above: Loser | None = None
-
-    def may_win(samples_per_second: float, recipe: Recipe) -> bool:
-        return best is None or _beats(samples_per_second, recipe, best, default)
-
     for bound, rest in hopeful:
-        if not may_win(bound, rest) or not may_win(bound := speed(rest), rest):
-            assert best is not None
+        if best is not None and not _beats(bound, rest, best, default):
             losers.append(Loser(recipe=rest, why=_no_faster(bound, best, default)))
             continue
         found, misfit = largest_that_fits(space.sizes(rest), evaluate, room)
@@ -140,7 +132,7 @@ def choose(
             losers += [misfit] if misfit is not None else []
             continue
         fitting.append(found)
-        if may_win(found.speed, rest):
+        if best is None or _beats(found.speed, rest, best, default):
             best, above = found, misfit
     if best is None:
         return Choice(chosen=None, reason=_nothing_fits(losers, room), losers=tuple(losers))
@@ -151,12 +143,6 @@ def choose(
         if one != best
     ]
     return Choice(chosen=best, reason=_reason(best, default, fitting, of), losers=tuple(losers))
-
-
-def _without_recomputation(rest: Recipe, space: Space) -> Recipe:
-    """The recipe whose speed no micro-batch of `rest` can pass."""
-    first = {name: space.axes[name][0] for name in ("activations", "loss_chunks") if name in space.axes}
-    return rest.model_copy(update=first)
 
 
 def largest_that_fits(
@@ -231,8 +217,7 @@ def _reason(best: Candidate, default: str, fitting: Sequence[Candidate], of: int
 def _nothing_fits(losers: Sequence[Loser], room: Room) -> str:
     tried = [one.candidate for one in losers if one.candidate is not None]
     if not tried:
-        whys = sorted({one.why for one in losers}, key=len)[:2]
-        return f"nothing fits: each recipe {'; or '.join(whys)}" if whys else "nothing fits: none is valid"
+        return f"nothing fits: the nearest {losers[0].why}" if losers else "nothing fits: none is valid"
     nearest = min(tried, key=lambda one: one.estimate.needed)
     fields = ("sharding", "offload", "optimizer", "activations", "micro_batch_size")
     named = ", ".join(f"{name}: {as_yaml(getattr(nearest.recipe, name))}" for name in fields)

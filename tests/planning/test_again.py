@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.again import changes, consequences, plan_again
+from launcher.planning.again import changes, consequences, no_higher
+from launcher.planning.plan import make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 
@@ -25,7 +26,7 @@ def planned(ranks: int, events: list[dict[str, Any]], *sets: str, **recipe: Any)
             "recipe": recipe,
         }
     )
-    plan = plan_again(job, HERE, events, sets)
+    plan = no_higher(make_plan(job, HERE), events, sets)
     assert all(rung.micro_batch_size < plan.recipe.micro_batch_size for rung in plan.ladder)
     return plan.recipe.micro_batch_size, plan.recipe.grad_accum
 

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.planning.choice import ANOTHER_OPTIMIZER, Candidate, largest_that_fits
 from launcher.planning.space import AXES, Space
-from launcher.spec.base import GIB
+from launcher.spec.base import GIB, format_bytes
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules
 from tests.planning.anchors import LLAMA, MPT
@@ -111,8 +111,11 @@ def test_when_nothing_fits_the_nearest_is_named_with_what_is_missing():
 
 def test_states_that_do_not_fit_are_not_traced():
     toy = Toy(gpus=2, card="RTX A5000", decoder=LLAMA["13B"], host=62 * GIB)
-    assert toy.choose(toy.space(optimizer="adamw")).chosen is None
-    assert not toy.asked
+    choice = toy.choose(toy.space(optimizer="adamw"))
+    assert choice.chosen is None and not toy.asked
+    on_gpu = min(toy.least(recipe)[0] or 2**60 for recipe in toy.space(optimizer="adamw").rests())
+    assert choice.reason.startswith("nothing fits: the nearest ")
+    assert f"has states of {format_bytes(on_gpu)} on each GPU alone" in choice.reason
 
 
 def test_the_neighbours_are_explained_in_a_line_for_each_field():

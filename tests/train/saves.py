@@ -16,6 +16,7 @@ from launcher.runs.layout import RunDir
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints import checkpoints, writer
 from launcher.train.checkpoints.folder import NotSavedError, complete_checkpoints
+from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
@@ -176,6 +177,8 @@ def main(out: Path) -> None:
     }
     if rank.first:
         replace_json(out, result)
+    dist.barrier()
+    leave(0)  # as the entrypoint does: threads of torch's that still hold Python objects abort a normal exit
 
 
 if __name__ == "__main__":
