@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launcher.planning.ladder import lower
+from launcher.planning.lower import lower
 from launcher.spec.job import Job, Retries
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting

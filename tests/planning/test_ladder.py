@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.ladder import Rung, can_go_on, ladder_of, lower
+from launcher.planning.batches import micro_batches
+from launcher.planning.ladder import Rung, can_go_on, ladder_of
+from launcher.planning.lower import lower, lower_within
 from launcher.spec.base import GIB
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -170,3 +172,38 @@ def test_a_planned_rung_that_batch_norm_forbids_is_left_out():
 def test_the_words_of_a_rung_say_what_changes():
     words = lower(SMALLER, Verdict(failure="gpu-oom", reason=""), SETTING, PLANNED).reason
     assert words == "activations offload -> checkpoint"
+
+
+def test_a_run_that_left_the_ladder_for_smaller_micro_batches_goes_on_below_at_its_own():
+    oom = Verdict(failure="gpu-oom", reason="", phase="backward")
+    one = {"micro_batch_size": 1, "grad_accum": 8}
+    lowered = lower(SMALLER.model_copy(update=one), oom, SETTING, PLANNED).recipe
+    assert lowered == AGAIN.model_copy(update=one)
+
+
+def test_when_no_micro_batch_fits_something_else_is_given_up_and_the_size_is_as_planned():
+    probed = Verdict(failure="gpu-oom", reason="", phase="probe")
+    assert after(probed, BASE) == AGAIN and after(probed, SMALLER) == AGAIN
+    assert after(probed, ON_HOST) is None
+
+
+def test_within_a_run_the_micro_batch_shrinks_but_with_batch_norm_only_when_nothing_else_is_left():
+    small = lower_within(BASE, SETTING, PLANNED)
+    assert small is not None and small.changes_from(BASE).keys() == {"micro_batch_size", "grad_accum"}
+    statistics = Setting(8, 1, 8, batch_norm=True, entrypoint=True)
+    assert lower_within(SMALLER, statistics, PLANNED) is None
+    assert lower_within(ON_HOST, statistics, PLANNED) is None  # one sample is too few
+    wide = ON_HOST.model_copy(update={"micro_batch_size": 8, "grad_accum": 1})
+    assert lower_within(wide, statistics, (wide,)) == ON_HOST.model_copy(
+        update={"micro_batch_size": 4, "grad_accum": 2}
+    )
+
+
+def test_the_micro_batches_that_a_probe_may_ask_about_are_all_divisors():
+    twelve = PLAIN.model_copy(update={"micro_batch_size": 12, "grad_accum": 1})
+    assert [one.micro_batch_size for one in micro_batches(twelve, SETTING)] == [12, 6, 4, 3, 2, 1]
+    assert {one.micro_batch_size * one.grad_accum for one in micro_batches(twelve, SETTING)} == {12}
+    late = twelve.model_copy(update={"sharding": "fsdp", "optimizer": "adamw", "grad_sync": "last"})
+    first, second, *_ = micro_batches(late.model_copy(update={"grad_accum": 2}), SETTING)
+    assert (first.grad_sync, second.grad_sync, second.micro_batch_size) == ("last", "each", 12)
+    assert {one.grad_sync for one in micro_batches(late, SETTING)[1:]} == {"each"}
