@@ -69,6 +69,10 @@ class Entry(Value):
     "The most that PyTorch's allocator held; only a GPU has one."
     retries: NonNegativeInt = 0
     "How often that allocator freed its cache to satisfy a request: `reserved` was at its limit."
+    ran_out: tuple[Recipe, ...] = ()
+    "Under which memory ran out in this run, before it went on with `recipe`."
+    capacity: PositiveInt | None = None
+    "Of each rank's device, where known."
     versions: dict[str, str] = {}
     time: str = ""
     "UTC, of the record."
@@ -171,6 +175,18 @@ def correction(known: Sequence[Entry], recipe: Recipe) -> Correction | None:
         band=max(abs(ratio / factor - 1) for ratio in ratios) if len(near) > 1 else None,
         differs=tuple(sorted(set().union(*(changed for changed, _, _ in near)))),
     )
+
+
+def too_large(known: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int | None) -> Entry | None:
+    """The newest entry that says memory ran out under this recipe, or under a smaller micro-batch of it, on as
+    many devices of the same capacity. Others prove nothing."""
+    for entry in reversed(known):
+        if capacity is None or (entry.capacity, entry.ranks) != (capacity, ranks):
+            continue
+        for one in entry.ran_out:
+            if not _changed(one, recipe) and one.micro_batch_size <= recipe.micro_batch_size:
+                return entry
+    return None
 
 
 def _changed(one: Recipe, other: Recipe) -> set[str]:

@@ -82,10 +82,7 @@ def check_batch_norm(model: nn.Module, rank: Rank) -> bool:
     name = first_batch_norm(model)
     if name is None:
         return False
-    setting = Setting(
-        rank.world, rank.world // rank.per_node, rank.per_node, batch_norm=True, entrypoint=True
-    )
-    for broken in broken_rules(rank.recipe, setting):
+    for broken in broken_rules(rank.recipe, rank.setting(batch_norm=True)):
         if broken.rule.name == "batch-norm-needs-two":
             raise SetupError(f"{name} of the model: {broken}. With `model: {{batch_norm: true}}` in the job "
                              "file the plan sees it")  # fmt: skip

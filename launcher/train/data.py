@@ -82,6 +82,11 @@ class TrainingData:
         """Make ready for `step`: with workers, fork them and let them begin."""
         self._arriving, self._next = self._loader.start(self._tickets(step)), step
 
+    def change(self, recipe: Recipe) -> None:
+        """The same samples in other micro-batches, from the next step that is asked for."""
+        self.micro, self.accumulation = recipe.micro_batch_size, recipe.grad_accum
+        self._arriving, self._next = iter(()), 0
+
     def micro_batches(self, step: int) -> Iterator[Any]:
         """Collated on the CPU, one after the other, of the contiguous part that is this rank's.
 
@@ -91,6 +96,11 @@ class TrainingData:
             self.start(step)
         self._next = step + 1
         yield from itertools.islice(self._arriving, self.accumulation)
+
+    def samples(self, step: int, index: int) -> list[Any]:
+        """Of the `index`-th micro-batch of a step, both counted from 1, one by one."""
+        tickets = next(itertools.islice(self._tickets(step), index - 1, None))
+        return [self._loader.samples[ticket] for ticket in tickets]
 
     def _tickets(self, step: int) -> Iterator[list[Ticket]]:
         for step_ in itertools.count(step):

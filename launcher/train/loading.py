@@ -36,13 +36,13 @@ class Loader:
     """
 
     def __init__(self, data: Any, collate: Collate, seed: int, *, workers: int) -> None:
-        self._samples = _Samples(data, seed)
+        self.samples = _Samples(data, seed)
         self._collate, self._workers = collate, workers
 
     def start(self, batches: Iterable[list[Ticket]]) -> Iterator[Any]:
         """One batch for each list, in order. With workers, two batches a worker are fetched ahead."""
         loader = DataLoader(
-            self._samples,
+            self.samples,
             batch_sampler=batches,
             collate_fn=self._collate,
             num_workers=self._workers,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
+from launcher.spec.recipe import Recipe
 from launcher.spec.supported import unsupported
 from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget
@@ -21,6 +23,9 @@ from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import Rank, SetupError
+from launcher.train.recovery.in_force import InForce
+from launcher.train.recovery.probe import Probe, probes
+from launcher.train.recovery.recovery import Recovery
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
@@ -51,6 +56,13 @@ class Trainer:
         self.guard = Guard(self.scaler)
         self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank)
         self.recorder = Recorder(rank, self.steps, self.task, budget)
+        self.recovery = recovery = Recovery(self.model, rank, where, budget)
+        probe = Probe(
+            self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
+            recovery.undo, recovery.collectives,
+        )  # fmt: skip
+        setting = rank.setting(batch_norm=self.undeclared_batch_norm or job.model.batch_norm)
+        self.in_force = InForce(rank, setting, recovery, probe, self.recorder, self._follow)
         # From here on each rank draws its own randomness; until here all drew the same.
         seed_all(derive_seed("rank", job.train.seed, rank.number))
 
@@ -58,9 +70,12 @@ class Trainer:
         if self.undeclared_batch_norm:
             self.recorder.event("batch-norm")  # the supervisor keeps the micro-batch at two or more
         done = self._resume()
+        if probes(self.rank.job, self.rank.device, self.budget):
+            self.in_force.probed()
         self.where.phase = "data"
         for step in range(done + 1, self.steps + 1):
             self.where.step = step
+            self.in_force.climb(step)
             started = time.perf_counter()
             result = self.train_step(step)
             seconds = time.perf_counter() - started
@@ -84,21 +99,12 @@ class Trainer:
         return True
 
     def train_step(self, step: int) -> StepResult:
-        """One optimizer step over the global batch; one small collective for sums and stop request."""
-        where, recipe = self.where, self.rank.recipe
-        loss, weight = self._zero(), self._zero()
-        batches = self._arriving(self.data.micro_batches(step), "data")
-        for index, batch in enumerate(batches, start=1):
-            self.recorder.micro_batch(batch)
-            with accumulate(self.model, recipe, last=index == recipe.grad_accum):
-                with where.during("forward", users=True):
-                    micro_loss, micro_weight = loss_of(self.task, self.model, batch, self.rank)
-                with where.during("backward", users=True):
-                    self.scaler.scaled(micro_loss).backward()  # type: ignore[no-untyped-call]
-            loss += micro_loss.detach()
-            weight += micro_weight
-        with where.during("optimizer"):
-            total_loss, total_weight, stop = self.rank.add_up(loss, weight, self.rank.stop_requested())
+        """One optimizer step over the global batch, in smaller micro-batches where memory runs out."""
+        while (sums := self._gradients(step)) is None:
+            self.in_force.lower(step)
+        total_loss, total_weight, stop = sums
+        self.in_force.step_done()
+        with self.where.during("optimizer"):
             # DDP and FSDP average over the ranks; the gradient of the step is the sum over its weight.
             factor = self.rank.world / total_weight if total_weight else 0.0
             factor /= self.scaler.factor
@@ -113,14 +119,55 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
         return StepResult(_mean(total_loss, total_weight), total_weight, grad_norm, lr, stop > 0)
 
+    def _gradients(self, step: int) -> list[float] | None:
+        """Loss, weight and requests to stop of all ranks, by one small collective; None when what is there of
+        the gradients is to be discarded, on every rank."""
+        recovery, recipe = self.recovery, self.in_force.recipe
+        recovery.begin()
+        loss, weight = self._zero(), self._zero()
+        for index, batch in enumerate(self._made(self.data.micro_batches(step), "data"), start=1):
+            if recovery.must_discard(batch, recipe.micro_batch_size):
+                return None
+            last = index == recipe.grad_accum
+            found = recovery.attempt(last, partial(self._micro_batch, batch, last=last))
+            if found is not None:
+                loss += found[0]
+                weight += found[1]
+        with self.where.during("optimizer"):
+            *sums, failures = self.rank.add_up(
+                loss, weight, self.rank.stop_requested(), recovery.failure is not None
+            )
+        return None if failures else sums
+
+    def _micro_batch(self, batch: Any, *, last: bool) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Forward and backward; (loss sum, weight). What it holds dies with it."""
+        where, recipe = self.where, self.in_force.recipe
+        with where.during("data", users=True):
+            batch = self._on_device(batch)
+        self.recorder.micro_batch(batch, recipe.grad_accum)
+        with accumulate(self.model, recipe, last=last):
+            with where.during("forward", users=True):
+                loss, weight = loss_of(self.task, self.model, batch, self.rank)
+            with where.during("backward", users=True):
+                self.scaler.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), weight
+
+    def _follow(self, recipe: Recipe) -> None:
+        """Make micro-batches as a changed recipe says; nothing is built again."""
+        self.task.loss_chunks = recipe.loss_chunks
+        self.data.change(recipe)
+        if self.held_out is not None:
+            self.held_out.micro = recipe.micro_batch_size
+
     @torch.no_grad()
     def evaluate(self) -> float:
         """Mean loss per unit of weight over the whole held-out data."""
         assert self.held_out is not None
         loss, weight = self._zero(), self._zero()
         self.model.eval()
-        for batch, counts in self._arriving(self.held_out.batches(), "evaluation"):
+        for batch, counts in self._made(self.held_out.batches(), "evaluation"):
             with self.where.during("evaluation", users=True):
+                batch = self._on_device(batch)
                 batch_loss, batch_weight = loss_of(self.task, self.model, batch, self.rank)
             if counts:
                 loss += batch_loss
@@ -130,17 +177,19 @@ class Trainer:
         self.model.train()
         return _mean(total_loss, total_weight)
 
-    def _arriving(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
-        """Batches made in host memory, moved to the device one by one."""
+    def _made(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
+        """Batches in host memory, made one by one."""
         while True:
-            with self.where.during(phase, users=True):
-                with self.budget.host_side():
-                    batch = next(batches, None)
-                if batch is None:
-                    return
-                batch = to_device(batch, self.rank.device)
-                self.budget.track(batch)
+            with self.where.during(phase, users=True), self.budget.host_side():
+                batch = next(batches, None)
+            if batch is None:
+                return
             yield batch
+
+    def _on_device(self, batch: Any) -> Any:
+        batch = to_device(batch, self.rank.device)
+        self.budget.track(batch)
+        return batch
 
     def _zero(self) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.rank.device)

@@ -16,6 +16,7 @@ from launcher.runs.files import read_json
 from launcher.runs.layout import AttemptDir, RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.spec.rules import Setting
 
 
 class SetupError(Exception):
@@ -54,6 +55,16 @@ class Rank(Place):
     @property
     def first(self) -> bool:
         return self.number == 0
+
+    def setting(self, *, batch_norm: bool) -> Setting:
+        return Setting(
+            self.world,
+            self.world // self.per_node,
+            self.per_node if self.device.type == "cuda" else 0,
+            batch_norm,
+            nvme_dir=self.job.train.nvme_dir is not None,
+            entrypoint=True,
+        )
 
     def say(self, text: str) -> None:
         """One line for a person, from rank 0 only."""

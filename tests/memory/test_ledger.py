@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.memory.ledger import Entry, Family, correction, default_folder, entries, record
+from launcher.memory.ledger import Entry, Family, correction, default_folder, entries, record, too_large
 from launcher.memory.measured import entry_of_run
 from launcher.runs.files import append_json, replace_json
 from launcher.runs.layout import RunDir
@@ -255,3 +255,18 @@ def test_real_ranks_leave_what_an_entry_needs(tmp_path):
     assert folder == tmp_path / "ledger"
     record(folder, made)
     assert entries(folder, made.family)[0].measured == made.measured
+
+
+def test_what_ran_out_of_memory_is_known_to_be_too_large_on_the_same_devices_only():
+    fits, failed = recipe(micro_batch_size=2, grad_accum=4), recipe()
+    known = [
+        entry(micro_batch_size=2, grad_accum=4).model_copy(
+            update={"ran_out": (failed,), "capacity": 80 * GIB}
+        )
+    ]
+    larger = recipe(micro_batch_size=8, grad_accum=1)
+    assert too_large(known, failed, 8, 80 * GIB) == too_large(known, larger, 8, 80 * GIB) == known[0]
+    assert too_large(known, fits, 8, 80 * GIB) is None
+    assert too_large(known, recipe(activations="checkpoint"), 8, 80 * GIB) is None
+    for ranks, capacity in ((16, 80 * GIB), (8, 94 * GIB), (8, None)):
+        assert too_large(known, failed, ranks, capacity) is None

@@ -15,7 +15,7 @@ from launcher.runs.layout import RunDir
 from launcher.tasks.gpt import BYTES, PydocGPT
 from launcher.train import Task
 from launcher.train.metrics.flops import Mfu, count_flops
-from tests.train.runs import one_rank, recipe
+from tests.train.runs import one_rank
 
 
 @pytest.mark.parametrize("chunks", [1, 4])
@@ -43,9 +43,9 @@ class LooksAtValues(Task):
 
 def test_mfu_is_the_share_of_the_peak_that_a_ranks_model_flops_make(tmp_path: Path) -> None:
     task, batch = PydocGPT(layers=1, dim=16, heads=2, context=8), torch.zeros(2, 9, dtype=torch.long)
-    mfu = Mfu(one_rank(RunDir(tmp_path), recipe=recipe(accumulation=3)), task, peak=1e9)
+    mfu = Mfu(one_rank(RunDir(tmp_path)), task, peak=1e9)
     assert mfu.of(0.5) is None, "no batch was seen"
-    mfu.see(batch)
+    mfu.see(batch, 3)
     assert mfu.of(0.5) == pytest.approx(3 * count_flops(task, batch) / (0.5 * 1e9))
 
 
@@ -53,7 +53,7 @@ def test_a_model_that_looks_at_values_has_no_mfu_and_says_so_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mfu = Mfu(one_rank(RunDir(tmp_path)), LooksAtValues(), peak=1e9)
-    mfu.see(torch.zeros(2, 4))
+    mfu.see(torch.zeros(2, 4), 1)
     assert mfu.of(1.0) is None and mfu.of(1.0) is None
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("no MFU: the model's FLOPs cannot be counted on the meta device (RuntimeError: ")

@@ -177,3 +177,12 @@ def test_a_snapshot_on_demand_shows_the_peak_of_the_next_step(tmp_path: Path) ->
     assert (both["bytes"], both["count"], both["shape"], both["step"]) == (2 * 3000 * 4, 2, [3000], 5)
     [event] = run.read_events()
     assert (event["event"], event["rank"], event["path"]) == ("memory-snapshot", 3, str(path))
+
+
+def test_an_allocator_that_fills_the_gpu_with_fragments_is_told_of_once():
+    alerts = Alerts(None, recipe(), capacity=100)
+    assert not alerts.of(Reading(rss=1, peak=75, reserved=94), 1), "the cache of a step is no waste"
+    [alert] = alerts.of(Reading(rss=1, peak=70, reserved=94), 2)
+    assert alert.event == "memory-in-fragments" and alert.fields == {"reserved": 94, "bytes": 70}
+    assert not alerts.of(Reading(rss=1, peak=70, reserved=94), 3)
+    assert not Alerts(None, recipe(), capacity=100).of(Reading(rss=1, peak=40, reserved=80), 1)

@@ -17,13 +17,18 @@ class Alert:
     fields: dict[str, Any]
 
 
+IN_PIECES = 0.2
+"Of the memory: held by the allocator beyond the tensors' peak, while it is nearly full."
+NEARLY_FULL = 0.9
+
+
 class Alerts:
     """Each kind once per attempt and rank. Decides; whoever asks prints and records."""
 
-    def __init__(self, threshold: int | None, recipe: Recipe) -> None:
-        """`threshold` in bytes, None for a device that has no peak."""
-        self.threshold, self.recipe = threshold, recipe
-        self._passed = self._retried = False
+    def __init__(self, threshold: int | None, recipe: Recipe, capacity: int | None = None) -> None:
+        """`threshold` and `capacity` in bytes, None for a device that has no peak."""
+        self.threshold, self.recipe, self.capacity = threshold, recipe, capacity
+        self._passed = self._retried = self._in_pieces = False
 
     def of(self, reading: Reading, step: int) -> list[Alert]:
         alerts = []
@@ -33,7 +38,16 @@ class Alerts:
         if not self._retried and reading.num_alloc_retries:
             self._retried = True
             alerts.append(self._thrashing(reading.num_alloc_retries, step))
+        if not self._in_pieces and self._is_in_pieces(reading):
+            self._in_pieces = True
+            alerts.append(self._fragments(reading.reserved or 0, reading.peak or 0, step))
         return alerts
+
+    def _is_in_pieces(self, reading: Reading) -> bool:
+        if self.capacity is None or reading.reserved is None or reading.peak is None:
+            return False
+        unused = reading.reserved - reading.peak
+        return reading.reserved > NEARLY_FULL * self.capacity and unused > IN_PIECES * self.capacity
 
     def _above(self, peak: int, threshold: int, step: int) -> Alert:
         text = (
@@ -44,11 +58,24 @@ class Alerts:
 
     def _thrashing(self, retries: int, step: int) -> Alert:
         # num_alloc_retries: "failed cudaMalloc calls that result in a cache flush and retry".
-        cure = "a smaller recipe.micro_batch_size"
-        if not self.recipe.expandable_segments:
-            cure = f"recipe.expandable_segments: true, or {cure},"
         text = (
             f"the GPU's allocator had to empty its cache {retries} time(s) up to step {step}, which is slow: "
-            f"memory is nearly full or in fragments; {cure} helps"
+            f"memory is nearly full or in fragments; {self._cure} helps"
         )
         return Alert("allocation-retries", text, {"num_alloc_retries": retries})
+
+    def _fragments(self, reserved: int, peak: int, step: int) -> Alert:
+        text = (
+            f"the GPU's allocator holds {format_bytes(reserved)} for {format_bytes(peak)} of tensors in step "
+            f"{step}: memory is in fragments; {self._cure} helps"
+        )
+        return Alert("memory-in-fragments", text, {"reserved": reserved, "bytes": peak})
+
+    @property
+    def _cure(self) -> str:
+        smaller = "a smaller recipe.micro_batch_size"
+        return (
+            smaller
+            if self.recipe.expandable_segments
+            else (f"recipe.expandable_segments: true, or {smaller},")
+        )

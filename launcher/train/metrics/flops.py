@@ -52,13 +52,15 @@ class Mfu:
     def __init__(self, rank: Rank, task: Task, peak: float) -> None:
         self.rank, self.task, self.peak = rank, task, peak
         self._shapes: Any = None
+        self._of = 0
         self._flops: int | None = None
         "Of one rank's step; 0 when they cannot be counted."
 
-    def see(self, batch: Any) -> None:
-        """Remember the shapes of the first micro-batch; count later, outside of the step's time."""
+    def see(self, batch: Any, of: int) -> None:
+        """Remember the shapes of the first micro-batch, of so many in a step; count later, outside of the
+        step's time."""
         if self._shapes is None:
-            self._shapes = to_meta(batch)
+            self._shapes, self._of = to_meta(batch), of
 
     def of(self, seconds: float) -> float | None:
         if self._flops is None and self._shapes is not None:
@@ -67,7 +69,7 @@ class Mfu:
 
     def _count(self) -> int:
         try:
-            return self.rank.recipe.grad_accum * count_flops(self.task, self._shapes)
+            return self._of * count_flops(self.task, self._shapes)
         except Exception as error:  # the user's model, on a device its author may never have tried
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self.rank.say(f"no MFU: the model's FLOPs cannot be counted on the meta device ({reason})")

@@ -23,7 +23,7 @@ class MemoryLog:
         self.rank, self.meter, self.notes = rank, meter, notes
         capacity = meter.capacity
         threshold = threshold_bytes(rank.job.train.memory_alert, capacity) if capacity else None
-        self.alerts = Alerts(threshold, rank.recipe)
+        self.alerts = Alerts(threshold, rank.recipe, capacity)
         self._lines: list[dict[str, Any]] = []
         self._written = float("-inf")
 

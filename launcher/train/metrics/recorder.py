@@ -54,10 +54,10 @@ class Recorder:
         if self.rank.first:
             self.notes.event(kind, **fields)
 
-    def micro_batch(self, batch: Any) -> None:
-        """On the device, before its forward pass."""
+    def micro_batch(self, batch: Any, of: int) -> None:
+        """On the device, before its forward pass; one `of` so many of a step."""
         if self.mfu is not None:
-            self.mfu.see(batch)
+            self.mfu.see(batch, of)
 
     def step(self, step: int, result: StepResult, seconds: float, eval_loss: float | None) -> None:
         """`seconds` is the optimizer step's own time, without evaluation."""

@@ -1,0 +1,61 @@
+"""Which recipe a run goes on with when memory runs out in it, and when it may try the larger one again."""
+
+from __future__ import annotations
+
+from launcher.planning.lower import lower_within
+from launcher.planning.plan import Plan
+from launcher.runs.files import read_record
+from launcher.spec.recipe import Recipe
+from launcher.spec.rules import Setting
+from launcher.train.rank import Rank
+from launcher.train.recovery.gate import Gate
+
+CLIMB_AFTER = 200
+"Steps without a failure before what may have been a passing one is tried again."
+
+
+class Descent:
+    """Rank 0 knows the plan and the budget, and decides for all."""
+
+    def __init__(self, rank: Rank, setting: Setting, gate: Gate) -> None:
+        self.rank, self.setting, self.gate = rank, setting, gate
+        self.planned: tuple[Recipe, ...] = ()
+        if rank.first and (found := read_record(rank.run.plan)):
+            plan = Plan.model_validate(found)
+            self.planned = (plan.recipe, *plan.ladder)
+        self._left: dict[Recipe, int] = {}
+        "Recipes that had fitted before memory ran out under them -> the step in which it did."
+        self._given_up: set[Recipe] = set()
+
+    def below(self, recipe: Recipe) -> Recipe | None:
+        """What to go on with, without a restart; the same on every rank. None where that is not possible, or
+        not any more."""
+        lowered = None
+        if self.rank.first and self._may_go_lower():
+            lowered = lower_within(recipe, self.setting, self.planned)
+        found: Recipe | None = self.gate.firsts(lowered)
+        return found
+
+    def _may_go_lower(self) -> bool:
+        events = self.rank.run.read_events()
+        submissions = [
+            at for at, one in enumerate(events) if one.get("event") in ("submitted", "resubmitted")
+        ]
+        since = events[max(submissions, default=0) :]
+        return sum(one.get("event") == "downgrade" for one in since) < self.rank.job.retries.lower
+
+    def went_down(self, recipe: Recipe, step: int, *, had_fitted: bool) -> None:
+        """From `recipe`. One that had fitted may do so again, once."""
+        if had_fitted and recipe not in self._given_up:
+            self._left[recipe] = step
+        self._given_up.add(recipe)
+
+    def to_climb_to(self, step: int) -> Recipe | None:
+        """Before `step`: the recipe that was left last, when that is long enough ago."""
+        for recipe, left in reversed(self._left.items()):
+            return recipe if step >= left + CLIMB_AFTER else None
+        return None
+
+    def climbed(self, recipe: Recipe) -> None:
+        """Tried again, with success or without: never a third time."""
+        del self._left[recipe]

@@ -1,0 +1,110 @@
+"""The recipe in force: what the probe found, what running out of memory left of it, what came back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from launcher.planning.batches import micro_batches
+from launcher.planning.lower import words_of
+from launcher.spec.recipe import Recipe
+from launcher.spec.rules import Setting
+from launcher.train.metrics.recorder import Recorder
+from launcher.train.rank import Rank
+from launcher.train.recovery.descent import CLIMB_AFTER, Descent
+from launcher.train.recovery.probe import Probe
+from launcher.train.recovery.recovery import Failure, Recovery
+
+
+class InForce:
+    """Changes on all ranks at once, in the same way. `apply` makes the loop follow."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        setting: Setting,
+        recovery: Recovery,
+        probe: Probe,
+        recorder: Recorder,
+        apply: Callable[[Recipe], None],
+    ) -> None:
+        self.rank, self.setting, self.recovery, self.probe = rank, setting, recovery, probe
+        self.recorder, self.apply = recorder, apply
+        self.recipe = rank.recipe
+        self.descent = Descent(rank, setting, recovery.gate)
+        self._fitted = False
+
+    def step_done(self) -> None:
+        """With this recipe, and it fitted."""
+        self._fitted = True
+
+    def probed(self) -> None:
+        """Take the largest micro-batch that fits on every rank. Nobody waits until each knows its own."""
+        began, gate, before = time.perf_counter(), self.recovery.gate, self.recipe
+        rungs = micro_batches(before, self.setting)
+        found = self.probe.largest(rungs)
+        [lowest] = gate.highest(len(rungs) if found is None else found)
+        if lowest == len(rungs):
+            self._give_up(Failure(self.rank.number, "probe", self.probe.told) if found is None else None)
+        self.recovery.probed = self.probe.sizes
+        self._take(rungs[lowest])
+        seconds = round(time.perf_counter() - began, 3)
+        sizes = {"planned": before.micro_batch_size, "micro_batch_size": self.recipe.micro_batch_size}
+        self._event("probe", **sizes, asked=self.probe.asked, seconds=seconds)
+        if self.recipe != before:
+            reason = f"{before.micro_batch_size} samples at once do not fit"
+            self._tell("downgrade", before, reason, phase="probe", seconds=seconds)
+
+    def lower(self, step: int) -> None:
+        """After some rank ran out of memory in this step, or met a batch larger than what was probed."""
+        began, recovery, before = time.perf_counter(), self.recovery, self.recipe
+        failures = [one for one in recovery.gate.everyones(recovery.failure) if one is not None]
+        recovery.discard()
+        if not failures:
+            self.probed()
+            return
+        recipe = self.descent.below(before)
+        if recipe is None:
+            self._give_up(recovery.failure)
+        self.descent.went_down(before, step, had_fitted=self._fitted)
+        self._take(recipe)
+        first = failures[0]
+        seconds = round(time.perf_counter() - began, 3)
+        where = {"step": step, "phase": first.phase, "rank": first.rank}
+        self._tell("downgrade", before, first.text, **where, seconds=seconds)
+
+    def climb(self, step: int) -> None:
+        """Before this step, where nothing is under way: try again what only a passing failure may have
+        taken."""
+        recipe, before = self.descent.to_climb_to(step), self.recipe
+        if recipe is None:
+            return
+        self.descent.climbed(recipe)
+        [misfits] = self.recovery.gate.highest(not self.probe.fits(recipe))
+        if not misfits:
+            self._take(recipe)
+            self._tell("climb", before, f"no failure in {CLIMB_AFTER} steps", step=step)
+
+    def _give_up(self, failure: Failure | None) -> NoReturn:
+        """What is left is a restart, which the ranks that failed bring about."""
+        if failure is None:
+            self.recovery.gate.wait_for_the_end()
+        self.recovery.where.phase = failure.phase
+        raise torch.OutOfMemoryError(failure.text)
+
+    def _take(self, recipe: Recipe) -> None:
+        if recipe != self.recipe:
+            self.recipe, self._fitted = recipe, False
+            self.apply(recipe)
+
+    def _tell(self, event: str, before: Recipe, reason: str, **fields: Any) -> None:
+        words = words_of(self.recipe, before, self.setting)
+        changes = {name: list(pair) for name, pair in self.recipe.changes_from(before).items()}
+        self._event(event, in_process=True, changes=changes, words=words, reason=reason, **fields)
+        self.rank.say(f"{event}: {words} ({reason.splitlines()[0]})")
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        self.recorder.event(kind, attempt=self.rank.attempt.number, **fields)

@@ -1,0 +1,125 @@
+"""Running out of memory in a step: every rank gets to know, nobody hangs, the step is repeated.
+
+`docs/out-of-memory.md` tells the protocol as a user sees it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_leaves
+
+from launcher.train.budget import Budget
+from launcher.train.rank import Rank
+from launcher.train.recovery.cleanup import clean, self_test
+from launcher.train.recovery.collectives import Collectives
+from launcher.train.recovery.gate import Gate
+from launcher.train.recovery.undo import Undo
+from launcher.train.where import Where
+
+T = TypeVar("T")
+
+
+class Failure(NamedTuple):
+    """Memory that ran out on one rank, in its words."""
+
+    rank: int
+    phase: str
+    text: str
+
+
+class Recovery:
+    """Of one rank. `failure` is set from the moment when memory ran out here until the step is discarded."""
+
+    def __init__(self, model: nn.Module, rank: Rank, where: Where, budget: Budget) -> None:
+        self.model, self.rank, self.where = model, rank, where
+        self.gate = Gate(rank.world, budget)
+        self.undo = Undo(model, rank.device)
+        self.collectives = Collectives(model, rank.device) if isinstance(model, FSDPModule) else None
+        self.failure: Failure | None = None
+        self.probed: list[int] | None = None
+        "Elements per sample of each tensor of a batch, the most that was probed; None: nothing was."
+        self.why_not = self._why_not()
+
+    def _why_not(self) -> str | None:
+        """Why running out of memory ends the attempt here; None: it does not."""
+        if self.rank.world == 1 and self.collectives is None:
+            return None
+        if self.collectives is None:
+            return f"sharding: {self.rank.recipe.sharding} cannot be retried after a failure in backward"
+        problems = [one for one in self.gate.everyones(self_test(self.rank)) if one is not None]
+        return problems[0] if problems else None
+
+    def begin(self) -> None:
+        """A step, or a repetition."""
+        self.failure = None
+        self.undo.take()
+
+    def attempt(self, kind: object, micro_batch: Callable[[], T]) -> T | None:
+        """What `micro_batch` returns; None when memory ran out in it and the ranks can go on together.
+
+        `kind`: micro-batches of one kind send the same. Raises torch.OutOfMemoryError where they cannot.
+        """
+        if self.collectives is not None:
+            self.collectives.begin(kind)
+        before = self.where.phase, self.where.users
+        try:
+            result = micro_batch()
+        except torch.OutOfMemoryError as error:
+            if self.why_not is not None or not self._can_drain:
+                raise
+            self.failure = Failure(self.rank.number, self.where.phase, str(error))
+            del error
+        else:
+            if self.collectives is not None:
+                self.collectives.finish()
+            return result
+        # Outside of the except block: until its end the exception holds every activation.
+        self.where.phase, self.where.users = before
+        self.free()
+        if self.collectives is not None and self.rank.world > 1:
+            self.collectives.drain()
+            self.free()
+        return None
+
+    @property
+    def _can_drain(self) -> bool:
+        return self.rank.world == 1 or (self.collectives is not None and self.collectives.can_drain)
+
+    def free(self) -> None:
+        gc.collect()
+        if self.rank.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def must_discard(self, batch: Any, micro_batch_size: int) -> bool:
+        """Before a micro-batch: whether some rank ran out of memory in the one before, or has now a batch
+        that is larger than any that was probed."""
+        if self.why_not is not None and self.probed is None:
+            return False  # nobody could have gone on
+        failed, larger = self.gate.highest(self.failure is not None, self.outgrows(batch, micro_batch_size))
+        return bool(failed or larger)
+
+    def outgrows(self, batch: Any, micro_batch_size: int) -> bool:
+        """A batch of so many samples: whether a sample of it is larger than what was probed."""
+        if self.probed is None:
+            return False
+        sizes = sizes_of(batch)
+        return len(sizes) != len(self.probed) or any(
+            size > most * micro_batch_size for size, most in zip(sizes, self.probed, strict=True)
+        )
+
+    def discard(self) -> None:
+        """On every rank: as the step began."""
+        clean(self.model)
+        self.undo.restore()
+        self.free()
+
+
+def sizes_of(batch: Any) -> list[int]:
+    """Elements of each tensor in it."""
+    return [leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
