@@ -87,7 +87,8 @@ class _Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(x @ self.up.T)
-        hidden.register_hook(self.fuse)  # one weight has its gradient, the other has not
+        # One weight has its gradient then, the other has not.
+        hidden.register_hook(self.fuse)  # type: ignore[no-untyped-call]
         self.fuse()
         return x + hidden @ self.down
 
@@ -102,7 +103,7 @@ class _Small(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = self.last(x)
-        x.register_hook(self.last.fuse)
+        x.register_hook(self.last.fuse)  # type: ignore[no-untyped-call]
         return x
 
 
