@@ -10,12 +10,19 @@ from launcher.cli.options import ClusterName, JobFile, Sets
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show every file and command; do nothing")]
 
+NoDowngrade = Annotated[
+    bool, typer.Option("--no-downgrade", help="fail when memory runs out: no probe, no smaller recipe")
+]
+FORBIDDEN = ("retries.lower=0",)
+"What --no-downgrade overrides in the job."
+
 
 def submit(
     job: JobFile,
     cluster: ClusterName = "local",
     set_: Sets = None,
     dry_run: DryRun = False,
+    no_downgrade: NoDowngrade = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="stream the logs until the run ends")
     ] = False,
@@ -26,7 +33,8 @@ def submit(
     from launcher.report.terminal import show_plan, show_prepared
     from launcher.runs.find import find_run
 
-    scheduler, ready = prepared(job, cluster, set_ or [])
+    sets = [*(set_ or []), *(FORBIDDEN if no_downgrade else ())]
+    scheduler, ready = prepared(job, cluster, sets)
     if dry_run:
         show_prepared(console(), ready)
         return
@@ -41,6 +49,11 @@ def submit(
     print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
 
 
-def run(job: JobFile, cluster: ClusterName = "local", set_: Sets = None) -> None:
+def run(
+    job: JobFile,
+    cluster: ClusterName = "local",
+    set_: Sets = None,
+    no_downgrade: NoDowngrade = False,
+) -> None:
     """Submit and follow; the exit code is the run's verdict."""
-    submit(job, cluster, set_, dry_run=False, follow=True)
+    submit(job, cluster, set_, dry_run=False, no_downgrade=no_downgrade, follow=True)

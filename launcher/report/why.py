@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from launcher.runs.files import read_record
 from launcher.runs.layout import RunDir
-from launcher.spec.verdict import Verdict
-from launcher.supervise.policy import POLICIES
+from launcher.spec.base import format_bytes
+from launcher.spec.verdict import LiveTensor, OutOfMemory, Verdict
+from launcher.supervise.policy import advice
 
 MAX_LINES = 14
 _SHOWN_LOG_LINES = 5
@@ -64,7 +65,10 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     if verdict.exception:
         lines.append(f"exception {_cut(verdict.exception, _MESSAGE)}")
     before = [line for line in verdict.last_lines if line.strip() and not _repeats(line, verdict.exception)]
-    shown = before[-_SHOWN_LOG_LINES:]
+    memory = _memory(verdict.memory) if verdict.memory is not None else ""
+    if memory:
+        lines.append(f"memory    {_cut(memory, _MESSAGE)}")
+    shown = before[-_SHOWN_LOG_LINES + bool(memory) :]
     lines += [f"  | {_cut(line)}" for line in shown]
     if verdict.evidence:
         lines.append(f"evidence  {_cut('; '.join(verdict.evidence))} ({verdict.confidence})")
@@ -76,8 +80,24 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         earlier = ", ".join(f"attempt {n}: {v.failure}" for n, v, _ in failures[:-1][-4:])
         lines.append(f"before    {earlier}")
     if state not in ("succeeded", "running"):
-        lines.append(f"do        {POLICIES[verdict.failure].advice.replace('RUN', run.id)}")
+        lines.append(f"do        {advice(verdict).replace('RUN', run.id)}")
     return lines[:MAX_LINES]
+
+
+def _memory(memory: OutOfMemory) -> str:
+    """What was asked for, what there was, and what lay there; "" when nothing is known."""
+    parts = []
+    if memory.requested is not None:
+        parts.append(f"{format_bytes(memory.requested)} asked for")
+    if memory.free is not None and memory.total is not None:
+        parts.append(f"{format_bytes(memory.free)} of {format_bytes(memory.total)} free")
+    largest = ", ".join(_tensor(tensor) for tensor in memory.largest)
+    return "; largest: ".join(part for part in (", ".join(parts), largest) if part)
+
+
+def _tensor(tensor: LiveTensor) -> str:
+    kind = f" {tensor.dtype} {list(tensor.shape)}" if tensor.shape is not None else ""
+    return f"{tensor.name or 'a tensor'} {format_bytes(tensor.bytes)}{kind}"
 
 
 def _snapshot(run: RunDir, attempt: int, verdict: Verdict) -> Path | None:

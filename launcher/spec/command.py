@@ -61,6 +61,16 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     return command
 
 
+def environment_name(placeholder: str) -> str:
+    """The variable that holds the same value in a rank's environment: `LAUNCHER_MICRO_BATCH_SIZE`."""
+    return f"LAUNCHER_{placeholder.upper()}"
+
+
+def uses(command: tuple[str, ...], placeholder: str) -> bool:
+    """Whether an argument has `{placeholder}`; `{{placeholder}}` is plain text."""
+    return any(match["name"] == placeholder for text in command for match in _PATTERN.finditer(text))
+
+
 def fill(argument: str, values: Mapping[str, str]) -> str:
     """Replace `{name}` for every name in `values`, and nothing else: JSON or `${HOME}` stay byte for byte."""
 

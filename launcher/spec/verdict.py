@@ -47,6 +47,32 @@ def exit_code(failure: str | None) -> int:
 
 Confidence = Literal["certain", "likely"]
 
+MemoryKind = Literal["gpu", "host", "shared"]
+"shared: /dev/shm, through which DataLoader workers and NCCL hand data from process to process."
+
+
+class LiveTensor(Value):
+    """One of the largest pieces of memory in use when there was none left."""
+
+    bytes: int
+    shape: tuple[int, ...] | None = None
+    "None where only the allocator knows of it, as of activations on a GPU."
+    dtype: str | None = None
+    name: str | None = None
+    "Of the parameter; `gradient of ...`, `exp_avg of ...` for what belongs to one."
+
+
+class OutOfMemory(Value):
+    """What was known when memory ran out. Sizes in bytes, None where nobody told."""
+
+    kind: MemoryKind
+    requested: int | None = None
+    total: int | None = None
+    free: int | None = None
+    largest: tuple[LiveTensor, ...] = ()
+    snapshot: str | None = None
+    "Path of the rank's memory snapshot."
+
 
 class Verdict(Value):
     """The end of one attempt. `rank` is the first failing rank, None when no rank failed first."""
@@ -55,7 +81,7 @@ class Verdict(Value):
     reason: str
     "One sentence for a person."
     phase: str | None = None
-    "init, forward, backward, optimizer, evaluation, checkpoint ... where known."
+    "init, probe, data, forward, backward, optimizer, evaluation or checkpoint, where known."
     rank: int | None = None
     node: int | None = None
     step: int | None = None
@@ -68,6 +94,8 @@ class Verdict(Value):
     evidence: tuple[str, ...] = ()
     "Files and facts the class rests on."
     confidence: Confidence = "certain"
+    memory: OutOfMemory | None = None
+    "Of gpu-oom and host-oom."
 
     @property
     def ok(self) -> bool:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
+from launcher.logs.out_of_memory import CLASS_OF, out_of_memory
 from launcher.runs.files import read_json
 from launcher.runs.layout import AttemptDir
-from launcher.spec.verdict import EXIT_STOPPED, Confidence, FailureClass, Verdict
-from launcher.supervise.patterns import class_of_end, class_of_text, exception_of
+from launcher.spec.verdict import EXIT_STOPPED, Confidence, FailureClass, OutOfMemory, Verdict
+from launcher.supervise.patterns import Found, class_of_end, class_of_exception, class_of_text, exception_of
 
 # A rank that met one of these was hurt by another rank, unless no other cause is known.
 _CONSEQUENCES: frozenset[FailureClass | None] = frozenset({None, "nccl-timeout", "rendezvous-failed"})
@@ -103,9 +106,10 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
         failure: FailureClass = error.get("failure") or (
             "user-error" if DISK_FULL in exception else "unknown"
         )
+        memory = _memory_of(error, failure)
         return Verdict(
             failure=failure,
-            reason=_reason(failure, rank, error.get("phase"), error.get("step"), exception),
+            reason=_reason(failure, rank, error.get("phase"), error.get("step"), exception, memory),
             phase=error.get("phase"),
             rank=rank,
             node=error.get("node"),
@@ -115,13 +119,34 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
             last_lines=tuple(exit_record.get("last_lines", ())),
             evidence=(f"errors/rank-{rank:03d}.json",),
             confidence="certain" if error in roots else "likely",
+            memory=memory,
         )
     return None
 
 
-def _reason(failure: FailureClass, rank: int, phase: str | None, step: int | None, text: str) -> str:
+def _memory_of(error: Mapping[str, Any], failure: FailureClass) -> OutOfMemory | None:
+    """What the rank has written of it, else what its exception says."""
+    if failure not in CLASS_OF.values():
+        return None
+    try:
+        return OutOfMemory.model_validate(error.get("memory"))
+    except ValidationError:  # no memory of launcher.train: an older file, or a damaged one
+        return out_of_memory(str(error.get("exception") or ""))
+
+
+def _reason(
+    failure: FailureClass,
+    rank: int,
+    phase: str | None,
+    step: int | None,
+    text: str,
+    memory: OutOfMemory | None = None,
+) -> str:
+    shared = memory is not None and memory.kind == "shared"
     what = (
-        "found the disk full"
+        "ran out of shared memory (/dev/shm)"
+        if shared
+        else "found the disk full"
         if DISK_FULL in text
         else {
             "gpu-oom": "ran out of GPU memory",
@@ -150,8 +175,15 @@ def _is_consequence(record: dict[str, Any]) -> bool:
     """A peer that vanished shows as a closed connection, sometimes before the vanished rank is recorded."""
     if record["exit_code"] < 0:
         return False
-    by_text = class_of_end(record.get("last_lines", ()))
-    return by_text is not None and by_text[0] in _CONSEQUENCES
+    found = _found(record)
+    return found is not None and found.failure in _CONSEQUENCES
+
+
+def _found(record: Mapping[str, Any]) -> Found | None:
+    """The class by the rank's torchelastic error file where it wrote one, else by its last lines."""
+    if told := record.get("exception"):
+        return class_of_exception(str(told))
+    return class_of_end(record.get("last_lines", ()))
 
 
 def _killed_first(evidence: Evidence) -> dict[str, Any] | None:
@@ -201,35 +233,44 @@ def _from_exits(evidence: Evidence) -> Verdict | None:
     if torchrun_killed and all(record.get("stopping") for record in _failed_exits(evidence)):
         return None  # the ranks ended because torchrun was gone
     for record in _failed_exits(evidence)[:1]:
-        rank, code = int(record["rank"]), int(record["exit_code"])
-        lines = tuple(record.get("last_lines", ()))
-        failure, reason, confidence, extra = _class_of_exit(evidence, rank, code, lines)
-        return Verdict(
-            failure=failure,
-            reason=reason,
-            rank=rank,
-            node=record.get("node"),
-            exit_code=code,
-            exception=exception_of(lines),
-            last_lines=lines,
-            evidence=(f"exits/rank-{rank:03d}.json", *extra),
-            confidence=confidence,
-        )
+        return _verdict_of_exit(evidence, record)
     return None
 
 
+def _verdict_of_exit(evidence: Evidence, record: Mapping[str, Any]) -> Verdict:
+    rank, code = int(record["rank"]), int(record["exit_code"])
+    lines = tuple(record.get("last_lines", ()))
+    failure, reason, confidence, extra = _class_of_exit(evidence, record)
+    found = _found(record) if failure in CLASS_OF.values() else None
+    return Verdict(
+        failure=failure,
+        reason=reason,
+        rank=rank,
+        node=record.get("node"),
+        exit_code=code,
+        exception=record.get("exception") or exception_of(lines),
+        last_lines=lines,
+        evidence=(f"exits/rank-{rank:03d}.json", *extra),
+        confidence=confidence,
+        memory=found.memory if found is not None else None,
+    )
+
+
 def _class_of_exit(
-    evidence: Evidence, rank: int, code: int, lines: tuple[str, ...]
+    evidence: Evidence, record: Mapping[str, Any]
 ) -> tuple[FailureClass, str, Confidence, tuple[str, ...]]:
+    rank, code = int(record["rank"]), int(record["exit_code"])
     if code == -signal.SIGKILL:
         return _class_of_kill(evidence, f"rank {rank}")
-    by_text = class_of_end(lines)
-    if by_text is not None:
-        failure, line = by_text
-        return failure, _reason(failure, rank, None, None, line), "likely", (f"log: {line[:200]}",)
+    if found := _found(record):
+        reason = _reason(found.failure, rank, None, None, found.text, found.memory)
+        if record.get("exception"):
+            return found.failure, reason, "certain", ("its torchelastic error file",)
+        line = found.text.partition("\n")[0]
+        return found.failure, reason, "likely", (f"log: {line[:200]}",)
     if code < 0:
         return "unknown", f"rank {rank} was ended by {_signal_name(-code)}", "likely", ()
-    if exception_of(lines):
+    if record.get("exception") or exception_of(record.get("last_lines", ())):
         return "user-error", f"rank {rank} raised an exception", "certain", ()
     if code in (126, 127):
         return "user-error", f"rank {rank} could not start its command", "certain", ()
@@ -261,7 +302,7 @@ def _from_torchrun(evidence: Evidence) -> Verdict:
         "evidence": (f"logs/node-{node:02d}/torchrun.err",),
     }
     by_text = class_of_text(lines)
-    if by_text is not None and by_text[0] == "rendezvous-failed":
+    if by_text is not None and by_text.failure == "rendezvous-failed":
         return Verdict(
             failure="rendezvous-failed", reason="the nodes could not meet", confidence="likely", **common
         )

@@ -11,6 +11,7 @@ from launcher.spec.job import Job, Retries
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import FailureClass, Verdict
+from launcher.supervise.unread import Earlier, unread
 
 Action = Literal["done", "retry-same", "retry-lower", "requeue", "stop"]
 Budget = Literal["same", "lower", "preemptions", "time_limits"]
@@ -51,6 +52,19 @@ POLICIES: dict[FailureClass, Policy] = {
 }  # fmt: skip
 
 
+SHARED_MEMORY = (
+    "give the container more shared memory (docker run --shm-size=16g or --ipc=host; in Kubernetes an "
+    "emptyDir with medium: Memory at /dev/shm), or use fewer DataLoader workers"
+)
+
+
+def advice(verdict: Verdict) -> str:
+    """What the user can do; RUN stands for the run."""
+    if verdict.memory is not None and verdict.memory.kind == "shared":
+        return SHARED_MEMORY
+    return POLICIES[verdict.failure].advice
+
+
 @dataclass(frozen=True)
 class Decision:
     """`recipe` is what the next attempt runs with; None when there is none."""
@@ -67,23 +81,47 @@ def decide(
     setting: Setting,
     spent: dict[Budget, int],
     planned: Sequence[Recipe] = (),
+    earlier: Earlier = (),
 ) -> Decision:
     """The next move. `spent` counts earlier restarts of each budget in this run; `planned`: the plan's recipe
     and its ladder."""
     policy = POLICIES[verdict.failure]
+    if policy.action == "retry-lower":
+        return _lower(verdict, job, recipe, setting, spent.get("lower", 0), planned, earlier)
     if policy.action in ("done", "stop"):
         return Decision(policy.action, None, verdict.reason)
     if policy.budget is not None and spent.get(policy.budget, 0) >= _limit(job.retries, policy.budget):
         limit = _limit(job.retries, policy.budget)
         return Decision("stop", None, f"the budget retries.{policy.budget} of {limit} is spent")
-    if policy.action == "retry-lower":
-        if job.command is not None and not uses_micro_batch(job.command):
-            return Decision("stop", None, "the command does not use {micro_batch_size}: nothing to lower")
-        rung = lower(recipe, verdict, setting, planned)
-        return Decision("retry-lower" if rung.recipe else "stop", rung.recipe, rung.reason)
     if policy.action == "requeue":
         return Decision("requeue" if job.requeue else "stop", None, verdict.reason)
     return Decision("retry-same", recipe, "the same recipe again")
+
+
+def _lower(
+    verdict: Verdict,
+    job: Job,
+    recipe: Recipe,
+    setting: Setting,
+    spent: int,
+    planned: Sequence[Recipe],
+    earlier: Earlier,
+) -> Decision:
+    """The next rung, or why there is none."""
+    if verdict.memory is not None and verdict.memory.kind == "shared":
+        return Decision("stop", None, "shared memory ran out, which no recipe helps")
+    if job.command is not None and (why := unread(job.command, recipe, verdict, earlier)):
+        return Decision("stop", None, why)
+    rung = lower(recipe, verdict, setting, planned)
+    limit = _limit(job.retries, "lower")
+    if rung.recipe is None or spent < limit:
+        return Decision("retry-lower" if rung.recipe else "stop", rung.recipe, rung.reason)
+    why = (
+        f"the budget retries.lower of {limit} is spent"
+        if limit
+        else "a downgrade is forbidden (retries.lower: 0, as --no-downgrade sets it)"
+    )
+    return Decision("stop", None, f"{why}; next would have been: {rung.reason}")
 
 
 def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
@@ -99,10 +137,6 @@ def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
         if budget is not None:
             spent[budget] = spent.get(budget, 0) + 1
     return spent
-
-
-def uses_micro_batch(command: tuple[str, ...]) -> bool:
-    return any("{micro_batch_size}" in argument for argument in command)
 
 
 def _limit(retries: Retries, budget: Budget) -> int:

@@ -28,6 +28,7 @@ from launcher.supervise.journal import Journal
 from launcher.supervise.judge import Evidence, judge, read_records, started_ranks, stopped_between_attempts
 from launcher.supervise.nodes import Nodes
 from launcher.supervise.policy import POLICIES, Decision, decide, spent_budgets
+from launcher.supervise.unread import judged_since_start
 
 SIGNALS = {
     signal.SIGTERM: "preempted",
@@ -96,9 +97,7 @@ class Supervisor:
             if policy.budget is not None:
                 self._spent[policy.budget] = self._spent.get(policy.budget, 0) + 1
             if decision.action == "retry-lower":
-                self.journal.event(
-                    "downgrade", reason=decision.reason, changes=_changes(decision.recipe, recipe)
-                )
+                self.journal.event("downgrade", **_downgrade(verdict, decision, recipe))
             else:
                 self.journal.event("retry", reason=decision.reason)
                 self._pause(self._spent.get("same", 1))
@@ -132,7 +131,8 @@ class Supervisor:
         )
         verdict = judge(evidence)
         planned = (self.plan.recipe, *self.plan.ladder)
-        decision = decide(verdict, self.job, recipe, self._setting(), self._spent, planned)
+        earlier = judged_since_start(self.run)
+        decision = decide(verdict, self.job, recipe, self._setting(), self._spent, planned, earlier)
         if self._stop_reason is not None and decision.recipe is not None:
             decision = Decision("stop", None, "asked to stop")
         self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": decision.reason})
@@ -142,6 +142,7 @@ class Supervisor:
             failure=verdict.failure,
             reason=verdict.reason,
             action=decision.action,
+            then=decision.reason,
         )
         self.nodes.announce(attempt, decision.recipe is not None, EXIT_CODES[verdict.failure])
         print(f"[launcher] attempt {attempt.number}: {verdict.failure}: {verdict.reason}", file=sys.stderr)
@@ -252,8 +253,17 @@ class Supervisor:
         return exit_code
 
 
-def _changes(new: Recipe, old: Recipe) -> dict[str, Any]:
-    return {name: list(pair) for name, pair in new.changes_from(old).items()}
+def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> dict[str, Any]:
+    """Of the event: what a rank writes of a downgrade in process, too."""
+    changes = decision.recipe.changes_from(before) if decision.recipe is not None else {}
+    return {
+        "in_process": False,
+        "reason": decision.reason,
+        "phase": verdict.phase,
+        "rank": verdict.rank,
+        "step": verdict.step,
+        "changes": {name: list(pair) for name, pair in changes.items()},
+    }
 
 
 def run_dir_of(text: str) -> RunDir:

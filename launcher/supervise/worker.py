@@ -13,13 +13,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher.logs.capture import RankCapture, secrets_of
-from launcher.runs.files import replace_json
+from launcher.logs.mask import masked_text
+from launcher.runs.files import read_record, replace_json
 from launcher.runs.layout import AttemptDir, RunDir
-from launcher.spec.command import fill
+from launcher.spec.command import environment_name, fill
 from launcher.supervise.process import (
     die_with_parent,
     dying_with,
@@ -35,6 +37,9 @@ ORPHAN_GRACE_SECONDS = 3.0
 
 RESERVE_BYTES = 64 * 1024
 "More than 20 last lines of at most 2,000 characters."
+
+MAX_EXCEPTION = 4000
+"Characters of a message that are kept: XLA lists every buffer."
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell reports them
 
@@ -74,7 +79,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env=_environment(self.run),
+                env=_environment(self.run, self.attempt),
                 preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True),
             )
         except OSError as error:
@@ -124,6 +129,7 @@ class Worker:
             "seconds": round(ended - started, 3),
             "max_rss": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
             "last_lines": self.capture.last_lines,
+            "exception": told_exception(os.environ) if code else None,
             "stopping": self.stopping,
         }
         path = self.attempt.exit(self.rank)
@@ -134,10 +140,23 @@ class Worker:
             replace_json(path, record)
 
 
-def _environment(run: RunDir) -> dict[str, str]:
-    """The rank's environment: `python` in a command means the interpreter that launcher runs under."""
+def told_exception(environ: Mapping[str, str]) -> str | None:
+    """`Type: message` from the error file of a script whose main function is under torchelastic's @record."""
+    told = read_record(Path(environ.get("TORCHELASTIC_ERROR_FILE") or os.devnull)).get("message")
+    text = told.get("message") if isinstance(told, dict) else told
+    return masked_text(text[:MAX_EXCEPTION], environ) if isinstance(text, str) else None
+
+
+def _environment(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
+    """The rank's environment: `python` in a command means the interpreter that launcher runs under.
+
+    A script that takes no arguments reads there what a command's placeholders say.
+    """
     about = run.read_about()
-    environment = {"PYTHONUNBUFFERED": "1", **os.environ}
+    told = {
+        environment_name(name): value for name, value in placeholder_values(run, attempt).items() if value
+    }
+    environment = {"PYTHONUNBUFFERED": "1", **os.environ, **told}
     if "PATH" not in about.get("job", {}).get("env", {}):
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', os.defpath)}"
     return environment

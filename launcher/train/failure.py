@@ -13,13 +13,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 
 from launcher.logs.mask import masked_text
+from launcher.logs.out_of_memory import CLASS_OF, out_of_memory
 from launcher.runs.files import replace_json
-from launcher.spec.verdict import EXIT_OOM, FailureClass
+from launcher.spec.verdict import EXIT_OOM, FailureClass, OutOfMemory
 from launcher.train.checkpoints.folder import NotSavedError, OtherShardsError
+from launcher.train.live import with_tensors
 from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.task import TaskError
 from launcher.train.where import Where
@@ -27,15 +28,6 @@ from launcher.train.where import Where
 USERS_OWN = (TaskError, SetupError, NotSavedError, OtherShardsError, FloatingPointError)
 "Raised with a message that is meant for the author of the job."
 
-# PyTorch raises OutOfMemoryError for its own allocator only; libraries allocate beside it.
-_GPU_OOM = re.compile(
-    r"CUDA out of memory|cuda (error|failure)[^\n]{0,20}out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED", re.I
-)
-# A DataLoader worker that is killed and by none of us was most likely killed by the kernel, short of memory.
-_HOST_OOM = re.compile(
-    r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory"
-    r"|DataLoader worker \(pid[^)]*\) is killed by signal: Killed"
-)
 _TIMEOUT = re.compile(
     r"Timed out waiting|timed? ?out after|Watchdog caught collective|collective operation timeout"
 )
@@ -44,6 +36,9 @@ _UNUSED = re.compile(r"Expected to have finished reduction in the prior iteratio
 _PEER_GONE = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited"
 )
+
+MAX_CHAIN = 10
+"Exceptions that came of each other, from the last one back."
 
 CLOSING_SECONDS = 10.0
 "For a tracker's last upload after a failure or a request to stop: others are waiting."
@@ -54,10 +49,8 @@ UPLOAD_SECONDS = 300.0
 def classify(error: BaseException, where: Where) -> FailureClass | None:
     """The class of a failure, None when this rank cannot know it (most often because a peer failed first)."""
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or _GPU_OOM.search(text):
-        return "gpu-oom"
-    if isinstance(error, MemoryError) or _HOST_OOM.search(text):
-        return "host-oom"
+    if (memory := memory_of(error)) is not None:
+        return CLASS_OF[memory.kind]
     if isinstance(error, RendezvousError):
         return "rendezvous-failed"
     if isinstance(error, USERS_OWN):
@@ -69,6 +62,17 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
     if where.users and not isinstance(error, KeyboardInterrupt):
         return "user-error"
     return None
+
+
+def memory_of(error: BaseException) -> OutOfMemory | None:
+    """Which memory ran out, when that is what the exception says, or the one that it came of."""
+    found, seen = None, 0
+    cause: BaseException | None = error
+    while found is None and cause is not None and seen < MAX_CHAIN:
+        found = out_of_memory(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        seen += 1
+    return found
 
 
 def write_error(place: Place, error: BaseException, where: Where) -> FailureClass | None:
@@ -85,8 +89,10 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "exception": masked_text(f"{type(error).__name__}: {error}{_remedy(str(error))}", os.environ),
         "traceback": masked_text("".join(_lines(error)), os.environ),
     }
-    if failure == "gpu-oom" and (snapshot := place.attempt.oom_snapshot(place.number)) is not None:
-        content["snapshot"] = str(snapshot)
+    if (memory := memory_of(error)) is not None:
+        snapshot = place.attempt.oom_snapshot(place.number) if memory.kind == "gpu" else None
+        memory = with_tensors(memory, where.failed, str(snapshot) if snapshot is not None else None)
+        content["memory"] = memory.model_dump()
     with contextlib.suppress(OSError):
         path = place.attempt.error(place.number)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher.train.live import Moment
+
 Phase = Literal["init", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
 
 
@@ -19,6 +21,8 @@ class Where:
     "In force, once it is no longer the one of the recipe that the attempt began with."
     users: bool = False
     "The code that runs is the user's: their task, model or data."
+    failed: Moment | None = None
+    "The last allocation that failed; the run may have gone on after it."
 
     @contextmanager
     def during(self, phase: Phase, *, users: bool = False) -> Iterator[None]:

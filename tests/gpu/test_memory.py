@@ -54,7 +54,7 @@ def test_out_of_memory_leaves_pytorchs_snapshot(lab: Lab, recorded: bool) -> Non
     run = lab.newest()
     failure = json.loads(run.attempt(0).error(0).read_text())
     assert failure["failure"] == "gpu-oom"
-    snapshot = pickle.loads(Path(failure["snapshot"]).read_bytes())
+    snapshot = pickle.loads(Path(failure["memory"]["snapshot"]).read_bytes())
     assert snapshot["segments"]
     assert any(snapshot["device_traces"]) == recorded
 

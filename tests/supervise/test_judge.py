@@ -111,6 +111,75 @@ def test_known_messages_of_foreign_scripts_are_recognised(line, failure):
     assert (verdict.failure, verdict.confidence) == (failure, "likely")
 
 
+def test_the_sizes_of_a_message_over_several_lines_are_in_the_verdict():
+    lines = (
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "t.py", line 1',
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.26 GiB.",
+        "[rank0]: GPU 5 has a total capacity of 47.40 GiB of which 139.56 MiB is free.",
+    )
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, 1, lines=lines),)))
+    assert verdict.exception == lines[2].removeprefix("[rank0]: ")
+    assert verdict.memory is not None
+    assert (verdict.memory.kind, verdict.memory.requested) == ("gpu", int(6.26 * 2**30))
+    assert verdict.memory.free == int(139.56 * 2**20)
+
+
+NCCL_FAILED = (
+    "Traceback (most recent call last):",
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1296, unhandled cuda error",
+    "ncclUnhandledCudaError: Call to CUDA function failed.",
+    "Last error:",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure", "kind"),
+    [
+        ((*NCCL_FAILED, "Cuda failure 2 'out of memory'"), "gpu-oom", "gpu"),
+        ((*NCCL_FAILED, "Cuda failure 1 'invalid argument'"), "nccl-timeout", None),
+        (("n:1:2 [0] alloc.h:9 NCCL WARN Cuda failure 'out of memory'", *NCCL_FAILED[:2]), "gpu-oom", "gpu"),
+        (
+            ("n:1:2 [0] shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+             *NCCL_FAILED[:2]),
+            "host-oom", "shared",
+        ),
+        (
+            ("Traceback (most recent call last):", "RuntimeError: CUDA error: out of memory", "",
+             "The above exception was the direct cause of the following exception:", "",
+             "Traceback (most recent call last):", "mylib.StepError: step 3 failed"),
+            "gpu-oom", "gpu",
+        ),
+        (
+            ("Traceback (most recent call last):", "RuntimeError: CUDA error: out of memory",
+             "trying again with half", "Traceback (most recent call last):", "ValueError: bad token"),
+            "user-error", None,
+        ),
+        (("Traceback (most recent call last):", "ValueError: bad token",
+          "[rank0]: Connection reset by peer"), "user-error", None),
+    ],
+)  # fmt: skip
+def test_what_stands_around_an_exception_is_weighed(lines, failure, kind):
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, 1, lines=lines),)))
+    assert verdict.failure == failure
+    assert (verdict.memory.kind if verdict.memory else None) == kind
+
+
+def test_too_little_shared_memory_is_no_full_disk_and_no_full_gpu():
+    error = said(0, "host-oom", phase="data", step=1)
+    error["exception"] = "RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)"
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, errors=(error,)))
+    assert verdict.failure == "host-oom" and verdict.memory is not None
+    assert verdict.reason == "rank 0 ran out of shared memory (/dev/shm) in data of step 1"
+
+
+def test_an_error_file_of_torchelastic_is_believed_over_the_last_lines():
+    record = {**ended(1, 1, lines=("bye",)), "exception": "RuntimeError: CUDA out of memory. Tried to ..."}
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, exits=(record, ended(0, -15, stopping=True))))
+    assert (verdict.failure, verdict.rank, verdict.confidence) == ("gpu-oom", 1, "certain")
+    assert verdict.exception == record["exception"]
+
+
 def test_among_foreign_scripts_a_closed_connection_comes_after_the_rank_that_closed_it():
     lost = (
         "Traceback (most recent call last):",

@@ -7,8 +7,8 @@ import pytest
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
-from launcher.spec.verdict import EXIT_CODES, FailureClass, Verdict
-from launcher.supervise.policy import POLICIES, decide, spent_budgets
+from launcher.spec.verdict import EXIT_CODES, FailureClass, OutOfMemory, Verdict
+from launcher.supervise.policy import POLICIES, advice, decide, spent_budgets
 
 RECIPE = Recipe(precision="fp32", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
 SETTING = Setting(ranks=2, nodes=1, gpus_per_node=0)
@@ -56,11 +56,58 @@ def test_a_spent_budget_stops_and_says_which():
     assert decision.action == "stop" and "retries.same of 2" in decision.reason
 
 
-def test_a_command_without_the_placeholder_is_not_started_again_with_the_same_batch():
-    verdict = Verdict(failure="gpu-oom", reason="")
-    assert decide(verdict, command("python t.py"), RECIPE, SETTING, {}).action == "stop"
-    lowered = decide(verdict, command("python t.py --bs {micro_batch_size}"), RECIPE, SETTING, {})
-    assert lowered.action == "retry-lower"
+def out_of_memory(requested: int | None = 2**30, free: int | None = None, **more: Any) -> Verdict:
+    memory = OutOfMemory(kind="gpu", requested=requested, total=2**34, free=free)
+    return Verdict(failure="gpu-oom", reason="", memory=memory, **more)
+
+
+def attempts(text: str, *verdicts: Verdict) -> tuple[str, str]:
+    """What is done after the last one, each attempt with half the micro-batch of the one before."""
+    recipes = [
+        RECIPE.model_copy(update={"micro_batch_size": 8 >> n, "grad_accum": 1 << n})
+        for n in range(len(verdicts))
+    ]
+    earlier = list(zip(recipes, verdicts, strict=True))
+    recipe, verdict = earlier.pop()
+    decision = decide(verdict, command(text), recipe, SETTING, {}, earlier=earlier)
+    return decision.action, decision.reason
+
+
+def test_a_command_that_reads_neither_placeholder_nor_environment_is_left_after_three_attempts():
+    same = out_of_memory()
+    assert attempts("python t.py", same)[0] == attempts("python t.py", same, same)[0] == "retry-lower"
+    action, reason = attempts("python t.py", same, same, same)
+    assert action == "stop"
+    assert "micro-batch 8, 4, 2, each time asking for 1 GiB" in reason
+    assert "{micro_batch_size}" in reason and "LAUNCHER_MICRO_BATCH_SIZE" in reason
+    silent = out_of_memory(None, exception="RuntimeError: CUBLAS_STATUS_ALLOC_FAILED")
+    assert attempts("python t.py", silent, silent, silent)[0] == "stop"
+
+
+def test_a_command_whose_failure_changes_with_the_micro_batch_is_lowered_on():
+    same = out_of_memory()
+    assert attempts("python t.py {micro_batch_size}", same, same, same)[0] == "retry-lower"
+    assert attempts("python t.py", same, out_of_memory(2**29), out_of_memory(2**29))[0] == "retry-lower"
+    moving = [out_of_memory(free=free) for free in (0, 2**29, 2**28)]
+    assert attempts("python t.py", *moving)[0] == "retry-lower"
+    assert attempts("python t.py", *[out_of_memory(free=2**29 + n) for n in range(3)])[0] == "stop"
+    killed = Verdict(failure="unknown", reason="")
+    assert attempts("python t.py", same, killed, same)[0] == "retry-lower"
+
+
+def test_a_forbidden_downgrade_says_which_would_have_been_next():
+    verdict = out_of_memory()
+    forbidden = decide(verdict, job(retries={"lower": 0}), RECIPE, SETTING, {})
+    assert forbidden.action == "stop"
+    assert "forbidden" in forbidden.reason and "next would have been: micro-batch 8 -> 4" in forbidden.reason
+    spent = decide(verdict, job(retries={"lower": 2}), RECIPE, SETTING, {"lower": 2})
+    assert "the budget retries.lower of 2 is spent" in spent.reason and "8 -> 4" in spent.reason
+
+
+def test_shared_memory_is_nothing_that_a_recipe_helps():
+    verdict = Verdict(failure="host-oom", reason="", memory=OutOfMemory(kind="shared"))
+    assert decide(verdict, job(), RECIPE, SETTING, {}).action == "stop"
+    assert "--shm-size" in advice(verdict) and advice(out_of_memory()) == POLICIES["gpu-oom"].advice
 
 
 def test_a_job_that_must_not_be_requeued_stops():

@@ -55,6 +55,16 @@ def test_a_failure_in_the_forward_pass_gets_its_class(error: BaseException, fail
     assert classify(error, Where("forward", 3, users=True)) == failure
 
 
+def test_memory_that_ran_out_is_seen_below_the_exception_that_came_of_it() -> None:
+    error = ValueError("step 3 failed")
+    error.__cause__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert classify(error, Where("forward", 3, users=True)) == "gpu-oom"
+    error.__context__, error.__cause__ = error.__cause__, None
+    assert classify(error, Where("forward", 3, users=True)) == "user-error", "raised from None"
+    error.__suppress_context__ = False
+    assert classify(error, Where("forward", 3, users=True)) == "gpu-oom"
+
+
 def test_a_failure_of_launchers_own_code_is_not_the_users() -> None:
     assert classify(ValueError("a bug"), Where("optimizer", 3)) is None
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from launcher.runs.files import read_json, read_json_lines
 from launcher.runs.layout import RunDir
-from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED
+from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED, OutOfMemory
 from tests.train.runs import error, job, losses, prepare, recipe, start
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -80,9 +80,19 @@ def test_a_rank_out_of_memory_ends_at_once_and_says_so_with_a_snapshot(tmp_path:
     assert "OutOfMemoryError" in ended.output
     _not_blamed(run, 0)
 
-    assert failure["snapshot"] == str(run.attempt(0).oom_snapshot(1))
+    memory = OutOfMemory.model_validate(failure["memory"])
+    assert memory.snapshot == str(run.attempt(0).oom_snapshot(1))
+    assert (memory.kind, memory.requested, memory.total) == ("gpu", 32 * 2**20, 16 * 2**20)
+    assert memory.free is not None and 0 < memory.free < 16 * 2**20
+    bucket, *rest = memory.largest
+    assert (bucket.shape, bucket.name) == ((2928,), None), "all gradients, which DDP sends as one"
+    assert {(one.bytes, one.shape, one.dtype) for one in rest} == {(64 * 16 * 4, (64, 16), "float32")}
+    assert [one.name for one in rest] == [
+        "embedding.weight", "head.weight", "exp_avg of embedding.weight", "exp_avg_sq of embedding.weight"
+    ]  # fmt: skip
+
     assert run.attempt(0).oom_snapshot(0) is None
-    content = read_json(Path(failure["snapshot"]))
+    content = read_json(Path(memory.snapshot))
     assert (content["phase"], content["step"], content["limit"]) == ("forward", 2, 16 * 2**20)
     sizes = [storage["bytes"] for storage in content["storages"]]
     assert sizes == sorted(sizes, reverse=True) and sum(sizes) == content["bytes"]

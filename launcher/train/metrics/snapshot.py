@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +17,10 @@ import torch
 from launcher.runs.files import read_record, replace_json
 from launcher.runs.time import now
 from launcher.train.budget import Budget, Held, MemoryBudget
+from launcher.train.live import Moment, Piece, cuda_pieces, largest
 from launcher.train.metrics.notes import Notes
 from launcher.train.rank import Rank
+from launcher.train.where import Where
 
 SECONDS_BETWEEN_LOOKS = 1.0
 MAX_ENTRIES = 100_000
@@ -41,6 +43,9 @@ class Recording(Protocol):
     def on_oom(self, observer: Callable[..., None]) -> None:
         """Call `observer` when memory runs out, before the exception unwinds the stack."""
 
+    def moment(self, *told: int) -> Moment:
+        """What fills the memory then. `told`: what the observer is called with."""
+
 
 class CudaRecording:
     suffix = "pickle"
@@ -61,8 +66,12 @@ class CudaRecording:
 
     def on_oom(self, observer: Callable[..., None]) -> None:
         # Private, but what PyTorch's own guide to memory snapshots uses. Called with
-        # (device, bytes wanted, bytes allocated, bytes free).
+        # (device, bytes wanted, bytes that this process may have, bytes free on the device).
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined]
+
+    def moment(self, *told: int) -> Moment:
+        _, requested, total, free = told
+        return Moment(requested, total, free, largest(cuda_pieces()))
 
 
 class BudgetRecording:
@@ -97,6 +106,16 @@ class BudgetRecording:
     def on_oom(self, observer: Callable[..., None]) -> None:
         self.budget.on_oom = observer
 
+    def moment(self, *told: int) -> Moment:
+        budget = self.budget
+        return Moment(told[0], budget.limit, budget.limit - budget.live, largest(_pieces(budget.contents())))
+
+
+def _pieces(held: tuple[Held, ...]) -> Iterator[Piece]:
+    for one in held:
+        if (storage := one.reference()) is not None:
+            yield Piece(storage._cdata, one.size, tuple(one.shape), one.dtype)
+
 
 def _grouped(held: tuple[Held, ...]) -> list[dict[str, Any]]:
     alike = Counter(storage[:-1] for storage in held if storage.size)
@@ -121,15 +140,17 @@ def recording_of(device: torch.device, budget: Budget) -> Recording | None:
     return BudgetRecording(budget) if isinstance(budget, MemoryBudget) else None
 
 
-def watch_out_of_memory(rank: Rank, budget: Budget) -> None:
-    """From now on write a snapshot when memory runs out. A later one replaces it: the last one was fatal."""
+def watch_out_of_memory(rank: Rank, budget: Budget, where: Where) -> None:
+    """From now on write a snapshot when memory runs out, and note in `where` what filled it. A later one
+    replaces it: the last one was fatal."""
     recording = recording_of(rank.device, budget)
     if recording is None:
         return
     path = rank.attempt.snapshot(rank.number, None, recording.suffix)
 
-    def observer(*_: int) -> None:
+    def observer(*told: int) -> None:
         try:
+            where.failed = recording.moment(*told)
             path.parent.mkdir(parents=True, exist_ok=True)
             recording.dump(path)
         except (OSError, RuntimeError) as error:  # the exception that is under way says more

@@ -1,0 +1,74 @@
+"""Does a `command:` look at the micro-batch that launcher chooses? Nobody outside sees what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+
+from pydantic import ValidationError
+
+from launcher.runs.files import read_record
+from launcher.runs.layout import RunDir
+from launcher.spec.base import format_bytes
+from launcher.spec.command import environment_name, uses
+from launcher.spec.recipe import Recipe
+from launcher.spec.verdict import Verdict
+
+Earlier = Sequence[tuple[Recipe, Verdict]]
+"Attempts of this run since it was last submitted or resumed, the oldest first."
+
+SAME_FAILURES = 3
+"Attempts, each with a smaller micro-batch, that fail at the same place."
+SAME_FREE = 0.01
+"Share of the total memory by which what was left may differ from attempt to attempt."
+
+
+def unread(command: tuple[str, ...], recipe: Recipe, verdict: Verdict, earlier: Earlier) -> str | None:
+    """Why another rung is pointless, in words. None while it may help: a placeholder is seen in the command,
+    the environment could be read."""
+    if uses(command, "micro_batch_size") or uses(command, "grad_accum"):
+        return None
+    latest = [*earlier[1 - SAME_FAILURES :], (recipe, verdict)]
+    sizes = [one.micro_batch_size for one, _ in latest]
+    falling = len(latest) == SAME_FAILURES and all(b < a for a, b in pairwise(sizes))
+    if not falling or not all(_same_place(a, b) for (_, a), (_, b) in pairwise(latest)):
+        return None
+    size = verdict.memory.requested if verdict.memory is not None else None
+    asking = f", each time asking for {format_bytes(size)}" if size is not None else ""
+    return (
+        f"the same failure with micro-batch {', '.join(map(str, sizes))}{asking}: the command uses neither "
+        f"{{micro_batch_size}} nor, as it seems, {environment_name('micro_batch_size')} of its environment, "
+        "so nothing in it can be lowered"
+    )
+
+
+def _same_place(a: Verdict, b: Verdict) -> bool:
+    if a.failure != b.failure or a.memory is None or b.memory is None:
+        return False
+    if a.memory.requested is None:  # not every library tells
+        return b.memory.requested is None and a.exception == b.exception
+    if a.memory.requested != b.memory.requested:
+        return False
+    if a.memory.free is None or b.memory.free is None or a.memory.total is None:
+        return True
+    # A weight's gradient has one size whatever the micro-batch, but what is left before it differs.
+    return abs(a.memory.free - b.memory.free) <= SAME_FREE * a.memory.total
+
+
+def judged_since_start(run: RunDir) -> Earlier:
+    """Attempts with their verdicts, since somebody last submitted or resumed the run."""
+    numbers: list[int] = []
+    for event in run.read_events():
+        if event.get("event") in ("submitted", "resubmitted"):
+            numbers = []
+        elif event.get("event") == "ended":
+            numbers.append(event["attempt"])
+    found = []
+    for attempt in map(run.attempt, numbers):
+        told = read_record(attempt.verdict)
+        told.pop("then", None)
+        with suppress(ValidationError):
+            recipe = Recipe.model_validate(read_record(attempt.recipe))
+            found.append((recipe, Verdict.model_validate(told)))
+    return found
