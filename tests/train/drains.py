@@ -34,6 +34,7 @@ STRIDE = int(os.environ.get("DRAIN_STRIDE", "0"))
 "1: every allocation. 0: some POSITIONS of each case."
 POSITIONS = 8
 WHO = ("one", "all", "apart")
+FLAG = torch.zeros(())  # made before allocations are counted
 BY_WORLD: dict[int, list[dict[str, str]]] = {
     2: [
         {"sharding": "fsdp"},
@@ -130,9 +131,9 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 
 def most(value: float) -> int:
     """The largest of all ranks."""
-    flag = torch.tensor(float(value))
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return int(flag)
+    FLAG.fill_(value)
+    dist.all_reduce(FLAG, op=dist.ReduceOp.MAX)
+    return int(FLAG)
 
 
 def sweep(case: Case) -> dict[str, Any]:
@@ -143,12 +144,14 @@ def sweep(case: Case) -> dict[str, Any]:
     clean(case.model)
     gc.collect()
     gc.freeze()  # else each collection goes through all of torch
-    live, before = budget.live, budget.allocations
+    before = budget.allocations
     assert not case.step()
     total = most(budget.allocations - before)
-    expected = case.gradients()
     found = {"allocations": total, "steps": 0, "failed": 0, "again": 0, "wrong": 0, "left": 0}
+    expected = case.gradients()
     clean(case.model)
+    gc.collect()
+    live = budget.live
     for number, at in enumerate(range(1, total + 1, STRIDE or total // POSITIONS)):
         for who in WHO if STRIDE else [WHO[number % len(WHO)]]:
             budget.fail_in(position(rank, who, at, total))
@@ -207,20 +210,20 @@ def reset(model: Any) -> None:
 
 
 def skipped(rank: Rank, budget: MemoryBudget) -> list[bool]:
-    """Whether a failure could be drained, in a step after an ordinary one, after an evaluation, and after one
-    that left a block out."""
+    """Whether a failure could be drained: in the second step, in one after an evaluation, and in one after a
+    step that left a block out."""
     case, able = Case(rank, {"sharding": "fsdp"}, budget), []
-    for prepare in (case.passes, partial(evaluate, case), partial(leave_out, case)):
-        prepare()
+    for happens in (case.passes, partial(evaluate, case), partial(leave_out, case)):
+        happens()
         case.collectives.begin(case.meet(0))
         able.append(case.collectives.can_drain)
+        case.passes()
     return able
 
 
 @torch.no_grad()
 def evaluate(case: Case) -> None:
     loss_of(case.task, case.model, case.batches[0], case.rank)
-    case.passes()
 
 
 def leave_out(case: Case) -> None:
@@ -240,7 +243,7 @@ def main(out: Path) -> None:
             found = result["sweeps"][name] = sweep(case)
             found["seconds"] = round(time.perf_counter() - begun, 2)
             found["static"] = case.collectives.static
-            if rank.world == 2:
+            if rank.world == 2 and "activations" not in fields:
                 result["careless"][name] = careless(case, found["allocations"])
     if rank.first:
         replace_json(out, result)
