@@ -31,7 +31,7 @@ def _train(place: Place, where: Where, closing: ExitStack) -> None:
     feed = open_feed(rank, where)
     join_ranks(rank)
     with open_budget(rank.device, where) as budget:
-        watch_out_of_memory(rank, budget)
+        watch_out_of_memory(rank, budget, where)
         trainer = Trainer(rank, where, budget, feed)
         closing.callback(trainer.recorder.close, failed=True)
         finished = trainer.train()
