@@ -43,8 +43,9 @@ class Moment:
     """Taken when an allocation failed, before the exception unwound the stack."""
 
     requested: int
-    total: int
-    free: int
+    total: int | None
+    "None in a fire drill without a budget."
+    free: int | None
     largest: tuple[Piece, ...]
 
 

@@ -13,7 +13,7 @@ import torch
 from launcher.spec.recipe import Recipe
 from launcher.spec.supported import unsupported
 from launcher.train.batch_norm import check_batch_norm
-from launcher.train.budget import Budget
+from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.data import to_device
 from launcher.train.feed import Feed, open_feed
@@ -24,12 +24,12 @@ from launcher.train.optimizer import divide_and_clip, learning_rate, set_learnin
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.in_force import InForce
-from launcher.train.recovery.probe import Probe, probes
+from launcher.train.recovery.probe import Probe
 from launcher.train.recovery.recovery import Recovery
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import accumulate
+from launcher.train.sharding import accumulate, meets
 from launcher.train.where import Phase, Where
 
 
@@ -70,7 +70,7 @@ class Trainer:
         if self.undeclared_batch_norm:
             self.recorder.event("batch-norm")  # the supervisor keeps the micro-batch at two or more
         done = self._resume()
-        if probes(self.rank.job, self.rank.device, self.budget):
+        if self._probes():
             self.in_force.probed()
         self.where.phase = "data"
         for step in range(done + 1, self.steps + 1):
@@ -127,9 +127,13 @@ class Trainer:
         loss, weight = self._zero(), self._zero()
         for index, batch in enumerate(self._made(self.data.micro_batches(step), "data"), start=1):
             if recovery.must_discard(batch, recipe.micro_batch_size):
+                if recovery.outgrows(batch, recipe.micro_batch_size):
+                    self.in_force.outgrown(self.data.samples(step, index))
                 return None
             last = index == recipe.grad_accum
-            found = recovery.attempt(last, partial(self._micro_batch, batch, last=last))
+            found = recovery.attempt(
+                meets(recipe, last=last), partial(self._micro_batch, batch, last=last)
+            )
             if found is not None:
                 loss += found[0]
                 weight += found[1]
@@ -151,6 +155,11 @@ class Trainer:
             with where.during("backward", users=True):
                 self.scaler.scaled(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), weight
+
+    def _probes(self) -> bool:
+        asked = self.rank.job.train.probe
+        limited = self.rank.device.type == "cuda" or _limited(self.budget)
+        return asked == "always" or (asked == "auto" and limited)
 
     def _follow(self, recipe: Recipe) -> None:
         """Make micro-batches as a changed recipe says; nothing is built again."""
@@ -228,6 +237,10 @@ class Trainer:
     def _evaluates_after(self, step: int) -> bool:
         every = self.rank.job.train.eval_every
         return every is not None and (step == self.steps or step % every == 0)
+
+
+def _limited(budget: Budget) -> bool:
+    return isinstance(budget, MemoryBudget) and budget.limit is not None
 
 
 def _mean(total: float, weight: float) -> float:

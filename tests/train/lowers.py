@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,42 @@ from launcher.train.drill import Drills, parse_drills
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.recovery.in_force import InForce
 from launcher.train.where import Where
 from runs import HERE, job, recipe
-from saves import Bits, bits, everywhere
+from saves import Bits, bits, different, everywhere
 
 STEPS = 4
-PHASES = ("data", "forward", "backward")
+PHASES = {"data": 3, "forward": 1, "backward": 4}
+"The allocation that fails; the first two of a step's data are the sums of loss and weight."
 
 
 class Training:
     """Some steps of a task; what is left of it, and what it tells."""
 
-    def __init__(self, rank: Rank, folder: Path, asked: Recipe, text: str = "", **fields: Any) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        folder: Path,
+        asked: Recipe,
+        text: str = "",
+        change: tuple[int, Recipe] | None = None,
+        **fields: Any,
+    ) -> None:
+        """`text`: of a drill. `change`: before that step, without a failure."""
         if rank.first:
-            shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-        values = {"task": "normed:Normed", "steps": STEPS, "train": {"probe": "never"}, **fields}
+        dist.barrier()
+        values = {"task": "normed:Normed", "steps": STEPS, "train": {"probe": "always"}, **fields}
         changes = {"run": RunDir(folder), "recipe": asked, "job": job(**values), "workdir": str(HERE)}
         rank = Rank(**{**vars(rank), **changes})
         where = Where()
         mine = [one for one in parse_drills(text, rank.world) if one.rank in (None, rank.number)]
         with open_budget(rank.device, where, Drills(mine, where, asked.micro_batch_size)) as budget:
             trainer = Trainer(rank, where, budget)
-            self.finished = trainer.train()
+            if change is not None:
+                trainer.in_force.climb = partial(_change, trainer.in_force, *change)
+            trainer.train()
             self.live = getattr(budget, "live", 0)
         self.bits: Bits = bits(trainer)
         self.recipe = trainer.in_force.recipe
@@ -50,14 +63,9 @@ class Training:
         self.events = trainer.rank.run.read_events()
 
 
-def distance(ours: Bits, theirs: Bits) -> float:
-    """The largest relative difference over all ranks."""
-    assert ours.keys() == theirs.keys()
-    found = [0.0]
-    for name, value in ours.items():
-        scale = theirs[name].double().abs().max().item() or 1.0
-        found.append((value.double() - theirs[name].double()).abs().max().item() / scale)
-    return max(everywhere(max(found)))
+def _change(in_force: InForce, at: int, recipe: Recipe, step: int) -> None:
+    if step == at:
+        in_force._take(recipe)
 
 
 def lowered(rank: Rank, folder: Path, first: Recipe, **fields: Any) -> dict[str, Any]:
@@ -65,21 +73,21 @@ def lowered(rank: Rank, folder: Path, first: Recipe, **fields: Any) -> dict[str,
     fits = first.model_copy(
         update={"micro_batch_size": first.micro_batch_size // 2, "grad_accum": 2 * first.grad_accum}
     )
-    knew = Training(rank, folder / "knew", fits, **fields)
+    knew = {step: Training(rank, folder / f"knew {step}", first, change=(step, fits), **fields) for step in (1, 3)}
     found: dict[str, Any] = {}
     for who in dict.fromkeys(("all", "first", "last")[: 3 if rank.world > 1 else 1]):
-        for phase in PHASES:
+        for phase, number in PHASES.items():
             for step in (1, 3):
-                text = f"rank={who},step={step},phase={phase},micro_batch={first.micro_batch_size}"
-                ours = Training(rank, folder / "ours", first, text, **fields)
+                text = f"rank={who},step={step},phase={phase},allocation={number}"
+                ours = Training(rank, folder / text, first, text, **fields)
                 downgrades = [event for event in ours.events if event["event"] == "downgrade"]
                 found[text] = {
-                    "distance": distance(ours.bits, knew.bits),
+                    "different": everywhere(different(ours.bits, knew[step].bits)),
                     "recipe": ours.recipe == fits,
                     "steps": ours.steps,
                     "events": [[one["step"], one["phase"], one["in_process"]] for one in downgrades],
                     "seconds": max(one["seconds"] for one in downgrades) if downgrades else None,
-                    "left": ours.live - knew.live,
+                    "left": ours.live - knew[step].live,
                 }
     return found
 

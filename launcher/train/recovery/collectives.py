@@ -55,7 +55,7 @@ class Collectives:
         self._kind: Hashable = None
         self._issued: list[Entry] | None = None
         self._local = False
-        mesh = _mesh(model)
+        self.mesh = mesh = _mesh(model)
         self._replicas = mesh.get_group(0) if mesh.ndim == 2 else None
         "Of the ranks that hold the same shard (hybrid)."
         # One rank on each node: FSDP2 sends nothing but all-reduces, of which `local` sees none.

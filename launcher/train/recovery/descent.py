@@ -42,7 +42,8 @@ class Descent:
             at for at, one in enumerate(events) if one.get("event") in ("submitted", "resubmitted")
         ]
         since = events[max(submissions, default=0) :]
-        return sum(one.get("event") == "downgrade" for one in since) < self.rank.job.retries.lower
+        spent = [one for one in since if one.get("event") == "downgrade"]
+        return len(spent) < self.rank.job.retries.lower
 
     def went_down(self, recipe: Recipe, step: int, *, had_fitted: bool) -> None:
         """From `recipe`. One that had fitted may do so again, once."""

@@ -16,7 +16,7 @@ from launcher.train.metrics.recorder import Recorder
 from launcher.train.rank import Rank
 from launcher.train.recovery.descent import CLIMB_AFTER, Descent
 from launcher.train.recovery.probe import Probe
-from launcher.train.recovery.recovery import Failure, Recovery
+from launcher.train.recovery.recovery import Failure, Recovery, sizes_of
 
 
 class InForce:
@@ -49,7 +49,7 @@ class InForce:
         [lowest] = gate.highest(len(rungs) if found is None else found)
         if lowest == len(rungs):
             self._give_up(Failure(self.rank.number, "probe", self.probe.told) if found is None else None)
-        self.recovery.probed = self.probe.sizes
+        self.recovery.probed = sizes_of(self.probe.batch(1))
         self._take(rungs[lowest])
         seconds = round(time.perf_counter() - began, 3)
         sizes = {"planned": before.micro_batch_size, "micro_batch_size": self.recipe.micro_batch_size}
@@ -57,6 +57,10 @@ class InForce:
         if self.recipe != before:
             reason = f"{before.micro_batch_size} samples at once do not fit"
             self._tell("downgrade", before, reason, phase="probe", seconds=seconds)
+
+    def outgrown(self, samples: list[Any]) -> None:
+        """The largest of them is larger than what the probe knows."""
+        self.probe.sample = max(samples, key=lambda one: sum(sizes_of(self.probe.task.collate([one]))))
 
     def lower(self, step: int) -> None:
         """After some rank ran out of memory in this step, or met a batch larger than what was probed."""

@@ -16,11 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.train.budget import Budget
 from launcher.train.rank import Rank
-from launcher.train.recovery.cleanup import clean, self_test
+from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.recovery.gate import Gate
+from launcher.train.recovery.selftest import self_test
 from launcher.train.recovery.undo import Undo
-from launcher.train.where import Where
+from launcher.train.where import Phase, Where
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Failure(NamedTuple):
     """Memory that ran out on one rank, in its words."""
 
     rank: int
-    phase: str
+    phase: Phase
     text: str
 
 
@@ -37,9 +38,10 @@ class Recovery:
     """Of one rank. `failure` is set from the moment when memory ran out here until the step is discarded."""
 
     def __init__(self, model: nn.Module, rank: Rank, where: Where, budget: Budget) -> None:
-        self.model, self.rank, self.where = model, rank, where
+        self.model, self.rank, self.where, self.budget = model, rank, where, budget
         self.gate = Gate(rank.world, budget)
-        self.undo = Undo(model, rank.device)
+        with budget.host_side():
+            self.undo = Undo(model, rank.device)
         self.collectives = Collectives(model, rank.device) if isinstance(model, FSDPModule) else None
         self.failure: Failure | None = None
         self.probed: list[int] | None = None
@@ -52,13 +54,14 @@ class Recovery:
             return None
         if self.collectives is None:
             return f"sharding: {self.rank.recipe.sharding} cannot be retried after a failure in backward"
-        problems = [one for one in self.gate.everyones(self_test(self.rank)) if one is not None]
+        problems = [one for one in self.gate.everyones(self_test(self.rank, self.collectives.mesh)) if one is not None]
         return problems[0] if problems else None
 
     def begin(self) -> None:
         """A step, or a repetition."""
         self.failure = None
-        self.undo.take()
+        with self.budget.host_side():  # but for buffers that change, which are few
+            self.undo.take()
 
     def attempt(self, kind: object, micro_batch: Callable[[], T]) -> T | None:
         """What `micro_batch` returns; None when memory ran out in it and the ranks can go on together.
@@ -116,7 +119,8 @@ class Recovery:
     def discard(self) -> None:
         """On every rank: as the step began."""
         clean(self.model)
-        self.undo.restore()
+        with self.budget.host_side():
+            self.undo.restore()
         self.free()
 
 

@@ -1,0 +1,326 @@
+"""Run on every rank by test_probe.py: probes that leave no trace, and whose answers are compared with steps."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from launcher.spec.job import Job
+from launcher.spec.recipe import SHARDED, Recipe
+from launcher.train.budget import Budget, MemoryBudget, Unlimited
+from launcher.train.data import TrainingData
+from launcher.train.failure import leave
+from launcher.train.loop import Trainer
+from launcher.train.optimizers.state import local
+from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.recovery.collectives import Collectives
+from launcher.train.recovery.probe import Probe
+from launcher.train.recovery.undo import Undo
+from launcher.train.where import Where
+from normed import Network, Normed
+from runs import HERE, job, recipe
+
+PLENTY = 2**40
+GLOO = 32 * 1024
+"Bytes: gloo's threads hold a collective's tensors for a moment after it has ended, so a step's peak under"
+" FSDP is now and then higher by a few of them (17 KiB seen here)."
+
+
+class Changing(nn.Module):
+    """Draws, counts, replaces, resizes, and changes behind torch's back."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.inner = Network(dim)
+        self.layers = self.inner.layers
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+        self.register_buffer("average", torch.zeros(dim), persistent=False)
+        self.register_buffer("behind", torch.zeros(3))
+        self.register_buffer("resized", torch.zeros(2), persistent=False)
+        self.register_buffer("later", None)
+        self.register_buffer("constant", torch.arange(100.0), persistent=False)
+
+    def forward(self, classes: torch.Tensor) -> torch.Tensor:
+        out = self.inner(classes) + self.constant[: self.inner.head.out_features] * self.average.mean()
+        if self.training:
+            self.cache = torch.cat([self.cache, torch.rand(1)])
+            self.average = 0.9 * self.average + 0.1 * torch.rand_like(self.average)
+            self.behind.data.add_(1)
+            self.resized.resize_(len(self.cache)).fill_(len(self.cache))
+            self.later = torch.ones(1) if self.later is None else self.later + 1
+            if "registered" not in self._buffers:
+                self.register_buffer("registered", torch.rand(2), persistent=False)
+            self.registered += 1
+        return out
+
+
+class ChangingTask(Normed):
+    def model(self) -> nn.Module:
+        return Changing(self.dim)
+
+
+class Gathering(Normed):
+    """A loss over all ranks."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        total, weight = super().loss(model, batch)
+        dist.all_reduce(total.detach().clone())
+        return total, weight
+
+
+def trainer(rank: Rank, asked: Job, chosen: Recipe, budget: Budget | None = None, world: int = 2) -> Trainer:
+    alone = {"world": 1, "number": 0} if chosen.sharding == "none" else {}
+    changed = replace(rank, job=asked, recipe=chosen, workdir=str(HERE), **alone)
+    where = budget.where if isinstance(budget, MemoryBudget) else Where()
+    made = Trainer(changed, where, budget or Unlimited())
+    if chosen.sharding == "none":
+        torch.manual_seed(rank.number)
+    return made
+
+
+def probe_of(made: Trainer) -> Probe:
+    model = made.model
+    collectives = Collectives(model, made.rank.device) if isinstance(model, FSDPModule) else None
+    with made.budget.host_side():
+        undo = Undo(model, made.rank.device)
+    return Probe(
+        model, made.task, made.optimizer, made.scaler, made.rank, made.where, made.budget, undo, collectives
+    )  # fmt: skip
+
+
+def lower(chosen: Recipe, micro: int) -> Recipe:
+    accumulation = chosen.micro_batch_size * chosen.grad_accum // micro
+    return chosen.model_copy(update={"micro_batch_size": micro, "grad_accum": accumulation})
+
+
+def bits(made: Trainer) -> dict[str, torch.Tensor]:
+    """Parameters, states, buffers, gradients and random state."""
+    found = {f"buffer {name}": value for name, value in made.model.named_buffers()}
+    for name, p in made.model.named_parameters():
+        found[name] = local(p.detach())
+        found |= {f"{name} {key}": local(value) for key, value in made.optimizer.state.get(p, {}).items()}
+        if p.grad is not None:
+            found[f"gradient {name}"] = local(p.grad)
+    return {name: value.clone() for name, value in {**found, "rng": torch.get_rng_state()}.items()}
+
+
+def different(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    return [
+        name
+        for name in one.keys() | other.keys()
+        if name not in one or name not in other or not torch.equal(one[name], other[name])
+    ]
+
+
+UNTOUCHED = [
+    *[(sharding, "adamw", "none") for sharding in ("none", "ddp", "fsdp", "fsdp-keep")],
+    *[("fsdp", optimizer, "none") for optimizer in ("adamw-bf16", "adamw-8bit", "lion", "adam-mini")],
+    ("none", "lion-8bit", "none"),
+    ("ddp", "adamw-8bit", "none"),
+    *[("fsdp", "adamw", offload) for offload in ("cpu", "cpu-optimizer", "nvme-optimizer")],
+]
+
+
+def untouched(rank: Rank, folder: Path, sharding: str, optimizer: str, offload: str) -> dict[str, Any]:
+    """What differs behind a probe, and after steps with probes before and between."""
+    asked = job(task="probes:ChangingTask", args={"dim": 64}, train={"nvme_dir": str(folder)})
+    chosen = recipe(sharding, 4 if sharding == "none" else 2, 2, optimizer=optimizer, offload=offload)
+
+    def run(probed: bool) -> tuple[list[float], dict[str, torch.Tensor], list[str]]:
+        losses, traces = [], list[str]()
+        with MemoryBudget(PLENTY) as budget:
+            made = trainer(rank, asked, chosen, budget)
+            probe = probe_of(made)
+            for step in (1, 2, 3):
+                if probed:
+                    before, live = bits(made), budget.live
+                    assert probe.fits(chosen)
+                    budget.limit = budget.live + 20_000
+                    refused = probe.largest([chosen, lower(chosen, 1)]) is None
+                    budget.limit = PLENTY
+                    assert refused
+                    traces += different(before, bits(made))
+                probe.undo.take()
+                losses.append(made.train_step(step).loss)
+        return losses, bits(made), traces
+
+    (losses, after, traces), (plain, untouched_, _) = run(True), run(False)
+    return {"losses": [losses, plain], "different": different(after, untouched_), "traces": sorted({*traces})}
+
+
+EXACT: list[tuple[str, int, str, dict[str, Any], dict[str, Any]]] = [
+    *[
+        (sharding, accumulation, sync, {}, {})
+        for sharding in ("none", "ddp", "fsdp", "fsdp-keep")
+        for accumulation, sync in ((1, "each"), (2, "each"), (2, "last"), (3, "last"))
+        if sharding != "none" or sync == "each"
+    ],
+    ("ddp", 2, "each", {"optimizer": "adamw-8bit"}, {}),
+    ("ddp", 1, "each", {"offload": "cpu-optimizer"}, {}),
+    ("ddp", 2, "each", {}, {"find_unused_parameters": True}),
+    ("fsdp", 1, "each", {"optimizer": "adam-mini"}, {}),
+    ("fsdp", 2, "each", {"activations": "checkpoint", "loss_chunks": 3}, {}),
+    ("fsdp", 2, "each", {"precision": "fp16-mixed", "grad_scaler": True}, {}),
+    ("none", 2, "each", {"precision": "bf16-mixed"}, {}),
+    ("fsdp", 2, "each", {"offload": "cpu"}, {}),
+]
+HYBRID = [("hybrid", *case) for case in ((1, "each", {}, {}), (2, "each", {}, {}), (3, "last", {}, {}))]
+MICROS = (4, 2, 1)
+
+
+def exact(
+    rank: Rank, sharding: str, accumulation: int, sync: str, fields: dict[str, Any], train: dict[str, Any]
+) -> dict[str, Any]:
+    """Peaks of three steps of each micro-batch, and the probe's answers under budgets around them."""
+    chosen = [recipe(sharding, micro, accumulation, grad_sync=sync, **fields) for micro in MICROS]
+
+    def asked(one: Recipe) -> Job:
+        ranks = 1 if sharding == "none" else rank.world
+        return job(
+            task="launcher.tasks.gpt:PydocGPT",
+            args={"layers": 2, "dim": 32, "context": 32},
+            batch={"global": one.micro_batch_size * accumulation * ranks},
+            train=train,
+        )
+
+    peaks = [_peaks(rank, asked(one), one) for one in chosen]
+    answers, live = [], []
+    with MemoryBudget(PLENTY) as budget:
+        made = trainer(rank, asked(chosen[0]), chosen[0], budget)
+        probe = probe_of(made)
+        gc.collect()
+        before = budget.live
+        slack = GLOO if sharding in SHARDED else 1
+        for limit in sorted({edge for steps in peaks for edge in (max(steps) - slack, max(steps))}):
+            budget.limit = limit
+            answers.append([limit, probe.largest(chosen)])
+            gc.collect()
+            live.append(budget.live - before)
+    return {"peaks": peaks, "answers": answers, "live": live, "shape": [where_is(made), sharding]}
+
+
+def where_is(made: Trainer) -> list[Any]:
+    return [made.where.phase, made.where.step, made.task.loss_chunks]
+
+
+def _peaks(rank: Rank, asked: Job, chosen: Recipe) -> list[int]:
+    with MemoryBudget(PLENTY) as budget:
+        made = trainer(rank, asked, chosen, budget)
+        with budget.host_side():
+            undo = Undo(made.model, rank.device)
+        peaks = []
+        for step in (1, 2, 3):
+            budget.take_peak()
+            undo.take()
+            made.train_step(step)
+            peaks.append(budget.take_peak())
+    return peaks
+
+
+def really(rank: Rank) -> dict[str, Any]:
+    """On one device, with a budget from the beginning to the end: what the probe says, and what then runs."""
+    chosen = recipe("none", 8, 1)
+    rungs = [lower(chosen, micro) for micro in (8, 4, 2, 1)]
+    found: dict[str, Any] = {}
+    for limit in range(900_000, 2_400_001, 100_000):
+        with _limited(rank, chosen, limit) as made:
+            index = probe_of(made).largest(rungs)
+        runs = []
+        for one in rungs[max(0, (index or 0) - 1) :][:2] if index is not None else rungs[-1:]:
+            with _limited(rank, one, limit) as made:
+                runs.append([one.micro_batch_size, _steps_until_full(made)])
+        found[str(limit)] = [index, runs]
+    return found
+
+
+@contextmanager
+def _limited(rank: Rank, chosen: Recipe, limit: int) -> Iterator[Trainer]:
+    asked = job(task="launcher.tasks.gpt:PydocGPT", args={"layers": 2, "dim": 32, "context": 32})
+    gc.collect()
+    with MemoryBudget(limit) as budget:
+        yield trainer(rank, asked, chosen, budget)
+
+
+def _steps_until_full(made: Trainer) -> int:
+    """How many of three steps are complete."""
+    for step in (1, 2, 3):
+        try:
+            made.train_step(step)
+        except torch.OutOfMemoryError:
+            return step - 1
+    return 3
+
+
+def alone(rank: Rank, folder: Path) -> dict[str, Any]:
+    """Rank 0 probes while rank 1 waits for a file that rank 0 writes when it is done."""
+    done = folder / "done"
+    probes = {
+        sharding: probe_of(trainer(rank, job(task="probes:ChangingTask"), recipe(sharding, 2, 2)))
+        for sharding in ("ddp", "fsdp", "fsdp-keep")
+    }
+    dist.barrier()
+    found = {}
+    if rank.first:
+        found = {name: probe.fits(probe.rank.recipe) for name, probe in probes.items()}
+        done.write_text("")
+    deadline = time.monotonic() + 60
+    while not done.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    gathering = probe_of(trainer(rank, job(task="probes:Gathering"), recipe("ddp", 2, 2)))
+    if rank.first:
+        found["gathering"] = [gathering.fits(gathering.rank.recipe), gathering.off]
+    dist.barrier()
+    return {"found": found, "in time": done.exists()}
+
+
+def timed(rank: Rank) -> dict[str, list[float]]:
+    """Seconds of a step and of a confirmation, each the best of some."""
+    found = {}
+    for sharding in ("none", "ddp", "fsdp"):
+        asked = job(task="launcher.tasks.gpt:PydocGPT", args={"layers": 4, "dim": 128, "context": 64})
+        made = trainer(rank, asked, recipe(sharding, 8 if sharding == "none" else 4, 1))
+        probe = probe_of(made)
+        seconds: list[list[float]] = [[], []]
+        for step in (1, 2, 3, 4):
+            for kind, call in enumerate((lambda: made.train_step(step), lambda: probe.fits(made.rank.recipe))):  # noqa: B023
+                dist.barrier()
+                started = time.perf_counter()
+                call()
+                seconds[kind].append(time.perf_counter() - started)
+        found[sharding] = [min(kind) for kind in seconds]
+    return found
+
+
+def main(out: Path) -> None:
+    rank = this_rank(this_place())
+    join_ranks(rank)
+    result: dict[str, Any] = {"exact": {}}
+    for case in HYBRID if rank.world == 4 else EXACT:
+        result["exact"][" ".join(map(str, case))] = exact(rank, *case)
+    if rank.world == 2:
+        result["untouched"] = {" ".join(case): untouched(rank, out.parent, *case) for case in UNTOUCHED}
+        result["alone"] = alone(rank, out.parent)
+        result["timed"] = timed(rank)
+        result["really"] = really(rank) if rank.first else {}
+    out.with_name(f"rank {rank.number}.json").write_text(json.dumps(result))
+    if rank.first:
+        out.write_text("{}")
+    dist.barrier()
+    leave(0)
+
+
+if __name__ == "__main__":
+    sys.modules["probes"] = sys.modules["__main__"]  # one class each, whoever imports it
+    main(Path(sys.argv[1]))
