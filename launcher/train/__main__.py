@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import open_budget
+from launcher.train.drill import read_drills
 from launcher.train.failure import CLOSING_SECONDS, UPLOAD_SECONDS, fail, leave, within
 from launcher.train.feed import open_feed
 from launcher.train.loop import Trainer
@@ -30,7 +31,7 @@ def _train(place: Place, where: Where, closing: ExitStack) -> None:
     check_trackers(rank.job.train.trackers)
     feed = open_feed(rank, where)
     join_ranks(rank)
-    with open_budget(rank.device, where) as budget:
+    with open_budget(rank.device, where, read_drills(rank, where)) as budget:
         watch_out_of_memory(rank, budget, where)
         trainer = Trainer(rank, where, budget, feed)
         closing.callback(trainer.recorder.close, failed=True)

@@ -43,8 +43,8 @@ class Moment:
     """Taken when an allocation failed, before the exception unwound the stack."""
 
     requested: int
-    total: int
-    free: int
+    total: int | None
+    free: int | None
     largest: tuple[Piece, ...]
 
 

@@ -107,8 +107,9 @@ class BudgetRecording:
         self.budget.on_oom = observer
 
     def moment(self, *told: int) -> Moment:
-        budget = self.budget
-        return Moment(told[0], budget.limit, budget.limit - budget.live, largest(_pieces(budget.contents())))
+        limit = self.budget.limit
+        free = limit - self.budget.live if limit is not None else None
+        return Moment(told[0], limit, free, largest(_pieces(self.budget.contents())))
 
 
 def _pieces(held: tuple[Held, ...]) -> Iterator[Piece]:

@@ -1,0 +1,95 @@
+"""Making a model fit for use again after a forward or backward pass that was cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+# Everything here that begins with an underscore is FSDP2's own. `self_test` finds out whether it is as
+# expected: torch 2.13 and newer have a public reset, which leaves gradients behind.
+
+
+def clean(model: nn.Module) -> None:
+    """Forget the pass: no gathered parameter, no gradient, whole or sharded. DDP has only its gradients."""
+    if isinstance(model, FSDPModule):
+        _clean_fsdp(model)
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def drop_partial_sums(model: nn.Module) -> None:
+    """Gradients that were reduced within the node and wait for the other nodes (hybrid)."""
+    for group in _groups(model):
+        group._partial_reduce_output = None
+
+
+def partial_sums(model: nn.Module) -> list[torch.Tensor]:
+    return [g._partial_reduce_output for g in _groups(model) if g._partial_reduce_output is not None]
+
+
+def _clean_fsdp(model: Any) -> None:
+    state = model._get_fsdp_state()
+    if state._device.type != "cpu":
+        state._device_handle.synchronize()  # nothing is in flight any more: no event is to be waited for
+    if hasattr(model, "reset_iter_state"):
+        model.reset_iter_state()
+    else:
+        _reset(state)
+    for group in _groups(model):
+        if state._is_root:
+            group.lazy_init()  # the first pass may have failed in it; again it does nothing
+        for parameter in group.fsdp_params:
+            # A gather that failed half-way: the group counts as sharded, but some parameters have memory.
+            if hasattr(parameter, "_unsharded_inner_tensors"):
+                parameter.to_sharded()
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+            parameter.unsharded_accumulated_grad = None
+            parameter.grad_offload_event = None
+            parameter.sharded_param.grad = None
+
+
+def _reset(root: Any) -> None:
+    """What `FSDPModule.reset_iter_state` of torch 2.13 does, for 2.11 and 2.12."""
+    context = root._comm_ctx
+    context.all_gather_state = None
+    if hasattr(context, "reduce_scatter_states"):
+        context.reduce_scatter_states.clear()
+    else:
+        context.reduce_scatter_state = None
+    if hasattr(context, "_last_post_reduce_events"):
+        context._last_post_reduce_events.clear()
+    context.post_forward_order.clear()
+    idle = type(root._training_state).IDLE
+    for state in root._state_ctx.all_states:
+        state._training_state = idle
+        if hasattr(state, "_modules_to_run_forward"):
+            state._modules_to_run_forward.clear()
+        for group in _groups_of(state):
+            group._all_gather_result = None
+            group._post_reduce_event = None
+            group._all_reduce_state = None
+            group._reshard_after_forward_event = None
+            group._partial_reduce_output = None
+            group._post_forward_indices.clear()
+            group._training_state = idle
+            group._to_sharded()
+    root._state_ctx.iter_forward_root = None
+    root._state_ctx.post_backward_final_callback_queued = False
+
+
+def _groups(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            yield from _groups_of(module._get_fsdp_state())
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """One for each unit that has parameters; several in newer versions, for several meshes."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []

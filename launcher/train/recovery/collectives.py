@@ -1,0 +1,224 @@
+"""What FSDP2 sends in one micro-batch: counted, replaced by copies, or finished with zeros.
+
+A rank that runs out of memory has issued fewer collectives than the others, which wait for it. As the same
+ones come in every micro-batch, it can issue the missing ones, with any content: the step is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from launcher.train.recovery.cleanup import drop_partial_sums
+
+# New names from torch 2.13 on, where the old ones warn.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Entry(NamedTuple):
+    """One collective, as far as the other ranks can tell."""
+
+    name: Literal["all-gather", "reduce-scatter", "all-reduce"]
+    group: dist.ProcessGroup
+    device: torch.device
+    dtype: torch.dtype
+    entering: int
+    "Elements that this rank gives."
+    leaving: int
+    "Elements that it receives."
+    operation: Any = None
+    "dist.ReduceOp of those that add."
+
+
+class Collectives:
+    """The collectives of one FSDP2 model's micro-batches. Counts nothing between `finish` and `begin`.
+
+    Construct it on every rank, before the first forward pass.
+    """
+
+    def __init__(self, model: FSDPModule, device: torch.device) -> None:
+        assert isinstance(model, nn.Module)
+        self.model, self.device = model, device
+        self.units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        self.static = True
+        "False once a micro-batch has sent something else than the one before of its kind."
+        self._known: dict[Hashable, tuple[Entry, ...]] = {}
+        self._kind: Hashable = None
+        self._issued: list[Entry] | None = None
+        self._local = False
+        mesh = _mesh(model)
+        self._replicas = mesh.get_group(0) if mesh.ndim == 2 else None
+        "Of the ranks that hold the same shard (hybrid)."
+        # One rank on each node: FSDP2 sends nothing but all-reduces, of which `local` sees none.
+        self._unseen = mesh.ndim == 2 and mesh.size(1) == 1
+        for unit in self.units:
+            unit.set_custom_all_gather(AllGather(self))  # type: ignore[arg-type]
+            unit.set_custom_reduce_scatter(ReduceScatter(self))  # type: ignore[arg-type]
+            if self._replicas is not None:
+                unit.set_all_reduce_hook(self._after_all_reduce)
+
+    def begin(self, kind: Hashable) -> None:
+        """A new micro-batch. `kind`: what its sequence depends on, such as whether gradients meet in it."""
+        self._kind, self._issued = kind, []
+        # Evaluation leaves parameters gathered, which would spare the next micro-batch a collective.
+        for unit in self.units:
+            unit.reshard()
+
+    def finish(self) -> None:
+        """The micro-batch is complete."""
+        assert self._issued is not None
+        if not (self._local and self._unseen):
+            known = self._known.setdefault(self._kind, tuple(self._issued))
+            self.static &= len(known) == len(self._issued)
+        self._issued = None
+
+    @property
+    def can_drain(self) -> bool:
+        """Whether the rest of the micro-batch that has begun is known."""
+        return self.static and self._issued is not None and self._kind in self._known
+
+    def drain(self) -> None:
+        """Issue the rest of the micro-batch with zeros. First free what the failed pass held: it needs memory
+        for one unit's parameters or gradients at a time."""
+        assert self.can_drain and self._issued is not None
+        rest = self._known[self._kind][len(self._issued) :]
+        self._issued = None
+        if not self._local:
+            for entry in rest:
+                _issue_zeros(entry)
+
+    @contextmanager
+    def local(self) -> Iterator[None]:
+        """No collective: a rank gathers its own shard as often as there are ranks, and keeps its own part of
+        its own gradients. What would have been issued is learnt all the same.
+
+        With replicas (hybrid) the gradients do not reach `.grad`, and are dropped at the end.
+        """
+        self._local = True
+        hooks = [unit.register_forward_pre_hook(_no_all_reduce) for unit in self._replicated()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for unit in self._replicated():
+                unit.set_requires_all_reduce(True, recurse=False)
+            if self._replicas is not None:
+                drop_partial_sums(self.model)
+            self._local, self._issued = False, None
+
+    def gather(self, output: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, later: bool) -> Any:
+        entry = Entry("all-gather", group, output.device, output.dtype, own.numel(), output.numel())
+        if self._local:
+            work = None
+            others = [part for rank, part in enumerate(output.chunk(group.size())) if rank != group.rank()]
+            torch._foreach_copy_(others, [own] * len(others))
+        else:
+            work = _all_gather(output_tensor=output, input_tensor=own, group=group, async_op=later)
+        self._count(entry)
+        return work
+
+    def reduce(
+        self, output: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup, op: Any, later: bool
+    ) -> Any:
+        entry = Entry("reduce-scatter", group, whole.device, whole.dtype, whole.numel(), output.numel(), op)
+        if not self._local:
+            work = _reduce_scatter(output=output, input=whole, group=group, op=op, async_op=later)
+            self._count(entry)
+            return work
+        output.copy_(whole.chunk(group.size())[group.rank()])
+        self._count(entry)
+        if self._replicas is not None:
+            self._count(self._all_reduce_of(output))
+        return None
+
+    def _after_all_reduce(self, reduced: torch.Tensor) -> None:
+        """FSDP2 calls dist.all_reduce itself, and this directly behind it: nothing can fail in between."""
+        self._count(self._all_reduce_of(reduced))
+
+    def _all_reduce_of(self, reduced: torch.Tensor) -> Entry:
+        assert self._replicas is not None
+        size, issued = reduced.numel(), self._issued or []
+        # Behind its reduce-scatter, FSDP2 adds as there; it has none where a node has one rank.
+        op = issued[-1].operation if issued and issued[-1].operation is not None else dist.ReduceOp.AVG
+        return Entry("all-reduce", self._replicas, reduced.device, reduced.dtype, size, size, op)
+
+    def _count(self, entry: Entry) -> None:
+        if self._issued is None:
+            return
+        known = self._known.get(self._kind)
+        if known is not None and (len(self._issued) >= len(known) or known[len(self._issued)] != entry):
+            self.static = False
+        self._issued.append(entry)
+
+    def _replicated(self) -> Sequence[Any]:
+        return self.units if self._replicas is not None else ()
+
+
+class AllGather:
+    """FSDP2's interface, whose base class has no public name; allocates as its default does."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self.collectives = collectives
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:
+        return self.collectives.gather(output_tensor, input_tensor, group, async_op)
+
+
+class ReduceScatter(AllGather):
+    def __call__(  # type: ignore[override]
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        return self.collectives.reduce(output_tensor, input_tensor, group, op, async_op)
+
+
+def _mesh(model: nn.Module) -> DeviceMesh:
+    return next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
+
+
+def _no_all_reduce(unit: Any, _: Any) -> None:
+    # At each forward pass: gradient accumulation switches it on again for its last micro-batch.
+    unit.set_requires_all_reduce(False, recurse=False)
+
+
+def _issue_zeros(entry: Entry) -> None:
+    """On the current stream, where the buffers are used again only behind the collective."""
+
+    def zeros(size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=entry.dtype, device=entry.device)
+
+    group = entry.group
+    if entry.name == "all-gather":
+        output = zeros(entry.leaving)
+        own = output.narrow(0, group.rank() * entry.entering, entry.entering)
+        _all_gather(output_tensor=output, input_tensor=own, group=group)
+    elif entry.name == "reduce-scatter":
+        output, whole = zeros(entry.leaving), zeros(entry.entering)
+        _reduce_scatter(output=output, input=whole, group=group, op=entry.operation)
+    else:
+        dist.all_reduce(zeros(entry.entering), group=group, op=entry.operation)
