@@ -88,13 +88,19 @@ def history(run: RunDir) -> list[str]:
 
 def turns_of(events: Sequence[Event], metrics: Steps) -> list[Turn]:
     """Every one in the run, in order."""
-    started = {e["attempt"]: _seconds(e["time"]) for e in events if e.get("event") == "attempt"}
-    found, attempt = [], 0
+    started: dict[int, float] = {}
+    found: list[tuple[Event, int]] = []
+    attempt, stopped = 0, False
     for event in events:
-        if event.get("event") == "attempt":
+        kind = event.get("event")
+        if kind == "attempt":
             attempt = event["attempt"]
-        elif event.get("event") in _TURNS:
+            if not (stopped and found and found[-1][1] == attempt - 1):  # what a user waits is not lost
+                started[attempt] = _seconds(event["time"])
+            stopped = False
+        elif kind in _TURNS:
             found.append((event, attempt))
+        stopped = stopped or kind == "finished"
     steps: list[list[dict[str, Any]]] = [[] for _ in range(len(found) + 1)]
     for line in metrics:
         steps[sum(_follows(line, event, at) for event, at in found)].append(line)
@@ -109,8 +115,10 @@ def _follows(line: dict[str, Any], turn: Event, attempt: int) -> bool:
     """Whether the step of this line came after the turn."""
     if line["attempt"] != attempt:
         return bool(line["attempt"] > attempt)
-    in_process = turn.get("in_process") or turn["event"] == "climb"
-    return bool(in_process and line["step"] >= turn["step"])
+    if not turn.get("in_process") and turn["event"] != "climb":
+        return False
+    step = turn.get("step")
+    return bool(line["step"] >= step if step is not None else line["time"] > turn["time"])
 
 
 def _summary(turns: Sequence[Turn]) -> str:
@@ -143,7 +151,7 @@ def _what_failed(run: RunDir, turn: Turn) -> str:
     """Of a restart the attempt's verdict knows more than the event."""
     event = turn.event
     if event["event"] == "climb":
-        return f"room again before step {event['step']}"
+        return "room again" + (f" before step {event['step']}" if event.get("step") is not None else "")
     verdict = read_record(run.attempt(turn.attempt).verdict) if turn.restart else {}
     if verdict.get("reason"):
         requested = (verdict.get("memory") or {}).get("requested")
@@ -190,7 +198,7 @@ def _ratio(plan: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
 def _probe(event: Event, attempt: int) -> str:
     size, planned = event["micro_batch_size"], event.get("planned")
     as_planned = "as planned" if planned in (None, size) else f"planned {planned}"
-    effort = f"{event['asked']} tried, {_span(event['seconds'])}"
+    effort = f"{event.get('asked', 1)} tried, {_span(event['seconds'])}"
     return f"  attempt {attempt}  probe: micro-batch {size} fits, {as_planned} ({effort})"
 
 

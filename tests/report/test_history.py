@@ -131,6 +131,14 @@ def test_a_command_without_metrics_loses_the_attempts_that_came_to_nothing(log: 
     assert lines[2] == "    -> attempt 1; micro-batch 16 -> 8; planned 3 % slower; 6 s lost"
 
 
+def test_what_passes_until_somebody_resumes_the_run_is_not_lost(log: Log) -> None:
+    log.event("attempt", attempt=0, recipe=recipe(16))
+    log.event("downgrade", after=6.0, in_process=False, **to(8, 16))
+    log.event("finished", state="cancelled")
+    log.event("attempt", after=7200.0, attempt=1, recipe=recipe(8))
+    assert "lost" not in history(log.run)[2]
+
+
 def test_a_long_history_keeps_its_beginning_and_its_end(log: Log) -> None:
     log.event("attempt", attempt=0, recipe=recipe(16))
     for step in range(1, 40):
