@@ -13,13 +13,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="show every file and com
 NoDowngrade = Annotated[
     bool, typer.Option("--no-downgrade", help="fail when memory runs out: no probe, no smaller recipe")
 ]
-
-
-def _forbidden() -> list[str]:
-    """What --no-downgrade overrides in the job."""
-    from launcher.spec.job import Training
-
-    return ["retries.lower=0", *(["train.probe=never"] if "probe" in Training.model_fields else [])]
+FORBIDDEN = ("retries.lower=0", "train.probe=never")
+"What --no-downgrade overrides in the job."
 
 
 def submit(
@@ -38,7 +33,7 @@ def submit(
     from launcher.report.terminal import show_plan, show_prepared
     from launcher.runs.find import find_run
 
-    sets = [*(set_ or []), *(_forbidden() if no_downgrade else [])]
+    sets = [*(set_ or []), *(FORBIDDEN if no_downgrade else ())]
     scheduler, ready = prepared(job, cluster, sets)
     if dry_run:
         show_prepared(console(), ready)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from launcher.train.live import Moment
 
-Phase = Literal["init", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
+Phase = Literal["init", "probe", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
 
 
 @dataclass

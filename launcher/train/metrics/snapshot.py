@@ -142,14 +142,16 @@ def recording_of(device: torch.device, budget: Budget) -> Recording | None:
 
 
 def watch_out_of_memory(rank: Rank, budget: Budget, where: Where) -> None:
-    """From now on write a snapshot when memory runs out, and note in `where` what filled it. A later one
-    replaces it: the last one was fatal."""
+    """From now on write a snapshot when memory runs out, and note in `where` what filled it; but for the probe,
+    which looks for the limit. A later one replaces it: the last one was fatal."""
     recording = recording_of(rank.device, budget)
     if recording is None:
         return
     path = rank.attempt.snapshot(rank.number, None, recording.suffix)
 
     def observer(*told: int) -> None:
+        if where.phase == "probe":
+            return
         try:
             where.failed = recording.moment(*told)
             path.parent.mkdir(parents=True, exist_ok=True)
