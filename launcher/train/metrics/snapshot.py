@@ -142,8 +142,8 @@ def recording_of(device: torch.device, budget: Budget) -> Recording | None:
 
 
 def watch_out_of_memory(rank: Rank, budget: Budget, where: Where) -> None:
-    """From now on write a snapshot when memory runs out, and note in `where` what filled it; but for the probe,
-    which looks for the limit. A later one replaces it: the last one was fatal."""
+    """From now on write a snapshot when memory runs out, and note in `where` what filled it. Not for the
+    probe, which looks for the limit. A later one replaces it: the last one was fatal."""
     recording = recording_of(rank.device, budget)
     if recording is None:
         return
