@@ -54,8 +54,9 @@ def logs(
 
 
 def why(run: RunName = None, json: AsJson = False) -> None:
-    """The root cause first: class, rank, phase, exception, what was done, what you can do."""
+    """The root cause first: class, rank, phase, exception, what was done, what to do; then the history."""
     from launcher.cli.output import print_json
+    from launcher.report.history import history
     from launcher.report.why import verdicts
     from launcher.report.why import why as explain
     from launcher.runs.find import find_run
@@ -67,4 +68,4 @@ def why(run: RunName = None, json: AsJson = False) -> None:
         attempts = [{"attempt": n, **v.model_dump(), "then": then} for n, v, then in verdicts(found)]
         print_json({"run_id": found.id, "state": now.state, "reason": now.reason, "attempts": attempts})
         return
-    print("\n".join(explain(found, now.state, now.reason)))
+    print("\n".join([*explain(found, now.state, now.reason), *history(found)]))

@@ -13,7 +13,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="show every file and com
 NoDowngrade = Annotated[
     bool, typer.Option("--no-downgrade", help="fail when memory runs out: no probe, no smaller recipe")
 ]
-FORBIDDEN = ("retries.lower=0",)
+FORBIDDEN = ("retries.lower=0", "train.probe=never")
 "What --no-downgrade overrides in the job."
 
 

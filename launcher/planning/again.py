@@ -33,7 +33,11 @@ def no_higher(plan: Plan, events: Sequence[Mapping[str, Any]], sets: Sequence[st
     if start == 0:
         return plan
     reason = f"{plan.reason}; it starts where memory had made the run step down to"
-    return plan.model_copy(update={"recipe": rungs[start], "ladder": rungs[start + 1 :], "reason": reason})
+    lower: dict[str, Any] = {"recipe": rungs[start], "ladder": rungs[start + 1 :], "reason": reason}
+    if plan.ladder_speed:
+        now, *below = plan.ladder_speed[start - 1 :]
+        lower["ladder_speed"] = tuple(speed / now for speed in below)
+    return plan.model_copy(update=lower)
 
 
 def stepped_down(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -110,10 +112,14 @@ class Decider:
             raise PlanRefusedError(self._refusals(choice))
         rungs = ladder_of(choice.chosen, self.space(), self.evaluate, self.room, vary)
         recipe = choice.chosen.recipe
+        speeds = itertools.accumulate((1 - rung.slower for rung in rungs), operator.mul)
         plan = self.plan.model_copy(
             update={
                 "recipe": recipe,
                 "ladder": tuple(rung.recipe for rung in rungs if not rung.args),
+                "ladder_speed": tuple(
+                    speed for rung, speed in zip(rungs, speeds, strict=True) if not rung.args
+                ),
                 "reason": choice.reason,
             }
         )

@@ -45,6 +45,8 @@ class Plan(Value):
     recipe: Recipe
     ladder: tuple[Recipe, ...]
     "What an out-of-memory failure falls back to, in order."
+    ladder_speed: tuple[float, ...] = ()
+    "Samples per second of each rung, those of `recipe` being 1; empty where the model is not known."
     reason: str
     warnings: tuple[str, ...] = ()
     estimate: Estimate | None = None

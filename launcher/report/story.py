@@ -45,6 +45,15 @@ def _sentence(event: dict[str, Any]) -> str | None:
         return f"attempt {event['attempt']} starts: micro-batch {size} x accumulation {accum}"
     if kind == "ended" and event["failure"] != "succeeded":
         return f"attempt {event['attempt']} ended: {event['failure']}: {event['reason']}"
+    if kind == "probe" and event["micro_batch_size"] != event.get("planned"):
+        return f"the probe takes micro-batch {event['micro_batch_size']} for {event['planned']}"
+    if kind == "downgrade" and event.get("in_process"):
+        where = f"{event['phase']} of step {event['step']} on rank {event['rank']}"
+        return f"out of memory in {where}; going on with {event['reason']} ({event['seconds']:.1f} s)"
+    if kind == "climb":
+        return f"back up: {event['reason']}"
+    if kind == "handover-skipped":
+        return f"nothing handed over: {event['reason']}"
     if kind == "downgrade":
         return f"trying again: {event['reason']}"
     if kind == "retry":

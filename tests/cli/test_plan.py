@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 import os
 import pty
 import re
@@ -377,6 +379,8 @@ def test_what_was_planned_is_what_is_submitted(lab: Lab) -> None:
     assert plan["recipe"] == said["chosen"]["recipe"]
     assert plan["estimate"].items() <= said["chosen"]["estimate"].items()
     assert plan["parameters"] == PARAMETERS
+    speeds = itertools.accumulate((1 - rung["slower"] for rung in said["rungs"]), operator.mul)
+    assert plan["ladder_speed"] == pytest.approx([*speeds]) and len(plan["ladder"]) > 1
     unknown = rendered(lab, "unknown", "args.width=1024")
     assert unknown["estimate"] is None and "run `launcher plan`" in unknown["warnings"][-1]
     assert unknown["recipe"]["micro_batch_size"] == 8  # starts at the largest, and steps down

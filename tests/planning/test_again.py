@@ -36,6 +36,17 @@ def test_the_micro_batch_stays_where_memory_had_made_it_go(ranks: int, batch: tu
     assert planned(ranks, [STEPPED_DOWN]) == batch
 
 
+def test_the_speeds_of_the_rungs_that_are_left_are_those_of_the_new_beginning() -> None:
+    job = Job.model_validate(
+        {"name": "j", "task": "a:B", "batch": {"global": 8}, "steps": 1, "resources": {"gpus_per_node": 0}}
+    )
+    plan = make_plan(job, HERE).model_copy(update={"ladder_speed": (0.8, 0.6, 0.3)})
+    assert [rung.micro_batch_size for rung in plan.ladder] == [4, 2, 1]
+    lower = no_higher(plan, [STEPPED_DOWN], [])
+    assert (lower.recipe.micro_batch_size, lower.ladder_speed) == (2, (pytest.approx(0.5),))
+    assert no_higher(plan, [], []).ladder_speed == plan.ladder_speed
+
+
 def test_a_run_that_never_ran_out_of_memory_starts_at_the_largest_micro_batch() -> None:
     assert planned(2, []) == (8, 1)
 

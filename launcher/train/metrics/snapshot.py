@@ -107,9 +107,9 @@ class BudgetRecording:
         self.budget.on_oom = observer
 
     def moment(self, *told: int) -> Moment:
-        total, live = self.budget.limit, self.budget.live
-        free = total - live if total is not None else None
-        return Moment(told[0], total, free, largest(_pieces(self.budget.contents())))
+        limit = self.budget.limit
+        free = limit - self.budget.live if limit is not None else None
+        return Moment(told[0], limit, free, largest(_pieces(self.budget.contents())))
 
 
 def _pieces(held: tuple[Held, ...]) -> Iterator[Piece]:
@@ -142,7 +142,7 @@ def recording_of(device: torch.device, budget: Budget) -> Recording | None:
 
 
 def watch_out_of_memory(rank: Rank, budget: Budget, where: Where) -> None:
-    """From now on write a snapshot when memory runs out, and note in `where` what filled it, but for the
+    """From now on write a snapshot when memory runs out, and note in `where` what filled it. Not for the
     probe, which looks for the limit. A later one replaces it: the last one was fatal."""
     recording = recording_of(rank.device, budget)
     if recording is None:

@@ -1,0 +1,70 @@
+"""Scripts that know nothing of launcher run out of memory: by what they read, or whatever they are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.spec.verdict import EXIT_CODES
+from tests.lab import Lab, events, verdicts
+
+pytestmark = pytest.mark.e2e
+
+# One rank, 4 samples. What it prints at last hides its traceback: only torchelastic's file has the exception.
+READS_ITS_ENVIRONMENT = """\
+import atexit, mmap, os, resource
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    size, accumulate = (int(os.environ["LAUNCHER_" + name]) for name in ("MICRO_BATCH_SIZE", "GRAD_ACCUM"))
+    held, address_space = 2**30 * size, resource.RLIMIT_AS
+    used = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(address_space, (used + 5 * 2**30, resource.getrlimit(address_space)[1]))
+    mmap.mmap(-1, held)
+    print("fits", size, accumulate, os.environ["LAUNCHER_GLOBAL_BATCH"])
+
+atexit.register(lambda: print("bye\\n" * 30))
+main()
+"""
+READS_NOTHING = """\
+raise RuntimeError(
+    "CUDA out of memory. Tried to allocate 6.26 GiB. GPU 5 has a total capacity of 47.40 GiB of which "
+    "139.56 MiB is free."
+)
+"""
+ONE_RANK = {"gpus_per_node": 0, "ranks_per_node": 1}
+
+
+def job(lab: Lab, script: str) -> str:
+    lab.script(script)
+    path = lab.job(command="python train.py", batch={"global": 8}, resources=ONE_RANK, recipe="auto")
+    return str(path)
+
+
+def test_a_script_is_lowered_by_its_environment(lab: Lab) -> None:
+    done = lab.cli("run", job(lab, READS_ITS_ENVIRONMENT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = lab.newest()
+    failed, last = verdicts(run)
+    assert (failed["failure"], failed["confidence"]) == ("host-oom", "certain")
+    assert failed["exception"] == "OSError: [Errno 12] Cannot allocate memory"
+    assert failed["memory"]["kind"] == "host"
+    assert last["failure"] == "succeeded" and "fits 4 2 8" in done.stdout
+
+
+def test_a_script_that_nothing_reaches_is_left_after_three_attempts_with_the_reason(lab: Lab) -> None:
+    path = job(lab, READS_NOTHING)
+    done = lab.cli("run", path)
+    assert done.returncode == EXIT_CODES["gpu-oom"]
+    run = lab.newest()
+    assert len(verdicts(run)) == 3 and len(events(run, "downgrade")) == 2
+    assert verdicts(run)[-1]["memory"]["requested"] == int(6.26 * 2**30)
+    why = lab.cli("why").stdout
+    assert "the same failure with micro-batch 8, 4, 2, each time asking for 6.26 GiB" in why
+    assert "memory    6.26 GiB asked for, 0.1363 GiB of 47.4 GiB free" in why
+    assert "history   2 restarts" in why
+
+    done = lab.cli("run", path, "--no-downgrade")
+    assert done.returncode == EXIT_CODES["gpu-oom"]
+    [verdict] = verdicts(lab.newest())
+    assert "forbidden" in verdict["then"] and "micro-batch 8 -> 4" in verdict["then"]
