@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.runs.files import read_json
 from launcher.runs.layout import AttemptDir
-from launcher.spec.verdict import EXIT_STOPPED, Confidence, FailureClass, Verdict
+from launcher.spec.verdict import EXIT_FOLLOWED, EXIT_STOPPED, Confidence, FailureClass, Verdict
 from launcher.supervise.patterns import class_of_end, class_of_text, exception_of
 
 # A rank that met one of these was hurt by another rank, unless no other cause is known.
@@ -150,6 +150,8 @@ def _is_consequence(record: dict[str, Any]) -> bool:
     """A peer that vanished shows as a closed connection, sometimes before the vanished rank is recorded."""
     if record["exit_code"] < 0:
         return False
+    if record["exit_code"] == EXIT_FOLLOWED:
+        return True
     by_text = class_of_end(record.get("last_lines", ()))
     return by_text is not None and by_text[0] in _CONSEQUENCES
 

@@ -101,6 +101,17 @@ def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
     return spent
 
 
+def tried(events: Sequence[dict[str, Any]]) -> list[str]:
+    """Every step down since somebody last submitted or resumed the run, in words."""
+    steps: list[str] = []
+    for event in events:
+        if event.get("event") in ("submitted", "resubmitted"):
+            steps = []
+        elif event.get("event") == "downgrade":
+            steps.append(str(event.get("reason")))
+    return steps
+
+
 def uses_micro_batch(command: tuple[str, ...]) -> bool:
     return any("{micro_batch_size}" in argument for argument in command)
 
