@@ -177,7 +177,7 @@ class Trainer:
         step = resumed.step
         with self.budget.host_side():
             # Anew: buffers that were restored have not changed since.
-            self.progress.begin(step, StartOfStep(self.model, self.rank.device))
+            self.progress.begin(step, StartOfStep(self.model, self.rank.device), resumed.unrecorded)
         if resumed.skipped is not None:
             self.recorder.event("handover-skipped", reason=resumed.skipped)
         if resumed.source is not None:

@@ -12,7 +12,6 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from launcher.runs.layout import RunDir
 from launcher.runs.shared import handover_folder
-from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import processes_of
 from tests.lab import Lab, events, metrics, verdicts
 

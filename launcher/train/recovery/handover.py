@@ -6,7 +6,7 @@ tensors, in the order of the model's parameters; the same recipe of layout cuts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ class Resumed:
     step: int
     source: Literal["shared-memory", "checkpoint"] | None
     "None: at the beginning."
-    unrecorded: Mapping[str, Any] | None = None
+    unrecorded: dict[str, Any] | None = None
     "Of `step`, whose evaluation and metrics are still to be done (see Progress)."
     skipped: str | None = None
     "Why there is a handover that was not taken."

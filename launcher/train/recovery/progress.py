@@ -42,11 +42,16 @@ class Progress:
         if device.type == "cuda":
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def begin(self, step: int, start: StepStart) -> None:
+    def begin(self, step: int, start: StepStart, unrecorded: dict[str, Any] | None = None) -> None:
         """Before the first step: all is of `step`, 0 or what was restored."""
         self.start = start
         self._take()
-        self.step = step
+        self.step, self.unrecorded = step, unrecorded
+
+    @property
+    def position(self) -> tuple[int, bool]:
+        """The step, and whether it is recorded."""
+        return self.step, self.unrecorded is None
 
     @contextmanager
     def updating(self, step: int, result: dict[str, Any], started: float) -> Iterator[None]:

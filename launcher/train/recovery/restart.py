@@ -41,6 +41,8 @@ class Offer:
     node: int
     step: int
     "The last complete one; 0: none."
+    recorded: bool
+    "It is evaluated where that was due, and in the metrics."
     saved: int
     "The step of the newest checkpoint."
     bytes: int
@@ -128,19 +130,19 @@ class Restart:
     def _offers(self) -> dict[int, Offer]:
         """Of all ranks that answer, their states held still.
 
-        A rank that is a step behind has what it needs to go on: the one ahead has met it in every collective
-        of that step. It gets the time to finish it.
+        A rank that is behind has what it needs to go on: the one ahead has met it in every collective up to
+        there. It gets the time to catch up.
         """
         held = self._hold()
         offers = self._exchange("offer", self._offer(held))
-        ahead = max(offer.step for offer in offers.values())
-        if len({offer.step for offer in offers.values()}) == 1 or len(offers) < self.rank.world:
+        positions = {(offer.step, offer.recorded) for offer in offers.values()}
+        if len(positions) == 1 or len(offers) < self.rank.world:
             return offers
-        if held and self.handover is not None and self.handover.progress.step < ahead:
+        if held and self.handover is not None and self.handover.progress.position < max(positions):
             progress = self.handover.progress
             progress.let_go()
             deadline = time.monotonic() + UPDATE_SECONDS
-            while progress.step < ahead and time.monotonic() < deadline:
+            while progress.position < max(positions) and time.monotonic() < deadline:
                 time.sleep(0.01)
             held = self._hold()
         return self._exchange("offer again", self._offer(held))
@@ -155,11 +157,11 @@ class Restart:
     def _offer(self, held: bool) -> Offer:
         rank, handover = self.rank, self.handover
         if handover is None:
-            return Offer(rank.number, rank.node, 0, 0, 0, 0)
+            return Offer(rank.number, rank.node, 0, True, 0, 0, 0)
         return Offer(
             rank.number,
             rank.node,
-            handover.progress.step,
+            *handover.progress.position,
             handover.checkpoints.saved,
             handover.bytes(),
             free_for_handover(),
@@ -178,6 +180,8 @@ def refusal(offers: Mapping[int, Offer], world: int) -> str | None:
     steps = sorted({offer.step for offer in offers.values()})
     if len(steps) > 1:
         return f"the ranks were between steps {steps[0]} and {steps[-1]}"
+    if len({offer.recorded for offer in offers.values()}) > 1:
+        return f"only some ranks had finished with step {steps[0]}"
     if steps[0] <= max(offer.saved for offer in offers.values()):
         return f"the checkpoint of step {steps[0]} is as new"
     for node, needed in _by_node(offers).items():
