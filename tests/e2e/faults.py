@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,6 +60,10 @@ class Faulty(Task):
             with torch.no_grad():
                 optimizer.param_groups[0]["params"][0].add_(1.0)
         self._perhaps("optimizer")
+        if self._due("node lost"):
+            lock = Path(os.environ["LAUNCHER_RUN_DIR"]) / "supervisor.01.lock"
+            os.kill(int(json.loads(lock.read_text())["pid"]), signal.SIGKILL)
+            time.sleep(60)
 
     def _after_update(self, *_: Any) -> None:
         self.network.steps += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from launcher.runs.layout import RunDir
+from launcher.runs.layout import AttemptDir, RunDir
 from launcher.runs.shared import handover_folder
+from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import processes_of
-from tests.lab import Lab, events, metrics, verdicts
+from tests.e2e.test_together import two_nodes as two_nodes
+from tests.lab import Lab, events, metrics, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -35,10 +38,10 @@ def job(lab: Lab, *faults: list[Any], train: dict[str, Any] | None = None, **fie
     return str(lab.job(**{**base, **fields}))
 
 
-def run(lab: Lab, *faults: list[Any], code: int = 0, **fields: Any) -> RunDir:
+def run(lab: Lab, *faults: list[Any], code: int = 0, codes: tuple[int, ...] = (), **fields: Any) -> RunDir:
     done = lab.cli("run", job(lab, *faults, **fields))
     found = lab.newest()
-    assert done.returncode == code, done.stdout + done.stderr + lab.all_logs(found)
+    assert done.returncode in (codes or (code,)), done.stdout + done.stderr + lab.all_logs(found)
     assert not handover_folder(found, 0).parent.exists(), "nothing stays in shared memory"
     assert not processes_of(found.path)
     return found
@@ -99,3 +102,82 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
     mine, other = (final(one, lab.folder / f"{one.id}.pt") for one in (ours, theirs))
     assert len(mine) > 20 and mine.keys() == other.keys()
     assert [name for name in mine if not torch.equal(mine[name], other[name])] == []
+
+
+def test_half_an_update_is_nobodys_and_the_checkpoint_is_taken(lab: Lab) -> None:
+    oom = EXIT_CODES["gpu-oom"]
+    first = run(lab, [0, 0, "optimizer", 1], [1, 1, "optimizer", 3], code=oom, train={"checkpoint_every": 1})
+    assert "a smaller micro-batch does not help" in first.read_state()["then"]
+    assert not events(first, "handover-skipped"), "no step is complete yet"
+    assert lab.cli("resume", first.id, "--follow").returncode == oom
+    [skipped] = events(first, "handover-skipped")
+    assert "rank 1 was in the middle of the update of step 3" in skipped["reason"]
+    assert lab.cli("resume", first.id, "--follow").returncode == 0, lab.all_logs(first)
+    assert resumed(first) == [(2, "checkpoint")]
+    assert [line["step"] for line in metrics(first)] == list(range(1, STEPS + 1))
+    assert not handover_folder(first, 0).parent.exists()
+
+
+def test_a_rank_killed_while_it_hands_over_costs_the_steps_since_the_checkpoint(lab: Lab) -> None:
+    """And in the next attempt two ranks fail at once, for different reasons: nothing hangs either."""
+    found = run(
+        lab,
+        [0, 1, "backward", 4],
+        [0, 0, "killed in the handover", 0],
+        [1, 0, "error", 4],
+        [1, 1, "backward", 4],
+        codes=(0, EXIT_CODES["user-error"]),
+        train={"checkpoint_every": 2},
+    )
+    first, second = verdicts(found)[:2]
+    assert (first["failure"], first["rank"], first["step"]) == ("gpu-oom", 1, 4)
+    assert resumed(found)[0] == (2, "checkpoint")
+    assert (second["failure"], second["rank"]) in [("user-error", 0), ("gpu-oom", 1)]
+    for attempt in found.attempts()[:2]:
+        assert _seconds_from_failure_to_end(attempt) < 25
+
+
+def test_the_end_of_the_ladder_names_every_rung(lab: Lab) -> None:
+    recipe = {"sharding": "ddp", "precision": "fp32", "micro_batch_size": 8}
+    found = run(lab, [-1, 1, "backward", 2], code=EXIT_CODES["gpu-oom"], recipe=recipe)
+    assert [one["failure"] for one in verdicts(found)] == ["gpu-oom"] * 3
+    assert resumed(found) == [(1, "shared-memory")] * 2
+    then = found.read_state()["then"]
+    assert "the micro-batch is 2 already, the least here is 2" in then
+    assert "micro-batch 8 -> 4" in then and "micro-batch 4 -> 2" in then
+
+
+def test_two_nodes_hand_over_each_in_its_own_memory_and_a_lost_one_costs_the_checkpoint(
+    lab: Lab, two_nodes
+) -> None:
+    job(lab)
+    faults = [[0, 1, "forward", 3], [1, 1, "node lost", 6]]
+    fields = {
+        "task": "faults:Faulty",
+        "args": {"faults": faults},
+        "steps": STEPS,
+        "batch": {"global": BATCH},
+        "train": {"checkpoint_every": 4, "lr": 1e-2},
+        "recipe": {"sharding": "ddp", "precision": "fp32", "micro_batch_size": 16},
+        "retries": {"same": 0},
+    }
+    found, supervisors = two_nodes("", **fields)
+    assert [one.wait(240) for one in supervisors] == [EXIT_CODES["node-failed"], -9], lab.all_logs(found)
+    first, second = verdicts(found)
+    assert (first["failure"], first["rank"], first["node"]) == ("gpu-oom", 1, 1)
+    assert second["failure"] == "node-failed"
+    [given] = events(found, "handover")
+    assert given["step"] == 2 and resumed(found) == [(2, "shared-memory")]
+    wait_for(lambda: not processes_of(found.path), "end of every rank", 20)
+    wait_for(lambda: not handover_folder(found, 0).parent.exists(), "empty shared memory", 20)
+
+    _, supervisors = two_nodes("", **fields)
+    assert [one.wait(240) for one in supervisors] == [0, 0], lab.all_logs(found)
+    assert resumed(found) == [(2, "shared-memory"), (4, "checkpoint")]
+
+
+def _seconds_from_failure_to_end(attempt: AttemptDir) -> float:
+    """From the first error file to the end of the last rank."""
+    errors = [json.loads(file.read_text())["time"] for file in attempt.path.glob("errors/*.json")]
+    exits = [json.loads(file.read_text())["time"] for file in attempt.path.glob("exits/*.json")]
+    return max(exits) - min(errors)
