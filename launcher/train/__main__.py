@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import open_budget
+from launcher.train.drill import read_drills
 from launcher.train.failure import CLOSING_SECONDS, UPLOAD_SECONDS, fail, leave, within
 from launcher.train.feed import open_feed
 from launcher.train.loop import Trainer
@@ -46,7 +47,7 @@ def _train(failing: Failing) -> None:
     join_ranks(rank)
     if "LAUNCHER_SUPERVISED" in os.environ:  # started by hand there is no next attempt
         failing.restart = Restart(rank)
-    with open_budget(rank.device, where) as budget:
+    with open_budget(rank.device, where, read_drills(rank, where)) as budget:
         watch_out_of_memory(rank, budget)
         trainer = Trainer(rank, where, budget, feed, failing.restart)
         closing.callback(trainer.recorder.close, failed=True)

@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch._guards import active_fake_mode
@@ -20,11 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launcher.spec.base import parse_bytes
+from launcher.train.drill import VARIABLE as DRILLS
+from launcher.train.drill import Drills
 from launcher.train.rank import SetupError
 from launcher.train.where import Where
 
 VARIABLE = "TRAIN_MEMORY_BUDGET"
 MIB = 2**20
+CPU = torch.device("cpu")
 
 
 class Budget(Protocol):
@@ -78,13 +81,23 @@ class Held(NamedTuple):
 
 
 class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises torch.OutOfMemoryError when live bytes would pass `limit` (bytes)."""
+    """Raises torch.OutOfMemoryError when live bytes on the device would pass `limit` (bytes; None: any
+    number), or where a drill says so."""
 
-    def __init__(self, limit: int, where: Where | None = None) -> None:
+    def __init__(
+        self,
+        limit: int | None,
+        where: Where | None = None,
+        drills: Drills | None = None,
+        device: torch.device = CPU,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.limit = limit
+        self.limit, self.drills, self.device = limit, drills, device
         self.where = where or Where()
         self.live = 0
+        self.allocations = 0
+        "Since the start, those that grew a storage included, and those that were refused."
+        self._fails_at: int | None = None
         self.on_oom: Callable[[int], None] | None = None
         "Called with the bytes that did not fit, before the error is raised."
         self._earlier_peak = self._peak = 0
@@ -152,11 +165,17 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A copy first: garbage collection may take storages out while a tuple is filled.
         return tuple(self._storages.copy().values())
 
+    def fail_in(self, allocations: int | None) -> None:
+        """Refuse the so manieth allocation from now, 1 being the next; None: none."""
+        self._fails_at = None if allocations is None else self.allocations + allocations
+
     def report(self) -> str | None:
+        if self.limit is None:
+            return None
         return f"memory budget: peak {self.peak / MIB:.1f} MiB of {self.limit / MIB:.1f} MiB"
 
     def _count(self, tensor: torch.Tensor) -> None:
-        if tensor.device.type == "meta":
+        if tensor.device.type != self.device.type:
             return
         storage = tensor.untyped_storage()
         address, size = storage._cdata, storage.nbytes()
@@ -168,16 +187,28 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._keep(address, Held(size, tensor.dtype, tensor.shape, "", None, reference))
 
     def _reserve(self, size: int) -> None:
-        if size > 0 and self.live + size > self.limit:
-            if self.on_oom is not None:
-                self._at_peak = ()  # what is alive now is what left no room
-                self.on_oom(size)
-            raise torch.OutOfMemoryError(
-                f"Out of memory on the CPU. Tried to allocate {size / MIB:.2f} MiB. The budget "
-                f"({VARIABLE}) has a total capacity of {self.limit / MIB:.2f} MiB "
-                f"of which {(self.limit - self.live) / MIB:.2f} MiB is free."
-            )
+        if size > 0:
+            self.allocations += 1
+            if self.limit is not None and self.live + size > self.limit:
+                self._refuse(
+                    size,
+                    f"The budget ({VARIABLE}) has a total capacity of {self.limit / MIB:.2f} MiB "
+                    f"of which {(self.limit - self.live) / MIB:.2f} MiB is free.",
+                )
+            if self.drills is not None and (drill := self.drills.strikes()):
+                self._refuse(size, f"This is a drill ({DRILLS}: {drill}).")
+            if self.allocations == self._fails_at:
+                self._refuse(size, "This is a test.")
         self.live += size
+
+    def _refuse(self, size: int, reason: str) -> NoReturn:
+        if self.on_oom is not None:
+            self._at_peak = ()  # what is alive now is what left no room
+            self.on_oom(size)
+        device = self.device.type.upper()
+        raise torch.OutOfMemoryError(
+            f"Out of memory on the {device}. Tried to allocate {size / MIB:.2f} MiB. {reason}"
+        )
 
     def _keep(self, address: int, held: Held) -> None:
         self._storages[address] = held._replace(phase=self.where.phase, step=self.where.step)
@@ -206,17 +237,21 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return resize
 
 
-def open_budget(device: torch.device, where: Where | None = None) -> Budget:
+def open_budget(device: torch.device, where: Where | None = None, drills: Drills | None = None) -> Budget:
     """The budget that the environment asks for. Raises SetupError for a size that is none."""
-    text = os.environ.get(VARIABLE)
-    if not text:
+    limit = _limit()
+    if device.type == "cuda" and limit is not None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+        limit = None  # PyTorch's own allocator counts
+    if limit is None and drills is None:
         return Unlimited()
+    return MemoryBudget(limit, where, drills, device)
+
+
+def _limit() -> int | None:
+    text = os.environ.get(VARIABLE)
     try:
-        limit = int(parse_bytes(text))
+        return int(parse_bytes(text)) if text else None
     except ValueError as error:
         raise SetupError(f"{VARIABLE}: {error}") from None
-    if device.type == "cpu":
-        return MemoryBudget(limit, where)
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
-    return Unlimited()

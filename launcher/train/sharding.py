@@ -31,7 +31,7 @@ def shard(
 ) -> nn.Module:
     """The model as this rank trains it, on its device. With `fill` it comes from the meta device."""
     if rank.recipe.sharding in SHARDED:
-        model = _filled(_fsdp(model, list(blocks), rank, mesh or device_mesh(rank)), fill, rank)
+        model = _filled(fully_sharded(model, list(blocks), rank, mesh or device_mesh(rank)), fill, rank)
         _say_price(model, rank)
         return model
     model = _on(rank.device, _filled(model, fill, rank))
@@ -72,7 +72,7 @@ def _buffers_to(device: torch.device, model: nn.Module) -> None:
             setattr(module, name, buffer.to(device))
 
 
-def _fsdp(model: nn.Module, blocks: list[nn.Module], rank: Rank, mesh: DeviceMesh) -> nn.Module:
+def fully_sharded(model: nn.Module, blocks: list[nn.Module], rank: Rank, mesh: DeviceMesh) -> nn.Module:
     """`fully_shard` moves what it shards to the device: a GPU never holds the whole model."""
     check_dimensions(model)
     offload, shared = offload_policy(rank), shared_with_root(model, blocks)

@@ -15,6 +15,8 @@ class Where:
     phase: Phase = "init"
     step: int | None = None
     "The optimizer step in progress, counted from 1."
+    micro_batch: int | None = None
+    "In force, once it is no longer the one of the recipe that the attempt began with."
     users: bool = False
     "The code that runs is the user's: their task, model or data."
 

@@ -1,0 +1,253 @@
+"""Run on every rank by test_drain.py: memory runs out at one allocation of a step after the other, on one
+rank or on several; the step is finished with zeros, thrown away and repeated.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from launcher.runs.files import replace_json
+from launcher.train.budget import MemoryBudget
+from launcher.train.failure import leave
+from launcher.train.model import arranged, loss_of, new_model
+from launcher.train.optimizers.state import local
+from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.recovery.cleanup import clean, partial_sums
+from launcher.train.recovery.collectives import Collectives
+from launcher.train.sharding import accumulate
+from ragged import VOCABULARY, Ragged
+from runs import HERE, recipe
+
+STRIDE = int(os.environ.get("DRAIN_STRIDE", "0"))
+"1: every allocation. 0: some POSITIONS of each case."
+POSITIONS = 8
+WHO = ("one", "all", "apart")
+BY_WORLD: dict[int, list[dict[str, str]]] = {
+    2: [
+        {"sharding": "fsdp"},
+        {"sharding": "fsdp", "activations": "checkpoint", "grad_sync": "last"},
+        {"sharding": "fsdp", "offload": "cpu", "grad_sync": "last"},
+        {"sharding": "fsdp-keep", "activations": "checkpoint"},
+        {"sharding": "fsdp-keep", "precision": "bf16-mixed", "grad_sync": "last"},
+    ],
+    4: [
+        {"sharding": "hybrid"},
+        {"sharding": "hybrid", "activations": "checkpoint", "grad_sync": "last"},
+        {"sharding": "hybrid", "offload": "cpu", "precision": "bf16-mixed"},
+        {"sharding": "fsdp", "grad_sync": "last"},
+    ],
+}
+
+
+class Stack(nn.Module):
+    """Leaves its last block out when told to."""
+
+    skips = False
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, dim)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, 2 * dim), nn.Tanh(), nn.Linear(2 * dim, dim)) for _ in range(3)
+        )
+        self.head = nn.Linear(dim, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in list(self.layers)[: -1 if self.skips else None]:
+            x = x + layer(x)
+        return self.head(x)
+
+
+class Stacked(Ragged):
+    def model(self) -> nn.Module:
+        return Stack(self.dim)
+
+
+class Case:
+    """A model, two micro-batches of one step, and the step."""
+
+    def __init__(self, rank: Rank, fields: dict[str, str], budget: MemoryBudget) -> None:
+        asked = dict(fields)
+        self.recipe = recipe(asked.pop("sharding"), 2, 2, **asked)
+        self.rank = Rank(**{**vars(rank), "recipe": self.recipe})
+        self.task, self.budget = Stacked(), budget
+        samples = self.task.data("train")[4 * rank.number :]
+        self.batches = [self.task.collate(samples[:2]), self.task.collate(samples[2:4])]
+        torch.manual_seed(0)
+        self.model = arranged(new_model(self.task, self.recipe), self.task, self.rank, budget)
+        assert isinstance(self.model, FSDPModule)
+        self.collectives = Collectives(self.model, rank.device)
+
+    def pass_of(self, index: int) -> None:
+        self.collectives.begin(self.meet(index))
+        with accumulate(self.model, self.recipe, last=index == 1):
+            loss_of(self.task, self.model, self.batches[index], self.rank)[0].backward()
+        self.collectives.finish()
+
+    def meet(self, index: int) -> bool:
+        return self.recipe.grad_sync == "each" or index == 1
+
+    def passes(self) -> None:
+        for index in range(len(self.batches)):
+            self.pass_of(index)
+
+    def step(self) -> bool:
+        """True: some rank ran out of memory, and now all know."""
+        return any(most(self.failed_in(index)) for index in range(len(self.batches)))
+
+    def failed_in(self, index: int) -> bool:
+        try:
+            self.pass_of(index)
+            return False
+        except torch.OutOfMemoryError:
+            pass  # what the exception holds is let go here
+        gc.collect()
+        assert self.collectives.can_drain
+        self.collectives.drain()
+        return True
+
+    def gradients(self) -> list[torch.Tensor]:
+        met = [local(p.grad).clone() for p in self.model.parameters() if p.grad is not None]
+        return [*met, *(part.clone() for part in partial_sums(self.model))]
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return len(ours) == len(theirs) > 0 and all(map(torch.equal, ours, theirs))
+
+
+def most(value: float) -> int:
+    """The largest of all ranks."""
+    flag = torch.tensor(float(value))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return int(flag)
+
+
+def sweep(case: Case) -> dict[str, Any]:
+    """After each failure: drain, meet, clean, repeat."""
+    budget, rank = case.budget, case.rank
+    with case.collectives.local():  # learns the sequences
+        case.passes()
+    clean(case.model)
+    gc.collect()
+    gc.freeze()  # else each collection goes through all of torch
+    live, before = budget.live, budget.allocations
+    assert not case.step()
+    total = most(budget.allocations - before)
+    expected = case.gradients()
+    found = {"allocations": total, "steps": 0, "failed": 0, "again": 0, "wrong": 0, "left": 0}
+    clean(case.model)
+    for number, at in enumerate(range(1, total + 1, STRIDE or total // POSITIONS)):
+        for who in WHO if STRIDE else [WHO[number % len(WHO)]]:
+            budget.fail_in(position(rank, who, at, total))
+            found["steps"] += 1
+            found["failed"] += case.step()
+            budget.fail_in(None)
+            clean(case.model)
+            gc.collect()
+            found["left"] += most(budget.live != live)
+            found["again"] += case.step()
+            found["wrong"] += most(not same(case.gradients(), expected))
+            clean(case.model)
+    return found
+
+
+def position(rank: Rank, who: str, at: int, total: int) -> int | None:
+    """Of the allocation that fails on this rank."""
+    if who == "apart":
+        return 1 + (at + rank.number * total // 3) % total
+    return at if who == "all" or rank.number == rank.world - 1 else None
+
+
+def careless(case: Case, total: int) -> dict[str, int]:
+    """Wrong gradients of a step that is repeated after less than `clean`; alone and without collectives."""
+    ways = {"no gradients": no_gradients, "reset_iter_state": reset, "clean": clean}
+    wrong = dict.fromkeys(ways, 0)
+    with case.collectives.local():
+        case.passes()
+        expected = case.gradients()
+        for name, forget in ways.items():
+            for at in range(1, total + 1, total // 24):
+                clean(case.model)
+                case.budget.fail_in(at)
+                with suppress(torch.OutOfMemoryError):
+                    case.passes()
+                case.budget.fail_in(None)
+                forget(case.model)
+                try:
+                    case.passes()
+                    wrong[name] += not same(case.gradients(), expected)
+                except (AssertionError, RuntimeError):
+                    wrong[name] += 1
+    clean(case.model)
+    return wrong
+
+
+def no_gradients(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def reset(model: Any) -> None:
+    if hasattr(model, "reset_iter_state"):  # from torch 2.13 on
+        model.reset_iter_state()
+    no_gradients(model)
+
+
+def skipped(rank: Rank, budget: MemoryBudget) -> list[bool]:
+    """Whether a failure could be drained, in a step after an ordinary one, after an evaluation, and after one
+    that left a block out."""
+    case, able = Case(rank, {"sharding": "fsdp"}, budget), []
+    for prepare in (case.passes, partial(evaluate, case), partial(leave_out, case)):
+        prepare()
+        case.collectives.begin(case.meet(0))
+        able.append(case.collectives.can_drain)
+    return able
+
+
+@torch.no_grad()
+def evaluate(case: Case) -> None:
+    loss_of(case.task, case.model, case.batches[0], case.rank)
+    case.passes()
+
+
+def leave_out(case: Case) -> None:
+    case.model.skips = True
+    case.passes()
+    case.model.skips = False
+
+
+def main(out: Path) -> None:
+    rank = this_rank(this_place())
+    join_ranks(rank)
+    result: dict[str, Any] = {"sweeps": {}, "careless": {}}
+    with MemoryBudget(2**30) as budget:
+        result["can drain"] = skipped(rank, budget)
+        for fields in BY_WORLD[rank.world]:
+            case, name, begun = Case(rank, fields, budget), " ".join(fields.values()), time.perf_counter()
+            found = result["sweeps"][name] = sweep(case)
+            found["seconds"] = round(time.perf_counter() - begun, 2)
+            found["static"] = case.collectives.static
+            if rank.world == 2:
+                result["careless"][name] = careless(case, found["allocations"])
+    if rank.first:
+        replace_json(out, result)
+    dist.barrier()
+    leave(0)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    main(Path(sys.argv[1]))
