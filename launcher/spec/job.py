@@ -70,6 +70,8 @@ class Training(Value):
     "Where metrics go besides metrics.jsonl; needs the extra `launcher[track]`."
     memory_alert: Threshold = "95%"
     "A line and an event when a rank's peak passes it: of the device's memory (90%), or a size (45GiB)."
+    probe: Literal["auto", "always", "never"] = "auto"
+    "Before the first step, find the largest micro-batch that fits; auto: on GPUs, and under a memory budget."
     record_memory: bool = False
     "Record every allocation on the GPU with its stack, so that the snapshot of an OOM tells who made it."
     async_checkpoints: bool | None = None

@@ -48,7 +48,7 @@ def _train(failing: Failing) -> None:
     if "LAUNCHER_SUPERVISED" in os.environ:  # started by hand there is no next attempt
         failing.restart = Restart(rank)
     with open_budget(rank.device, where, read_drills(rank, where)) as budget:
-        watch_out_of_memory(rank, budget)
+        watch_out_of_memory(rank, budget, where)
         trainer = Trainer(rank, where, budget, feed, failing.restart)
         closing.callback(trainer.recorder.close, failed=True)
         finished = trainer.train()

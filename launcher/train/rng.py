@@ -23,22 +23,34 @@ def seed_all(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def rng_state(device: torch.device) -> dict[str, Any]:
-    """Everything a run draws from, as values that `torch.load(weights_only=True)` reads."""
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Everything a run draws from, as it is in memory."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if numpy is not None:
-        name, keys, *rest = numpy.random.get_state()
-        state["numpy"] = (name, torch.tensor(numpy.asarray(keys, dtype="int64")), *rest)
+        state["numpy"] = numpy.random.get_state()
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The same, as values that `torch.load(weights_only=True)` reads."""
+    return packed(random_state(device))
+
+
+def packed(state: dict[str, Any]) -> dict[str, Any]:
+    if numpy is None:
+        return state
+    name, keys, *rest = state["numpy"]
+    return {**state, "numpy": (name, torch.tensor(numpy.asarray(keys, dtype="int64")), *rest)}
+
+
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Of either kind."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if numpy is not None and "numpy" in state:
         name, keys, *rest = state["numpy"]
-        numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+        numpy.random.set_state((name, numpy.asarray(keys, dtype="uint32"), *rest))
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

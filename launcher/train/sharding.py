@@ -169,6 +169,11 @@ def accumulate(model: nn.Module, recipe: Recipe, *, last: bool) -> AbstractConte
     return nullcontext()
 
 
+def meets(recipe: Recipe, *, last: bool) -> bool:
+    """Whether gradients meet at the end of a micro-batch."""
+    return last or recipe.grad_sync == "each"
+
+
 def price_of_last(model: nn.Module, recipe: Recipe) -> tuple[int, int]:
     """Bytes of gradients on this rank with `grad_sync: last`, and with `each`; measured as such on the CPU.
 

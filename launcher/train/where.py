@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["init", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
+Phase = Literal["init", "probe", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
 
 
 @dataclass

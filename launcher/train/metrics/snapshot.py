@@ -19,6 +19,7 @@ from launcher.runs.time import now
 from launcher.train.budget import Budget, Held, MemoryBudget
 from launcher.train.metrics.notes import Notes
 from launcher.train.rank import Rank
+from launcher.train.where import Where
 
 SECONDS_BETWEEN_LOOKS = 1.0
 MAX_ENTRIES = 100_000
@@ -121,14 +122,17 @@ def recording_of(device: torch.device, budget: Budget) -> Recording | None:
     return BudgetRecording(budget) if isinstance(budget, MemoryBudget) else None
 
 
-def watch_out_of_memory(rank: Rank, budget: Budget) -> None:
-    """From now on write a snapshot when memory runs out. A later one replaces it: the last one was fatal."""
+def watch_out_of_memory(rank: Rank, budget: Budget, where: Where) -> None:
+    """From now on write a snapshot when memory runs out, but for the probe, which looks for the limit. A
+    later one replaces it: the last one was fatal."""
     recording = recording_of(rank.device, budget)
     if recording is None:
         return
     path = rank.attempt.snapshot(rank.number, None, recording.suffix)
 
     def observer(*_: int) -> None:
+        if where.phase == "probe":
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             recording.dump(path)

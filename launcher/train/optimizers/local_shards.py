@@ -49,7 +49,7 @@ class EightBit(KeepsDtypes):
         self._functional = _bitsandbytes()
         self._kernel = kernel
         self._wide = {id(p) for p in wide}
-        self._paged = paged
+        self.paged = paged
         self._pages: dict[int, list[torch.Tensor]] = {}
         # The two tables from codes to values are constants: never saved, shared by all parameters.
         self._maps: dict[bool, torch.Tensor] = {}
@@ -86,7 +86,7 @@ class EightBit(KeepsDtypes):
     def _codes(self, p: torch.Tensor) -> torch.Tensor:
         """Zero codes mean nothing without scales; zero scales make them zeros."""
         shard = local(p)
-        if not self._paged or shard.numel() < LEAST_PAGED:
+        if not self.paged or shard.numel() < LEAST_PAGED:
             return zeros_beside(p, torch.uint8)
         if shard.device.type != "cuda":
             raise SetupError("paged optimizer states are CUDA managed memory; choose optimizer: adamw-8bit")

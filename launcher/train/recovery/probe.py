@@ -1,0 +1,222 @@
+"""The local probe: what one rank finds out alone, before the first step, about the memory of its steps."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from launcher.spec.recipe import Recipe
+from launcher.train.budget import Budget, MemoryBudget
+from launcher.train.data import to_device
+from launcher.train.failure import classify
+from launcher.train.model import loss_of
+from launcher.train.optimizers.state import local
+from launcher.train.rank import Rank
+from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
+from launcher.train.recovery.cleanup import clean
+from launcher.train.recovery.collectives import Collectives
+from launcher.train.recovery.rehearsal import rehearsal_of
+from launcher.train.recovery.undo import Undo
+from launcher.train.scaler import LossScaler
+from launcher.train.sharding import accumulate, meets
+from launcher.train.task import Task
+from launcher.train.where import Where
+
+
+class Probe:
+    """Runs a step without the other ranks and without a trace: no collective is issued, and parameters,
+    gradients (none), optimizer states, buffers and random state are afterwards as they were.
+
+    A recipe may differ from the rank's in micro-batch, accumulation, its synchronisation and loss chunks.
+    Ask between steps. Exceptions of the user's code pass: the first step would raise them as well.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        optimizer: torch.optim.Optimizer,
+        scaler: LossScaler,
+        rank: Rank,
+        where: Where,
+        budget: Budget,
+        undo: Undo,
+        collectives: Collectives | None,
+    ) -> None:
+        assert (collectives is not None) == isinstance(model, FSDPModule)
+        self.model, self.task, self.optimizer, self.scaler = model, task, optimizer, scaler
+        self.rank, self.where, self.budget, self.undo = rank, where, budget, undo
+        self.collectives = collectives
+        self.off: str | None = None
+        "Why nothing can be found out: then everything is said to fit."
+        self.batch: Callable[[Recipe], Any] = self._example_repeated
+        "The largest micro-batch of a recipe, in host memory."
+        self._example: Any = None
+
+    def largest(self, rungs: Sequence[Recipe]) -> int | None:
+        """The index of the first that fits, None when none does; `rungs` in falling order of their memory."""
+        if self.fits(rungs[0]):
+            return 0
+        misfit, fit = 0, len(rungs)
+        while fit - misfit > 1:
+            middle = (misfit + fit) // 2
+            if self.fits(rungs[middle]):
+                fit = middle
+            else:
+                misfit = middle
+        if self.rank.recipe.compile:
+            # What has seen several sizes is compiled for any, which is slower.
+            torch.compiler.reset()
+        return fit if fit < len(rungs) else None
+
+    def fits(self, recipe: Recipe) -> bool:
+        """Whether a step of `recipe` fits into the memory of this rank."""
+        if self.off is not None:
+            return True
+        before = self.where.phase, self.where.users
+        completed = self._completes(recipe)
+        # A buffer is seen to change for the first time: in a step there is a copy of it.
+        while self.undo.restore() and completed:
+            completed = self._completes(recipe)
+        self.where.phase, self.where.users = before
+        self._forget_peak()
+        return completed or self.off is not None
+
+    def _completes(self, recipe: Recipe) -> bool:
+        completed = False
+        try:
+            with self._alone(recipe), self.where.during("probe"):
+                self.undo.take()
+                self._step(recipe)
+            completed = True
+        except _CollectiveError as error:
+            self.off = str(error)
+        except Exception as error:
+            if classify(error, self.where) != "gpu-oom":
+                raise
+        # The exception is gone, and with it the frames that hold the activations.
+        clean(self.model)
+        if not completed:
+            gc.collect()
+            if self.rank.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return completed
+
+    @contextmanager
+    def _alone(self, recipe: Recipe) -> Iterator[None]:
+        chunks, self.task.loss_chunks = self.task.loss_chunks, recipe.loss_chunks
+        try:
+            with ExitStack() as stack:
+                for module in self.model.modules():
+                    if isinstance(module, nn.SyncBatchNorm):
+                        stack.enter_context(_without_others(module))
+                if self.collectives is not None:
+                    stack.enter_context(self.collectives.local())
+                yield
+        finally:
+            self.task.loss_chunks = chunks
+            if isinstance(self.model, FSDPModule):
+                self.model.set_requires_gradient_sync(True)
+
+    def _step(self, recipe: Recipe) -> None:
+        """As the training loop's, with what is alive there alive here, too."""
+        rehearsal = rehearsal_of(self.optimizer, self.rank.device)
+        if rehearsal is not None:
+            rehearsal.step()  # makes the states
+        loss = torch.zeros((), dtype=torch.float64, device=self.rank.device)
+        weight = loss.clone()
+        # The first one has no gradients before it; with `last`, neither the first nor the last is like those
+        # between them.
+        count = min(recipe.grad_accum, 3 if recipe.grad_sync == "last" else 2)
+        for number in range(1, count + 1):
+            with self.where.during("probe", users=True):
+                with self.budget.host_side():
+                    made = self.batch(recipe)
+                made = to_device(made, self.rank.device)
+                self.budget.track(made)
+            batch = made
+            if isinstance(self.model, DistributedDataParallel) and number == 2 and meets(recipe, last=False):
+                # In the first step, which does not have the states yet that are here already.
+                states = rehearsal.made if rehearsal is not None else 0
+                size = max(0, bytes_of_new_buckets(self.model) - states)
+                torch.empty(size, dtype=torch.uint8, device=self.rank.device)
+            with (
+                self._micro_batch(recipe, last=number == count) as model,
+                self._no_collective(),
+                self.where.during("probe", users=True),
+            ):
+                micro_loss, micro_weight = loss_of(self.task, model, batch, self.rank)
+                self.scaler.scaled(micro_loss).backward()  # type: ignore[no-untyped-call]
+            loss += micro_loss.detach()
+            weight += micro_weight
+        gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
+        if gradients:
+            torch.nn.utils.get_total_norm(gradients)
+        if rehearsal is not None:
+            rehearsal.step()
+
+    @contextmanager
+    def _micro_batch(self, recipe: Recipe, *, last: bool) -> Iterator[nn.Module]:
+        """The model to call."""
+        if self.collectives is not None:
+            with accumulate(self.model, recipe, last=last):
+                self.collectives.begin(meets(recipe, last=last))
+                yield self.model
+                self.collectives.finish()
+        elif isinstance(self.model, DistributedDataParallel):
+            with as_in_buckets(self.model, met=meets(recipe, last=last)):
+                yield self.model.module
+        else:
+            yield self.model
+
+    def _no_collective(self) -> AbstractContextManager[object]:
+        # Compiled code does not run as such under a mode.
+        alone = self.rank.world == 1 or self.rank.recipe.compile
+        return nullcontext() if alone else _NoCollective()  # type: ignore[no-untyped-call]
+
+    def _example_repeated(self, recipe: Recipe) -> Any:
+        if self._example is None:
+            self._example = self.task.example()
+        return self.task.collate([self._example] * recipe.micro_batch_size)
+
+    def _forget_peak(self) -> None:
+        """The next peak is the training's."""
+        if isinstance(self.budget, MemoryBudget):
+            self.budget.take_peak()
+        elif self.rank.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.rank.device)
+
+
+class _CollectiveError(Exception):
+    pass
+
+
+class _NoCollective(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses those of the task's own, in which this rank would wait for the others."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # what it calls comes here again
+        if "c10d" in func.namespace:
+            raise _CollectiveError(f"the task calls {func} itself, which takes all ranks")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _without_others(norm: nn.SyncBatchNorm) -> Iterator[None]:
+    group = norm.process_group
+    norm.process_group = dist.GroupMember.NON_GROUP_MEMBER
+    try:
+        yield
+    finally:
+        norm.process_group = group
