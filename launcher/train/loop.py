@@ -25,7 +25,7 @@ from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.handover import Handover
 from launcher.train.recovery.progress import Progress
 from launcher.train.recovery.restart import Restart
-from launcher.train.recovery.start import StartOfStep
+from launcher.train.recovery.undo import Undo
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
@@ -67,7 +67,7 @@ class Trainer:
         if restart is not None:
             restart.handover = self.handover
         with budget.host_side():
-            self.progress.begin(0, StartOfStep(self.model, rank.device))
+            self.progress.begin(0, Undo(self.model, rank.device))
         self.recorder = Recorder(rank, self.steps, self.task, budget)
         # From here on each rank draws its own randomness; until here all drew the same.
         seed_all(derive_seed("rank", job.train.seed, rank.number))
@@ -177,7 +177,7 @@ class Trainer:
         step = resumed.step
         with self.budget.host_side():
             # Anew: buffers that were restored have not changed since.
-            self.progress.begin(step, StartOfStep(self.model, self.rank.device), resumed.unrecorded)
+            self.progress.begin(step, Undo(self.model, self.rank.device), resumed.unrecorded)
         if resumed.skipped is not None:
             self.recorder.event("handover-skipped", reason=resumed.skipped)
         if resumed.source is not None:

@@ -108,10 +108,10 @@ def test_half_an_update_is_nobodys_and_the_checkpoint_is_taken(lab: Lab) -> None
     oom = EXIT_CODES["gpu-oom"]
     first = run(lab, [0, 0, "optimizer", 1], [1, 1, "optimizer", 3], code=oom, train={"checkpoint_every": 1})
     assert "a smaller micro-batch does not help" in first.read_state()["then"]
-    assert not events(first, "handover-skipped"), "no step is complete yet"
     assert lab.cli("resume", first.id, "--follow").returncode == oom
-    [skipped] = events(first, "handover-skipped")
-    assert "rank 1 was in the middle of the update of step 3" in skipped["reason"]
+    skipped = [event["reason"] for event in events(first, "handover-skipped")]
+    # The other rank may not have begun with its first update: then there is nothing to tell of.
+    assert skipped[-1] == "rank 1 was in the middle of the update of step 3" and len(skipped) < 3
     assert lab.cli("resume", first.id, "--follow").returncode == 0, lab.all_logs(first)
     assert resumed(first) == [(2, "checkpoint")]
     assert [line["step"] for line in metrics(first)] == list(range(1, STEPS + 1))

@@ -23,6 +23,7 @@ from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.packed import Packed, packed_bytes, read_packed, write_packed
 from launcher.train.recovery.progress import Progress
+from launcher.train.rng import packed
 
 Layout = dict[str, Any]
 
@@ -76,8 +77,8 @@ class Handover:
                 "layout": self.layout,
                 "states": [list(state) for state in self._states()] if self.writes_all else [],
                 "own": {
-                    "rng": progress.start.rng,
-                    "buffers": {name: value.cpu() for name, value in progress.start.buffers().items()},
+                    "rng": packed(progress.undo.rng),
+                    "buffers": {name: value.cpu() for name, value in progress.undo.buffers().items()},
                 },
                 "scaler": self.checkpoints.scaler.state(),
                 "unrecorded": progress.unrecorded,

@@ -6,30 +6,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-
-class StepStart(Protocol):
-    """What a step begins with besides the parameters."""
-
-    rng: dict[str, Any]
-
-    def take(self) -> None:
-        """Now. Waits for no device."""
-
-    def buffers(self) -> dict[str, torch.Tensor]:
-        """Copies, by their names in the model."""
+from launcher.train.recovery.undo import Undo
 
 
 class Progress:
     """`step` is the last complete optimizer step: parameters, optimizer states and loss scale are its own.
 
-    Random state and buffers change all the time; `start` has those of the end of that step.
+    Random state and buffers change all the time; `undo` has those of the end of that step.
     """
 
-    start: StepStart
+    undo: Undo
 
     def __init__(self, device: torch.device) -> None:
         self.step = 0
@@ -42,9 +32,9 @@ class Progress:
         if device.type == "cuda":
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def begin(self, step: int, start: StepStart, unrecorded: dict[str, Any] | None = None) -> None:
+    def begin(self, step: int, undo: Undo, unrecorded: dict[str, Any] | None = None) -> None:
         """Before the first step: all is of `step`, 0 or what was restored."""
-        self.start = start
+        self.undo = undo
         self._take()
         self.step, self.unrecorded = step, unrecorded
 
@@ -87,6 +77,6 @@ class Progress:
             stream.wait_event(self._event)
 
     def _take(self) -> None:
-        self.start.take()  # it waits for no device
+        self.undo.take()  # it waits for no device
         if self._event is not None:
             self._event.record()

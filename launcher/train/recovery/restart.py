@@ -136,7 +136,8 @@ class Restart:
         held = self._hold()
         offers = self._exchange("offer", self._offer(held))
         positions = {(offer.step, offer.recorded) for offer in offers.values()}
-        if len(positions) == 1 or len(offers) < self.rank.world:
+        waits_in_vain = len(offers) < self.rank.world or any(offer.torn for offer in offers.values())
+        if len(positions) == 1 or waits_in_vain:
             return offers
         if held and self.handover is not None and self.handover.progress.position < max(positions):
             progress = self.handover.progress
