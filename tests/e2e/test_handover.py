@@ -21,7 +21,6 @@ from tests.lab import Lab, events, metrics, verdicts, wait_for
 pytestmark = pytest.mark.e2e
 
 STEPS = 8
-# The model's batches halve from attempt to attempt: no rung is left after the fifth.
 BATCH = 32
 
 
@@ -39,7 +38,7 @@ def job(lab: Lab, *faults: list[Any], train: dict[str, Any] | None = None, **fie
 
 
 def run(lab: Lab, *faults: list[Any], code: int = 0, codes: tuple[int, ...] = (), **fields: Any) -> RunDir:
-    done = lab.cli("run", job(lab, *faults, **fields))
+    done = lab.cli("run", job(lab, *faults, **fields), timeout=280)
     found = lab.newest()
     assert done.returncode in (codes or (code,)), done.stdout + done.stderr + lab.all_logs(found)
     assert not handover_folder(found, 0).parent.exists(), "nothing stays in shared memory"
@@ -73,20 +72,18 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
     ours = run(
         lab,
         [0, 1, "backward", 5],
-        [1, 0, "evaluation", 6],
-        [2, -1, "forward", 7],
-        [3, 1, "checkpoint", 8],
+        [1, -1, "evaluation", 6],
+        [2, 1, "checkpoint", 8],
         train={"eval_every": 2},
     )
     assert [(one["failure"], one["phase"], one["step"]) for one in verdicts(ours)] == [
         ("gpu-oom", "backward", 5),
         ("gpu-oom", "evaluation", 6),
-        ("gpu-oom", "forward", 7),
         ("gpu-oom", "checkpoint", 8),
         ("succeeded", None, None),
     ], lab.all_logs(ours)
-    assert resumed(ours) == [(step, "shared-memory") for step in (4, 6, 6, 8)]
-    assert [event["step"] for event in events(ours, "handover")] == [4, 6, 6, 8]
+    assert resumed(ours) == [(step, "shared-memory") for step in (4, 6, 8)]
+    assert [event["step"] for event in events(ours, "handover")] == [4, 6, 8]
     assert [line["step"] for line in metrics(ours)] == list(range(1, STEPS + 1)), "each step once"
     assert [line["step"] for line in metrics(ours) if "eval_loss" in line] == [2, 4, 6, 8]
 
@@ -95,10 +92,9 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
         lab,
         [0, 0, "forward", 5],
         [1, 0, "forward", 7],
-        [2, 0, "forward", 7],
         train={"eval_every": 2, "checkpoint_every": 2},
     )
-    assert resumed(theirs) == [(step, "checkpoint") for step in (4, 6, 6)]
+    assert resumed(theirs) == [(step, "checkpoint") for step in (4, 6)]
     mine, other = (final(one, lab.folder / f"{one.id}.pt") for one in (ours, theirs))
     assert len(mine) > 20 and mine.keys() == other.keys()
     assert [name for name in mine if not torch.equal(mine[name], other[name])] == []
@@ -108,11 +104,11 @@ def test_half_an_update_is_nobodys_and_the_checkpoint_is_taken(lab: Lab) -> None
     oom = EXIT_CODES["gpu-oom"]
     first = run(lab, [0, 0, "optimizer", 1], [1, 1, "optimizer", 3], code=oom, train={"checkpoint_every": 1})
     assert "a smaller micro-batch does not help" in first.read_state()["then"]
-    assert lab.cli("resume", first.id, "--follow").returncode == oom
+    assert lab.cli("resume", first.id, "--follow", timeout=280).returncode == oom
     skipped = [event["reason"] for event in events(first, "handover-skipped")]
     # The other rank may not have begun with its first update: then there is nothing to tell of.
     assert skipped[-1] == "rank 1 was in the middle of the update of step 3" and len(skipped) < 3
-    assert lab.cli("resume", first.id, "--follow").returncode == 0, lab.all_logs(first)
+    assert lab.cli("resume", first.id, "--follow", timeout=280).returncode == 0, lab.all_logs(first)
     assert resumed(first) == [(2, "checkpoint")]
     assert [line["step"] for line in metrics(first)] == list(range(1, STEPS + 1))
     assert not handover_folder(first, 0).parent.exists()
@@ -138,13 +134,13 @@ def test_a_rank_killed_while_it_hands_over_costs_the_steps_since_the_checkpoint(
 
 
 def test_the_end_of_the_ladder_names_every_rung(lab: Lab) -> None:
-    recipe = {"sharding": "ddp", "precision": "fp32", "micro_batch_size": 8}
+    recipe = {"sharding": "ddp", "precision": "fp32", "micro_batch_size": 4, "grad_sync": "each"}
     found = run(lab, [-1, 1, "backward", 2], code=EXIT_CODES["gpu-oom"], recipe=recipe)
-    assert [one["failure"] for one in verdicts(found)] == ["gpu-oom"] * 3
-    assert resumed(found) == [(1, "shared-memory")] * 2
+    assert [one["failure"] for one in verdicts(found)] == ["gpu-oom"] * 2
+    assert resumed(found) == [(1, "shared-memory")]
     then = found.read_state()["then"]
     assert "the micro-batch is 2 already, the least here is 2" in then
-    assert "micro-batch 8 -> 4" in then and "micro-batch 4 -> 2" in then
+    assert "; tried before: micro-batch 4 -> 2, accumulation 4 -> 8" in then
 
 
 def test_two_nodes_hand_over_each_in_its_own_memory_and_a_lost_one_costs_the_checkpoint(
