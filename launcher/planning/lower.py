@@ -82,10 +82,17 @@ def _helps(rung: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> 
     """Whether it needs less of what ran out. Of the GPU as a whole every rung below needs less."""
     if verdict.failure == "host-oom" and setting.gpus_per_node > 0:
         return recipe.activations == "offload" != rung.activations and rung.offload == recipe.offload
+    if verdict.failure == "host-oom" and _moves_more_to_host(rung, recipe):
+        return False
     if verdict.phase == "optimizer":
         fewer_states = rung.offload != recipe.offload or rung.optimizer != recipe.optimizer
         return fewer_states or shards_of(rung, setting) > shards_of(recipe, setting)
     return True
+
+
+def _moves_more_to_host(rung: Recipe, recipe: Recipe) -> bool:
+    activations = rung.activations == "offload" != recipe.activations
+    return activations or rung.offload not in ("none", recipe.offload)
 
 
 def shards_of(recipe: Recipe, setting: Setting) -> int:

@@ -59,7 +59,8 @@ def _sentence(event: dict[str, Any]) -> str | None:
     if kind == "retry":
         return f"trying again: {event['reason']}"
     if kind == "resumed":
-        return f"going on after step {event['step']}"
+        place = " from shared memory" if event.get("from") == "shared-memory" else ""
+        return f"going on after step {event['step']}{place}"
     if kind == "stopping":
         return f"stopping ({event['reason']})"
     return None

@@ -23,6 +23,7 @@ FailureClass = Literal[
 # Exit codes by which a rank of the built-in entrypoint tells what happened (above sysexits' 64-78).
 EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
 EXIT_OOM = 86  # out of memory, wrote an error file
+EXIT_FOLLOWED = 87  # another rank was out of memory, and this one left with it
 
 # Exit codes of `launcher run`, `launcher status` and the supervisor: stable, see docs/exit-codes.md.
 EXIT_CODES: dict[FailureClass, int] = {

@@ -115,6 +115,7 @@ def _environment(
         "LAUNCHER_NODES": str(place.count),
         "LAUNCHER_STOP_FILE": str(attempt.stop),
         "LAUNCHER_SECRETS": ",".join(secrets),
+        "LAUNCHER_SUPERVISED": "1",
     }
     if place.count > 1:
         environment["LAUNCHER_RENDEZVOUS_HOST"] = place.rendezvous_host or ""

@@ -12,7 +12,14 @@ from pydantic import ValidationError
 from launcher.logs.out_of_memory import CLASS_OF, out_of_memory
 from launcher.runs.files import read_json
 from launcher.runs.layout import AttemptDir
-from launcher.spec.verdict import EXIT_STOPPED, Confidence, FailureClass, OutOfMemory, Verdict
+from launcher.spec.verdict import (
+    EXIT_FOLLOWED,
+    EXIT_STOPPED,
+    Confidence,
+    FailureClass,
+    OutOfMemory,
+    Verdict,
+)
 from launcher.supervise.patterns import Found, class_of_end, class_of_exception, class_of_text, exception_of
 
 # A rank that met one of these was hurt by another rank, unless no other cause is known.
@@ -175,6 +182,8 @@ def _is_consequence(record: dict[str, Any]) -> bool:
     """A peer that vanished shows as a closed connection, sometimes before the vanished rank is recorded."""
     if record["exit_code"] < 0:
         return False
+    if record["exit_code"] == EXIT_FOLLOWED:
+        return True
     found = _found(record)
     return found is not None and found.failure in _CONSEQUENCES
 

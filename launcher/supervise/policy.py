@@ -139,5 +139,16 @@ def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
     return spent
 
 
+def tried(events: Sequence[dict[str, Any]]) -> list[str]:
+    """Every step down since somebody last submitted or resumed the run, in words."""
+    steps: list[str] = []
+    for event in events:
+        if event.get("event") in ("submitted", "resubmitted"):
+            steps = []
+        elif event.get("event") == "downgrade":
+            steps.append(str(event.get("reason")))
+    return steps
+
+
 def _limit(retries: Retries, budget: Budget) -> int:
     return int(getattr(retries, budget))

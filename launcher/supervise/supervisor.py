@@ -16,8 +16,10 @@ from typing import Any
 from launcher.memory.ledger import default_folder, record
 from launcher.memory.measured import entry_of_run
 from launcher.planning.plan import Plan
+from launcher.runs.downgrades import downgrades_within, recipe_in_force
 from launcher.runs.files import read_json
 from launcher.runs.layout import AttemptDir, RunDir
+from launcher.runs.shared import remove_handover
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
@@ -27,7 +29,7 @@ from launcher.supervise.host import disk_full, oom_kills
 from launcher.supervise.journal import Journal
 from launcher.supervise.judge import Evidence, judge, read_records, started_ranks, stopped_between_attempts
 from launcher.supervise.nodes import Nodes
-from launcher.supervise.policy import POLICIES, Decision, decide, spent_budgets
+from launcher.supervise.policy import POLICIES, Budget, Decision, decide, spent_budgets, tried
 from launcher.supervise.unread import judged_since_start
 
 SIGNALS = {
@@ -76,6 +78,7 @@ class Supervisor:
         try:
             return self._lead() if self.nodes.leader else self._follow()
         finally:
+            remove_handover(self.run, self.place.rank)
             self.journal.close()
             for signum in SIGNALS:  # what comes now is too late, and must not change the exit code
                 signal.signal(signum, signal.SIG_IGN)
@@ -86,16 +89,17 @@ class Supervisor:
     def _lead(self) -> int:
         recipe = self._first_recipe()
         self._close_interrupted_attempts()
+        remove_handover(self.run, self.place.rank)  # of a supervisor that was killed
         self.journal.event("started", host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
         while True:
-            verdict, decision = self._attempt(recipe)
+            recipe, verdict, decision = self._attempt(recipe)
             exit_code = EXIT_CODES[verdict.failure]
             if decision.recipe is None:
                 self._finish(verdict, decision)
                 return exit_code
             policy = POLICIES[verdict.failure]
             if policy.budget is not None:
-                self._spent[policy.budget] = self._spent.get(policy.budget, 0) + 1
+                self._spend(policy.budget, 1)
             if decision.action == "retry-lower":
                 self.journal.event("downgrade", **_downgrade(verdict, decision, recipe))
             else:
@@ -107,7 +111,8 @@ class Supervisor:
                 return EXIT_CODES[verdict.failure]
             recipe = decision.recipe
 
-    def _attempt(self, recipe: Recipe) -> tuple[Verdict, Decision]:
+    def _attempt(self, recipe: Recipe) -> tuple[Recipe, Verdict, Decision]:
+        """With the recipe that was in force when it ended."""
         attempts = self.run.attempts()
         attempt = self.run.attempt(attempts[-1].number + 1 if attempts else 0)
         self.journal.json(attempt.recipe, recipe.model_dump())
@@ -130,6 +135,9 @@ class Supervisor:
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
         )
         verdict = judge(evidence)
+        events = self.run.read_events()
+        recipe = recipe_in_force(recipe, events, attempt.number)
+        self._spend("lower", len(downgrades_within(events, attempt.number)))
         planned = (self.plan.recipe, *self.plan.ladder)
         earlier = judged_since_start(self.run)
         decision = decide(verdict, self.job, recipe, self._setting(), self._spent, planned, earlier)
@@ -146,7 +154,10 @@ class Supervisor:
         )
         self.nodes.announce(attempt, decision.recipe is not None, EXIT_CODES[verdict.failure])
         print(f"[launcher] attempt {attempt.number}: {verdict.failure}: {verdict.reason}", file=sys.stderr)
-        return verdict, decision
+        return recipe, verdict, decision
+
+    def _spend(self, budget: Budget, times: int) -> None:
+        self._spent[budget] = self._spent.get(budget, 0) + times
 
     def _setting(self) -> Setting:
         """The job file may keep quiet about BatchNorm; the ranks tell of it when they see the model."""
@@ -210,9 +221,11 @@ class Supervisor:
         state = {"done": "succeeded", "requeue": "interrupted"}.get(decision.action, "failed")
         if verdict.failure == "cancelled":
             state = "cancelled"
-        self.journal.event("finished", state=state, failure=verdict.failure, reason=decision.reason)
-        self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=decision.reason)
-
+        then = decision.reason
+        if state == "failed" and (steps := tried(self.run.read_events())):
+            then = f"{then}; tried before: {'; '.join(steps)}"
+        self.journal.event("finished", state=state, failure=verdict.failure, reason=then)
+        self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then)
         if self.plan.estimate is not None:
             self._learn()
 
@@ -237,12 +250,14 @@ class Supervisor:
         for attempt in reversed(self.run.attempts()):
             earlier = read_json(attempt.recipe)
             if earlier is not None and attempt.number >= self.run.planned_at:
-                return Recipe.model_validate(earlier)
+                begun = Recipe.model_validate(earlier)
+                return recipe_in_force(begun, self.run.read_events(), attempt.number)
         return self.plan.recipe
 
     def _follow(self) -> int:
         """A node other than 0: the same attempts, the leader's decisions."""
         after, go_on, exit_code = -1, True, 0
+        remove_handover(self.run, self.place.rank)
         while go_on:
             attempt = self.nodes.wait_for_attempt(after)
             kills = oom_kills()

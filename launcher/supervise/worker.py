@@ -21,6 +21,7 @@ from launcher.logs.capture import RankCapture, secrets_of
 from launcher.logs.mask import masked_text
 from launcher.runs.files import read_record, replace_json
 from launcher.runs.layout import AttemptDir, RunDir
+from launcher.runs.shared import remove_handover
 from launcher.spec.command import environment_name, fill
 from launcher.supervise.process import (
     die_with_parent,
@@ -92,6 +93,7 @@ class Worker:
             # The supervisor, which looks for leftovers, is gone: what left the rank's group is ours to end.
             everything = (self.run.path, self.attempt.number, self.node)
             end_processes(lambda: processes_of(*everything), grace=ORPHAN_GRACE_SECONDS)
+            remove_handover(self.run, self.node)
         return code
 
     def _filled(self, argv: list[str]) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import os
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import open_budget
@@ -14,26 +16,40 @@ from launcher.train.loop import Trainer
 from launcher.train.metrics.snapshot import watch_out_of_memory
 from launcher.train.metrics.trackers import check_trackers
 from launcher.train.rank import Place, join_ranks, this_place, this_rank
+from launcher.train.recovery.restart import Restart
 from launcher.train.where import Where
 
 
 def main() -> None:
-    place, where, closing = this_place(), Where(), ExitStack()
+    failing = Failing(this_place(), Where(), ExitStack())
     try:
-        _train(place, where, closing)
+        _train(failing)
     except BaseException as error:  # SystemExit of user code, too: training did not finish
-        fail(place, error, where, closing.close)
+        fail(failing.place, error, failing.where, failing.closing.close, failing.restart)
 
 
-def _train(place: Place, where: Where, closing: ExitStack) -> None:
-    """`closing` receives what is to be done after a failure."""
+@dataclass
+class Failing:
+    """What a failure needs, as far as it is known."""
+
+    place: Place
+    where: Where
+    closing: ExitStack
+    "What is to be done then."
+    restart: Restart | None = None
+
+
+def _train(failing: Failing) -> None:
+    place, where, closing = failing.place, failing.where, failing.closing
     rank = this_rank(place)
     check_trackers(rank.job.train.trackers)
     feed = open_feed(rank, where)
     join_ranks(rank)
+    if "LAUNCHER_SUPERVISED" in os.environ:  # started by hand there is no next attempt
+        failing.restart = Restart(rank)
     with open_budget(rank.device, where, read_drills(rank, where)) as budget:
         watch_out_of_memory(rank, budget, where)
-        trainer = Trainer(rank, where, budget, feed)
+        trainer = Trainer(rank, where, budget, feed, failing.restart)
         closing.callback(trainer.recorder.close, failed=True)
         finished = trainer.train()
         if peak := budget.report():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from launcher.spec.rules import Setting, broken_rules
+from launcher.spec.rules import broken_rules
 from launcher.train.rank import Rank, SetupError
 
 

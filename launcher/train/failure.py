@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch.distributed as dist
 
@@ -135,14 +135,33 @@ def within(seconds: float, call: Callable[[], object]) -> bool:
     return not thread.is_alive()
 
 
-def fail(place: Place, error: BaseException, where: Where, close: Callable[[], object]) -> NoReturn:
+class Restart(Protocol):
+    """launcher.train.recovery.restart.Restart"""
+
+    def out_of_memory(self, close: Callable[[], object]) -> None: ...
+    def wait_if_under_way(self) -> None: ...
+
+
+def fail(
+    place: Place,
+    error: BaseException,
+    where: Where,
+    close: Callable[[], object],
+    restart: Restart | None = None,
+) -> NoReturn:
     """Write the error file, print the traceback, end with the code that tells what happened.
 
-    `close` gets CLOSING_SECONDS: the other ranks may be waiting for this one.
+    `close` gets CLOSING_SECONDS: the other ranks may be waiting for this one. `restart` keeps the state of
+    all ranks for the next attempt when this one is out of memory; None: the ranks have not met.
     """
     failure = write_error(place, error, where)
     out_of_memory = failure in ("gpu-oom", "host-oom")
     # Where memory ran out is chance, and the supervisor goes on: a few lines do. The error file has them all.
     sys.stderr.writelines(_lines(error, limit=-3 if out_of_memory else None))
-    within(CLOSING_SECONDS, close)
+    if restart is not None and out_of_memory:
+        restart.out_of_memory(close)
+    else:
+        if restart is not None:
+            restart.wait_if_under_way()
+        within(CLOSING_SECONDS, close)
     leave(EXIT_OOM if out_of_memory else 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -23,9 +24,12 @@ from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import Rank, SetupError
+from launcher.train.recovery.handover import Handover
 from launcher.train.recovery.in_force import InForce
 from launcher.train.recovery.probe import Probe
+from launcher.train.recovery.progress import Progress
 from launcher.train.recovery.recovery import Recovery
+from launcher.train.recovery.restart import Restart
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
@@ -39,7 +43,14 @@ class Trainer:
     `feed`: opened before CUDA was touched; without it, it is opened here, which does on a CPU.
     """
 
-    def __init__(self, rank: Rank, where: Where, budget: Budget, feed: Feed | None = None) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        where: Where,
+        budget: Budget,
+        feed: Feed | None = None,
+        restart: Restart | None = None,
+    ) -> None:
         self.rank, self.where, self.budget = rank, where, budget
         job = rank.job
         if problems := unsupported(rank.recipe):
@@ -55,8 +66,14 @@ class Trainer:
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
         self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank)
+        self.progress = Progress(rank.device)
+        self.handover = Handover(self.checkpoints, self.progress)
+        if restart is not None:
+            restart.handover = self.handover
         self.recorder = Recorder(rank, self.steps, self.task, budget)
         self.recovery = recovery = Recovery(self.model, rank, where, budget)
+        with budget.host_side():
+            self.progress.begin(0, recovery.undo)
         probe = Probe(
             self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
             recovery.undo, recovery.collectives,
@@ -78,9 +95,7 @@ class Trainer:
             self.in_force.climb(step)
             started = time.perf_counter()
             result = self.train_step(step)
-            seconds = time.perf_counter() - started
-            eval_loss = self.evaluate() if self._evaluates_after(step) else None
-            self.recorder.step(step, result, seconds, eval_loss)
+            self._evaluate_and_record(step, result, time.perf_counter() - started)
             self._tell(self.checkpoints.finished())
             if step == self.steps:
                 self._save(step, leaving=True)
@@ -96,10 +111,18 @@ class Trainer:
                 self._save(step, leaving=True)
                 self.rank.say(f"asked to stop: checkpoint of step {step} written")
                 return False
+        if done == self.steps and not self.checkpoints.saved:
+            self._save(done, leaving=True)  # what the attempt before did not come to
         return True
+
+    def _evaluate_and_record(self, step: int, result: StepResult, seconds: float) -> None:
+        eval_loss = self.evaluate() if self._evaluates_after(step) else None
+        self.recorder.step(step, result, seconds, eval_loss)
+        self.progress.recorded()
 
     def train_step(self, step: int) -> StepResult:
         """One optimizer step over the global batch, in smaller micro-batches where memory runs out."""
+        started = time.perf_counter()
         while (sums := self._gradients(step)) is None:
             self.in_force.lower(step)
         total_loss, total_weight, stop = sums
@@ -111,13 +134,15 @@ class Trainer:
             grad_norm = divide_and_clip(self.model, factor, self.rank.job.train.clip_norm)
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
-            if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
-                self.rank.say(f"step {step}: {reason}; the model stays as it is")
-                self.recorder.event("step-left-out", step=step, reason=reason)
-            else:
-                self.optimizer.step()
+            result = StepResult(_mean(total_loss, total_weight), total_weight, grad_norm, lr, stop > 0)
+            with self.progress.updating(step, asdict(result), started):
+                if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
+                    self.rank.say(f"step {step}: {reason}; the model stays as it is")
+                    self.recorder.event("step-left-out", step=step, reason=reason)
+                else:
+                    self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(_mean(total_loss, total_weight), total_weight, grad_norm, lr, stop > 0)
+        return result
 
     def _gradients(self, step: int) -> list[float] | None:
         """Loss, weight and requests to stop of all ranks, by one small collective; None when what is there of
@@ -131,9 +156,7 @@ class Trainer:
                     self.in_force.outgrown(self.data.samples(step, index))
                 return None
             last = index == recipe.grad_accum
-            found = recovery.attempt(
-                meets(recipe, last=last), partial(self._micro_batch, batch, last=last)
-            )
+            found = recovery.attempt(meets(recipe, last=last), partial(self._micro_batch, batch, last=last))
             if found is not None:
                 loss += found[0]
                 weight += found[1]
@@ -205,10 +228,19 @@ class Trainer:
 
     def _resume(self) -> int:
         with self.where.during("checkpoint"):
-            step = self.checkpoints.restore()
-        if step:
-            self.recorder.event("resumed", step=step)
+            resumed = self.handover.resume()
+        step = resumed.step
+        with self.budget.host_side():
+            self.progress.begin(step, self.recovery.undo, resumed.unrecorded)
+        if resumed.skipped is not None:
+            self.recorder.event("handover-skipped", reason=resumed.skipped)
+        if resumed.source is not None:
+            self.recorder.event("resumed", step=step, **{"from": resumed.source})
             self.rank.say(f"resumed after step {step} of {self.steps}")
+        if resumed.unrecorded is not None:
+            self.where.step = step
+            seconds = resumed.unrecorded["seconds"]
+            self._evaluate_and_record(step, StepResult(**resumed.unrecorded["result"]), seconds)
         return step
 
     def _save(self, step: int, *, leaving: bool) -> None:

@@ -19,6 +19,15 @@ from tests.lab import Lab, verdicts
 
 pytestmark = pytest.mark.e2e
 
+# A node that is silent for five seconds is lost: nobody waits a minute here.
+SUPERVISE = """\
+import sys
+from launcher.supervise import nodes
+nodes.LOST_SECONDS = 5.0
+from launcher.supervise.__main__ import main
+sys.exit(main())
+"""
+
 MEET = """\
 import datetime, torch, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
@@ -68,10 +77,14 @@ def own_address() -> str:
 
 @pytest.fixture
 def two_nodes(lab: Lab):
-    """A rendered two-node run whose supervisors are started by hand, both on this machine."""
+    """A rendered two-node run whose supervisors are started by hand, both on this machine. Started once more,
+    it is another submission of the same run."""
 
     def start(script: str, **fields) -> tuple[RunDir, list[subprocess.Popen[str]]]:
         lab.script(script)
+        run = RunDir(lab.folder / "runs" / "pair")
+        if run.path.exists():
+            return run, supervisors(run, 1)
         (lab.folder / "clusters").mkdir()
         (lab.folder / "clusters/pair.yaml").write_text(
             f"name: pair\nscheduler: slurm\nmax_nodes: 2\npaths: {{python: {json.dumps(sys.executable)}}}\n"
@@ -81,15 +94,16 @@ def two_nodes(lab: Lab):
         job = lab.job(resources=resources, **fields)
         rendered = lab.cli("render", str(job), "-c", "pair", "--out", "runs/pair")
         assert rendered.returncode == 0, rendered.stderr
-        run = RunDir(lab.folder / "runs" / "pair")
-        base = str(61000 + os.getpid() % 4000)
-        command = [sys.executable, "-m", "launcher.supervise", str(run.path), "--nodes", "2"]
+        return run, supervisors(run, 0)
+
+    def supervisors(run: RunDir, submission: int) -> list[subprocess.Popen[str]]:
+        base = str(61000 + (os.getpid() + 100 * submission) % 4000)
+        command = [sys.executable, "-c", SUPERVISE, str(run.path), "--nodes", "2"]
         command += ["--rendezvous", own_address(), "--port-base", base]
-        supervisors = [
+        return [
             subprocess.Popen([*command, "--node-rank", str(node)], env=lab.environ, text=True)
             for node in (0, 1)
         ]
-        return run, supervisors
 
     return start
 

@@ -152,6 +152,30 @@ def test_on_cpus_host_memory_is_what_the_recipe_is_about():
     assert after(Verdict(failure="host-oom", reason="", phase="forward"), setting=cpus) == SMALLER
 
 
+@pytest.mark.parametrize("phase", [None, "init", "backward", "optimizer", "checkpoint"])
+@pytest.mark.parametrize("gpus", [0, 8])
+def test_a_full_host_never_gets_more_to_hold(phase: str | None, gpus: int) -> None:
+    setting = Setting(8, 1, gpus, entrypoint=True)
+    verdict = Verdict(failure="host-oom", reason="", phase=phase)
+    at: Recipe | None = PLAIN.model_copy(update={"optimizer": "adamw", "sharding": "fsdp"})
+    assert at is not None
+    planned = [at.model_copy(update=change) for change in MORE_ON_HOST]
+    seen = []
+    while at is not None:
+        at = lower(at, verdict, setting, [at, *planned]).recipe
+        seen += [at] if at is not None else []
+        assert at is None or (at.offload, at.activations) == ("none", "keep")
+    assert len(seen) == (2 if gpus == 0 and phase != "optimizer" else 0), "smaller micro-batches on CPUs only"
+
+
+MORE_ON_HOST: list[dict[str, Any]] = [
+    {"offload": "cpu-optimizer"},
+    {"offload": "cpu"},
+    {"offload": "nvme-optimizer"},
+    {"activations": "offload"},
+]
+
+
 def test_below_the_plan_the_micro_batch_shrinks():
     oom = Verdict(failure="gpu-oom", reason="", phase="forward")
     lowered = lower(ON_HOST, oom, SETTING, PLANNED)

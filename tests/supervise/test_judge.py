@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED
+from launcher.spec.verdict import EXIT_FOLLOWED, EXIT_OOM, EXIT_STOPPED
 from launcher.supervise.judge import Evidence, judge
 
 
@@ -44,6 +44,13 @@ def test_the_rank_that_knows_its_reason_is_believed_over_everything_else():
     )
     assert (verdict.failure, verdict.rank, verdict.phase, verdict.step) == ("gpu-oom", 1, "backward", 7)
     assert verdict.last_lines == ("a", "b") and verdict.exit_code == EXIT_OOM
+
+
+def test_a_rank_that_left_with_another_is_not_the_cause_even_when_nobody_could_say_why():
+    lines = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",)
+    exits = (ended(0, EXIT_FOLLOWED, 1.0), ended(1, EXIT_OOM, 1.1, lines=lines))
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, exits=exits))
+    assert (verdict.failure, verdict.rank, verdict.exit_code) == ("gpu-oom", 1, EXIT_OOM)
 
 
 def test_a_rank_hurt_by_another_is_not_the_cause_even_when_it_speaks_first():

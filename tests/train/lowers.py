@@ -73,7 +73,9 @@ def lowered(rank: Rank, folder: Path, first: Recipe, **fields: Any) -> dict[str,
     fits = first.model_copy(
         update={"micro_batch_size": first.micro_batch_size // 2, "grad_accum": 2 * first.grad_accum}
     )
-    knew = {step: Training(rank, folder / f"knew {step}", first, change=(step, fits), **fields) for step in (1, 3)}
+    knew = {
+        step: Training(rank, folder / f"knew {step}", first, change=(step, fits), **fields) for step in (1, 3)
+    }
     found: dict[str, Any] = {}
     for who in dict.fromkeys(("all", "first", "last")[: 3 if rank.world > 1 else 1]):
         for phase, number in PHASES.items():

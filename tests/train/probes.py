@@ -20,7 +20,6 @@ from torch.distributed.fsdp import FSDPModule
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
-from launcher.train.data import TrainingData
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local
@@ -294,7 +293,9 @@ def timed(rank: Rank) -> dict[str, list[float]]:
         probe = probe_of(made)
         seconds: list[list[float]] = [[], []]
         for step in (1, 2, 3, 4):
-            for kind, call in enumerate((lambda: made.train_step(step), lambda: probe.fits(made.rank.recipe))):  # noqa: B023
+            for kind, call in enumerate(
+                (lambda: made.train_step(step), lambda: probe.fits(made.rank.recipe))
+            ):  # noqa: B023
                 dist.barrier()
                 started = time.perf_counter()
                 call()

@@ -8,13 +8,16 @@ import pytest
 
 from tests.train.runs import measure
 
+
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A hang ends in the timeout. With 4 ranks they pretend to be on two nodes."""
     return measure("lowers.py", tmp_path_factory.mktemp("lowers"), request.param, 2)
 
 
-def test_parameters_states_and_buffers_are_bit_for_bit_those_of_a_run_that_changed_in_time(measured: dict[str, Any]) -> None:
+def test_parameters_states_and_buffers_are_bit_for_bit_those_of_a_run_that_changed_in_time(
+    measured: dict[str, Any],
+) -> None:
     for name, cases in measured.items():
         for text, found in cases.items():
             print(f"{name:20} {text:60} {found['seconds']:.2f} s")

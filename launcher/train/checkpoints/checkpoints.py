@@ -72,7 +72,7 @@ class Checkpoints:
         self._upload: tuple[int, Future[Any]] | None = None
         self._group: dist.ProcessGroup | None = None
         self._stager: DefaultStager | None = None
-        self._own = OwnState(model, rank.device)
+        self.own = OwnState(model, rank.device)
 
     def save(self, step: int) -> Saved | None:
         """On every rank, when none is under way. None: it goes on in the background; ask `finished`."""
@@ -116,7 +116,7 @@ class Checkpoints:
 
     def restore(self) -> int:
         """Load the newest complete checkpoint. Returns its step, or 0. Raises CheckpointError."""
-        step = self._newest()
+        step = self.newest()
         if step == 0:
             return 0
         path = directory(self.folder, step)
@@ -174,7 +174,7 @@ class Checkpoints:
         return Writer(
             directory(self.folder, step),
             own_name(self.rank.number),
-            self._own.pack(),
+            self.own.pack(),
             marker,
             keep=self.rank.job.train.keep_checkpoints,
             first=self.rank.first,
@@ -187,10 +187,17 @@ class Checkpoints:
     def _state_to_save(self) -> dict[str, Any]:
         """DCP takes each replica from any rank; buffers are no replicas, so only rank 0 offers its own."""
         state = self._state()
-        return state if self.rank.first else {**state, "model": self._own.shared(state["model"])}
+        return state if self.rank.first else {**state, "model": self.own.shared(state["model"])}
 
-    def _newest(self) -> int:
-        """Chosen by rank 0 for all: on a network file system ranks may see different directories."""
+    def make_states(self) -> None:
+        """Every state of the optimizer exists from here on; its first step would make them."""
+        self._state()
+
+    def newest(self) -> int:
+        """The step of the newest complete checkpoint, or 0.
+
+        Chosen by rank 0 for all: on a network file system ranks may see different directories.
+        """
         choice = [0]
         if self.rank.first:
             choice = [max(complete_checkpoints(self.folder), default=0)]
@@ -202,7 +209,7 @@ class Checkpoints:
         """Another number of ranks has no old state of its own: a new stream, the same in every try."""
         rank = self.rank
         try:
-            self._own.restore(path / own_name(rank.number if same_ranks else 0), rng=same_ranks)
+            self.own.restore(path / own_name(rank.number if same_ranks else 0), rng=same_ranks)
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{path.name} could not be read: {error}") from error
         if not same_ranks:

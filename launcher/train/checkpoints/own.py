@@ -47,10 +47,13 @@ class OwnState:
         buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
         return {name: value for name, value in state.items() if name not in buffers}
 
-    @torch.no_grad()
     def restore(self, path: Path, *, rng: bool) -> None:
         """From a rank's file. Raises OSError and what torch.load raises."""
-        content = torch.load(path, weights_only=True, map_location="cpu")
+        self.load(torch.load(path, weights_only=True, map_location="cpu"), rng=rng)
+
+    @torch.no_grad()
+    def load(self, content: dict[str, Any], *, rng: bool) -> None:
+        """`content`: "rng", of launcher.train.rng, and "buffers" by their names."""
         here = dict(self.model.named_buffers())
         for name, value in content["buffers"].items():
             if name in here and here[name].shape == value.shape and here[name].dtype == value.dtype:

@@ -54,7 +54,9 @@ class Recovery:
             return None
         if self.collectives is None:
             return f"sharding: {self.rank.recipe.sharding} cannot be retried after a failure in backward"
-        problems = [one for one in self.gate.everyones(self_test(self.rank, self.collectives.mesh)) if one is not None]
+        problems = [
+            one for one in self.gate.everyones(self_test(self.rank, self.collectives.mesh)) if one is not None
+        ]
         return problems[0] if problems else None
 
     def begin(self) -> None:

@@ -1,0 +1,91 @@
+"""A task that fails where its arguments say. A test copies it into the folder of its job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from launcher.train import Task
+from launcher.train.recovery import handover
+
+CLASSES, DIM = 24, 16
+ATTEMPT, RANK = int(os.environ.get("LAUNCHER_ATTEMPT", "-1")), int(os.environ.get("RANK", "-1"))
+
+
+class Faulty(Task):
+    """`faults`: `[attempt, rank, place, step]` of each; rank or attempt -1: all."""
+
+    def __init__(self, faults: list[Any]) -> None:
+        mine = [fault for fault in faults if fault[0] in (ATTEMPT, -1) and fault[1] in (RANK, -1)]
+        self.faults = {place: step for _, _, place, step in mine if ATTEMPT >= 0}
+
+    def model(self) -> nn.Module:
+        self.network = Network()
+        if ATTEMPT >= 0:
+            register_optimizer_step_pre_hook(self._before_update)
+            register_optimizer_step_post_hook(self._after_update)
+            self.network.register_state_dict_post_hook(lambda *_: self._perhaps("checkpoint", done=1))
+            if "killed in the handover" in self.faults:
+                handover.write_packed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        return self.network
+
+    def data(self, split: str) -> Any:
+        generator = torch.Generator().manual_seed(0 if split == "train" else 1)
+        size = 640 if split == "train" else 16
+        return torch.utils.data.TensorDataset(torch.randint(0, CLASSES, (size,), generator=generator))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        (classes,) = batch
+        if model.training:
+            self._perhaps("forward")
+            self._perhaps("error", ValueError("no such label"))
+        else:
+            self._perhaps("evaluation", done=1)
+        logits = model(classes)
+        if logits.requires_grad:
+            logits.register_hook(lambda _: self._perhaps("backward"))
+        return functional.cross_entropy(logits, classes, reduction="sum"), len(classes)
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._due("optimizer"):  # half of an update
+            with torch.no_grad():
+                optimizer.param_groups[0]["params"][0].add_(1.0)
+        self._perhaps("optimizer")
+        if self._due("node lost"):
+            lock = Path(os.environ["LAUNCHER_RUN_DIR"]) / "supervisor.01.lock"
+            os.kill(int(json.loads(lock.read_text())["pid"]), signal.SIGKILL)
+            time.sleep(60)
+
+    def _after_update(self, *_: Any) -> None:
+        self.network.steps += 1
+
+    def _due(self, place: str, done: int = 0) -> bool:
+        return self.faults.get(place) == int(self.network.steps) + 1 - done
+
+    def _perhaps(self, place: str, error: Exception | None = None, done: int = 0) -> None:
+        if self._due(place, done):
+            raise error or torch.OutOfMemoryError(f"out of memory, as asked for: {place}")
+
+
+class Network(nn.Module):
+    """Ranks differ in dropout; BatchNorm and the count of updates are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, DIM)
+        self.layer, self.norm, self.dropout = nn.Linear(DIM, DIM), nn.BatchNorm1d(DIM), nn.Dropout(0.2)
+        self.head = nn.Linear(DIM, CLASSES)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, classes: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(classes)
+        return self.head(x + self.dropout(self.norm(self.layer(x))))

@@ -1,0 +1,179 @@
+"""Out of memory, the same allocation, the next attempt: no optimizer step is lost, nobody hangs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from launcher.runs.layout import AttemptDir, RunDir
+from launcher.runs.shared import handover_folder
+from launcher.spec.verdict import EXIT_CODES
+from launcher.supervise.process import processes_of
+from tests.e2e.test_together import two_nodes as two_nodes
+from tests.lab import Lab, events, metrics, verdicts, wait_for
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 8
+BATCH = 32
+
+
+def job(lab: Lab, *faults: list[Any], train: dict[str, Any] | None = None, **fields: Any) -> str:
+    shutil.copy(Path(__file__).with_name("faults.py"), lab.folder / "faults.py")
+    base = {
+        "task": "faults:Faulty",
+        "args": {"faults": list(faults)},
+        "steps": STEPS,
+        "batch": {"global": BATCH},
+        "train": {"checkpoint_every": None, "lr": 1e-2, **(train or {})},
+        "recipe": {"sharding": "ddp", "precision": "fp32", "micro_batch_size": 16},
+    }
+    return str(lab.job(**{**base, **fields}))
+
+
+def run(lab: Lab, *faults: list[Any], code: int = 0, codes: tuple[int, ...] = (), **fields: Any) -> RunDir:
+    done = lab.cli("run", job(lab, *faults, **fields), timeout=280)
+    found = lab.newest()
+    assert done.returncode in (codes or (code,)), done.stdout + done.stderr + lab.all_logs(found)
+    assert not handover_folder(found, 0).parent.exists(), "nothing stays in shared memory"
+    assert not processes_of(found.path)
+    return found
+
+
+def resumed(run: RunDir) -> list[tuple[int, str]]:
+    return [(event["step"], event["from"]) for event in events(run, "resumed")]
+
+
+def final(run: RunDir, into: Path) -> dict[str, torch.Tensor]:
+    """All that the last checkpoint holds, each rank's own state included."""
+    path = run.checkpoints / f"step-{STEPS:08d}"
+    dcp_to_torch_save(path, into)
+    whole = {"whole": torch.load(into, weights_only=False)}
+    for rank in (0, 1):
+        own = torch.load(path / f"rank-{rank:03d}.pt")
+        whole[f"rank {rank}"] = [own["rng"]["torch"], own["buffers"]]
+    return dict(_flat(whole))
+
+
+def _flat(tree: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:
+    if isinstance(tree, torch.Tensor):
+        return [(name, tree)]
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [pair for key, value in pairs for pair in _flat(value, f"{name}/{key}")]
+
+
+def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> None:
+    ours = run(
+        lab,
+        [0, 1, "backward", 5],
+        [1, -1, "evaluation", 6],
+        [2, 1, "checkpoint", 8],
+        train={"eval_every": 2},
+    )
+    assert [(one["failure"], one["phase"], one["step"]) for one in verdicts(ours)] == [
+        ("gpu-oom", "backward", 5),
+        ("gpu-oom", "evaluation", 6),
+        ("gpu-oom", "checkpoint", 8),
+        ("succeeded", None, None),
+    ], lab.all_logs(ours)
+    assert resumed(ours) == [(step, "shared-memory") for step in (4, 6, 8)]
+    assert [event["step"] for event in events(ours, "handover")] == [4, 6, 8]
+    assert [line["step"] for line in metrics(ours)] == list(range(1, STEPS + 1)), "each step once"
+    assert [line["step"] for line in metrics(ours) if "eval_loss" in line] == [2, 4, 6, 8]
+
+    # The same micro-batches in the same steps, but from checkpoints.
+    theirs = run(
+        lab,
+        [0, 0, "forward", 5],
+        [1, 0, "forward", 7],
+        train={"eval_every": 2, "checkpoint_every": 2},
+    )
+    assert resumed(theirs) == [(step, "checkpoint") for step in (4, 6)]
+    mine, other = (final(one, lab.folder / f"{one.id}.pt") for one in (ours, theirs))
+    assert len(mine) > 20 and mine.keys() == other.keys()
+    assert [name for name in mine if not torch.equal(mine[name], other[name])] == []
+
+
+def test_half_an_update_is_nobodys_and_the_checkpoint_is_taken(lab: Lab) -> None:
+    oom = EXIT_CODES["gpu-oom"]
+    first = run(lab, [0, 0, "optimizer", 1], [1, 1, "optimizer", 3], code=oom, train={"checkpoint_every": 1})
+    assert "a smaller micro-batch does not help" in first.read_state()["then"]
+    assert lab.cli("resume", first.id, "--follow", timeout=280).returncode == oom
+    skipped = [event["reason"] for event in events(first, "handover-skipped")]
+    # The other rank may not have begun with its first update: then there is nothing to tell of.
+    assert skipped[-1] == "rank 1 was in the middle of the update of step 3" and len(skipped) < 3
+    assert lab.cli("resume", first.id, "--follow", timeout=280).returncode == 0, lab.all_logs(first)
+    assert resumed(first) == [(2, "checkpoint")]
+    assert [line["step"] for line in metrics(first)] == list(range(1, STEPS + 1))
+    assert not handover_folder(first, 0).parent.exists()
+
+
+def test_a_rank_killed_while_it_hands_over_costs_the_steps_since_the_checkpoint(lab: Lab) -> None:
+    """And in the next attempt two ranks fail at once, for different reasons: nothing hangs either."""
+    found = run(
+        lab,
+        [0, 1, "backward", 4],
+        [0, 0, "killed in the handover", 0],
+        [1, 0, "error", 4],
+        [1, 1, "backward", 4],
+        codes=(0, EXIT_CODES["user-error"]),
+        train={"checkpoint_every": 2},
+    )
+    first, second = verdicts(found)[:2]
+    assert (first["failure"], first["rank"], first["step"]) == ("gpu-oom", 1, 4)
+    assert resumed(found)[0] == (2, "checkpoint")
+    assert (second["failure"], second["rank"]) in [("user-error", 0), ("gpu-oom", 1)]
+    for attempt in found.attempts()[:2]:
+        assert _seconds_from_failure_to_end(attempt) < 25
+
+
+def test_the_end_of_the_ladder_names_every_rung(lab: Lab) -> None:
+    recipe = {"sharding": "ddp", "precision": "fp32", "micro_batch_size": 4, "grad_sync": "each"}
+    found = run(lab, [-1, 1, "backward", 2], code=EXIT_CODES["gpu-oom"], recipe=recipe)
+    assert [one["failure"] for one in verdicts(found)] == ["gpu-oom"] * 2
+    assert resumed(found) == [(1, "shared-memory")]
+    then = found.read_state()["then"]
+    assert "the micro-batch is 2 already, the least here is 2" in then
+    assert "; tried before: micro-batch 4 -> 2, accumulation 4 -> 8" in then
+
+
+def test_two_nodes_hand_over_each_in_its_own_memory_and_a_lost_one_costs_the_checkpoint(
+    lab: Lab, two_nodes
+) -> None:
+    job(lab)
+    faults = [[0, 1, "forward", 3], [1, 1, "node lost", 6]]
+    fields = {
+        "task": "faults:Faulty",
+        "args": {"faults": faults},
+        "steps": STEPS,
+        "batch": {"global": BATCH},
+        "train": {"checkpoint_every": 4, "lr": 1e-2},
+        "recipe": {"sharding": "ddp", "precision": "fp32", "micro_batch_size": 16},
+        "retries": {"same": 0},
+    }
+    found, supervisors = two_nodes("", **fields)
+    assert [one.wait(240) for one in supervisors] == [EXIT_CODES["node-failed"], -9], lab.all_logs(found)
+    first, second = verdicts(found)
+    assert (first["failure"], first["rank"], first["node"]) == ("gpu-oom", 1, 1)
+    assert second["failure"] == "node-failed"
+    [given] = events(found, "handover")
+    assert given["step"] == 2 and resumed(found) == [(2, "shared-memory")]
+    wait_for(lambda: not processes_of(found.path), "end of every rank", 20)
+    wait_for(lambda: not handover_folder(found, 0).parent.exists(), "empty shared memory", 20)
+
+    _, supervisors = two_nodes("", **fields)
+    assert [one.wait(240) for one in supervisors] == [0, 0], lab.all_logs(found)
+    assert resumed(found) == [(2, "shared-memory"), (4, "checkpoint")]
+
+
+def _seconds_from_failure_to_end(attempt: AttemptDir) -> float:
+    """From the first error file to the end of the last rank."""
+    errors = [json.loads(file.read_text())["time"] for file in attempt.path.glob("errors/*.json")]
+    exits = [json.loads(file.read_text())["time"] for file in attempt.path.glob("exits/*.json")]
+    return max(exits) - min(errors)

@@ -1,0 +1,63 @@
+"""A recipe that an attempt lowered while it ran: what the supervisor makes of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.runs.downgrades import recipe_in_force
+from launcher.spec.recipe import Recipe
+from launcher.spec.verdict import EXIT_CODES
+from launcher.supervise.policy import spent_budgets, tried
+from tests.lab import Lab, events
+
+BEGUN = Recipe(precision="fp32", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
+
+
+def lowered(attempt: int, micro: int, **fields: object) -> dict[str, object]:
+    changes = {"micro_batch_size": [2 * micro, micro], "grad_accum": [8 // micro // 2, 8 // micro]}
+    event = {"event": "downgrade", "attempt": attempt, "changes": changes, "reason": f"micro-batch {micro}"}
+    return {**event, "in_process": True, **fields}
+
+
+def test_the_recipe_in_force_is_the_attempts_with_its_own_changes() -> None:
+    told = [lowered(0, 4), lowered(0, 2), lowered(1, 1), {"event": "downgrade", "changes": {}}]
+    assert recipe_in_force(BEGUN, told, 0).micro_batch_size == 2
+    assert recipe_in_force(BEGUN, told, 0).grad_accum == 4
+    assert recipe_in_force(BEGUN, told, 2) == BEGUN
+    assert spent_budgets([{"event": "submitted"}, *told]) == {"lower": 4}
+    assert tried([{"event": "submitted"}, *told[:2]]) == ["micro-batch 4", "micro-batch 2"]
+    assert tried([*told, {"event": "resubmitted"}]) == []
+
+
+SCRIPT = """\
+import json, os, sys
+run = os.environ["LAUNCHER_RUN_DIR"]
+attempt, micro = int(os.environ["LAUNCHER_ATTEMPT"]), int(sys.argv[1])
+if attempt == 0:
+    changes = {"micro_batch_size": [micro, micro // 2], "grad_accum": [1, 2]}
+    event = {"event": "downgrade", "attempt": 0, "in_process": True, "changes": changes, "reason": "in place"}
+    with open(run + "/events.jsonl", "a") as file:
+        file.write(json.dumps(event) + "\\n")
+raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+"""
+
+
+@pytest.mark.e2e
+def test_an_attempts_own_downgrades_count_and_the_next_attempt_starts_below_them(lab: Lab) -> None:
+    lab.script(SCRIPT)
+    resources = {"gpus_per_node": 0, "ranks_per_node": 1}
+    recipe = {"sharding": "none", "micro_batch_size": 8}
+    fields = {"command": "python train.py {micro_batch_size}", "resources": resources, "recipe": recipe}
+    done = lab.cli("run", str(lab.job(**fields, retries={"lower": 2})))
+    run = lab.newest()
+    assert done.returncode == EXIT_CODES["gpu-oom"], done.stdout + done.stderr
+    recipes = [json.loads(attempt.recipe.read_text())["micro_batch_size"] for attempt in run.attempts()]
+    assert recipes == [8, 2], "one restart, below what attempt 0 had come down to by itself"
+    [restart] = [event for event in events(run, "downgrade") if not event.get("in_process")]
+    assert restart["changes"]["micro_batch_size"] == [4, 2]
+    then = run.read_state()["then"]
+    assert then.startswith(
+        "the budget retries.lower of 2 is spent; tried before: in place; micro-batch 4 -> 2"
+    )
