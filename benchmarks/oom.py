@@ -1,6 +1,7 @@
 """What running out of memory costs: launcher's probe, recovery in process and restart, next to other ways.
 
-One model and one memory budget, on the CPU, for all: the largest micro-batch does not fit, a smaller one does. Each way is held against the same way when it knows the answer in advance: seconds of the whole run,
+One model and one memory budget, on the CPU, for all: the largest micro-batch does not fit, a smaller one
+does. Each way is held against the same way when it knows the answer in advance: seconds of the whole run,
 optimizer steps done twice or never, and the difference of the last loss. The budget lies between the measured
 peaks of the micro-batch that fits and of the next larger one.
 """

@@ -1,7 +1,7 @@
 """How others train through an out-of-memory failure: `oom_peers.py WAY ARGUMENTS`, one process, one device.
 
-All train the model of benchmarks/oom.py under its memory budget, with the same optimizer and data. Each writes
-what it did: samples and loss of every optimizer step, and when it ended.
+All train the model of benchmarks/oom.py under its memory budget, with the same optimizer and data. Each
+writes what it did: samples and loss of every optimizer step, and when it ended.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ def correction(known: Sequence[Entry], recipe: Recipe) -> Correction | None:
 
 
 def too_large(known: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int | None) -> Entry | None:
-    """The newest entry that says memory ran out under this recipe, or under a smaller micro-batch of it, on as
-    many devices of the same capacity. Others prove nothing."""
+    """The newest entry that says memory ran out under this recipe, or under a smaller micro-batch of it, on
+    as many devices of the same capacity. Others prove nothing."""
     for entry in reversed(known):
         if capacity is None or (entry.capacity, entry.ranks) != (capacity, ranks):
             continue

@@ -1,4 +1,4 @@
-"""A step cut short on some ranks is finished with zeros, thrown away, repeated: no hang, no wrong gradient."""
+"""A step cut short on some ranks is finished with zeros, discarded, repeated: no hang, no wrong gradient."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return measure("lowers.py", tmp_path_factory.mktemp("lowers"), request.param, 2)
 
 
-def test_parameters_states_and_buffers_are_bit_for_bit_those_of_a_run_that_changed_in_time(
+def test_all_is_bit_for_bit_as_in_a_run_that_changed_in_time(
     measured: dict[str, Any],
 ) -> None:
     for name, cases in measured.items():

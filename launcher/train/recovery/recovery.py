@@ -54,10 +54,10 @@ class Recovery:
             return None
         if self.collectives is None:
             return f"sharding: {self.rank.recipe.sharding} cannot be retried after a failure in backward"
-        problems = [
-            one for one in self.gate.everyones(self_test(self.rank, self.collectives.mesh)) if one is not None
-        ]
-        return problems[0] if problems else None
+        with self.budget.host_side():
+            mine = self_test(self.rank, self.collectives.mesh)
+        found = self.gate.everyones(mine)
+        return next((problem for problem in found if problem is not None), None)
 
     def begin(self) -> None:
         """A step, or a repetition."""
