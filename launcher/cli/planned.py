@@ -8,6 +8,7 @@ from typing import NoReturn
 from launcher.cli.sources import source_of, traces_dir
 from launcher.memory.ledger import default_folder
 from launcher.planning.decide import Decider
+from launcher.planning.learnt import begun_where_it_fitted
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -25,14 +26,15 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
 
     Raises PlanRefusedError.
     """
-    plan = make_plan(job, cluster)
+    ledger = default_folder(runs_root)
+    plan = begun_where_it_fitted(make_plan(job, cluster), job, cluster, ledger)
     declared = job.plan.model is not None or job.plan.params is not None
     if not plan.layout.gpus_per_node or not (job.task is not None or declared):
         return plan
     workdir = (job_file.parent / job.workdir).resolve()
     source = source_of(job, workdir, traces_dir(), "cuda", _nothing_more)
     try:
-        return Decider(job, cluster, source, default_folder(runs_root)).decide(job.plan.vary).plan
+        return Decider(job, cluster, source, ledger).decide(job.plan.vary).plan
     except NotPlannedError:
         doubt = ASK
     except PlanRefusedError as error:

@@ -21,7 +21,7 @@ from pydantic import JsonValue, NonNegativeInt, PositiveInt
 
 from launcher.runs.files import replace_json
 from launcher.runs.time import now
-from launcher.spec.base import Value
+from launcher.spec.base import Value, parse_bytes
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -178,14 +178,25 @@ def correction(known: Sequence[Entry], recipe: Recipe) -> Correction | None:
 
 
 def too_large(known: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int | None) -> Entry | None:
-    """The newest entry that says memory ran out under this recipe, or under a smaller micro-batch of it, on
-    as many devices of the same capacity. Others prove nothing."""
+    """The newest entry of a run on as many devices of the same capacity that ran out of memory under this
+    recipe or a smaller micro-batch of it; or under a larger one, and went on with a smaller one."""
     for entry in reversed(known):
         if capacity is None or (entry.capacity, entry.ranks) != (capacity, ranks):
             continue
         for one in entry.ran_out:
-            if not _changed(one, recipe) and one.micro_batch_size <= recipe.micro_batch_size:
+            fits = 0 if _changed(one, entry.recipe) else entry.recipe.micro_batch_size
+            least = fits + 1 if fits else one.micro_batch_size
+            if not _changed(one, recipe) and recipe.micro_batch_size >= least:
                 return entry
+    return None
+
+
+def capacity_of(job: Job, cluster: Cluster, *, on_gpu: bool) -> int | None:
+    """Bytes that each rank has on its device; on the CPU the budget of a trial. None: not known."""
+    if on_gpu:
+        return cluster.node.gpu.memory if cluster.node.gpu is not None else None
+    with contextlib.suppress(KeyError, ValueError):
+        return int(parse_bytes(job.env["TRAIN_MEMORY_BUDGET"]))
     return None
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from launcher.memory.ledger import Entry, Family, minor
+from launcher.memory.ledger import Entry, Family, capacity_of, minor
+from launcher.runs.downgrades import changes_within, ran_out, recipe_in_force
 from launcher.runs.files import read_record
 from launcher.runs.layout import AttemptDir, RunDir
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
 
 HEAD = 2**20
 "Bytes that are read of each rank's file: some thousand steps, in which every peak has come."
@@ -32,12 +34,15 @@ def entry_of_run(run: RunDir, parameters: int | None = None) -> Entry | None:
     ran the plan's own recipe.
     """
     try:
-        about, plan = run.read_about(), read_record(run.plan)
+        about, plan, events = run.read_about(), read_record(run.plan), run.read_events()
         for attempt in reversed(run.attempts()):
             ended = read_record(attempt.verdict).get("failure")
-            held = None if ended in ("gpu-oom", "host-oom") else _held(attempt)
+            if ended in ("gpu-oom", "host-oom"):
+                continue
+            changes = changes_within(events, attempt.number)
+            held = _held(attempt, after=max((one.get("step", 0) for one in changes), default=0))
             if held is not None:
-                return _entry(run, about, plan, attempt, held, parameters)
+                return _entry(run, about, plan, events, attempt, held, parameters)
     except (OSError, LookupError, TypeError, ValueError, AttributeError):  # another version wrote it
         pass
     return None
@@ -51,16 +56,18 @@ class Held(NamedTuple):
     retries: int
 
 
-def _held(attempt: AttemptDir) -> Held | None:
+def _held(attempt: AttemptDir, after: int) -> Held | None:
+    """`after`: the step in which the recipe changed for the last time, 0 when it did not."""
     peaks: dict[str, int] = {}
     reserved, retries = 0, 0
     for path in (attempt.path / "memory").glob("rank-*.jsonl"):
         with open(path, "rb") as file:
             lines = [line for line in map(_line, file.read(HEAD).splitlines()) if "peak" in line]
+        lines = [line for line in lines if line["step"] > after]
         for index, line in enumerate(lines):
             # What came before the first reading is in it: the model's making, or a checkpoint's loading.
             start = "first step" if line["step"] == 1 else "resume"
-            when = "steady state" if index else start
+            when = "steady state" if index or after else start
             peaks[when] = max(peaks.get(when, 0), line["peak"])
             reserved = max(reserved, line.get("reserved", 0))
             retries = max(retries, line.get("num_alloc_retries", 0))
@@ -80,15 +87,19 @@ def _entry(
     run: RunDir,
     about: dict[str, Any],
     plan: dict[str, Any],
+    events: list[dict[str, Any]],
     attempt: AttemptDir,
     held: Held,
     parameters: int | None,
 ) -> Entry | None:
-    job, gpu = Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"]).node.gpu
+    job, cluster = Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"])
+    gpu = cluster.node.gpu
     if job.task is None:
         return None
-    on_gpu, versions, recipe = about["gpus_per_node"] > 0, about["versions"], run.read_recipe(attempt)
-    as_planned = recipe == plan.get("recipe")
+    on_gpu, versions = about["gpus_per_node"] > 0, about["versions"]
+    begun = Recipe.model_validate(run.read_recipe(attempt))
+    recipe = recipe_in_force(begun, events, attempt.number)
+    as_planned = recipe.model_dump() == plan.get("recipe")
     return Entry(
         family=Family(
             task=job.task,
@@ -104,6 +115,8 @@ def _entry(
         predicted=_predicted(plan) if as_planned else {},
         reserved=held.reserved,
         retries=held.retries,
+        ran_out=ran_out(events),
+        capacity=capacity_of(job, cluster, on_gpu=on_gpu),
         versions=versions,
         run=run.id,
     )

@@ -10,7 +10,7 @@ from launcher.memory.estimate import Estimate
 from launcher.memory.failure import Failure
 from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN, formula_trace
 from launcher.memory.host import host_of
-from launcher.memory.ledger import Correction, Entry, correction
+from launcher.memory.ledger import Correction, Entry, correction, too_large
 from launcher.memory.peaks import completely_traced_as, traced_as
 from launcher.memory.profile import Profile, per_pass
 from launcher.memory.shapes import ModelShapes
@@ -209,7 +209,11 @@ class Evaluator:
             return estimate.model_copy(update=update)
         if (learnt := self.learnt(recipe)) is not None:
             band = estimate.band if learnt.band is None else max(LEAST_BAND, learnt.band)
-            return estimate.model_copy(update={"correction": learnt.factor, "band": band})
+            estimate = estimate.model_copy(update={"correction": learnt.factor, "band": band})
+        card = self.around.gpu.memory if self.around.gpu is not None else None
+        if card is not None and too_large(self._known, recipe, self.ranks.world, card):
+            least = card / estimate.reserved  # it ran out of memory before, whatever was predicted
+            estimate = estimate.model_copy(update={"correction": max(estimate.correction, least)})
         return estimate
 
     def _traced(self, recipe: Recipe, args: Args | None) -> _Key:

@@ -1,4 +1,4 @@
-"""What events.jsonl tells about recipes: the changes that an attempt made to its own while it ran."""
+"""How the recipe changed in the course of a run, from its events."""
 
 from __future__ import annotations
 
@@ -7,19 +7,44 @@ from typing import Any
 
 from launcher.spec.recipe import Recipe
 
+CHANGES = ("downgrade", "climb")
+
 
 def downgrades_within(events: Iterable[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
     """The events of those that cost no restart, in order."""
+    return [event for event in changes_within(events, attempt) if event["event"] == "downgrade"]
+
+
+def changes_within(events: Iterable[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
+    """Downgrades and climbs that cost no restart, in order."""
     return [
         event
         for event in events
-        if event.get("event") == "downgrade" and event.get("in_process") and event.get("attempt") == attempt
+        if event.get("event") in CHANGES and event.get("in_process") and event.get("attempt") == attempt
     ]
 
 
 def recipe_in_force(begun: Recipe, events: Iterable[dict[str, Any]], attempt: int) -> Recipe:
     """The attempt's recipe as it is now, or was at its end. `recipe.json` keeps what it began with."""
     values = begun.model_dump()
-    for event in downgrades_within(events, attempt):
-        values |= {name: new for name, (_, new) in event["changes"].items()}
+    for event in changes_within(events, attempt):
+        values |= _new(event)
     return Recipe.model_validate(values)
+
+
+def ran_out(events: Iterable[dict[str, Any]]) -> tuple[Recipe, ...]:
+    """The recipes under which memory ran out, but for those that the run came back to and kept."""
+    found: list[dict[str, Any]] = []
+    now: dict[str, Any] = {}
+    for event in events:
+        kind = event.get("event")
+        if kind == "attempt":
+            now = event["recipe"]
+        elif kind in CHANGES and now:
+            before, now = now, now | _new(event)
+            found = [one for one in found if one != now] if kind == "climb" else [*found, before]
+    return tuple(Recipe.model_validate(one) for one in found)
+
+
+def _new(event: dict[str, Any]) -> dict[str, Any]:
+    return {name: new for name, (_, new) in event["changes"].items()}

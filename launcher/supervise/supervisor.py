@@ -226,14 +226,13 @@ class Supervisor:
             then = f"{then}; tried before: {'; '.join(steps)}"
         self.journal.event("finished", state=state, failure=verdict.failure, reason=then)
         self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then)
-        if self.plan.estimate is not None:
-            self._learn()
+        self._learn()
 
     def _learn(self) -> None:
         """What was measured corrects the next plans of this model. A ledger that cannot be written costs
         just that."""
         entry = entry_of_run(self.run, self.plan.parameters)
-        if entry is not None and entry.predicted:
+        if entry is not None and (entry.predicted or entry.ran_out):
             with suppress(OSError):
                 record(default_folder(self.run.path.parent), entry)
 
