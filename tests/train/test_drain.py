@@ -1,4 +1,4 @@
-"""A step cut short on some ranks is finished with zeros, thrown away, repeated: no hang, the same gradients."""
+"""A step cut short on some ranks is finished with zeros, thrown away, repeated: the same gradients."""
 
 from __future__ import annotations
 
