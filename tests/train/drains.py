@@ -24,9 +24,10 @@ from launcher.train.failure import leave
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.recovery import selftest
 from launcher.train.recovery.cleanup import clean, partial_sums
 from launcher.train.recovery.collectives import Collectives
-from launcher.train.sharding import accumulate
+from launcher.train.sharding import accumulate, device_mesh
 from ragged import VOCABULARY, Ragged
 from runs import HERE, recipe
 
@@ -142,6 +143,7 @@ def sweep(case: Case) -> dict[str, Any]:
     with case.collectives.local():  # learns the sequences
         case.passes()
     clean(case.model)
+    gc.unfreeze()  # the case before
     gc.collect()
     gc.freeze()  # else each collection goes through all of torch
     before = budget.allocations
@@ -232,18 +234,37 @@ def leave_out(case: Case) -> None:
     case.model.skips = False
 
 
+def self_tests(rank: Rank, sharding: str) -> list[str | None]:
+    """As it is; without torch's own reset, as before torch 2.13; and with nothing else than that."""
+    asked = Rank(**{**vars(rank), "recipe": recipe(sharding)})
+    mesh = device_mesh(asked)
+    before = torch.get_rng_state()
+    found = [selftest.self_test(asked, mesh)]
+    assert torch.equal(torch.get_rng_state(), before)
+    if public := getattr(FSDPModule, "reset_iter_state", None):
+        del FSDPModule.reset_iter_state
+        found.append(selftest.self_test(asked, mesh))
+        FSDPModule.reset_iter_state = public
+    selftest.clean = reset
+    found.append(selftest.self_test(asked, mesh))
+    selftest.clean = clean
+    return found
+
+
 def main(out: Path) -> None:
     rank = this_rank(this_place())
     join_ranks(rank)
     result: dict[str, Any] = {"sweeps": {}, "careless": {}}
     with MemoryBudget(2**30) as budget:
         result["can drain"] = skipped(rank, budget)
+        shardings = {fields["sharding"] for fields in BY_WORLD[rank.world]}
+        result["self tests"] = {sharding: self_tests(rank, sharding) for sharding in sorted(shardings)}
         for fields in BY_WORLD[rank.world]:
             case, name, begun = Case(rank, fields, budget), " ".join(fields.values()), time.perf_counter()
             found = result["sweeps"][name] = sweep(case)
             found["seconds"] = round(time.perf_counter() - begun, 2)
             found["static"] = case.collectives.static
-            if rank.world == 2 and "activations" not in fields:
+            if len(fields) == 1:
                 result["careless"][name] = careless(case, found["allocations"])
     if rank.first:
         replace_json(out, result)

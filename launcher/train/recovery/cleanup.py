@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -25,6 +26,15 @@ def drop_partial_sums(model: nn.Module) -> None:
     """Gradients that were reduced within the node and wait for the other nodes (hybrid)."""
     for group in _groups(model):
         group._partial_reduce_output = None
+
+
+def replication(model: nn.Module) -> tuple[dist.ProcessGroup | None, int]:
+    """The group over which gradients are added once more (hybrid), and the number of shards.
+
+    Not from a parameter's `device_mesh`: that may be an equal mesh of another model, with other groups.
+    """
+    mesh = next(_groups(model)).mesh_info
+    return getattr(mesh, "replicate_process_group", None), mesh.shard_mesh_size
 
 
 def partial_sums(model: nn.Module) -> list[torch.Tensor]:

@@ -13,11 +13,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
-from launcher.train.recovery.cleanup import drop_partial_sums
+from launcher.train.recovery.cleanup import drop_partial_sums, replication
 
 # New names from torch 2.13 on, where the old ones warn.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -55,11 +53,10 @@ class Collectives:
         self._kind: Hashable = None
         self._issued: list[Entry] | None = None
         self._local = False
-        self.mesh = mesh = _mesh(model)
-        self._replicas = mesh.get_group(0) if mesh.ndim == 2 else None
-        "Of the ranks that hold the same shard (hybrid)."
+        self._replicas, shards = replication(model)
+        "The ranks that hold the same shard (hybrid)."
         # One rank on each node: FSDP2 sends nothing but all-reduces, of which `local` sees none.
-        self._unseen = mesh.ndim == 2 and mesh.size(1) == 1
+        self._unseen = self._replicas is not None and shards == 1
         for unit in self.units:
             unit.set_custom_all_gather(AllGather(self))  # type: ignore[arg-type]
             unit.set_custom_reduce_scatter(ReduceScatter(self))  # type: ignore[arg-type]
@@ -195,10 +192,6 @@ class ReduceScatter(AllGather):
         async_op: bool = False,
     ) -> Any:
         return self.collectives.reduce(output_tensor, input_tensor, group, op, async_op)
-
-
-def _mesh(model: nn.Module) -> DeviceMesh:
-    return next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
 
 
 def _no_all_reduce(unit: Any, _: Any) -> None:

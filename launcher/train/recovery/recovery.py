@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from launcher.train.budget import Budget
@@ -24,6 +25,7 @@ from launcher.train.recovery.undo import Undo
 from launcher.train.where import Phase, Where
 
 T = TypeVar("T")
+_self_tested: dict[Hashable, str | None] = {}
 
 
 class Failure(NamedTuple):
@@ -54,10 +56,18 @@ class Recovery:
             return None
         if self.collectives is None:
             return f"sharding: {self.rank.recipe.sharding} cannot be retried after a failure in backward"
-        with self.budget.host_side():
-            mine = self_test(self.rank, self.collectives.mesh)
-        found = self.gate.everyones(mine)
+        found = self.gate.everyones(self._self_test())
         return next((problem for problem in found if problem is not None), None)
+
+    def _self_test(self) -> str | None:
+        """Once in a process for each way of sharding."""
+        recipe = self.rank.recipe
+        key = (recipe.sharding, recipe.offload, recipe.precision)
+        if key not in _self_tested:
+            mesh = next(p.device_mesh for p in self.model.parameters() if isinstance(p, DTensor))
+            with self.budget.host_side():
+                _self_tested[key] = self_test(self.rank, mesh)
+        return _self_tested[key]
 
     def begin(self) -> None:
         """A step, or a repetition."""

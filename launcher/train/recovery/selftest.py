@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from contextlib import suppress
 from typing import Any
 
@@ -21,19 +20,12 @@ def self_test(rank: Rank, mesh: DeviceMesh) -> str | None:
     """Cut a small model's step short at each of its parts, clean, repeat, compare gradients bit for bit.
 
     The model is sharded as the recipe says. No collective, no random number. Returns why repeating is not
-    safe, None when it is. Once in a process for each way of sharding.
+    safe, None when it is.
     """
-    recipe = rank.recipe
-    key = (recipe.sharding, recipe.offload, recipe.precision, mesh)
-    if key not in _outcomes:
-        try:
-            _outcomes[key] = _tried(rank, mesh)
-        except Exception as error:  # of any kind: what FSDP2 keeps to itself may be anything in another torch
-            _outcomes[key] = f"cleaning up after a failure failed: {type(error).__name__}: {error}"
-    return _outcomes[key]
-
-
-_outcomes: dict[Hashable, str | None] = {}
+    try:
+        return _tried(rank, mesh)
+    except Exception as error:  # of any kind: what FSDP2 keeps to itself may be anything in another torch
+        return f"cleaning up after a failure failed: {type(error).__name__}: {error}"
 
 
 def _tried(rank: Rank, mesh: DeviceMesh) -> str | None:
