@@ -12,15 +12,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.train.rng import random_state, set_rng_state
 
+SMALL = 2**20
+"Bytes of a buffer."
+
 
 class Undo:
     """Of one rank. Create it when the model is whole and restored, with `budget.host_side()`: it copies every
     buffer once into host memory.
 
-    Most buffers are constants (a mask, rotary angles), of which a second copy on the device would be wasted.
-    A buffer that is seen to change gets one, which is made anew in each step that it has changed in. What
-    tells is torch's count of changes in place. A change behind it (`buffer.data.mul_()`) is found by the
-    comparison in `restore`, which the probe calls before the first step.
+    A small one is copied on its device in each step. Of a large one, most often a constant (a mask, rotary
+    angles), a second copy on the device would be wasted until it is seen to change: by torch's count of
+    changes in place, which does not count everything (`buffer.data.mul_()`, BatchNorm's statistics), or by
+    the comparison in `restore`, which the probe calls before the first step.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -100,7 +103,7 @@ class Slot:
         self.follows = False
         "The buffer changes: the copy is on its device, and made anew."
         self._always = False
-        "It changes without being counted, or is replaced."
+        "It may change without being counted, or be replaced."
         self._state: tuple[int, ...] = ()
 
     def keep_on_host(self) -> None:
@@ -108,6 +111,7 @@ class Slot:
         if self.tensor is not None:
             self.values = self.tensor.detach().to("cpu", copy=True)
             self._state = _state(self.tensor)
+            self._always = self.tensor.nbytes <= SMALL
 
     def due(self) -> Copy | None:
         """The copy that is to be made, None when the one before holds."""
