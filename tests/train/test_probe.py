@@ -41,7 +41,8 @@ def test_what_the_probe_calls_too_large_is_too_large_and_nothing_else(ranks: lis
             peaks = [max(steps) for steps in found["peaks"]]
             assert peaks == sorted(peaks, reverse=True)
             assert all(max(steps[:2]) >= max(steps) - GLOO for steps in found["peaks"]), "two steps tell"
-            slack = GLOO if case.startswith("fsdp") else 0
+            # DDP's copies of the outputs, where it looks for unused parameters, cost it a few bytes more.
+            slack = GLOO if case.startswith("fsdp") else 64 * ("find_unused" in case)
             for limit, answer in found["answers"]:
                 possible = {
                     next((i for i, peak in enumerate(peaks) if peak - less <= limit), None)
@@ -55,7 +56,7 @@ def test_on_one_device_it_trains_with_what_fits_and_runs_out_one_rung_higher(
     ranks: list[dict[str, Any]],
 ) -> None:
     found = ranks[0]["really"]
-    assert {index for index, _ in found.values()} >= {0, 1}
+    assert {index for index, _ in found.values()} >= {None, 1, 2}
     for limit, (index, runs) in found.items():
         if index is None:
             assert runs[-1][1] < 2, limit
