@@ -8,28 +8,28 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.train.rng import random_state, set_rng_state
+
+SMALL = 2**20
+"Bytes of a buffer."
 
 
 class Undo:
     """Of one rank. Create it when the model is whole and restored, with `budget.host_side()`: it copies every
     buffer once into host memory.
 
-    Most buffers are constants (a mask, rotary angles), of which a second copy on the device would be wasted.
-    A buffer that is seen to change gets one, which is made anew in each step that it has changed in. What
-    tells is torch's count of changes in place. BatchNorm changes its statistics behind it, and is known for
-    it; any other such change (`buffer.data.mul_()`) is found by the comparison in `restore`, which the probe
-    calls before the first step.
+    A small one is copied on its device in each step. Of a large one, most often a constant (a mask, rotary
+    angles), a second copy on the device would be wasted until it is seen to change: by torch's count of
+    changes in place, which does not count everything (`buffer.data.mul_()`, BatchNorm's statistics), or by
+    the comparison in `restore`, which the probe calls before the first step.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         whole = model.module if isinstance(model, DistributedDataParallel) else model
         self._device = device
         self._homes = [(name, module._buffers) for name, module in whole.named_modules()]
-        self._uncounted = {id(m._buffers) for m in whole.modules() if isinstance(m, _NormBase)}
         self._slots: dict[tuple[int, str], Slot] = {}
         self._lock = threading.Lock()
         self._find()
@@ -82,7 +82,7 @@ class Undo:
         for _, home in self._homes:
             for name in home:
                 key = id(home), name
-                self._slots[key] = known.get(key) or Slot(home, name, always=id(home) in self._uncounted)
+                self._slots[key] = known.get(key) or Slot(home, name)
 
 
 class Copy(NamedTuple):
@@ -94,7 +94,7 @@ class Copy(NamedTuple):
 class Slot:
     """One buffer of one module."""
 
-    def __init__(self, home: dict[str, torch.Tensor | None], name: str, *, always: bool) -> None:
+    def __init__(self, home: dict[str, torch.Tensor | None], name: str) -> None:
         self.home, self.name = home, name
         self.tensor: torch.Tensor | None = None
         "What was registered at the last take: kept alive, so that it can be put back."
@@ -102,8 +102,8 @@ class Slot:
         "A copy of it."
         self.follows = False
         "The buffer changes: the copy is on its device, and made anew."
-        self._always = always
-        "It changes without being counted, or is replaced."
+        self._always = False
+        "It may change without being counted, or be replaced."
         self._state: tuple[int, ...] = ()
 
     def keep_on_host(self) -> None:
@@ -111,6 +111,7 @@ class Slot:
         if self.tensor is not None:
             self.values = self.tensor.detach().to("cpu", copy=True)
             self._state = _state(self.tensor)
+            self._always = self.tensor.nbytes <= SMALL
 
     def due(self) -> Copy | None:
         """The copy that is to be made, None when the one before holds."""
