@@ -88,6 +88,8 @@ def clean(
 
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.runs.find import find_run, runs_in
+    from launcher.runs.layout import RunDir
+    from launcher.runs.shared import remove_handover
     from launcher.schedulers.local import LocalScheduler, handle_of
     from launcher.spec.base import parse_seconds
 
@@ -114,6 +116,7 @@ def clean(
         print("\n".join(str(path) for path in paths))
         typer.confirm(f"delete {len(paths)} run(s)?", abort=True)
     for path in paths:
+        remove_handover(RunDir(path), 0)  # of a run whose every process was killed
         shutil.rmtree(path)
     if json:
         print_json({"deleted": [path.name for path in paths]})

@@ -16,7 +16,7 @@ MEMORY = Path("/dev/shm")
 
 def handover_folder(run: RunDir, node: int) -> Path:
     """Two runs of one name in different directories do not meet, nor do two nodes on one machine."""
-    where = hashlib.sha256(os.fsencode(run.path)).hexdigest()[:8]
+    where = hashlib.sha256(os.fsencode(run.path.resolve())).hexdigest()[:8]
     return _of_user() / f"{run.id}-{where}" / f"node-{node:02d}"
 
 

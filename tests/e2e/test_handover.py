@@ -110,7 +110,8 @@ def test_half_an_update_is_nobodys_and_the_checkpoint_is_taken(lab: Lab) -> None
     assert skipped[-1] == "rank 1 was in the middle of the update of step 3" and len(skipped) < 3
     assert lab.cli("resume", first.id, "--follow", timeout=280).returncode == 0, lab.all_logs(first)
     assert resumed(first) == [(2, "checkpoint")]
-    assert [line["step"] for line in metrics(first)] == list(range(1, STEPS + 1))
+    # Rank 0 may have written the line of step 3 before the attempt ended: the later attempt's counts.
+    assert sorted({line["step"] for line in metrics(first)}) == list(range(1, STEPS + 1))
     assert not handover_folder(first, 0).parent.exists()
 
 

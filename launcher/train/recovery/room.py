@@ -14,6 +14,8 @@ KEPT_FREE = 0.05
 
 def free_for_handover() -> int:
     """Bytes that fit into shared memory now: of its file system, the host, and the container's limit."""
+    if not MEMORY.is_dir():
+        return 0
     rooms = list(_rooms())
     return max(0, min(free - int(KEPT_FREE * total) for free, total in rooms))
 
