@@ -88,17 +88,28 @@ class Asker:
         return {label: load_job(self.file, [*self.sets, f"args.{label}"]) for label in labels}
 
     def largest(self, family: Mapping[str, Job]) -> Comparison:
-        """In rising order: each is planned until one does not fit."""
+        """In rising number of parameters, and where that is the same as asked: each is planned until one
+        does not fit."""
+        order = sorted(family, key=lambda label: self._parameters(family[label]))
         answers: list[Answer] = []
-        for label, job in family.items():
-            answers.append(Answer(label, self.choice(job)))
+        for label in order:
+            answers.append(Answer(label, self.choice(family[label])))
             if answers[-1].choice.chosen is None:
                 break
         fitting = [answer.label for answer in answers if answer.choice.chosen is not None]
         told = f"the largest that fits: {fitting[-1]}" if fitting else f"not even {answers[0].label} fits"
         if len(fitting) == len(family):
             told = f"all of them fit, {fitting[-1]} too"
+        if rest := order[len(answers) :]:
+            told += f"; not asked about: {', '.join(rest)}"
         return Comparison("the largest that fits", tuple(answers), told)
+
+    def _parameters(self, job: Job) -> int:
+        try:
+            decider = self.decider(job)
+        except PlanRefusedError:
+            return 0  # `choice` says why
+        return decider.evaluate.traces.model(decider.plan.recipe).numel
 
     def with_cards(self, names: Sequence[str]) -> Mapping[str, Cluster]:
         """Each in the place of the cluster's own. Memory and speed are of the data sheet."""

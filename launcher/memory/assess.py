@@ -9,7 +9,7 @@ from launcher.memory.estimate import Estimate
 from launcher.memory.failure import Failure, first_failure
 from launcher.memory.host import host_of
 from launcher.memory.overheads import cublas_workspaces, overheads
-from launcher.memory.peaks import peaks_of
+from launcher.memory.peaks import at_least, peaks_of
 from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks, states_of
@@ -82,6 +82,24 @@ def assess(
         band=BAND_WIDER if missing else BAND,
         basis="traced",
         not_modelled=(*missing, *NEVER_MODELLED) if ranks.on_gpu else missing,
+    )
+
+
+def assess_at_least(
+    model: ModelShapes, kept: float, recipe: Recipe, ranks: Ranks, around: Surroundings
+) -> Estimate:
+    """No more than `assess` says, without a trace of the recipe. `kept`: bytes that a forward pass keeps on
+    the GPU for the backward pass."""
+    device = Ranks(ranks.world, ranks.per_node, on_gpu=True)
+    missing = _not_modelled(recipe)
+    return Estimate(
+        peaks=(),
+        reserved=at_least(model, recipe, device, kept),
+        overhead=overheads(around.gpu, recipe, ranks),
+        host={},
+        band=BAND_WIDER if missing else BAND,
+        basis="traced",
+        not_modelled=missing,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from launcher.memory.estimate import Peak, When
 from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import Held, Ranks, States, states_of
+from launcher.memory.states import BF16, FP32, Held, Ranks, States, states_of
 from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES, Moment
 from launcher.memory.update import update_temporaries
 from launcher.spec.recipe import SHARDED, Recipe
@@ -146,6 +146,19 @@ def _reduced(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
     """Gradients on the GPU when the last micro-batch is done: FSDP has reduced them, whatever it kept."""
     each = recipe.model_copy(update={"grad_sync": "each"})
     return states_of(model, each, ranks).gpu.gradients
+
+
+def at_least(model: ModelShapes, recipe: Recipe, ranks: Ranks, kept: float) -> int:
+    """Bytes that the steady state needs on a GPU whatever else its trace would show: when the forward pass
+    ends, all that it has `kept` for the backward pass is there, and with `fsdp-keep` the whole model."""
+    states = states_of(model, recipe, ranks)
+    held = sum(standing(states, recipe, with_optimizer=True).values())
+    if recipe.grad_accum > 1:
+        held += _waiting(states, recipe)
+    if recipe.sharding == "fsdp-keep" and ranks.world > 1:
+        computed_in = FP32 if recipe.precision == "fp32" else BF16
+        held += sum(count * p.numel * min(p.itemsize, computed_in) for p, count in model.distinct)
+    return held + int(kept)
 
 
 def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, profile: Profile) -> Peak:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cached_property
+from typing import NamedTuple
 
-from launcher.memory.trace import ACTIVATIONS, BATCH, GRADIENTS, TEMPORARIES, Law, Moment, Trace
+from launcher.memory.trace import ACTIVATIONS, BATCH, GRADIENTS, TEMPORARIES, Law, Moment, Storage, Trace
 from launcher.spec.recipe import Recipe
 
 
@@ -12,6 +14,7 @@ class Profile:
     """Of recipes with one trace and one `kind`."""
 
     def __init__(self, trace: Trace, recipe: Recipe) -> None:
+        self._recipe = recipe
         self.adds_to_buckets = adds_to_buckets(recipe)
         self.trace = settled(trace) if self.adds_to_buckets else trace
         # Reduced gradients go to the host at once with `offload: cpu`.
@@ -49,15 +52,16 @@ class Profile:
             self._parts[event] = sums
         return self._parts[event]
 
-    def outside_blocks(self, event: int) -> Law:
-        """What is alive of the work before and behind the numbered blocks: embeddings, the head, the loss."""
-        sums = Law(0, 0)
-        for number in self.trace.live_at(event):
-            fixed, per_sample, category, module = self.trace.storages[number]
-            inside = any(part.isdigit() for part in module.split("."))
-            if category in (ACTIVATIONS, TEMPORARIES) and not inside:
-                sums = Law(sums.fixed + fixed, sums.per_sample + per_sample)
-        return sums
+    @cached_property
+    def of_blocks(self) -> Profile:
+        """Without the work before and behind the numbered blocks: embeddings, the head, the loss."""
+        storages = (
+            storage
+            if storage.category not in (ACTIVATIONS, TEMPORARIES) or _numbered(storage)
+            else storage._replace(fixed=0, per_sample=0)
+            for storage in self.trace.storages
+        )
+        return Profile(dataclasses.replace(self.trace, storages=tuple(storages)), self._recipe)
 
     def module(self, event: int) -> str:
         return self.trace.storages[self.trace.events[event]].module
@@ -71,9 +75,30 @@ def adds_to_buckets(recipe: Recipe) -> bool:
 
 def per_pass(trace: Trace, category: str) -> Law:
     """Bytes of all storages of a category that one pass makes."""
-    found = [storage for storage in trace.storages if storage.category == category]
+    return _summed(trace, [storage for storage in trace.storages if storage.category == category])
+
+
+class Kept(NamedTuple):
+    """Bytes that a forward pass keeps for the backward pass."""
+
+    everywhere: Law
+    in_blocks: Law | None
+    "Of the numbered blocks; None where there are none."
+
+
+def kept_of(trace: Trace) -> Kept:
+    kept = [storage for storage in trace.storages if storage.category == ACTIVATIONS]
+    inside = [storage for storage in kept if _numbered(storage)]
+    return Kept(_summed(trace, kept), _summed(trace, inside) if inside else None)
+
+
+def _numbered(storage: Storage) -> bool:
+    return any(part.isdigit() for part in storage.module.split("."))
+
+
+def _summed(trace: Trace, storages: list[Storage]) -> Law:
     passes = sum(name.startswith("forward") for name, _ in trace.phases)
-    return Law(sum(one.fixed for one in found) / passes, sum(one.per_sample for one in found) / passes)
+    return Law(sum(one.fixed for one in storages) / passes, sum(one.per_sample for one in storages) / passes)
 
 
 def settled(trace: Trace) -> Trace:

@@ -82,22 +82,24 @@ class Trace:
         """For each phase the moments that are its peak for some micro-batch. Sizes as asked for, without
         the allocator's rounding. `counts`: whether a storage is on the GPU."""
         moments: dict[str, tuple[Moment, ...]] = {}
+        sizes = [(one.fixed, one.per_sample) if counts(one) else None for one in self.storages]
         fixed = per_sample = 0
-        counted = [counts(storage) for storage in self.storages]
         for name, start, end in self.spans():
-            best: dict[int, Moment] = {}
+            best: dict[int, tuple[int, int]] = {}
             for event in range(start, end):
                 number = self.events[event]
-                born = number >= 0
-                storage = self.storages[number if born else ~number]
-                if not counted[number if born else ~number]:
+                size = sizes[number if number >= 0 else ~number]
+                if size is None:
                     continue
-                fixed += storage.fixed if born else -storage.fixed
-                per_sample += storage.per_sample if born else -storage.per_sample
-                known = best.get(per_sample)
-                if born and (known is None or fixed > known.fixed):
-                    best[per_sample] = Moment(fixed, per_sample, event)
-            moments[name] = _not_below_another(best.values())
+                if number < 0:
+                    fixed -= size[0]
+                    per_sample -= size[1]
+                    continue
+                fixed += size[0]
+                per_sample += size[1]
+                if per_sample not in best or fixed > best[per_sample][0]:
+                    best[per_sample] = fixed, event
+            moments[name] = _not_below_another(Moment(most, each, at) for each, (most, at) in best.items())
         return moments
 
     def live_at(self, event: int) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from launcher.memory.estimate import Estimate
 from launcher.planning.space import Space
@@ -89,53 +90,74 @@ class Choice(Value):
         return (self.reason, *told)
 
 
-def choose(
-    space: Space,
-    evaluate: Evaluate,
-    room: Room,
-    *,
-    least: Callable[[Recipe], tuple[int, int]],
-    speed: Callable[[Recipe], float],
-) -> Choice:
+class Bounds(NamedTuple):
+    """What can be said of recipes without knowing all of their memory."""
+
+    least: Callable[[Recipe], tuple[int, int]]
+    """Bytes that it needs on a GPU, and in the host memory of a node, with any micro-batch: its states, in
+    closed form."""
+    speed: Callable[[Recipe], float]
+    """Samples per second that no micro-batch of a recipe passes, whether it fits or not; 0 where nothing is
+    known."""
+    roughly: Callable[[Recipe], Candidate]
+    "Of its very micro-batch: its speed, and no more memory than it needs."
+
+
+class _Hope(NamedTuple):
+    """A recipe that may win. The first in order is looked at next."""
+
+    other_optimizer: bool
+    slowness: float
+    "Negative bound of its speed, or its speed."
+    place: int
+    "In the space: of recipes that are equally fast the one that loses least comes first, and wins."
+    rest: Recipe
+    sized: bool = False
+    "The bound is that of the micro-batches that may fit."
+    found: Candidate | None = None
+    "The largest that fits, whose speed it is."
+    above: Loser | None = None
+    "The next larger one, which does not."
+
+
+def choose(space: Space, evaluate: Evaluate, room: Room, bounds: Bounds) -> Choice:
     """Rank by predicted samples per second among what fits.
 
-    `least`: bytes that a recipe needs on a GPU, and in the host memory of a node, with any micro-batch: its
-    states, in closed form. `speed`: samples per second that no micro-batch of a recipe passes, whether it
-    fits or not; 0 where nothing is known. Both are asked of every recipe; `evaluate`, which knows the memory,
-    only of what may win.
+    The bounds in closed form are asked of every recipe, the rough ones of those that may win by these, and
+    `evaluate` of the one that may be the fastest of all, until nothing else can be faster.
     """
-    hopeless: list[tuple[float, Loser]] = []
-    hopeful: list[tuple[float, Recipe]] = []
-    for rest in space.rests():
-        on_gpu, on_host = least(rest)
-        if room.card is not None and on_gpu > room.card:
-            why = f"has states of {format_bytes(on_gpu)} on each GPU alone"
-            hopeless.append((on_gpu / room.card, Loser(recipe=rest, why=why)))
-        elif room.host is not None and on_host > room.host:
-            why = f"takes {format_bytes(on_host)} of {format_bytes(room.host)} of host memory"
-            hopeless.append((on_host / room.host, Loser(recipe=rest, why=why)))
-        else:
-            hopeful.append((speed(rest), rest))
-    losers = [loser for _, loser in sorted(hopeless, key=lambda one: one[0])]
-    default, of = space.base.optimizer, len(hopeful) + len(losers)
-    # In stable order: of recipes that are equally fast the one that loses least comes first, and wins.
-    hopeful.sort(key=lambda one: (one[1].optimizer != default, -one[0]))
+    losers, hopes = _first_look(space, room, bounds)
+    default, of = space.base.optimizer, len(hopes) + len(losers)
     fitting: list[Candidate] = []
+    misfits: list[Candidate] = []
     best: Candidate | None = None
     above: Loser | None = None
-    for bound, rest in hopeful:
-        if best is not None and not _beats(bound, rest, best, default):
-            losers.append(Loser(recipe=rest, why=_no_faster(bound, best, default)))
-            continue
-        found, misfit = largest_that_fits(space.sizes(rest), evaluate, room)
-        if found is None:
-            losers += [misfit] if misfit is not None else []
-            continue
-        fitting.append(found)
-        if best is None or _beats(found.speed, rest, best, default):
-            best, above = found, misfit
+    heapq.heapify(hopes)
+    while hopes:
+        hope = heapq.heappop(hopes)
+        rest, wins = hope.rest, best is None or _beats(-hope.slowness, hope.rest, best, default)
+        if hope.found is not None:
+            fitting.append(hope.found)
+            best, above = (hope.found, hope.above) if wins else (best, above)
+        elif best is not None and not wins:
+            losers.append(Loser(recipe=rest, why=_no_faster(-hope.slowness, best, default)))
+        elif hope.sized:
+            found, misfit = largest_that_fits(space.sizes(rest), evaluate, room)
+            if found is not None:
+                heapq.heappush(hopes, hope._replace(slowness=-found.speed, found=found, above=misfit))
+            elif misfit is not None:
+                losers.append(misfit)
+        else:
+            asked = [bounds.roughly(one) for one in space.sizes(rest)]
+            may_fit = [one.speed for one in asked if room.misfit(one.estimate) is None]
+            if may_fit:
+                heapq.heappush(hopes, hope._replace(slowness=-max(may_fit), sized=True))
+            else:
+                misfits.append(asked[0])
     if best is None:
+        losers += _nearest(misfits, evaluate, room)
         return Choice(chosen=None, reason=_nothing_fits(losers, room), losers=tuple(losers))
+    losers += [Loser(recipe=one.recipe, why=f"at the least {room.misfit(one.estimate)}") for one in misfits]
     losers += [above] if above is not None else []
     losers += [
         Loser(recipe=one.recipe, why=_slower(one, best, default), candidate=one)
@@ -143,6 +165,35 @@ def choose(
         if one != best
     ]
     return Choice(chosen=best, reason=_reason(best, default, fitting, of), losers=tuple(losers))
+
+
+def _first_look(space: Space, room: Room, bounds: Bounds) -> tuple[list[Loser], list[_Hope]]:
+    """Those whose states alone do not fit, the nearest first, and the others."""
+    hopeless: list[tuple[float, Loser]] = []
+    hopes: list[_Hope] = []
+    for place, rest in enumerate(space.rests):
+        on_gpu, on_host = bounds.least(rest)
+        of_card = on_gpu / room.card if room.card is not None else 0.0
+        of_host = on_host / room.host if room.host is not None else 0.0
+        if room.host is not None and of_host > max(1, of_card):
+            why = f"takes {format_bytes(on_host)} of {format_bytes(room.host)} of host memory"
+            hopeless.append((of_host, Loser(recipe=rest, why=why)))
+        elif of_card > 1:
+            why = f"has states of {format_bytes(on_gpu)} on each GPU alone"
+            hopeless.append((of_card, Loser(recipe=rest, why=why)))
+        else:
+            other = rest.optimizer != space.base.optimizer
+            hopes.append(_Hope(other, -bounds.speed(rest), place, rest))
+    return [loser for _, loser in sorted(hopeless, key=lambda one: one[0])], hopes
+
+
+def _nearest(misfits: Sequence[Candidate], evaluate: Evaluate, room: Room) -> list[Loser]:
+    """When nothing fits: what the nearest by rough figures really needs."""
+    if not misfits:
+        return []
+    candidate = evaluate(min(misfits, key=lambda one: one.estimate.needed).recipe)
+    why = room.misfit(candidate.estimate)
+    return [Loser(recipe=candidate.recipe, why=why, candidate=candidate)] if why is not None else []
 
 
 def largest_that_fits(

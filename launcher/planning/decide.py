@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from launcher.memory.ledger import entries, family_of
-from launcher.planning.choice import Candidate, Choice, Room, choose
+from launcher.planning.choice import Bounds, Candidate, Choice, Room, choose
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, ladder_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
@@ -66,6 +66,11 @@ class Decider:
         known = entries(ledger, family) if ledger is not None and family is not None else ()
         known = tuple(entry for entry in known if entry.args == job.args)  # of this very model
         self.evaluate = Evaluator(source, job, cluster, self.layout, known)
+        self._bounds = Bounds(
+            least=functools.cache(self.evaluate.least),
+            speed=functools.cache(self.evaluate.speed),
+            roughly=functools.cache(self.evaluate.roughly),
+        )
         self.notes += self.evaluate.hardware.assumed if self.evaluate.hardware is not None else ()
         gpu = cluster.node.gpu
         self.room = Room(
@@ -88,9 +93,8 @@ class Decider:
 
     def choose(self, space: Space) -> Choice:
         """With the chosen recipe confirmed."""
-        least = functools.cache(self.evaluate.least)
         for _ in range(TRIES):
-            choice = choose(space, self.evaluate, self.room, least=least, speed=self.evaluate.speed)
+            choice = choose(space, self.evaluate, self.room, self._bounds)
             if choice.chosen is None or self.evaluate.is_certain(choice.chosen.recipe):
                 return choice
             self.evaluate.confirm(choice.chosen.recipe)  # and look again, knowing that
@@ -110,7 +114,7 @@ class Decider:
         choice = self.best()
         if choice.chosen is None:
             raise PlanRefusedError(self._refusals(choice))
-        rungs = ladder_of(choice.chosen, self.space(), self.evaluate, self.room, vary)
+        rungs, left_out = ladder_of(choice.chosen, self.space(), self.evaluate, self.room, vary)
         recipe = choice.chosen.recipe
         speeds = itertools.accumulate((1 - rung.slower for rung in rungs), operator.mul)
         plan = self.plan.model_copy(
@@ -126,14 +130,19 @@ class Decider:
         explained = choice.explain()
         if "precision" not in self.fixed:
             explained = (*explained, f"precision: {recipe.precision}, {KEPT}")
-        return self._decision(choice.chosen, plan, explained, rungs)
+        return self._decision(choice.chosen, plan, explained, rungs, left_out)
 
     def _decision(
-        self, chosen: Candidate, plan: Plan, explained: tuple[str, ...], rungs: tuple[Rung, ...] = ()
+        self,
+        chosen: Candidate,
+        plan: Plan,
+        explained: tuple[str, ...],
+        rungs: tuple[Rung, ...] = (),
+        left_out: tuple[str, ...] = (),
     ) -> Decision:
         if misfit := self.room.misfit(chosen.estimate):
             raise PlanRefusedError([Problem("job", "recipe", misfit)])
-        model = self.evaluate.model(chosen.recipe)
+        model = self.evaluate.traces.model(chosen.recipe)
         plan = plan.model_copy(update={"estimate": chosen.estimate, "parameters": model.numel})
         return Decision(
             plan=plan,
@@ -142,12 +151,12 @@ class Decider:
             room=self.room,
             explained=explained,
             rungs=rungs,
-            notes=(*self.notes, *self._about(chosen)),
+            notes=(*self.notes, *left_out, *self._about(chosen)),
         )
 
     def _about(self, chosen: Candidate) -> list[str]:
         recipe, on_host = chosen.recipe, chosen.estimate.host_per_node
-        found = [self.evaluate.untraced] if self.evaluate.untraced is not None else []
+        found = [self.evaluate.traces.untraced] if self.evaluate.traces.untraced is not None else []
         if self.room.host is None:
             found.append(
                 f"nobody says what host memory a node has (node.memory): {format_bytes(on_host)} are needed"

@@ -42,8 +42,9 @@ def ladder_of(
     evaluate: Evaluate,
     room: Room,
     knobs: Mapping[str, Sequence[JsonValue]] | None = None,
-) -> tuple[Rung, ...]:
-    """The rungs below `chosen`, each the change of one field that loses least speed for each byte it saves.
+) -> tuple[tuple[Rung, ...], tuple[str, ...]]:
+    """The rungs below `chosen`, each the change of one field that loses least speed for each byte it saves;
+    and a line for each value of `knobs` that is none.
 
     Every rung needs less of the GPU than the one above and fits the host. `knobs`: arguments of the task with
     their values in falling order, the job's own first, such as `{"max_frames": [100, 75, 50]}`. They change
@@ -51,42 +52,55 @@ def ladder_of(
     with BatchNorm.
     """
     rungs: list[Rung] = []
+    left_out: dict[str, str] = {}
     at, args = chosen, dict[str, JsonValue]()
     while True:
         rung = None
-        for changes in _kinds_of_change(at.recipe, args, space, knobs or {}):
-            made = [_rung(evaluate(recipe, new or None), new, at, args, space) for recipe, new in changes]
+        for recipes in _kinds_of_change(at.recipe, space):
+            made = [_rung(evaluate(recipe, args or None), args, at, args, space) for recipe in recipes]
             rung = _cheapest(made, room)
             if rung is not None:
                 break
         if rung is None:
-            return tuple(rungs)
+            rung = _cheapest(_turned(at, args, evaluate, space, room, knobs or {}, left_out), room)
+        if rung is None:
+            return tuple(rungs), tuple(f"plan.vary: {name} {why}" for name, why in left_out.items())
         rungs.append(rung)
         at, args = rung.candidate, rung.args
 
 
-Change = tuple[Recipe, dict[str, JsonValue]]
-
-
-def _kinds_of_change(
-    recipe: Recipe, args: dict[str, JsonValue], space: Space, knobs: Mapping[str, Sequence[JsonValue]]
-) -> Iterator[list[Change]]:
-    """Lists of changes; a list is looked at when no change of those before it saves anything."""
+def _kinds_of_change(recipe: Recipe, space: Space) -> Iterator[list[Recipe]]:
+    """A list is looked at when nothing in those before it saves anything."""
     smaller = smaller_micro_batch(recipe, space.setting)
     fewer = [smaller] if smaller is not None else []
     same = [one for one in space.below(recipe) if can_go_on(one, recipe, space.setting)]
     if recipe.grad_sync == "last" and "grad_sync" not in space.axes:
         same += [recipe.model_copy(update={"grad_sync": "each"})]
-    if space.setting.batch_norm:
-        yield [(one, args) for one in same]
-        yield [(one, args) for one in fewer]
-    else:
-        yield [(one, args) for one in (*same, *fewer)]
-    yield [
-        (recipe, {**args, name: values[position]})
-        for name, values in knobs.items()
-        if (position := _after(values, args.get(name))) < len(values)
-    ]
+    yield from (same, fewer) if space.setting.batch_norm else ([*same, *fewer],)
+
+
+def _turned(
+    at: Candidate,
+    args: dict[str, JsonValue],
+    evaluate: Evaluate,
+    space: Space,
+    room: Room,
+    knobs: Mapping[str, Sequence[JsonValue]],
+    left_out: dict[str, str],
+) -> list[Rung]:
+    """For each knob its next value that helps. Those before it, which do not, come into `left_out`."""
+    made = []
+    for name, values in knobs.items():
+        for value in values[_after(values, args.get(name)) :]:
+            new = {**args, name: value}
+            rung = _rung(evaluate(at.recipe, new), new, at, args, space)
+            left_out.pop(f"{name} {as_yaml(value)}", None)
+            if why := _no_help(rung, room):
+                left_out[f"{name} {as_yaml(value)}"] = f"is no rung of the ladder: it {why}"
+                continue
+            made.append(rung)
+            break
+    return made
 
 
 def _after(values: Sequence[JsonValue], value: JsonValue) -> int:
@@ -123,13 +137,15 @@ def _rung(
     return Rung(candidate=candidate, args=args, saved=saved, slower=slower, words=words)
 
 
+def _no_help(rung: Rung, room: Room) -> str | None:
+    above = rung.candidate.estimate.needed + rung.saved
+    if rung.saved <= LEAST_SAVED * above:
+        saved = format_bytes(max(0, rung.saved))
+        return f"saves {saved} of {format_bytes(above)}, not more than {LEAST_SAVED:.0%}"
+    return Room(host=room.host).misfit(rung.candidate.estimate)
+
+
 def _cheapest(made: Sequence[Rung], room: Room) -> Rung | None:
-    host = Room(host=room.host)
-    helpful = [
-        rung
-        for rung in made
-        if rung.saved > LEAST_SAVED * (rung.candidate.estimate.needed + rung.saved)
-        and host.misfit(rung.candidate.estimate) is None
-    ]
+    helpful = [rung for rung in made if _no_help(rung, room) is None]
     # Of those that lose nothing the one that saves most.
     return min(helpful, key=lambda one: (max(one.slower, 0.0) / one.saved, -one.saved), default=None)

@@ -27,7 +27,7 @@ class About(NamedTuple):
     "It can compute its loss in parts."
     batch_norm: bool
     tokens_per_sample: int | None
-    "Numbers in the largest integer tensor of a sample; None when it has none."
+    "That it trains on; None when no tensor of it is a row of integers."
     blocks: bool = True
     "It names blocks, which recomputation and offload of activations work by."
 

@@ -62,13 +62,14 @@ class Space:
             for name, values in free.items()
         }
 
-    def rests(self) -> list[Recipe]:
+    @functools.cached_property
+    def rests(self) -> tuple[Recipe, ...]:
         """Every valid combination of the axes, each with the largest micro-batch that is valid here."""
-        made = []
+        made: list[Recipe] = []
         for values in itertools.product(*self.axes.values()):
             sizes = self.sizes(self.base.model_copy(update=dict(zip(self.axes, values, strict=True))))
             made += sizes[-1:]
-        return made
+        return tuple(made)
 
     def sizes(self, recipe: Recipe) -> list[Recipe]:
         """The recipe with each micro-batch that keeps the global batch and is valid, the smallest first."""

@@ -168,7 +168,8 @@ def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, ha
     """All parameters, once, in the type of the computation; from the host where they are offloaded."""
     if recipe.sharding not in SHARDED:
         return _Links()
-    whole = sum(p.numel * min(p.itemsize, _computes_in(recipe)) for p in model.parameters)
+    width = _computes_in(recipe)
+    whole = sum(count * p.numel * min(p.itemsize, width) for p, count in model.distinct)
     up = states.host.parameters if recipe.offload == "cpu" else 0
     return _Links(_ring(whole, ranks.shards(recipe), ranks, hardware), up / _pcie(hardware))
 
@@ -178,7 +179,7 @@ def _synchronise(
 ) -> _Links:
     """The gradients of one micro-batch, once: reduce-scatter over the shards, all-reduce over replicas."""
     # FSDP reduces in the type of the shards, DDP in that of the gradients: both that of the parameters.
-    whole = sum(p.nbytes for p in model.trained)
+    whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
     if recipe.sharding == "ddp":
         return _Links(2 * _ring(whole, ranks.world, ranks, hardware))
     if recipe.sharding not in SHARDED:
@@ -216,9 +217,9 @@ def _optimizer(
 ) -> tuple[float, float]:
     """Seconds of the step itself, and of the copies around it."""
     shards = ranks.shards(recipe)
-    cut = [(p, shard_of(p, shards, 0)) for p in model.trained]
-    numel = sum(shard.numel for _, shard in cut)
-    parameters = sum(shard.numel * p.itemsize for p, shard in cut)
+    cut = [(p, count * shard_of(p, shards, 0).numel) for p, count in model.distinct if p.requires_grad]
+    numel = sum(mine for _, mine in cut)
+    parameters = sum(mine * p.itemsize for p, mine in cut)
     kept = states.gpu.optimizer + states.host.optimizer + states.managed + states.nvme
     # Parameters and states are read and written, gradients read; clipping reads them, and writes them again.
     once = 2 * parameters + 2 * kept + parameters

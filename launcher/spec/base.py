@@ -86,7 +86,7 @@ def parse_seconds(text: Any) -> Any:
 def format_bytes(size: int | float) -> str:
     """Bytes -> `"47.4 GiB"` (2^30), with as many digits as matter; small sizes in MiB, KiB or B."""
     for unit, name in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if abs(size) >= unit / 10:
+        if abs(size) >= unit:
             return f"{size / unit:.4g} {name}"
     return f"{size:.4g} B"
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from launcher.spec.recipe import Recipe
 from launcher.spec.supported import unsupported
@@ -187,6 +188,8 @@ class Trainer:
     def _follow(self, recipe: Recipe) -> None:
         """Make micro-batches as a changed recipe says; nothing is built again."""
         self.task.loss_chunks = recipe.loss_chunks
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(True)  # as built: `grad_sync: each` leaves it alone
         self.data.change(recipe)
         if self.held_out is not None:
             self.held_out.micro = recipe.micro_batch_size

@@ -220,11 +220,12 @@ def test_tokens_cost_what_the_profile_says_and_the_cheapest_cluster_comes_first(
     assert asked["conclusion"] == "the cheapest: one"
 
 
-def test_the_largest_of_a_family_is_the_last_that_fits(lab: Lab) -> None:
+def test_the_largest_of_a_family_is_found_in_whatever_order_it_is_asked(lab: Lab) -> None:
     fixed = ("--set", "recipe.offload=none", "--set", "recipe.optimizer=adamw", "-c", "two.yaml")
-    asked = question(lab, *fixed, "--largest", "depth=6,12,600,6000")
+    asked = question(lab, *fixed, "--largest", "depth=12,6000,6,600")
     assert [one["fits"] for one in asked["answers"]] == [True, True, False]
-    assert asked["conclusion"] == "the largest that fits: depth=12"
+    assert [one["label"] for one in asked["answers"]] == ["depth=6", "depth=12", "depth=600"]
+    assert asked["conclusion"] == "the largest that fits: depth=12; not asked about: depth=6000"
 
 
 def test_what_does_not_fit_is_refused_with_what_would(lab: Lab) -> None:

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from launcher.memory.states import Ranks
 from launcher.memory.store import TraceStore
+from launcher.memory.trace import Trace
 from launcher.planning.cached import CachedSource
 from launcher.planning.decide import Decider, Decision
 from launcher.planning.plan import PlanRefusedError
+from launcher.planning.source import Args
 from launcher.render.shipped import clusters_dir
 from launcher.spec.base import GIB
 from launcher.spec.load import load_cluster, load_job
+from launcher.spec.recipe import Recipe
 from launcher.train.tracing.source import TaskSource
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -68,7 +72,7 @@ def test_under_ddp_the_brain_runs_out_of_memory_where_the_plan_says(plan: Plan) 
     said = refusal(decider)
     assert "memory runs out in the optimizer's update (first step)" in said and "state2 of " in said
     assert "fits: sharding: fsdp" in said
-    model = decider.evaluate.model(decider.plan.recipe)
+    model = decider.evaluate.traces.model(decider.plan.recipe)
     assert gib(3 * 2 * model.numel) == pytest.approx(46.76, abs=0.2)
     giant = max(model.parameters, key=lambda p: p.numel)
     assert gib(giant.numel) == 6.26  # one byte an element: the state that was asked for
@@ -116,3 +120,38 @@ def test_the_video_model_needs_memory_by_its_frames(plan: Plan, frames: int, lea
     """The report's 4 to 6 GB count no gradients and no states of an optimizer."""
     decision = plan("video-2b", "runpod-a6000.yaml", f"args.max_frames={frames}").decide()
     assert gib(decision.chosen.estimate.needed) > least
+
+
+def test_seven_billion_are_decided_with_five_traces(plan: Plan) -> None:
+    """Without them it takes milliseconds, with each one about a second."""
+    decider = plan("llama-7b", "slurm-a100.yaml", "recipe=auto")
+    asked: list[tuple[str, str, int, bool]] = []
+    source = decider.evaluate.source
+    trace = source.trace
+
+    def counted(recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
+        asked.append((recipe.sharding, recipe.activations, recipe.loss_chunks, exact))
+        return trace(recipe, ranks, args, exact=exact)
+
+    source.trace = counted  # type: ignore[method-assign]
+    decision = decider.decide()
+    assert decision.plan.recipe.sharding == "fsdp" and decision.plan.recipe.activations == "keep"
+    assert sorted(asked) == [
+        ("fsdp", "checkpoint", 1, False),
+        ("fsdp", "keep", 1, False),
+        ("fsdp", "keep", 1, True),
+        ("fsdp", "offload", 1, False),
+        ("fsdp", "selective", 1, False),
+    ]
+
+
+def test_rough_figures_are_never_above_those_of_a_trace(plan: Plan) -> None:
+    decider = plan("llama-tiny", "slurm-a100.yaml", "recipe=auto", "batch.global=16")
+    space, ask = decider.space(), decider.evaluate
+    rests = [one for one in space.rests if one.optimizer == "adamw" and one.offload != "nvme-optimizer"]
+    recipes = [one for rest in rests for one in space.sizes(rest)]
+    assert {one.sharding for one in recipes} == {"ddp", "fsdp", "fsdp-keep"} and len(recipes) > 100
+    for recipe in recipes:
+        rough, real = ask.roughly(recipe), ask(recipe)
+        assert rough.estimate.needed <= real.estimate.needed and rough.estimate.band == real.estimate.band
+        assert rough.speed == pytest.approx(real.speed, rel=0.01)

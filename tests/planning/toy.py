@@ -10,7 +10,7 @@ from typing import Any
 from launcher.memory.estimate import Estimate
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, host_of_node, states_of
-from launcher.planning.choice import Candidate, Choice, Room, choose
+from launcher.planning.choice import Bounds, Candidate, Choice, Room, choose
 from launcher.planning.hardware import Hardware, card_of, memory_of
 from launcher.planning.space import Space
 from launcher.planning.speed import StepTime, step_time
@@ -80,11 +80,26 @@ class Toy:
         return self.choose(self.space())
 
     def choose(self, space: Space) -> Choice:
-        return choose(space, self, self.room, least=self.least, speed=self.speed)
+        return choose(space, self, self.room, Bounds(self.least, self.speed, self.roughly))
 
     def speed(self, recipe: Recipe) -> float:
         time = self.time(recipe, self.length)
         return time.samples_per_second if time is not None else 0.0
+
+    def roughly(self, recipe: Recipe) -> Candidate:
+        """Of the states and activations alone."""
+        states = states_of(self.shapes, recipe, self.ranks)
+        tokens = self.length * recipe.micro_batch_size
+        activations = self.decoder.layers * PER_TOKEN[recipe.activations] * tokens * self.decoder.dim
+        estimate = Estimate(
+            peaks=(),
+            reserved=states.gpu.total + activations,
+            overhead=OVERHEAD,
+            host={},
+            band=0.05,
+            basis="formulas",
+        )
+        return Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, self.length))
 
     def time(self, recipe: Recipe, length: int) -> StepTime | None:
         policy = "keep" if recipe.activations == "offload" else recipe.activations

@@ -49,12 +49,14 @@ class TaskSource:
         with torch.device("meta"):
             model = task.model()
         leaves = [leaf for leaf in tree_leaves(task.example()) if isinstance(leaf, torch.Tensor)]
-        tokens = [leaf.numel() for leaf in leaves if leaf.dtype == torch.int64 and leaf.ndim == 1]
+        rows = [leaf.numel() for leaf in leaves if leaf.dtype == torch.int64 and leaf.ndim == 1]
+        # Where there is no second row of targets, they are the same tokens one further on.
+        shifted = task.counts == "tokens" and len(rows) == 1
         return About(
             on_meta=task.built_on_meta,
             loss_chunks=task.uses_loss_chunks,
             batch_norm=first_batch_norm(model) is not None,
-            tokens_per_sample=max(tokens, default=None),
+            tokens_per_sample=max(rows) - shifted if rows else None,
             blocks=next(iter(task.blocks(model)), None) is not None,
         )
 

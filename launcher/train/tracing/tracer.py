@@ -58,7 +58,7 @@ class _Imagined(Rank):
 class _Built(NamedTuple):
     model: nn.Module
     names: dict[nn.Module, str]
-    "Of the modules of the whole model."
+    "In the whole model."
     runs: tuple[Run, ...]
     blocks: dict[nn.Module, tuple[int, int]]
     "(number of the run, number of the kept block)"
@@ -140,6 +140,7 @@ class Tracer:
             model = new_model(self.task, recipe, on_meta=True)
             names = {m: name or type(m).__name__ for name, m in model.named_modules()}
             runs, blocks = ((), {}) if whole else fold(model, self.task.blocks(model))
+            names = {m: names[m] for m in model.modules()}  # those left out would be copied, too
             self._models[key] = _Built(model, names, runs, blocks)
         with suppress(Exception):
             return copy.deepcopy(self._models[key])
