@@ -48,8 +48,10 @@ def _sentence(event: dict[str, Any]) -> str | None:
     if kind == "probe" and event["micro_batch_size"] != event.get("planned"):
         return f"the probe takes micro-batch {event['micro_batch_size']} for {event['planned']}"
     if kind == "downgrade" and event.get("in_process"):
-        where = f"{event['phase']} of step {event['step']} on rank {event['rank']}"
-        return f"out of memory in {where}; going on with {event['reason']} ({event['seconds']:.1f} s)"
+        where = event.get("phase", "a step")
+        if event.get("step") is not None:
+            where += f" of step {event['step']} on rank {event['rank']}"
+        return f"out of memory in {where}; going on with {event['reason']} ({event.get('seconds', 0):.1f} s)"
     if kind == "climb":
         return f"back up: {event['reason']}"
     if kind == "handover-skipped":

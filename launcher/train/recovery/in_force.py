@@ -55,8 +55,8 @@ class InForce:
         sizes = {"planned": before.micro_batch_size, "micro_batch_size": self.recipe.micro_batch_size}
         self._event("probe", **sizes, asked=self.probe.asked, seconds=seconds)
         if self.recipe != before:
-            reason = f"{before.micro_batch_size} samples at once do not fit"
-            self._tell("downgrade", before, reason, phase="probe", seconds=seconds)
+            text = f"{before.micro_batch_size} samples at once do not fit"
+            self._tell("downgrade", before, text, phase="probe", seconds=seconds)
 
     def outgrown(self, samples: list[Any]) -> None:
         """The largest of them is larger than what the probe knows."""
@@ -104,11 +104,12 @@ class InForce:
             self.recipe, self._fitted = recipe, False
             self.apply(recipe)
 
-    def _tell(self, event: str, before: Recipe, reason: str, **fields: Any) -> None:
-        words = words_of(self.recipe, before, self.setting)
+    def _tell(self, event: str, before: Recipe, text: str, **fields: Any) -> None:
+        """`text`: what brought it about."""
+        words, text = words_of(self.recipe, before, self.setting), text.splitlines()[0]
         changes = {name: list(pair) for name, pair in self.recipe.changes_from(before).items()}
-        self._event(event, in_process=True, changes=changes, words=words, reason=reason, **fields)
-        self.rank.say(f"{event}: {words} ({reason.splitlines()[0]})")
+        self._event(event, in_process=True, changes=changes, reason=words, because=text, **fields)
+        self.rank.say(f"{event}: {words} ({text})")
 
     def _event(self, kind: str, **fields: Any) -> None:
         self.recorder.event(kind, attempt=self.rank.attempt.number, **fields)
