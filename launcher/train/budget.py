@@ -27,6 +27,7 @@ from launcher.train.where import Where
 
 VARIABLE = "TRAIN_MEMORY_BUDGET"
 MIB = 2**20
+aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
@@ -121,7 +122,8 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # its operators on the local shard come here again
         out = func(*args, **(kwargs or {}))
         # DTensor computes output shapes on fake tensors of the global size: they hold no memory.
-        if self._counting and active_fake_mode() is None:
+        # A split makes none; of something that is not in the books it is gloo's, cutting its staging buffer.
+        if self._counting and func is not aten.split.Tensor and active_fake_mode() is None:
             if isinstance(out, torch.Tensor):
                 self._count(out)
             elif out is not None:

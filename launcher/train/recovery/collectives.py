@@ -53,6 +53,8 @@ class Collectives:
         self._kind: Hashable = None
         self._issued: list[Entry] | None = None
         self._local = False
+        self._sending = False
+        "Left by an exception, it is not known whether the collective was issued."
         self._replicas, shards = replication(model)
         "The ranks that hold the same shard (hybrid)."
         # One rank on each node: FSDP2 sends nothing but all-reduces, of which `local` sees none.
@@ -65,7 +67,7 @@ class Collectives:
 
     def begin(self, kind: Hashable) -> None:
         """A new micro-batch. `kind`: what its sequence depends on, such as whether gradients meet in it."""
-        self._kind, self._issued = kind, []
+        self._kind, self._issued, self._sending = kind, [], False
         # Evaluation leaves parameters gathered, which would spare the next micro-batch a collective.
         for unit in self.units:
             unit.reshard()
@@ -81,7 +83,8 @@ class Collectives:
     @property
     def can_drain(self) -> bool:
         """Whether the rest of the micro-batch that has begun is known."""
-        return self.static and self._issued is not None and self._kind in self._known
+        known = self._issued is not None and self._kind in self._known
+        return self.static and known and not self._sending
 
     def drain(self) -> None:
         """Issue the rest of the micro-batch with zeros. First free what the failed pass held: it needs memory
@@ -120,7 +123,9 @@ class Collectives:
             others = [part for rank, part in enumerate(output.chunk(group.size())) if rank != group.rank()]
             torch._foreach_copy_(others, [own] * len(others))
         else:
+            self._sending = True
             work = _all_gather(output_tensor=output, input_tensor=own, group=group, async_op=later)
+            self._sending = False
         self._count(entry)
         return work
 
@@ -129,7 +134,9 @@ class Collectives:
     ) -> Any:
         entry = Entry("reduce-scatter", group, whole.device, whole.dtype, whole.numel(), output.numel(), op)
         if not self._local:
+            self._sending = True
             work = _reduce_scatter(output=output, input=whole, group=group, op=op, async_op=later)
+            self._sending = self._replicas is not None  # FSDP2 goes on with an all-reduce
             self._count(entry)
             return work
         output.copy_(whole.chunk(group.size())[group.rank()])
@@ -139,7 +146,8 @@ class Collectives:
         return None
 
     def _after_all_reduce(self, reduced: torch.Tensor) -> None:
-        """FSDP2 calls dist.all_reduce itself, and this directly behind it: nothing can fail in between."""
+        """FSDP2 calls dist.all_reduce itself, and this directly behind it."""
+        self._sending = False
         self._count(self._all_reduce_of(reduced))
 
     def _all_reduce_of(self, reduced: torch.Tensor) -> Entry:
