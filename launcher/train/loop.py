@@ -67,14 +67,13 @@ class Trainer:
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
         self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank)
-        self.progress = Progress(rank.device)
+        self.progress = Progress(rank.device, budget)
         self.handover = Handover(self.checkpoints, self.progress)
         if restart is not None:
             restart.handover = self.handover
         self.recorder = Recorder(rank, self.steps, self.task, budget)
         self.recovery = recovery = Recovery(self.model, rank, where, budget)
-        with budget.host_side():
-            self.progress.begin(0, recovery.undo)
+        self.progress.begin(0, recovery.undo)
         probe = Probe(
             self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
             recovery.undo, recovery.collectives,
@@ -233,8 +232,7 @@ class Trainer:
         with self.where.during("checkpoint"):
             resumed = self.handover.resume()
         step = resumed.step
-        with self.budget.host_side():
-            self.progress.begin(step, self.recovery.undo, resumed.unrecorded)
+        self.progress.begin(step, self.recovery.undo, resumed.unrecorded)
         if resumed.skipped is not None:
             self.recorder.event("handover-skipped", reason=resumed.skipped)
         if resumed.source is not None:

@@ -24,8 +24,15 @@ from runs import HERE, job, recipe
 from saves import Bits, bits, different, everywhere
 
 STEPS = 4
-PHASES = {"data": 3, "forward": 1, "backward": 4}
-"The allocation that fails; the first two of a step's data are the sums of loss and weight."
+CASES = (
+    "rank=all,step=1,phase=forward,allocation=1",
+    "rank=all,step=3,phase=backward,allocation=4",
+    "rank=all,step=3,phase=data,allocation=3",  # the first two are the sums of loss and weight
+    "rank=first,step=1,phase=backward,allocation=1",
+    "rank=first,step=3,phase=forward,allocation=5",
+    "rank=last,step=1,phase=data,allocation=3",
+    "rank=last,step=3,phase=backward,allocation=9",
+)
 
 
 class Training:
@@ -69,7 +76,7 @@ def _change(in_force: InForce, at: int, recipe: Recipe, step: int) -> None:
 
 
 def lowered(rank: Rank, folder: Path, first: Recipe, **fields: Any) -> dict[str, Any]:
-    """Every phase, on all ranks or on one, in the first step and later."""
+    """On all ranks or on one, in the first step and later."""
     fits = first.model_copy(
         update={"micro_batch_size": first.micro_batch_size // 2, "grad_accum": 2 * first.grad_accum}
     )
@@ -77,20 +84,18 @@ def lowered(rank: Rank, folder: Path, first: Recipe, **fields: Any) -> dict[str,
         step: Training(rank, folder / f"knew {step}", first, change=(step, fits), **fields) for step in (1, 3)
     }
     found: dict[str, Any] = {}
-    for who in dict.fromkeys(("all", "first", "last")[: 3 if rank.world > 1 else 1]):
-        for phase, number in PHASES.items():
-            for step in (1, 3):
-                text = f"rank={who},step={step},phase={phase},allocation={number}"
-                ours = Training(rank, folder / text, first, text, **fields)
-                downgrades = [event for event in ours.events if event["event"] == "downgrade"]
-                found[text] = {
-                    "different": everywhere(different(ours.bits, knew[step].bits)),
-                    "recipe": ours.recipe == fits,
-                    "steps": ours.steps,
-                    "events": [[one["step"], one["phase"], one["in_process"]] for one in downgrades],
-                    "seconds": max(one["seconds"] for one in downgrades) if downgrades else None,
-                    "left": ours.live - knew[step].live,
-                }
+    for text in CASES if rank.world > 1 else CASES[:3]:
+        step = int(text.split("step=")[1][0])
+        ours = Training(rank, folder / text, first, text, **fields)
+        downgrades = [event for event in ours.events if event["event"] == "downgrade"]
+        found[text] = {
+            "different": everywhere(different(ours.bits, knew[step].bits)),
+            "recipe": ours.recipe == fits,
+            "steps": ours.steps,
+            "events": [[one["step"], one["phase"], one["in_process"]] for one in downgrades],
+            "seconds": max(one["seconds"] for one in downgrades) if downgrades else None,
+            "left": ours.live - knew[step].live,
+        }
     return found
 
 

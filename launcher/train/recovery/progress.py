@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from launcher.train.budget import Budget
 from launcher.train.recovery.undo import Undo
 
 
@@ -21,7 +22,8 @@ class Progress:
 
     undo: Undo
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, budget: Budget) -> None:
+        self.budget = budget
         self.step = 0
         self.torn = False
         "An update has failed half-way: nothing here is of any step."
@@ -77,6 +79,7 @@ class Progress:
             stream.wait_event(self._event)
 
     def _take(self) -> None:
-        self.undo.take()  # it waits for no device
+        with self.budget.host_side():  # but for small buffers
+            self.undo.take()  # it waits for no device
         if self._event is not None:
             self._event.record()
