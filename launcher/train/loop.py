@@ -25,6 +25,7 @@ from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import Rank, SetupError
+from launcher.train.recovery.collectives import kind_of
 from launcher.train.recovery.handover import Handover
 from launcher.train.recovery.in_force import InForce
 from launcher.train.recovery.probe import Probe
@@ -34,7 +35,7 @@ from launcher.train.recovery.restart import Restart
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import accumulate, meets
+from launcher.train.sharding import accumulate
 from launcher.train.where import Phase, Where
 
 
@@ -156,7 +157,7 @@ class Trainer:
                     self.in_force.outgrown(self.data.samples(step, index))
                 return None
             last = index == recipe.grad_accum
-            found = recovery.attempt(meets(recipe, last=last), partial(self._micro_batch, batch, last=last))
+            found = recovery.attempt(kind_of(recipe, last=last), partial(self._micro_batch, batch, last=last))
             if found is not None:
                 loss += found[0]
                 weight += found[1]
@@ -187,6 +188,7 @@ class Trainer:
     def _follow(self, recipe: Recipe) -> None:
         """Make micro-batches as a changed recipe says; nothing is built again."""
         self.task.loss_chunks = recipe.loss_chunks
+        self.where.micro_batch = recipe.micro_batch_size
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(True)  # as built: `grad_sync: each` leaves it alone
         self.data.change(recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,12 @@ import torch.distributed as dist
 from launcher.runs.files import read_json_lines, replace_json
 from launcher.runs.layout import RunDir
 from launcher.spec.recipe import Recipe
-from launcher.train.budget import open_budget
+from launcher.train.budget import VARIABLE, MemoryBudget, open_budget
 from launcher.train.drill import Drills, parse_drills
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.recovery import descent
 from launcher.train.recovery.in_force import InForce
 from launcher.train.where import Where
 from runs import HERE, job, recipe
@@ -99,6 +101,51 @@ def lowered(rank: Rank, folder: Path, first: Recipe, **fields: Any) -> dict[str,
     return found
 
 
+def outgrown(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str, Any]:
+    """The task's example is not its longest sample. In a budget between the two, a longer one comes."""
+    limits = everywhere(_between_example_and_longest(rank, folder / "limits", asked, **fields))
+    os.environ[VARIABLE] = str(max(limits))
+    ours = Training(rank, folder / "ours", asked, task="ragged:Ragged", **{"steps": STEPS, **fields})
+    del os.environ[VARIABLE]
+    return {
+        "events": [[one["event"], one.get("phase")] for one in ours.events],
+        "sizes": [one["micro_batch_size"] for one in ours.events if one["event"] == "probe"],
+        "steps": ours.steps,
+    }
+
+
+def _between_example_and_longest(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> int:
+    """Bytes that do for `asked` with the example, and do not with the longest sample."""
+    if rank.first:
+        folder.mkdir(parents=True)
+    dist.barrier()
+    changes = {"run": RunDir(folder), "recipe": asked, "workdir": str(HERE)}
+    rank = Rank(**{**vars(rank), **changes, "job": job(task="ragged:Ragged", **fields)})
+    with MemoryBudget(2**40) as budget:
+        trainer = Trainer(rank, Where(), budget)
+        probe, found = trainer.in_force.probe, []
+        for sample in (trainer.task.example(), max(trainer.task.data("train"), key=lambda one: len(one[0]))):
+            probe.sample, low, high = sample, 0, 2**24
+            while high - low > 2**10:
+                budget.limit = (low + high) // 2
+                low, high = (low, budget.limit) if probe.fits(asked) else (budget.limit, high)
+            found.append(high)
+    assert found[0] < found[1], "else this test shows nothing"
+    return sum(found) // 2
+
+
+def climbs(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str, Any]:
+    """A failure that passes; and one that comes again."""
+    descent.CLIMB_AFTER = 3
+    once, twice = "rank=last,step=2,phase=forward", "rank=last,step=6,phase=backward"
+    found = {}
+    for name, text in {"passes": once, "comes again": f"{once};{twice}"}.items():
+        ours = Training(rank, folder / name, asked, text, **{**fields, "steps": 12})
+        changes = [one for one in ours.events if one["event"] in ("downgrade", "climb")]
+        found[name] = [[one["event"], one["step"]] for one in changes]
+    return found
+
+
 def main(out: Path) -> None:
     rank = this_rank(this_place())
     join_ranks(rank)
@@ -116,8 +163,12 @@ def main(out: Path) -> None:
             "cpu offload": recipe("fsdp", 8, offload="cpu"),
         }
     result = {name: lowered(rank, folder / name, asked, **batch) for name, asked in cases.items()}
+    further = {}
+    if rank.world == 2:
+        further["outgrown"] = outgrown(rank, folder / "outgrown", recipe("fsdp", 8), **batch)
+        further["climbs"] = climbs(rank, folder / "climbs", recipe("fsdp", 8), **batch)
     if rank.first:
-        replace_json(out, result)
+        replace_json(out, {"lowered": result, **further})
     dist.barrier()
     leave(0)
 

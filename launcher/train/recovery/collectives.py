@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from launcher.spec.recipe import Recipe
 from launcher.train.recovery.cleanup import drop_partial_sums, replication
+from launcher.train.sharding import meets
 
 # New names from torch 2.13 on, where the old ones warn.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -35,6 +37,12 @@ class Entry(NamedTuple):
     "Elements that it receives."
     operation: Any = None
     "dist.ReduceOp of those that add."
+
+
+def kind_of(recipe: Recipe, *, last: bool) -> Hashable:
+    """What the sequence of a micro-batch depends on: whether gradients meet in it, and how often a head that
+    is an FSDP unit of its own is called."""
+    return meets(recipe, last=last), recipe.loss_chunks
 
 
 class Collectives:

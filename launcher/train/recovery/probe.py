@@ -24,7 +24,7 @@ from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
 from launcher.train.recovery.cleanup import clean
-from launcher.train.recovery.collectives import Collectives
+from launcher.train.recovery.collectives import Collectives, kind_of
 from launcher.train.recovery.rehearsal import rehearsal_of
 from launcher.train.recovery.undo import Undo
 from launcher.train.scaler import LossScaler
@@ -175,7 +175,7 @@ class Probe:
         """The model to call."""
         if self.collectives is not None:
             with accumulate(self.model, recipe, last=last):
-                self.collectives.begin(meets(recipe, last=last))
+                self.collectives.begin(kind_of(recipe, last=last))
                 yield self.model
                 self.collectives.finish()
         elif isinstance(self.model, DistributedDataParallel):
