@@ -18,7 +18,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 _KEYS = (
     "rank: all, first, last or a number (default all); step: a number (default any, counted from 1); "
     f"phase: {', '.join(PHASES)}; allocation: the how manieth in that phase of that step (default 1); "
-    "micro_batch: only while the micro-batch is at least so large"
+    "micro_batch: only while the micro-batch is at least so large; attempt: only in that one, counted from 0"
 )
 
 
@@ -33,6 +33,8 @@ class Drill:
     step: int | None = None
     allocation: int = 1
     micro_batch: int = 0
+    attempt: int | None = None
+    "None: any."
 
 
 @dataclass
@@ -69,7 +71,11 @@ class Drills:
 def read_drills(rank: Rank, where: Where) -> Drills | None:
     """What the environment asks of this rank. Raises SetupError."""
     drills = parse_drills(os.environ.get(VARIABLE, ""), rank.world)
-    mine = [drill for drill in drills if drill.rank in (None, rank.number)]
+    mine = [
+        drill
+        for drill in drills
+        if drill.rank in (None, rank.number) and drill.attempt in (None, rank.attempt.number)
+    ]
     return Drills(mine, where, rank.recipe.micro_batch_size) if mine else None
 
 
@@ -82,7 +88,7 @@ def _parse(text: str, world: int) -> Drill:
     values: dict[str, str] = {}
     for part in text.split(","):
         key, _, value = (piece.strip() for piece in part.partition("="))
-        if key not in ("rank", "step", "phase", "allocation", "micro_batch"):
+        if key not in ("rank", "step", "phase", "allocation", "micro_batch", "attempt"):
             raise _wrong(text, f"{key!r} is not a key")
         if key in values:
             raise _wrong(text, f"{key} stands there twice")
@@ -96,6 +102,7 @@ def _parse(text: str, world: int) -> Drill:
         step=_number(text, "step", values["step"]) if "step" in values else None,
         allocation=_number(text, "allocation", values.get("allocation", "1")),
         micro_batch=_number(text, "micro_batch", values["micro_batch"]) if "micro_batch" in values else 0,
+        attempt=_number(text, "attempt", values["attempt"], least=0) if "attempt" in values else None,
     )
 
 
@@ -108,9 +115,9 @@ def _rank(text: str, value: str, world: int) -> int | None:
     return int(value)
 
 
-def _number(text: str, key: str, value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise _wrong(text, f"{key} is {value!r}, not a number from 1 on")
+def _number(text: str, key: str, value: str, least: int = 1) -> int:
+    if not value.isdecimal() or int(value) < least:
+        raise _wrong(text, f"{key} is {value!r}, not a number from {least} on")
     return int(value)
 
 

@@ -43,6 +43,8 @@ def partial_sums(model: nn.Module) -> list[torch.Tensor]:
 
 def _clean_fsdp(model: Any) -> None:
     state = model._get_fsdp_state()
+    if state._is_root is None:
+        return  # no pass has come as far as this model
     if state._device.type != "cpu":
         state._device_handle.synchronize()  # nothing is in flight any more: no event is to be waited for
     if hasattr(model, "reset_iter_state"):

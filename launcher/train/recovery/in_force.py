@@ -47,6 +47,9 @@ class InForce:
         rungs = micro_batches(before, self.setting)
         found = self.probe.largest(rungs)
         [lowest] = gate.highest(len(rungs) if found is None else found)
+        if off := next(filter(None, gate.everyones(self.probe.off)), None):
+            self._event("probe-skipped", reason=off)
+            return
         if lowest == len(rungs):
             self._give_up(Failure(self.rank.number, "probe", self.probe.told) if found is None else None)
         self.recovery.probed = sizes_of(self.probe.batch(1))
