@@ -28,7 +28,10 @@ def main() -> int:
             f"attempt {number}: micro-batch {size} x accumulation {accum} = {size * accum} samples per rank"
         )
 
-    title("3. Where everything lies")
+    title("3. The same again, with the probe: each rank finds out before the first step")
+    run(HERE / "demo-oom.yaml", "--set", "train.probe=auto")
+
+    title("4. Where everything lies")
     launcher("list", "--limit", "2")
     for path in sorted(second.rglob("*")):
         name = path.relative_to(second)
@@ -38,10 +41,10 @@ def main() -> int:
     return 0 if losses[-1] < losses[0] - 0.3 and len(recipes) > 1 else 1
 
 
-def run(job: Path) -> Path:
+def run(job: Path, *options: str) -> Path:
     """Start a job, follow it to its end, return its directory."""
-    print(f"$ launcher run {job.relative_to(HERE.parent)} -c local\n", flush=True)
-    launcher("run", str(job), "-c", "local")
+    print(f"$ launcher run {' '.join([str(job.relative_to(HERE.parent)), '-c local', *options])}\n", flush=True)
+    launcher("run", str(job), "-c", "local", *options)
     runs = json.loads(subprocess.check_output([*LAUNCHER, "list", "--json"]))
     return next(Path(run["path"]) for run in runs if run["name"] == job.stem)
 

@@ -161,6 +161,7 @@ class Trainer:
             if found is not None:
                 loss += found[0]
                 weight += found[1]
+            del found  # not into the next one's peak
         with self.where.during("optimizer"):
             *sums, failures = self.rank.add_up(
                 loss, weight, self.rank.stop_requested(), recovery.failure is not None

@@ -29,7 +29,8 @@ class Normed(Task):
 """
 
 
-def test_a_downgrade_stops_at_a_micro_batch_of_two(lab: Lab) -> None:
+@pytest.mark.parametrize("probe", ["never", "auto"])
+def test_a_downgrade_stops_at_a_micro_batch_of_two(lab: Lab, probe: str) -> None:
     """Parameters and gradients alone are more than the budget: no micro-batch fits."""
     lab.script(TASK, "normed.py")
     job = lab.job(
@@ -38,14 +39,19 @@ def test_a_downgrade_stops_at_a_micro_batch_of_two(lab: Lab) -> None:
         recipe={"sharding": "none", "micro_batch_size": 8},
         resources={"gpus_per_node": 0, "ranks_per_node": 1},
         env={"TRAIN_MEMORY_BUDGET": "6MiB"},
+        train={"probe": probe},
     )
     done = lab.cli("run", str(job))
     assert done.returncode == EXIT_CODES["gpu-oom"], done.stdout + done.stderr
     run = lab.newest()
-    tried = [event["recipe"]["micro_batch_size"] for event in events(run, "attempt")]
-    assert tried == [8, 4, 2]
-    assert [verdict["failure"] for verdict in verdicts(run)] == ["gpu-oom"] * 3
-    assert "the least here is 2" in verdicts(run)[-1]["then"]
+    [verdict] = verdicts(run)
+    tried = [event["changes"]["micro_batch_size"] for event in events(run, "downgrade")]
+    if probe == "never":
+        assert (verdict["phase"], tried) == ("backward", [[8, 4], [4, 2]]), "in one attempt"
+        assert "the least here is 2" in verdict["then"]
+    else:
+        assert (verdict["phase"], tried) == ("probe", [])
+        assert "no micro-batch fits" in verdict["then"]
 
 
 def test_a_micro_batch_of_one_is_refused_before_the_first_step_with_the_remedy(lab: Lab) -> None:

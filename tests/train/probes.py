@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
@@ -24,9 +23,6 @@ from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.recovery.collectives import Collectives
-from launcher.train.recovery.probe import Probe
-from launcher.train.recovery.undo import Undo
 from launcher.train.where import Where
 from runs import HERE, job, recipe
 
@@ -43,16 +39,6 @@ def trainer(rank: Rank, asked: Job, chosen: Recipe, budget: Budget | None = None
     if chosen.sharding == "none":
         torch.manual_seed(rank.number)
     return made
-
-
-def probe_of(made: Trainer) -> Probe:
-    model = made.model
-    collectives = Collectives(model, made.rank.device) if isinstance(model, FSDPModule) else None
-    with made.budget.host_side():
-        undo = Undo(model, made.rank.device)
-    return Probe(
-        model, made.task, made.optimizer, made.scaler, made.rank, made.where, made.budget, undo, collectives
-    )  # fmt: skip
 
 
 def lower(chosen: Recipe, micro: int) -> Recipe:
@@ -99,7 +85,7 @@ def untouched(rank: Rank, folder: Path, sharding: str, optimizer: str, offload: 
         losses, traces = [], list[str]()
         with MemoryBudget(PLENTY) as budget:
             made = trainer(rank, asked, chosen, budget)
-            probe = probe_of(made)
+            probe = made.in_force.probe
             for step in (1, 2, 3):
                 if probed:
                     before = bits(made)
@@ -152,7 +138,7 @@ def exact(
     answers, live = [], []
     with MemoryBudget(PLENTY) as budget:
         made = trainer(rank, asked(chosen[0]), chosen[0], budget)
-        probe = probe_of(made)
+        probe = made.in_force.probe
         gc.collect()
         before = budget.live
         slack = GLOO if sharding in SHARDED else 1
@@ -167,12 +153,9 @@ def exact(
 def _peaks(rank: Rank, asked: Job, chosen: Recipe) -> list[int]:
     with MemoryBudget(PLENTY) as budget:
         made = trainer(rank, asked, chosen, budget)
-        with budget.host_side():
-            undo = Undo(made.model, rank.device)
         peaks = []
         for step in (1, 2, 3):
             budget.take_peak()
-            undo.take()
             made.train_step(step)
             peaks.append(budget.take_peak())
     return peaks
@@ -185,7 +168,7 @@ def really(rank: Rank) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for limit in range(900_000, 2_400_001, 300_000):
         with _limited(rank, chosen, limit) as made:
-            index = probe_of(made).largest(rungs)
+            index = made.in_force.probe.largest(rungs)
         runs = []
         for one in rungs[max(0, (index or 0) - 1) :][:2] if index is not None else rungs[-1:]:
             with _limited(rank, one, limit) as made:
@@ -204,6 +187,7 @@ def _limited(rank: Rank, chosen: Recipe, limit: int) -> Iterator[Trainer]:
 
 def _steps_until_full(made: Trainer) -> int:
     """How many of three steps are complete."""
+    made.recovery.why_not = "this is about the failure"
     for step in (1, 2, 3):
         try:
             made.train_step(step)
@@ -216,7 +200,7 @@ def alone(rank: Rank, folder: Path) -> dict[str, Any]:
     """Rank 0 probes while rank 1 waits for a file that rank 0 writes when it is done."""
     done = folder / "done"
     probes = {
-        sharding: probe_of(trainer(rank, job(task="changing:ChangingTask"), recipe(sharding, 2, 2)))
+        sharding: trainer(rank, job(task="changing:ChangingTask"), recipe(sharding, 2, 2)).in_force.probe
         for sharding in ("ddp", "fsdp", "fsdp-keep")
     }
     dist.barrier()
@@ -227,7 +211,7 @@ def alone(rank: Rank, folder: Path) -> dict[str, Any]:
     deadline = time.monotonic() + 60
     while not done.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    gathering = probe_of(trainer(rank, job(task="changing:Gathering"), recipe("ddp", 2, 2)))
+    gathering = trainer(rank, job(task="changing:Gathering"), recipe("ddp", 2, 2)).in_force.probe
     if rank.first:
         found["gathering"] = [gathering.fits(gathering.rank.recipe), gathering.off]
     dist.barrier()
@@ -240,7 +224,7 @@ def timed(rank: Rank) -> dict[str, list[float]]:
     for sharding in ("none", "ddp", "fsdp"):
         asked = job(task="launcher.tasks.gpt:PydocGPT", args={"layers": 4, "dim": 128, "context": 64})
         made = trainer(rank, asked, recipe(sharding, 8 if sharding == "none" else 4, 1))
-        probe = probe_of(made)
+        probe = made.in_force.probe
         seconds: list[list[float]] = [[], []]
         for step in (1, 2, 3, 4):
             dist.barrier()

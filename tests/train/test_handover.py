@@ -72,7 +72,7 @@ def offers(*steps: int, **fields: Any) -> dict[int, Offer]:
     ("those", "reason"),
     [
         (offers(4, 4, bytes=500), None),
-        (offers(4, 4), "the state takes 1.172 KiB of the memory of node 0, where 0.9766 KiB are free for it"),
+        (offers(4, 4), "the state takes 1.172 KiB of the memory of node 0, where 1000 B are free for it"),
         (offers(4), "rank 1 did not answer"),
         (offers(4, 5), "the ranks were between steps 4 and 5"),
         (offers(2, 2, torn=True), "rank 0 was in the middle of the update of step 3"),

@@ -32,7 +32,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """Two attempts: the first ends after step 5, the second goes on after the checkpoint of step 3."""
     asked = job(
         args={"fault": "stop", "call": 5},
-        train={"checkpoint_every": 3, "trackers": ["tensorboard", "wandb"], "memory_alert": "128KiB"},
+        train={
+            "probe": "never",
+            "checkpoint_every": 3,
+            "trackers": ["tensorboard", "wandb"],
+            "memory_alert": "128KiB",
+        },
         env={"TOKEN": "nobody-elses-business"},
     )
     run = prepare(tmp_path_factory.mktemp("metrics") / "run-7", asked)

@@ -100,7 +100,8 @@ class Probe:
         completed = False
         try:
             with self._alone(recipe), self.where.during("probe"):
-                self.undo.take()
+                with self.budget.host_side():
+                    self.undo.take()
                 self._step(recipe)
             completed = True
         except _CollectiveError as error:
@@ -146,10 +147,9 @@ class Probe:
         for number in range(1, count + 1):
             with self.where.during("probe", users=True):
                 with self.budget.host_side():
-                    made = self.batch(recipe.micro_batch_size)
-                made = to_device(made, self.rank.device)
-                self.budget.track(made)
-            batch = made
+                    batch = self.batch(recipe.micro_batch_size)
+                batch = to_device(batch, self.rank.device)
+                self.budget.track(batch)
             if isinstance(self.model, DistributedDataParallel) and number == 2 and meets(recipe, last=False):
                 # In the first step, which does not have the states yet that are here already.
                 states = rehearsal.made if rehearsal is not None else 0
@@ -164,6 +164,7 @@ class Probe:
                 self.scaler.scaled(micro_loss).backward()  # type: ignore[no-untyped-call]
             loss += micro_loss.detach()
             weight += micro_weight
+            del batch
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         if gradients:
             torch.nn.utils.get_total_norm(gradients)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -25,7 +25,7 @@ from launcher.train.recovery.undo import Undo
 from launcher.train.where import Phase, Where
 
 T = TypeVar("T")
-_self_tested: dict[Hashable, str | None] = {}
+_self_tested: dict[tuple[str, str], str | None] = {}
 
 
 class Failure(NamedTuple):
@@ -62,7 +62,7 @@ class Recovery:
     def _self_test(self) -> str | None:
         """Once in a process for each way of sharding."""
         recipe = self.rank.recipe
-        key = (recipe.sharding, recipe.offload, recipe.precision)
+        key = (recipe.sharding, recipe.offload)
         if key not in _self_tested:
             mesh = next(p.device_mesh for p in self.model.parameters() if isinstance(p, DTensor))
             with self.budget.host_side():
