@@ -28,7 +28,7 @@ demo: venv ## train a small GPT on two ranks, run out of memory once, recover
 	@$(BIN)/python examples/demo.py
 
 test: venv ## every test; components that are absent are skipped with the reason
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-gpu: venv ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests $(ARGS)
@@ -49,6 +49,8 @@ bench: venv ## every benchmark, with its peer beside it; results go to benchmark
 	$(BIN)/python benchmarks/recipes.py --save
 	$(BIN)/python benchmarks/memory.py --save
 	$(BIN)/python benchmarks/memory_published.py --save
+	$(BIN)/python benchmarks/oom.py --save
+	$(BIN)/python benchmarks/oom_matrix.py --save
 
 goldens: venv ## write the golden files of every rendered template again
 	$(BIN)/python -m tests.render.update_goldens

@@ -155,6 +155,7 @@ class Tracer:
                 loss, _ = loss_of(self.task, model, arrived, rank)
                 watch.begin(backward)
                 loss.backward()  # type: ignore[no-untyped-call]
+            del arrived
             watch.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
         model.zero_grad(set_to_none=True)
         if complete:
@@ -200,7 +201,7 @@ def _pretended(world: int) -> Iterator[None]:
 
 
 def _arriving(batch: Any, watch: Watch) -> Any:
-    """A new one of its shapes; the one before is still there."""
+    """A new one of its shapes; the one before is gone."""
     made = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), batch)
     watch.arrive(made)
     return made
