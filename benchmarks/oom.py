@@ -34,6 +34,8 @@ BATCH, FITS, STEPS, LR = 16, 4, 20, 3e-4
 LATE = STEPS // 2
 "The step in which the failure is injected, where it is not the budget's own."
 
+PLENTY = 2**40
+
 Found = dict[str, Any]
 
 
@@ -70,15 +72,16 @@ Way = Callable[[], Found]
 def ways(budget: int) -> dict[str, tuple[Way, Way]]:
     """Name -> (the run, the same run that knows the answer)."""
 
-    def ours(micro: int, **more: Any) -> Way:
-        return lambda: run_launcher(budget, micro, **more)
+    def ours(micro: int, limit: int = budget, **more: Any) -> Way:
+        return lambda: run_launcher(limit, micro, **more)
 
     def late(rank: str, phase: str) -> str:
         return f"rank={rank},step={LATE},phase={phase},micro_batch={2 * FITS}"
 
-    two = {"ranks": 2, "accumulated": FITS}
+    two = {"ranks": 2, "limit": PLENTY}  # the failure is injected: the budget is that of one rank
     found = {
-        "launcher: probe": (ours(BATCH, probe="always"), ours(FITS)),
+        "launcher: probe, as planned": (ours(FITS, probe="always"), ours(FITS)),
+        "launcher: probe, two rungs lower": (ours(BATCH, probe="always"), ours(FITS)),
         "launcher: in process": (ours(BATCH), ours(FITS)),
         "launcher: in process, fsdp, one rank of two": (
             ours(2 * FITS, sharding="fsdp", fail=late("last", "backward"), **two),
@@ -130,7 +133,7 @@ def compare(name: str, way: Way, knowing: Way, rounds: int) -> Found:
 
 
 def goals_of(rows: dict[str, Found]) -> list[tuple[str, str, bool]]:
-    probe, within = rows["launcher: probe"], rows["launcher: in process, fsdp, one rank of two"]
+    probe, within = rows["launcher: probe, as planned"], rows["launcher: in process, fsdp, one rank of two"]
     restart = rows["launcher: restart, ddp, one rank of two"]
     asked, step = probe["recovery_seconds"], probe["step_seconds"]
     ours = [row for name, row in rows.items() if name.startswith("launcher")]
@@ -150,7 +153,7 @@ def goals_of(rows: dict[str, Found]) -> list[tuple[str, str, bool]]:
 
 def measured_budget() -> int:
     """Bytes between the peaks of FITS samples at once and of twice as many."""
-    peaks = [run_launcher(2**40, size)["peak"] for size in (FITS, 2 * FITS)]
+    peaks = [run_launcher(PLENTY, size)["peak"] for size in (FITS, 2 * FITS)]
     return round(sum(peaks) / 2)
 
 
@@ -162,7 +165,6 @@ def run_launcher(
     sharding: str = "none",
     probe: str = "never",
     fail: str | None = None,
-    accumulated: int | None = None,
 ) -> Found:
     """Through the command line and the supervisor, as a user's run."""
     env = {"TRAIN_MEMORY_BUDGET": f"{budget}"}
@@ -185,7 +187,7 @@ def run_launcher(
         path = Path(folder) / "job.yaml"
         path.write_text(json.dumps(job))
         seconds = timed([sys.executable, "-m", "launcher", "run", str(path), "-c", "local"], folder)
-        [run] = (Path(folder) / "launcher" / "runs").iterdir()
+        [run] = (Path(folder) / "runs").iterdir()
         return {"seconds": seconds, **story_of(run)}
 
 

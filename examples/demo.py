@@ -43,7 +43,8 @@ def main() -> int:
 
 def run(job: Path, *options: str) -> Path:
     """Start a job, follow it to its end, return its directory."""
-    print(f"$ launcher run {' '.join([str(job.relative_to(HERE.parent)), '-c local', *options])}\n", flush=True)
+    words = " ".join(["launcher run", str(job.relative_to(HERE.parent)), "-c local", *options])
+    print(f"$ {words}\n", flush=True)
     launcher("run", str(job), "-c", "local", *options)
     runs = json.loads(subprocess.check_output([*LAUNCHER, "list", "--json"]))
     return next(Path(run["path"]) for run in runs if run["name"] == job.stem)
