@@ -119,13 +119,5 @@ class _FusedGather(AllGather):
         return work
 
 
-class _FusedReduce(ReduceScatter):
-    def __init__(self, collectives: Collectives, fuse: _Fuse) -> None:
-        super().__init__(collectives)
-        self.fuse = fuse
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.fuse()
-        work = super().__call__(*args, **kwargs)
-        self.fuse()
-        return work
+class _FusedReduce(_FusedGather, ReduceScatter):
+    pass
