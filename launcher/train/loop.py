@@ -159,7 +159,7 @@ class Trainer:
         for index, batch in enumerate(self._made(self.data.micro_batches(step), "data"), start=1):
             if recovery.must_discard(batch, recipe.micro_batch_size):
                 if recovery.outgrows(batch, recipe.micro_batch_size):
-                    self.in_force.outgrown(self.data.samples(step, index))
+                    self.in_force.outgrown(batch, self.data.samples(step, index))
                 return None
             last = index == recipe.grad_accum
             found = recovery.attempt(

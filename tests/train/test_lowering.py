@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from launcher.train.recovery.recovery import Recovery
 from tests.train.runs import measure
 
 
@@ -54,3 +56,16 @@ def test_a_failure_that_passed_is_forgiven_once(measured: dict[str, Any]) -> Non
         pytest.skip("tried on two ranks")
     assert found["passes"] == [["downgrade", 2], ["climb", 5]]
     assert found["comes again"] == [["downgrade", 2], ["climb", 5], ["downgrade", 6]]
+
+
+def test_a_batch_that_was_met_once_is_no_surprise_again_whichever_of_its_tensors_is_long() -> None:
+    recovery = Recovery.__new__(Recovery)
+    recovery.probed = None
+    wide, long = (torch.zeros(4, 9), torch.zeros(4, 2)), (torch.zeros(4, 3), torch.zeros(4, 5))
+    recovery.meets(wide, 4)
+    assert not recovery.outgrows(wide, 4) and recovery.outgrows(long, 4)
+    recovery.meets(long, 4)
+    square = (torch.zeros(4, 9), torch.zeros(4, 5), torch.zeros(4, 4))  # one more tensor, of size 4 x 4
+    assert not recovery.outgrows(wide, 4) and not recovery.outgrows(long, 4) and recovery.outgrows(square, 4)
+    recovery.meets(square, 4)
+    assert not recovery.outgrows(square, 4)

@@ -52,8 +52,8 @@ class InForce:
             return
         if lowest == len(rungs):
             self._give_up(Failure(self.rank.number, "probe", self.probe.told) if found is None else None)
-        self.recovery.probed = sizes_of(self.probe.batch(1))
         self._take(rungs[lowest])
+        self.recovery.meets(self.probe.batch(self.recipe.micro_batch_size), self.recipe.micro_batch_size)
         seconds = round(time.perf_counter() - began, 3)
         sizes = {"planned": before.micro_batch_size, "micro_batch_size": self.recipe.micro_batch_size}
         self._event("probe", **sizes, asked=self.probe.asked, seconds=seconds)
@@ -61,8 +61,9 @@ class InForce:
             text = f"{before.micro_batch_size} samples at once do not fit"
             self._tell("downgrade", before, text, phase="probe", seconds=seconds)
 
-    def outgrown(self, samples: list[Any]) -> None:
-        """The largest of them is larger than what the probe knows."""
+    def outgrown(self, batch: Any, samples: list[Any]) -> None:
+        """The batch of these samples is larger than what the probe knows: it takes the largest next."""
+        self.recovery.meets(batch, len(samples))
         self.probe.sample = max(samples, key=lambda one: sum(sizes_of(self.probe.task.collate([one]))))
 
     def lower(self, step: int) -> None:

@@ -128,6 +128,13 @@ class Recovery:
             size > most * micro_batch_size for size, most in zip(sizes, self.probed, strict=True)
         )
 
+    def meets(self, batch: Any, micro_batch_size: int) -> None:
+        """From here on no batch of these sizes is a surprise, nor of any before: one sample may be the
+        longest in one tensor and another one in another."""
+        sizes = [-(-size // micro_batch_size) for size in sizes_of(batch)]
+        before = self.probed if self.probed is not None and len(self.probed) == len(sizes) else sizes
+        self.probed = [max(pair) for pair in zip(sizes, before, strict=True)]
+
     def discard(self) -> None:
         """On every rank: as the step began."""
         clean(self.model)
