@@ -87,7 +87,9 @@ def measured(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     answer: dict[str, Any] = {"peaks": {**where.peaks, "resume": resumed(rank, case)}}
     if case.get("profile"):
-        answer["profiled"] = profiled(trainer_of(rank, case, Where(), Unlimited()))
+        trainer = trainer_of(rank, case, Where(), Unlimited())
+        trainer._keeps_gradients = False  # as under a budget, which the estimate is of
+        answer["profiled"] = profiled(trainer)
     return answer
 
 
