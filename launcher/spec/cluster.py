@@ -118,6 +118,8 @@ class Cluster(Value):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     description: str = ""
     scheduler: Literal["local", "slurm", "runpod"]
+    login: str | None = Field(None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$")
+    "The login node, as `ssh` takes it (user@host, or a name of your ssh config); left out, this host."
     max_nodes: PositiveInt = 1
     node: Node = Node()
     network: Network = Network()
@@ -136,6 +138,8 @@ class Cluster(Value):
             raise ValueError("scheduler: runpod needs a `runpod:` section with at least gpu_id")
         if self.scheduler == "runpod" and self.node.gpu is None:
             raise ValueError("scheduler: runpod needs `node.gpu` (type, count, memory)")
+        if self.login is not None and self.scheduler != "slurm":
+            raise ValueError(f"`login:` is given but scheduler is {self.scheduler}")
         for section in ("slurm", "runpod"):
             if getattr(self, section) is not None and self.scheduler != section:
                 raise ValueError(f"`{section}:` is given but scheduler is {self.scheduler}")
