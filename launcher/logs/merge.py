@@ -27,7 +27,7 @@ MEMORY = 40 * 2**20
 # Bytes read at once, least and most.
 _BLOCKS = (8 * 2**10, 256 * 2**10)
 # Lines sorted at once.
-_WINDOW = int(__import__("os").environ.get("W", "98304"))
+_WINDOW = 96 * 2**10
 # Lines of one source in a window.
 _MAX_TAKE = 4096
 

@@ -12,12 +12,18 @@ from launcher.runs.layout import AttemptDir, RunDir
 from launcher.supervise.attempt import Ended, NodePlace
 
 HEARTBEAT_SECONDS = 2.0
+HEARTBEATS_PER_SECOND = 50
+"Of all nodes together: each one replaces a file on the shared file system, whose servers count them."
 LOST_SECONDS = 60.0
 "Without a new heartbeat for this long a node counts as lost; a network file system shows it late."
+LOST_HEARTBEATS = 4
+"... or for so many of them, where many nodes beat slowly."
 START_SECONDS = 600.0
 "For node 0 to open the first attempt, on a cluster whose nodes start one after the other."
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0
+LOOKS_PER_SECOND = 100
+"At the nodes' files, by node 0."
 
 
 class NodesError(Exception):
@@ -37,6 +43,9 @@ class Nodes:
         self.run, self.place, self.write, self.asked_to_stop = run, place, write, asked_to_stop
         # A requeued job has another port base, so files of its earlier life do not confuse it.
         self.incarnation = f"{place.rendezvous_host}:{place.port_base}"
+        self.beats_every = max(HEARTBEAT_SECONDS, place.count / HEARTBEATS_PER_SECOND)
+        self.lost_after = max(LOST_SECONDS, LOST_HEARTBEATS * self.beats_every)
+        self._looks_every = max(LOOK_SECONDS, place.count / LOOKS_PER_SECOND)
         self._last_beat = 0.0
         self._next_look = 0.0
         # (attempt, node) -> (its newest heartbeat, when it appeared by our clock): clocks of nodes differ.
@@ -68,7 +77,7 @@ class Nodes:
 
     def beat(self, attempt: AttemptDir) -> None:
         """Show that this node is alive; cheap to call often."""
-        if self.several and time.monotonic() > self._last_beat + HEARTBEAT_SECONDS:
+        if self.several and time.monotonic() > self._last_beat + self.beats_every:
             self._last_beat = time.monotonic()
             self.write(self._file(attempt, self.place.rank, "alive"), {"time": time.time()})
 
@@ -81,12 +90,12 @@ class Nodes:
     def in_trouble(self, attempt: AttemptDir) -> bool:
         """Another node ended badly or is lost: to wait for it in a collective would be in vain.
 
-        Node 0 looks at every node about once a second and tells the others through one file: with many
-        nodes the shared file system must not be asked by all about all.
+        Node 0 looks at every node about once a second (less often where there are hundreds) and tells the
+        others through one file: the shared file system must not be asked by all about all.
         """
         if not self.several or time.monotonic() < self._next_look:
             return False
-        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._next_look = time.monotonic() + self._looks_every
         abort = attempt.path / "nodes" / "abort.json"
         if not self.leader:
             return abort.exists() or self._lost(attempt, 0)
@@ -134,12 +143,12 @@ class Nodes:
         time.sleep(POLL_SECONDS)
 
     def _lost(self, attempt: AttemptDir, node: int) -> bool:
-        """No new heartbeat for LOST_SECONDS, counted from the first look."""
+        """No new heartbeat for `lost_after` seconds, counted from the first look."""
         beat = read_json(self._file(attempt, node, "alive"))
         key = (attempt.number, node)
         if key not in self._heard or self._heard[key][0] != beat:
             self._heard[key] = (beat, time.monotonic())
-        return node != self.place.rank and time.monotonic() > self._heard[key][1] + LOST_SECONDS
+        return node != self.place.rank and time.monotonic() > self._heard[key][1] + self.lost_after
 
     def _file(self, attempt: AttemptDir, node: int, kind: str) -> Path:
         return attempt.path / "nodes" / f"node-{node:02d}.{kind}.json"

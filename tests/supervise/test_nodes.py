@@ -18,6 +18,7 @@ from launcher.supervise.nodes import Nodes, NodesError
 def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Nodes]:
     monkeypatch.setattr(module, "LOST_SECONDS", 0.6)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LOOKS_PER_SECOND", 1e9)
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
     run = RunDir(tmp_path)
     return [

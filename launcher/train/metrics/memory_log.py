@@ -14,10 +14,15 @@ from launcher.train.metrics.notes import Notes
 from launcher.train.rank import Rank
 
 SECONDS_BETWEEN_WRITES = 1.0
+WRITES_PER_SECOND = 100
+"Of all ranks together: each one opens a file on the shared file system."
 
 
 class MemoryLog:
-    """Writes about once a second, and at an alert. A full disk costs lines, not the training."""
+    """Writes about once a second (less often on hundreds of ranks), and at an alert.
+
+    A full disk costs lines, not the training.
+    """
 
     def __init__(self, rank: Rank, meter: Meter, notes: Notes) -> None:
         self.rank, self.meter, self.notes = rank, meter, notes
@@ -26,6 +31,7 @@ class MemoryLog:
         self.alerts = Alerts(threshold, rank.recipe, capacity)
         self._lines: list[dict[str, Any]] = []
         self._written = float("-inf")
+        self._writes_every = max(SECONDS_BETWEEN_WRITES, rank.world / WRITES_PER_SECOND)
 
     def step(self, step: int) -> Reading:
         reading = self.meter.read()
@@ -34,7 +40,7 @@ class MemoryLog:
         for alert in alerts:
             self.notes.line(alert.text)
             self.notes.event(alert.event, rank=self.rank.number, step=step, **alert.fields)
-        if alerts or time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
+        if alerts or time.monotonic() - self._written >= self._writes_every:
             self.write()
         return reading
 
