@@ -28,7 +28,7 @@ demo: venv ## train a small GPT on two ranks, run out of memory once, recover
 	@$(BIN)/python examples/demo.py
 
 test: venv ## every test; components that are absent are skipped with the reason
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(ARGS)
 
 test-gpu: venv ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests $(ARGS)

@@ -11,6 +11,19 @@ from launcher.runs.layout import RunDir
 from launcher.supervise.process import end_processes, processes_of
 from tests.lab import Lab, supervisor_pid
 
+LONGEST = ["slurm", "train", "e2e", "memory", "cli", "supervise"]
+"Folders whose files take longest, that first."
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: when several workers share the files, the last one decides when all is done."""
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
+
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
