@@ -71,7 +71,10 @@ def assess(
         room = max(0, around.gpu.memory - reserved - sum(outside.values()))
         host["paged states without room on the GPU"] = ranks.per_node * max(0, states.managed - room)
     if not ranks.on_gpu:
-        host = {"tensors of the ranks": ranks.per_node * allocated, **host}
+        # Where nothing bounds a rank's memory the loop lets gradients stay through the next forward pass.
+        kept = ranks.per_node * states.gpu.gradients
+        tensors = {"tensors of the ranks": ranks.per_node * allocated, "gradients of the step before": kept}
+        host = {**tensors, **host}
     return Estimate(
         peaks=peaks,
         reserved=reserved,
