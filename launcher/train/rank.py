@@ -72,7 +72,9 @@ class Rank(Place):
             print(text, flush=True)
 
     def stop_requested(self) -> bool:
-        return self.stop_file.exists()
+        """Only rank 0 looks: every rank hears of it with the step's sums, and a shared file system is spared
+        a look of each rank at each step."""
+        return self.first and self.stop_file.exists()
 
     def add_up(self, *values: torch.Tensor | float) -> list[float]:
         """Sum of each value over all ranks, in fp64, by one collective."""

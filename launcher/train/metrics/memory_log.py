@@ -29,6 +29,7 @@ class MemoryLog:
         capacity = meter.capacity
         threshold = threshold_bytes(rank.job.train.memory_alert, capacity) if capacity else None
         self.alerts = Alerts(threshold, rank.recipe, capacity)
+        self._made = False
         self._lines: list[dict[str, Any]] = []
         self._written = float("-inf")
         self._writes_every = max(SECONDS_BETWEEN_WRITES, rank.world / WRITES_PER_SECOND)
@@ -52,7 +53,9 @@ class MemoryLog:
             return
         path = self.rank.attempt.memory(self.rank.number)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._made:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._made = True
             append_json(path, *lines)
         except OSError as error:
             self.notes.complain(error)

@@ -23,6 +23,8 @@ from launcher.train.rank import Rank
 from launcher.train.where import Where
 
 SECONDS_BETWEEN_LOOKS = 1.0
+LOOKS_PER_SECOND = 100
+"Of all ranks together, at a file that is shared."
 MAX_ENTRIES = 100_000
 "Allocations and frees that a GPU's history keeps, the newest ones; some KB each with their stacks."
 
@@ -187,8 +189,10 @@ class Snapshots:
                 self.recording.start()
 
     def _asked(self) -> bool:
-        """Look about once a second whether there is another request, for this rank or for all."""
-        if time.monotonic() - self._looked < SECONDS_BETWEEN_LOOKS:
+        """Look about once a second (less often on hundreds of ranks) whether there is another request, for
+        this rank or for all."""
+        every = max(SECONDS_BETWEEN_LOOKS, self.rank.world / LOOKS_PER_SECOND)
+        if time.monotonic() - self._looked < every:
             return False
         self._looked = time.monotonic()
         request = read_record(self.rank.attempt.snapshot_request)
