@@ -9,6 +9,7 @@ from launcher.logs.files import RankFile
 from launcher.logs.merge import Source, merge
 
 POLL = 0.15  # seconds between two looks; a line is shown at most this much and one read after it was written
+STATS_PER_SECOND = 5000  # of files, where a run has so many that a look at all of them takes longer
 
 
 class Follower:
@@ -52,4 +53,4 @@ class Follower:
             yield b"", []
             if last:
                 return
-            time.sleep(POLL)
+            time.sleep(max(POLL, len(self._sources) / STATS_PER_SECOND))
