@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
@@ -128,6 +128,8 @@ def records(answers: Mapping[str, Answer]) -> Records:
     for id_ in past.keys() | live.keys():
         if id_ in live:
             jobs[id_] = _with_past(live[id_], past.get(id_))
+        elif "[" in id_:  # accounting has the waiting tasks of an array in one line: `123_[2-9%4]`
+            jobs.update({one: replace(past[id_], id=one) for one in _tasks(id_) if controller})
         elif past[id_].state in _ALIVE and not controller:
             jobs[id_] = replace(past[id_], state=RUNAWAY)
         else:
@@ -135,12 +137,34 @@ def records(answers: Mapping[str, Answer]) -> Records:
     for name, answer in answers.items():
         if name.startswith("scontrol ") and answer.code == 0:
             for id_, code, signal, restarts in _of_scontrol(answer.out):
-                if id_ in live:
+                if id_ in live and live[id_].state in _BEFORE_END:
+                    jobs[id_] = replace(jobs[id_], restarts=restarts)
+                elif id_ in live:
                     jobs[id_] = replace(jobs[id_], exit_code=code, signal=signal, restarts=restarts)
     return Records(jobs, controller, accounting)
 
 
 _ALIVE = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")
+_WAITING = (
+    "PENDING",
+    "REQUEUE_HOLD",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "EXPEDITING",
+)
+_BEFORE_END = (*_WAITING, *_ALIVE, "CONFIGURING", "POWER_UP_NODE", "SIGNALING", "STOPPED", "UPDATE_DB")
+
+
+def _tasks(id_: str) -> Iterator[str]:
+    """The jobs of `123_[0-6:2,9%4]`."""
+    array, _, listed = id_.rstrip("]").partition("_[")
+    for part in listed.partition("%")[0].split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if found is not None:  # a list that is too long ends in `...`
+            first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+            yield from (f"{array}_{task}" for task in range(first, last + 1, step))
 
 
 def _with_past(live: JobRecord, past: JobRecord | None) -> JobRecord:
@@ -174,7 +198,7 @@ def _of_squeue(line: str) -> JobRecord | None:
     if len(values) < len(_SQUEUE):
         return None
     job = _common(values)
-    waits = job.state in ("PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUED")
+    waits = job.state in _WAITING
     return replace(
         job,
         reason=_given(values["reason"]) if waits else "",
@@ -193,6 +217,8 @@ def _of_sacct(line: str) -> JobRecord | None:
     state, _, by = values["state"].partition(" by ")
     code, signal = _exit(values["exit"])
     job = _common({**values, "state": state})
+    if job.state in _BEFORE_END:
+        return job
     return replace(job, exit_code=code, signal=signal, cancelled_by=_whole(by))
 
 
