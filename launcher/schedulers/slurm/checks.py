@@ -25,7 +25,7 @@ class Findings:
 def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str) -> Findings:
     """`script`: the rendered job.sbatch. Raises LoginError."""
     paths = _paths(cluster, job)
-    answers = ask(login, {**questions(), **_questions(script, [path for path, _ in paths])})
+    answers = ask(login, {**questions(), **_questions(cluster, script, [path for path, _ in paths])})
     here = site(answers)
     told = answers["test"]
     if "Unable to contact slurm controller" in told.err or told.code == NOT_FOUND:
@@ -61,13 +61,20 @@ _PASSES = re.compile(
 )
 
 
-def _questions(script: str, paths: list[str]) -> dict[str, list[str]]:
-    return {
+def _questions(cluster: Cluster, script: str, paths: list[str]) -> dict[str, list[str]]:
+    asked = {
         "test": ["sh", "-c", _TEST, "sh", script],
         "paths": ["sh", "-c", _LOOK, "sh", *paths],
-        "pyxis": ["sh", "-c", "srun --help | grep -c -- --container-image"],
-        "apptainer": ["sh", "-c", "command -v apptainer"],
     }
+    if cluster.container.runtime in _RUNTIMES:
+        asked["runtime"] = ["sh", "-c", _RUNTIMES[cluster.container.runtime]]
+    return asked
+
+
+_RUNTIMES = {
+    "pyxis": "srun --help | grep -q -- --container-image",
+    "apptainer": "command -v apptainer",
+}
 
 
 def _last_line(answer: Answer) -> str:
@@ -107,7 +114,7 @@ def _path_warnings(
         if seen.startswith("-") and field != "paths.runs":
             yield f"{field}: {path} is not there on the login node; the nodes must have it"
     runtime = cluster.container.runtime
-    if runtime == "pyxis" and answers["pyxis"].code != 0:
+    if runtime == "pyxis" and answers["runtime"].code != 0:
         yield "container.runtime: this srun does not know --container-image; the nodes' must (pyxis plugin)"
-    if runtime == "apptainer" and answers["apptainer"].code != 0 and not cluster.setup:
+    if runtime == "apptainer" and answers["runtime"].code != 0 and not cluster.setup:
         yield "container.runtime: no apptainer command here; the nodes must have it, or `setup:` load it"

@@ -96,7 +96,7 @@ class Request:
                 yield f"slurm.gres_type: no node of {where} has GPUs of type {type_}; there are {there}"
                 return
             if _count(fits) < need:
-                asked = f"{gpus} GPUs{f' of type {type_}' if type_ else ''} on each of {need} nodes"
+                asked = f"{gpus} GPUs{f' of type {type_}' if type_ else ''} on {_nodes_words(need)}"
                 yield f"resources.gpus_per_node: {asked} asked for; {where} has {', '.join(offered)}"
                 return
             groups = fits
@@ -181,7 +181,7 @@ class Request:
                 f" {format_duration(default)}"
             )
         usable = _count([group for group in groups if group.usable])
-        if groups and usable < self.plan.layout.nodes:
+        if usable < self.plan.layout.nodes <= _count(groups):
             yield f"only {usable} nodes of partition {partition.name} are up: the job will wait for more"
         yield from self._gpu_memory(groups)
         yield from self._host_memory(partition, groups)
@@ -253,6 +253,10 @@ _NAMES = {"node": "nodes", "gres/gpu": "GPUs"}
 
 def _features(groups: list[Nodes]) -> frozenset[str]:
     return frozenset().union(*(group.features for group in groups))
+
+
+def _nodes_words(count: int) -> str:
+    return "one node" if count == 1 else f"each of {count} nodes"
 
 
 def _count(groups: list[Nodes]) -> int:

@@ -84,7 +84,7 @@ class Site:
     nodes: tuple[Nodes, ...] = ()
     config: Mapping[str, str] = field(default_factory=dict)
     qos: Mapping[str, Row] | None = None
-    "None where the cluster keeps no accounting, or it does not answer."
+    "None where nothing is enforced, the cluster keeps no accounting, or it does not answer."
     associations: tuple[Row, ...] | None = None
     "Of this user, and of the accounts (those have no User)."
 
@@ -106,19 +106,23 @@ class Site:
         return next((one for one in self.partitions.values() if one.default), None)
 
 
-_USER = 'user="$(id -un)"'
 _SINFO = "%R|%G|%c|%m|%T|%D|%N|%f"
+# Where nothing is enforced, limits mean nothing; and slurmdbd can take its time.
+_ENFORCED = (
+    "scontrol show config | grep -Eq '^AccountingStorageEnforce *= *(none|[(]null[)])' && exit 3; exec"
+)
 
 
 def questions() -> dict[str, list[str]]:
     """For `login.ask`. sacctmgr prints its columns' names, which differ little from version to version."""
+    show = f"{_ENFORCED} sacctmgr --parsable2 show"
     return {
         "partitions": ["scontrol", "--oneliner", "show", "partition"],
         "nodes": [*CLEAN, "sinfo", "--noheader", "--exact", f"--format={_SINFO}"],
         "config": ["scontrol", "show", "config"],
-        "qos": ["sacctmgr", "--parsable2", "show", "qos"],
-        "associations": ["sh", "-c", f"exec sacctmgr --parsable2 show assoc where {_USER}"],
-        "accounts": ["sacctmgr", "--parsable2", "show", "assoc", "where", "user="],
+        "qos": ["sh", "-c", f"{show} qos"],
+        "associations": ["sh", "-c", f'{show} assoc where user="$(id -un)"'],
+        "accounts": ["sh", "-c", f"{show} assoc where user="],
     }
 
 
