@@ -1,4 +1,4 @@
-"""A first profile of a site, from what its Slurm and its login node say: one for each partition and GPU type."""
+"""A first profile of a site, from what its Slurm and login node say: one for each partition and GPU type."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from launcher.planning.hardware import Card, memory_of
 from launcher.schedulers.slurm.cards import likely_cards
 from launcher.schedulers.slurm.login import Answer, Login, LoginError, ask
-from launcher.schedulers.slurm.site import MIB, Nodes, Partition, Site, questions, site
-from launcher.spec.base import GIB, format_duration
+from launcher.schedulers.slurm.site import MIB, Nodes, Partition, Site, default_memory, questions, site
+from launcher.spec.base import GIB, format_bytes, format_duration
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,10 @@ def _choices(here: Site, partition: Partition, device: str, device_memory: int) 
             continue
         counts: dict[int, int] = {}
         for group in same:
-            gpus = dict(group.gpus).get(type_, 0) if type_ is not None else 0
+            gpus = _of_type(group, type_)
             counts[gpus] = counts.get(gpus, 0) + group.count
         gpus = max(counts, key=lambda count: (counts[count], count))
-        alike = [
-            group for group in same if (dict(group.gpus).get(type_, 0) if type_ is not None else 0) == gpus
-        ]
+        alike = [group for group in same if _of_type(group, type_) == gpus]
         features = frozenset.intersection(*(group.features for group in alike))
         cards = likely_cards(type_ or "", features)
         own = bool(device) and gpus > 0 and (not type_ or _names_device(type_, device))
@@ -137,6 +135,10 @@ def _choices(here: Site, partition: Partition, device: str, device_memory: int) 
             device=device if own else "",
             device_memory=device_memory if own else 0,
         )
+
+
+def _of_type(group: Nodes, type_: str | None) -> int:
+    return 0 if type_ is None else dict(group.gpus)[type_]
 
 
 def _names_device(gres_type: str, device: str) -> bool:
@@ -169,7 +171,7 @@ def as_yaml(found: Found, choice: Choice) -> str:
 
 def _head(found: Found, choice: Choice) -> Iterator[str]:
     version = found.site.version or "of unknown version"
-    yield f"# Written by `launcher clusters detect` from what Slurm {version} said. Lines with CHECK were guessed."
+    yield f"# By `launcher clusters detect`, from what Slurm {version} said. Lines with CHECK are guesses."
     others = [one.words for one in found.choices if one is not choice]
     if others:
         yield "# Other ways to use this site, each a profile of its own (--partition, --gpu):"
@@ -204,8 +206,9 @@ def _gpu(choice: Choice) -> Iterator[str]:
         yield f"    type: {_text(choice.card.label)}   # Slurm calls it {said}{check}"
         yield f"    memory: {_size(memory_of(choice.card))}   # what a process can use"
     else:
-        yield f"    type: {_text(choice.gres_type or 'GPU')}   # CHECK: Slurm says {said}; see `nvidia-smi -L` on a node"
-        yield f"    memory: {_slice(choice.gres_type)}   # CHECK: `nvidia-smi --query-gpu=memory.total --format=csv`"
+        yield f"    # CHECK: Slurm says {said}; see `nvidia-smi --query-gpu=name,memory.total --format=csv` on a node"
+        yield f"    type: {_text(choice.gres_type or 'GPU')}"
+        yield f"    memory: {_slice(choice.gres_type)}"
 
 
 def _slice(gres_type: str) -> str:
@@ -225,22 +228,17 @@ def _paths(found: Found) -> Iterator[str]:
     root = found.scratch or found.home
     yield "paths:"
     yield f"  runs: {_text(f'{root}/launcher-runs')}   # CHECK: on a file system that all nodes see"
-    yield f"  python: {_text(found.python or 'python3')}   # CHECK: has launcher[train]; the same path on every node"
+    yield "  # CHECK: has launcher[train]; the same path on every node"
+    yield f"  python: {_text(found.python or 'python3')}"
     yield "# setup:"
     yield "#   - module load cuda   # shell of yours, run by the batch script before the nodes start"
 
 
 def _slurm(found: Found, choice: Choice) -> Iterator[str]:
     partition, here = choice.partition, found.site
-    yield "# network.interface stays unset: NCCL and gloo choose. network.inter_node (e.g. 400Gb/s) helps `launcher plan`."
+    yield "# network.interface stays unset: NCCL and gloo choose. `launcher plan` would like network.inter_node."
     yield "slurm:"
-    longest = partition.max_time
-    limit = (
-        "no time limit"
-        if longest in (None, float("inf"))
-        else f"at most {format_duration(longest or 0)} for a job"
-    )
-    yield f"  partition: {_text(partition.name)}   # {limit}; a longer training goes on in the next job by itself"
+    yield f"  partition: {_text(partition.name)}   # {_limit(partition)}"
     yield from _account(here)
     if choice.gpus:
         old = here.config.get("SelectType", "").endswith("cons_res")
@@ -250,10 +248,21 @@ def _slurm(found: Found, choice: Choice) -> Iterator[str]:
     if partition.exclusive:
         yield "  exclusive: true   # the partition gives whole nodes only"
     if partition.preempt_mode not in ("", "OFF"):
-        yield f"  # Jobs here can be preempted (PreemptMode={partition.preempt_mode}): they go on from their last checkpoint."
+        yield f"  # Jobs here can be preempted ({partition.preempt_mode}): they go on from their last checkpoint."
     if here.config.get("JobRequeue") == "0":
         yield "  # The site does not requeue jobs (JobRequeue=0): a run goes on in a new job."
     yield "  signal_seconds: 180   # for a checkpoint before the time limit"
+    default = default_memory(here, partition, choice.cpus)
+    if default is not None and not partition.exclusive and default[0] < choice.memory // 2:
+        yield f"  # A job that asks for no memory gets {format_bytes(default[0])} of a node ({default[1]}): give"
+        yield "  # resources.memory_per_node in the job, or here `extra: {mem: 0}` for all of it."
+
+
+def _limit(partition: Partition) -> str:
+    if partition.max_time is None or partition.max_time == float("inf"):
+        return "no time limit"
+    longest = format_duration(partition.max_time)
+    return f"at most {longest} for a job; a longer training goes on in the next one by itself"
 
 
 def _account(here: Site) -> Iterator[str]:

@@ -11,7 +11,7 @@ from launcher.planning.hardware import memory_of
 from launcher.planning.plan import Plan
 from launcher.schedulers.slurm.cards import likely_cards
 from launcher.schedulers.slurm.records import duration
-from launcher.schedulers.slurm.site import MIB, Nodes, Partition, Row, Site
+from launcher.schedulers.slurm.site import Nodes, Partition, Row, Site, default_memory
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.cluster import Cluster, Slurm
 from launcher.spec.job import Job
@@ -79,11 +79,8 @@ class Request:
 
     def _nodes(self, partition: Partition) -> Iterator[str]:
         """The first thing that leaves too few nodes, so that the message names one cause."""
-        groups, need, where = (
-            self.site.of(partition.name),
-            self.plan.layout.nodes,
-            f"partition {partition.name}",
-        )
+        groups, where = self.site.of(partition.name), f"partition {partition.name}"
+        need = min(self.plan.layout.nodes, partition.node_count)  # too many nodes have their own message
         if not groups:
             return
         gpus = self.plan.layout.gpus_per_node if self.slurm.gpu_request != "none" else 0
@@ -232,14 +229,8 @@ class Request:
             return resources.memory_per_node, "resources.memory_per_node"
         if slurm.exclusive or any(name in slurm.extra for name in ("mem", "mem-per-cpu", "mem-per-gpu")):
             return None, ""
-        for fields in (partition.fields, self.site.config):
-            node, cpu = fields.get("DefMemPerNode", ""), fields.get("DefMemPerCPU", "")
-            if node.isdigit() and int(node):
-                return int(node) * MIB, f"DefMemPerNode={node}"
-            if cpu.isdigit() and int(cpu):
-                cpus = resources.cpus_per_node or self._share_of_cpus()
-                return int(cpu) * cpus * MIB, f"DefMemPerCPU={cpu} for {cpus} CPUs"
-        return None, ""
+        cpus = resources.cpus_per_node or self._share_of_cpus()
+        return default_memory(self.site, partition, cpus) or (None, "")
 
     def _share_of_cpus(self) -> int:
         node, gpus = self.cluster.node, self.plan.layout.gpus_per_node

@@ -188,6 +188,17 @@ def _nodes(line: str) -> Nodes | None:
     )
 
 
+def default_memory(here: Site, partition: Partition, cpus: int) -> tuple[int, str] | None:
+    """(bytes of a node, why) for a job with so many CPUs there that asks for no memory; None: all of it."""
+    for fields in (partition.fields, here.config):
+        node, cpu = fields.get("DefMemPerNode", ""), fields.get("DefMemPerCPU", "")
+        if node.isdigit() and int(node):
+            return int(node) * MIB, f"DefMemPerNode={node}"
+        if cpu.isdigit() and int(cpu):
+            return int(cpu) * cpus * MIB, f"DefMemPerCPU={cpu} for {cpus} CPUs"
+    return None
+
+
 def gpus_of(gres: str) -> tuple[tuple[str, int], ...]:
     """`gpu:a100:4(S:0-1),gpu:v100:2,nvme:1` -> (("a100", 4), ("v100", 2))."""
     found: dict[str, int] = {}
