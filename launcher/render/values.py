@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher import __version__
 from launcher.render import quote
+from launcher.render.container import container
 from launcher.render.environment import RenderError
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -186,6 +187,9 @@ class BatchValues:
     "Further srun options (pyxis)."
     prefix: tuple[str, ...]
     "What the payload is started through (apptainer exec ...)."
+    contained: bool
+    exported: tuple[str, ...]
+    "Names that Apptainer must be told apart."
 
 
 # What job.sbatch sets itself, or what would break the step.
@@ -200,7 +204,7 @@ _MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 
 def batch_values(target: Target) -> BatchValues:
     options, flags = _sbatch_options(target)
-    step_options, prefix = _container(target)
+    inside = container(target)
     return BatchValues(
         version=__version__,
         job_name=target.job.name,
@@ -215,8 +219,10 @@ def batch_values(target: Target) -> BatchValues:
         requeue=target.job.requeue,
         cluster_name=target.cluster.name,
         setup=setup_lines(target.cluster),
-        step_options=step_options,
-        prefix=prefix,
+        step_options=inside.step_options,
+        prefix=inside.prefix,
+        contained=target.cluster.container.runtime != "none",
+        exported=inside.exported,
     )
 
 
@@ -276,39 +282,3 @@ def _clock(seconds: int) -> str:
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     return f"{days}-{hour:02d}:{minute:02d}:{second:02d}"
-
-
-def _container(target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(srun options, words before the payload) of the cluster's container runtime."""
-    runtime, image = target.cluster.container.runtime, target.image
-    if runtime == "none":
-        return (), ()
-    if runtime not in ("pyxis", "apptainer"):
-        raise RenderError(f"container.runtime {runtime}: scheduler slurm takes pyxis or apptainer")
-    if image is None:
-        raise RenderError(f"container.runtime {runtime} needs an image: `image:` in the job or the cluster")
-    quote.image(image)
-    is_file = image.endswith((".sqsh", ".squashfs", ".sif")) or image.startswith(("./", "../"))
-    if is_file and "://" not in image:
-        # Without a leading `/` or `./` enroot takes a file for an image name (NVIDIA/pyxis#127).
-        image = posixpath.normpath(posixpath.join(target.workdir, image))
-    binds = list(target.cluster.container.mounts.items())
-    covered = [path for _, path in binds]
-    for path in (target.run_dir, target.workdir):
-        if not any(path == done or path.startswith(done.rstrip("/") + "/") for done in covered):
-            binds.append((path, path))
-            covered.append(path)
-    for pair in binds:
-        quote.list_items(pair, ",:", "a container mount")
-    mounts = ",".join(f"{host}:{inside}" for host, inside in binds)
-    if runtime == "apptainer":
-        return (), ("apptainer", "exec", "--nv", "--bind", mounts, image)
-    # Without this list a variable of the image wins over ours. start.sh sets the job's own inside the
-    # container; these come from outside.
-    names = [secret.env or secret.name for secret in target.job.secrets]
-    if target.cluster.setup:
-        names.append("LAUNCHER_SETUP_DONE")
-    options = [f"--container-image={image}", f"--container-mounts={mounts}", "--no-container-entrypoint"]
-    if names:
-        options.append(f"--container-env={','.join(dict.fromkeys(names))}")
-    return tuple(options), ()
