@@ -206,7 +206,7 @@ def _gpu(choice: Choice) -> Iterator[str]:
         yield f"    type: {_text(choice.card.label)}   # Slurm calls it {said}{check}"
         yield f"    memory: {_size(memory_of(choice.card))}   # what a process can use"
     else:
-        yield f"    # CHECK: Slurm says {said}; see `nvidia-smi --query-gpu=name,memory.total --format=csv` on a node"
+        yield f"    # CHECK both: Slurm says {said}; `nvidia-smi --query-gpu=name,memory.total --format=csv`"
         yield f"    type: {_text(choice.gres_type or 'GPU')}"
         yield f"    memory: {_slice(choice.gres_type)}"
 
@@ -223,7 +223,7 @@ def _paths(found: Found) -> Iterator[str]:
         yield f"# {runtime} is here: to run in a container, take these lines in."
         yield "# container:"
         yield f"#   runtime: {runtime}"
-        yield f"#   image: {'/shared/images/image.sqsh' if runtime == 'pyxis' else '/shared/images/image.sif'}"
+        yield f"#   image: /shared/images/image.{'sqsh' if runtime == 'pyxis' else 'sif'}"
         yield "#   mounts: {/shared: /shared}"
     root = found.scratch or found.home
     yield "paths:"
@@ -236,7 +236,7 @@ def _paths(found: Found) -> Iterator[str]:
 
 def _slurm(found: Found, choice: Choice) -> Iterator[str]:
     partition, here = choice.partition, found.site
-    yield "# network.interface stays unset: NCCL and gloo choose. `launcher plan` would like network.inter_node."
+    yield "# network.interface stays unset: NCCL and gloo choose. network.inter_node helps `launcher plan`."
     yield "slurm:"
     yield f"  partition: {_text(partition.name)}   # {_limit(partition)}"
     yield from _account(here)
@@ -248,14 +248,14 @@ def _slurm(found: Found, choice: Choice) -> Iterator[str]:
     if partition.exclusive:
         yield "  exclusive: true   # the partition gives whole nodes only"
     if partition.preempt_mode not in ("", "OFF"):
-        yield f"  # Jobs here can be preempted ({partition.preempt_mode}): they go on from their last checkpoint."
+        yield f"  # Jobs can be preempted here ({partition.preempt_mode}), and go on from their last checkpoint."
     if here.config.get("JobRequeue") == "0":
         yield "  # The site does not requeue jobs (JobRequeue=0): a run goes on in a new job."
     yield "  signal_seconds: 180   # for a checkpoint before the time limit"
-    default = default_memory(here, partition, choice.cpus)
+    default = default_memory(here, partition, choice.cpus, choice.gpus)
     if default is not None and not partition.exclusive and default[0] < choice.memory // 2:
-        yield f"  # A job that asks for no memory gets {format_bytes(default[0])} of a node ({default[1]}): give"
-        yield "  # resources.memory_per_node in the job, or here `extra: {mem: 0}` for all of it."
+        yield f"  # A job that asks for no memory gets {format_bytes(default[0])} of a node ({default[1]}):"
+        yield "  # give resources.memory_per_node in the job, or here `extra: {mem: 0}` for all of it."
 
 
 def _limit(partition: Partition) -> str:

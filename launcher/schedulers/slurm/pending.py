@@ -107,7 +107,7 @@ def _limit(limit: re.Match[str], record: JobRecord, site: Site) -> tuple[str, st
     elif what.startswith("Job"):
         thing = "running jobs"
     elif what.startswith("Wall"):
-        thing = "time of all jobs together" if kind == "Grp" else "time for one job"
+        thing = "time"
     else:
         thing = _WHAT[what][0]
     if minutes:
@@ -115,7 +115,7 @@ def _limit(limit: re.Match[str], record: JobRecord, site: Site) -> tuple[str, st
     if kind == "Min":
         words = f"it asks for fewer {thing} than {subject} wants at least"
     elif kind == "Grp":
-        words = f"{subject} has reached its limit of {thing} for all its users together"
+        words = f"{subject} has reached its limit of {thing} for all its jobs together"
     else:
         words = f"{subject} limits {thing}" + (f" for {each[per]}" if per else "")
     if value:
@@ -183,11 +183,12 @@ def _estimate(record: JobRecord, now: datetime) -> str:
     if record.start is None:
         return ""
     wait = (record.start - now).total_seconds()
-    local = record.start.astimezone()
     if wait <= 60:
         return "Slurm means to start it now"
-    within = format_duration(round(wait / 60) * 60)
-    return f"Slurm means to start it in {within} ({local:%Y-%m-%d %H:%M}), or earlier"
+    within = f"{format_duration(round(wait / 60) * 60)} ({record.start.astimezone():%Y-%m-%d %H:%M})"
+    if record.reason == "BeginTime":
+        return f"that is in {within}"
+    return f"Slurm means to start it in {within}, or earlier"
 
 
 def _time(seconds: float) -> str:

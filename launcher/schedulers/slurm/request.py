@@ -230,7 +230,7 @@ class Request:
         if slurm.exclusive or any(name in slurm.extra for name in ("mem", "mem-per-cpu", "mem-per-gpu")):
             return None, ""
         cpus = resources.cpus_per_node or self._share_of_cpus()
-        return default_memory(self.site, partition, cpus) or (None, "")
+        return default_memory(self.site, partition, cpus, self.plan.layout.gpus_per_node) or (None, "")
 
     def _share_of_cpus(self) -> int:
         node, gpus = self.cluster.node, self.plan.layout.gpus_per_node

@@ -188,8 +188,11 @@ def _nodes(line: str) -> Nodes | None:
     )
 
 
-def default_memory(here: Site, partition: Partition, cpus: int) -> tuple[int, str] | None:
-    """(bytes of a node, why) for a job with so many CPUs there that asks for no memory; None: all of it."""
+def default_memory(here: Site, partition: Partition, cpus: int, gpus: int = 0) -> tuple[int, str] | None:
+    """(bytes of a node, why) for a job that asks for so much of a node and for no memory; None: all of it."""
+    gpu = re.search(r"DefMemPerGPU=(\d+)", partition.fields.get("JobDefaults", ""))
+    if gpu is not None and gpus:
+        return int(gpu[1]) * gpus * MIB, f"{gpu[0]} for {gpus} GPUs"
     for fields in (partition.fields, here.config):
         node, cpu = fields.get("DefMemPerNode", ""), fields.get("DefMemPerCPU", "")
         if node.isdigit() and int(node):
