@@ -248,7 +248,7 @@ def _slurm(found: Found, choice: Choice) -> Iterator[str]:
     if partition.exclusive:
         yield "  exclusive: true   # the partition gives whole nodes only"
     if partition.preempt_mode not in ("", "OFF"):
-        yield f"  # Jobs can be preempted here ({partition.preempt_mode}), and go on from their last checkpoint."
+        yield f"  # Jobs can be preempted here ({partition.preempt_mode}): they go on from a checkpoint."
     if here.config.get("JobRequeue") == "0":
         yield "  # The site does not requeue jobs (JobRequeue=0): a run goes on in a new job."
     yield "  signal_seconds: 180   # for a checkpoint before the time limit"

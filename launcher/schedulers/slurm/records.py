@@ -106,7 +106,7 @@ def questions(ids: Sequence[str]) -> dict[str, list[str]]:
             *(f"--jobs={jobs}", f"--format={_SACCT_FORMAT}"),
         ],
     }
-    if len(asked) <= _FEW:
+    if len(ids) <= _FEW:
         for one in asked:
             commands[f"scontrol {one}"] = [*CLEAN, "scontrol", "show", "job", one]
     return commands
