@@ -153,6 +153,19 @@ class Cluster:
             return
         self._end("slurmctld")
 
+    def freeze_controller(self) -> None:
+        """It takes connections and requests, and answers none."""
+        if os.geteuid() != 0:
+            self._as_root("freeze-controller")
+            return
+        os.kill(self._pid("slurmctld"), signal.SIGSTOP)
+
+    def thaw_controller(self) -> None:
+        if os.geteuid() != 0:
+            self._as_root("thaw-controller")
+            return
+        os.kill(self._pid("slurmctld"), signal.SIGCONT)
+
     def start_accounting(self) -> None:
         if os.geteuid() != 0:
             self._as_root("start-accounting")
@@ -231,12 +244,15 @@ class Cluster:
         _run("ip", "link", "set", switch, "up")
 
     def _munge(self) -> None:
+        # --force: a temporary folder may belong to the user who runs the tests.
         key, socket_ = self.folder / "munge" / "key", self.folder / "munge" / "socket"
         if not key.exists():
             key.touch(0o600)
             key.write_bytes(os.urandom(1024))
         own = [f"--{name}={self.folder}/munge/{name}" for name in ("pid-file", "log-file", "seed-file")]
-        self._spawn("munged", ["munged", "--foreground", f"--key-file={key}", f"--socket={socket_}", *own])
+        self._spawn(
+            "munged", ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={socket_}", *own]
+        )
         _wait(lambda: _answers("munge", "-n", f"--socket={socket_}"), "munged", self._log("munged"))
 
     def _database(self, shape: Shape) -> None:
@@ -282,6 +298,9 @@ class Cluster:
         record = {"pid": process.pid, "started": _started(process.pid)}
         (self.folder / "run" / f"{name}.pid").write_text(json.dumps(record))
         return process.pid
+
+    def _pid(self, name: str) -> int:
+        return int(json.loads((self.folder / "run" / f"{name}.pid").read_text())["pid"])
 
     def _end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """By pid, and only the process that was started here: a pid may belong to another by now."""
@@ -369,6 +388,7 @@ def main() -> int:
         "start": None, "stop": Cluster.stop,
         "start-node": Cluster.start_node, "crash": Cluster.crash_node,
         "start-controller": Cluster.start_controller, "stop-controller": Cluster.stop_controller,
+        "freeze-controller": Cluster.freeze_controller, "thaw-controller": Cluster.thaw_controller,
         "start-accounting": Cluster.start_accounting, "stop-accounting": Cluster.stop_accounting,
     }  # fmt: skip
     parser.add_argument("verb", choices=verbs)
