@@ -1,7 +1,7 @@
 """A real Slurm cluster on this machine: slurmctld, slurmdbd and MariaDB, and a slurmd for each node.
 
-Each node has host name, addresses, processes and /dev/shm of its own (Linux namespaces), so it can be killed as a
-whole. All of it lies in one folder; nothing of the machine's own Slurm is touched.
+Each node has host name, address, processes and /dev/shm of its own (Linux namespaces), so it can be killed
+as a whole. All of it lies in one folder; nothing of the machine's own Slurm is touched.
 
     python -m tests.slurm.cluster start FOLDER [--nodes 4]
     python -m tests.slurm.cluster crash FOLDER n2
@@ -181,11 +181,11 @@ class Cluster:
         self._end("slurmdbd")
 
     def wait_idle(self, nodes: int) -> None:
-        command = ["sinfo", "-h", "-N", "-p", self.shape.partitions[0][0], "-t", "idle", "-o", "%N"]
+        command = ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]
 
         def idle() -> bool:
             done = subprocess.run(command, capture_output=True, text=True, env=self._environ())
-            return len(done.stdout.split()) >= nodes
+            return len(set(done.stdout.split())) >= nodes
 
         _wait(idle, f"{nodes} idle nodes", self._log("slurmctld"), WAIT + nodes / 2)
 
@@ -356,7 +356,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def _namespace(pid: int) -> str:
-    return os.readlink(f"/proc/{pid}/ns/net")
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
 
 
 def _started(pid: int) -> str | None:

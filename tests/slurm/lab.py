@@ -51,7 +51,7 @@ class SlurmLab(Lab):
 
     def job(self, file: str = "job.yaml", /, **fields: Any) -> Path:
         """Two nodes with two ranks each; `resources` are added to that."""
-        base = {"nodes": 2, "gpus_per_node": 0, "ranks_per_node": 2, "memory_per_node": "3GiB"}
+        base = {"nodes": 2, "gpus_per_node": 0, "ranks_per_node": 2}
         fields["resources"] = {**base, **fields.get("resources", {})}
         return super().job(file, **fields)
 

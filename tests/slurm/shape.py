@@ -87,7 +87,7 @@ ProctrackType=proctrack/linuxproc
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=200
+DefMemPerNode=4000
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 {"TaskPlugin=task/cgroup" if cgroups else "JobAcctGatherParams=OverMemoryKill"}

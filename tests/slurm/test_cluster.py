@@ -6,12 +6,11 @@ from tests.slurm.lab import SlurmLab
 
 
 def test_nodes_have_names_and_addresses_of_their_own_and_reach_each_other(slurm_lab: SlurmLab) -> None:
-    script = (
-        'echo "$(hostname) $(getent hosts n2 | cut -d" " -f1) $(ip -o route get 10.255.255.1 2>&1 | wc -l)"'
-    )
-    said = slurm_lab.slurm("srun", "-N", "4", "-p", "main", "bash", "-c", script).splitlines()
-    octet = slurm_lab.cluster.shape.octet
-    assert sorted(said) == [f"n{i} 10.{octet}.0.2 1" for i in (1, 2, 3, 4)]
+    script = 'echo "$(hostname) $(getent hosts n2 | cut -d" " -f1)"; exec 3<>"/dev/tcp/n3/$1"'
+    shape = slurm_lab.cluster.shape
+    port = str(shape.port + 10 + 2)  # of the slurmd on n3
+    said = slurm_lab.slurm("srun", "-N", "4", "bash", "-c", script, "bash", port).splitlines()
+    assert sorted(said) == [f"n{i} 10.{shape.octet}.0.2" for i in (1, 2, 3, 4)]
 
 
 def test_gpus_can_be_asked_for(slurm_lab: SlurmLab) -> None:

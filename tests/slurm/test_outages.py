@@ -92,7 +92,7 @@ def test_a_controller_that_comes_back_during_submission_gets_the_job_once(lab: S
 
 
 def test_an_answer_that_never_came_is_no_second_job(lab: SlurmLab) -> None:
-    """The controller takes the request, is silent for longer than sbatch waits, and then does as it was told."""
+    """The controller takes the request, is silent for longer than sbatch waits, then does as told."""
     written = job(lab)
     lab.cluster.freeze_controller()
     process = submit_in_background(lab, written)

@@ -339,5 +339,6 @@ def test_shell_characters_in_names_folders_and_environment_are_only_text(told: C
 
 STORIES = [
     time_limit, node_crash, preempted, preempted_for_good, spent, host_memory, memory_on_one_node, to_the_end,
-    cancelled_while_pending, cancelled_at_the_start, cancelled_in_training, cancelled_in_a_checkpoint, array, text,
+    cancelled_while_pending, cancelled_at_the_start, cancelled_in_training, cancelled_in_a_checkpoint,
+    array, text,
 ]  # fmt: skip
