@@ -181,7 +181,9 @@ class BatchValues:
     flags: tuple[str, ...]
     "Further #SBATCH options without one."
     requeue: bool
-    cluster_name: str
+    handle_prefix: str
+    "The id of the job follows."
+    signal_seconds: int
     setup: tuple[quote.Written, ...]
     step_options: tuple[str, ...]
     "Further srun options (pyxis)."
@@ -194,7 +196,18 @@ class BatchValues:
 
 # What job.sbatch sets itself, or what would break the step.
 _MANAGED = frozenset(
-    {"job-name", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "signal", "requeue"}
+    {
+        "job-name",
+        "comment",
+        "nodes",
+        "ntasks",
+        "ntasks-per-node",
+        "output",
+        "error",
+        "open-mode",
+        "signal",
+        "requeue",
+    }
     | {"no-requeue", "export", "array", "time", "cpus-per-task", "gpus", "gres", "gpus-per-node"}
     | {"gpus-per-task", "partition", "account", "qos", "constraint", "reservation", "exclusive", "wrap"}
 )
@@ -217,7 +230,8 @@ def batch_values(target: Target) -> BatchValues:
         options=options,
         flags=flags,
         requeue=target.job.requeue,
-        cluster_name=target.cluster.name,
+        handle_prefix=f"slurm:{target.cluster.name}:",
+        signal_seconds=target.cluster.slurm.signal_seconds if target.cluster.slurm is not None else 0,
         setup=setup_lines(target.cluster),
         step_options=inside.step_options,
         prefix=inside.prefix,
