@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.memory.estimate import Estimate
 from launcher.planning.plan import make_plan
 from launcher.schedulers.slurm.cards import likely_cards
 from launcher.schedulers.slurm.detect import as_yaml, choose, found, name_of
@@ -130,11 +131,21 @@ def request(where: str | Site, slurm: dict[str, object], **resources: object) ->
     ("where", "slurm", "resources", "said"),
     [
         ("22.05.8-site", {"partition": "gpu"}, {}, "no partition gpu here; there are main, scavenge, short"),
-        ("22.05.8-site", {"partition": "short"}, {"time": "20m"}, "20m asked for, partition short allows 10m"),
+        (
+            "22.05.8-site",
+            {"partition": "short"},
+            {"time": "20m"},
+            "20m asked for, partition short allows 10m",
+        ),
         ("22.05.8-site", {}, {"nodes": 4}, "resources.nodes: 4 asked for, partition main gives 3"),
-        ("22.05.8-site", {}, {"gpus_per_node": 3}, "3 GPUs on one node asked for; partition main has 2 x gpu"),
+        ("22.05.8-site", {}, {"gpus_per_node": 3}, "3 GPUs on one node asked for; partition main has 2 x"),
         ("22.05.8-site", {"gres_type": "a100"}, {}, "no node of partition main has GPUs of type a100"),
-        ("22.05.8-site", {}, {"memory_per_node": "8GiB"}, "8 GiB asked for, a node of partition main gives 3.906 GiB"),
+        (
+            "22.05.8-site",
+            {},
+            {"memory_per_node": "8GiB"},
+            "8 GiB asked for, a node of partition main gives 3.906",
+        ),
         ("22.05.8-site", {}, {"cpus_per_node": 9}, "9 asked for, a node of partition main gives 8"),
         ("22.05.8-site", {"constraint": "ib"}, {}, "too few nodes of partition main have ib"),
         ("22.05.8-limits", {"qos": "nix"}, {}, "there is no QOS nix here; yours are high, normal"),
@@ -142,11 +153,21 @@ def request(where: str | Site, slurm: dict[str, object], **resources: object) ->
         ("22.05.8-limits", {"qos": "high"}, {}, "2 GPUs in all, QOS high gives 1 (MaxTRES)"),
         ("22.05.8-limits", {}, {"time": "2h"}, "2h asked for, QOS normal allows 1h"),
         ("other-partitions", {}, {}, "the site has no default partition"),
-        ("other-partitions", {"partition": "agro-b", "qos": "high"}, {}, "agro-b does not take high; it takes normal,gpupreempt"),
+        (
+            "other-partitions",
+            {"partition": "agro-b", "qos": "high"},
+            {},
+            "does not take high; it takes normal,gpupreempt",
+        ),
         ("other-partitions", {"partition": "gputest"}, {"nodes": 3}, "partition gputest gives 2"),
-        ("other-partitions", {"partition": "gpu", "gres_type": "h100"}, {}, "of type h100; there are 28 x a100_1g.5gb, 4 x a100, 4 x v100"),
+        (
+            "other-partitions",
+            {"partition": "gpu", "gres_type": "h100"},
+            {},
+            "h100; there are 28 x a100_1g.5gb, 4 x a100, 4 x v100",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_can_never_start_is_refused_in_words(
     where: str, slurm: dict[str, object], resources: dict[str, object], said: str
 ) -> None:
@@ -170,19 +191,14 @@ def test_what_may_go_wrong_is_a_warning() -> None:
 
 
 def test_host_memory_that_the_site_gives_by_default_is_held_against_the_plan() -> None:
-    from launcher.memory.estimate import Estimate
-
     for partition, gives in (
         ("cray", "57.5 GiB (DefMemPerGPU=29440 for 2 GPUs)"),
-        ("agro-b", "562.5 GiB (DefMemPerCPU=9000"),
+        ("agro-b", "562.5 GiB (DefMemPerCPU=9000 for 64 CPUs)"),
     ):
         plain = request("other-partitions", {"partition": partition}, time="1h")
         needs = Estimate(
             peaks=(), reserved=0, overhead={}, host={"x": 700 * 2**30}, band=0.1, basis="formulas"
         )
-        warned = list(
-            Request(
-                plain.cluster, plain.job, plain.plan.model_copy(update={"estimate": needs}), plain.site
-            ).warnings()
-        )
+        plan = plain.plan.model_copy(update={"estimate": needs})
+        warned = list(Request(plain.cluster, plain.job, plan, plain.site).warnings())
         assert any(gives in one and "set resources.memory_per_node" in one for one in warned), warned
