@@ -135,7 +135,7 @@ def site(answers: Mapping[str, Answer]) -> Site:
         nodes=tuple(one for one in map(_nodes, answers["nodes"].out.splitlines()) if one),
         config=dict(_config(answers["config"].out)),
         qos=None if qos is None else {row["Name"]: row for row in qos if "Name" in row},
-        associations=None if own is None else (*own, *(accounts or ())),
+        associations=None if own is None else (*own, *(row for row in accounts or () if not row.get("User"))),
     )
 
 
