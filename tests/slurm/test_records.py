@@ -63,6 +63,22 @@ def test_a_record_holds_what_all_three_commands_know() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("job", "state", "code", "limit"),
+    [
+        ("101", "RUNNING", None, 3600),
+        ("102", "RUNNING", None, 180),
+        ("103", "CANCELLED", 0, float("inf")),
+    ],
+)
+def test_jobs_of_older_and_newer_versions_without_accounting(
+    job: str, state: str, code: int | None, limit: float
+) -> None:
+    record = of("other-jobs", job)
+    assert (record.state, record.exit_code, record.time_limit, record.restarts) == (state, code, limit, 0)
+    assert records(answers("other-jobs")).accounting.startswith("this cluster keeps no accounting")
+
+
 def test_a_name_or_comment_that_looks_like_slurms_fields_deceives_nobody() -> None:
     record = of("22.05.8-few", "88")
     assert (record.state, record.restarts, record.exit_code) == ("RUNNING", 0, None)
