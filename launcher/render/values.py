@@ -260,6 +260,39 @@ def batch_values(target: Target) -> BatchValues:
     )
 
 
+@dataclass(frozen=True)
+class ArrayValues:
+    """slurm/array.sbatch.j2."""
+
+    version: str
+    job_name: str
+    run_id: str
+    run_dir: str
+    array: str
+    nodes: int
+    output: str
+    options: Pairs
+    flags: tuple[str, ...]
+    requeue: bool
+
+
+def array_values(target: Target, sweep_id: str, folder: str, tasks: int) -> ArrayValues:
+    """Of `tasks` runs that ask for what `target` asks for; `folder` holds a link to each."""
+    options, flags = _sbatch_options(target)
+    return ArrayValues(
+        version=__version__,
+        job_name=target.job.name,
+        run_id=sweep_id,
+        run_dir=folder,
+        array=f"0-{tasks - 1}",
+        nodes=target.nodes,
+        output=quote.slurm_file(folder) + "/%a/slurm-%j.out",
+        options=options,
+        flags=flags,
+        requeue=target.job.requeue,
+    )
+
+
 def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
     resources, node, slurm = target.job.resources, target.cluster.node, target.cluster.slurm
     if slurm is None:

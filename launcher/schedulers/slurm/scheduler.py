@@ -143,7 +143,9 @@ class SlurmScheduler:
                 if ids:
                     known = records(answers)
                     trouble = known.controller
-        return [judged(run, jobs.get(run.path) or named.get(run.id), known, trouble, here) for run in chosen]
+        return [
+            judged(run, jobs.get(run.path) or _by_comment(run, named), known, trouble, here) for run in chosen
+        ]
 
     def logs(self, handle: str, since: int) -> bytes:
         """What the batch scripts and the supervisors of all jobs printed, from byte `since` on."""
@@ -183,8 +185,7 @@ class SlurmScheduler:
         try:
             job = self._sbatch(run)
         except NotSubmittedError as error:
-            state = "failed" if before.get("state") == "submitted" else before.get("state")
-            replace_json(run.state, {**before, "state": state, "reason": str(error)})
+            not_sent(run, before, error)
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))
         run.event(event, handle=handle, command=list(sbatch_command(run.scripts / "job.sbatch")))
@@ -194,6 +195,12 @@ class SlurmScheduler:
         from launcher.schedulers.slurm.executor import RunExecutor, Supervise
 
         return str(RunExecutor(run).submit(Supervise(str(run.path))).job_id)
+
+
+def not_sent(run: RunDir, before: Mapping[str, Any], error: NotSubmittedError) -> None:
+    """Gives the run its state of before, with the reason; a new run has failed."""
+    state = "failed" if before.get("state") == "submitted" else before.get("state")
+    replace_json(run.state, {**before, "state": state, "reason": str(error)})
 
 
 def _doing(status: Status) -> str:
@@ -229,6 +236,14 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
         told = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
         _settle(run, {**state, **told})
     return status_of(run, handle, {**state, **told})
+
+
+def _by_comment(run: RunDir, named: Mapping[str, str]) -> str | None:
+    """The job of a run of which sbatch's answer was lost."""
+    sweep = run.read_about().get("sweep", {})
+    if (array := named.get(sweep.get("id", ""))) is not None:
+        return f"{array}_{sweep['task']}"
+    return named.get(run.id)
 
 
 def handle_text(run: RunDir) -> str:
