@@ -13,7 +13,7 @@ from launcher import __version__
 from launcher.render import quote
 from launcher.render.container import container
 from launcher.render.environment import RenderError
-from launcher.spec.cluster import Cluster
+from launcher.spec.cluster import Cluster, Slurm
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.text import no_nul
@@ -184,6 +184,15 @@ class BatchValues:
     handle_prefix: str
     "The id of the job follows."
     signal_seconds: int
+    retries_same: int
+    check_seconds: int
+    exclude: str
+    "Nodes that the profile itself excludes; sbatch takes one such option."
+    gpus: int
+    shm_mib: int
+    needed_paths: tuple[str, ...]
+    "Of the host: what the container is made of and binds."
+    check_python: bool
     setup: tuple[quote.Written, ...]
     step_options: tuple[str, ...]
     "Further srun options (pyxis)."
@@ -212,11 +221,15 @@ _MANAGED = frozenset(
     | {"gpus-per-task", "partition", "account", "qos", "constraint", "reservation", "exclusive", "wrap"}
 )
 
+CHECK_SECONDS = 300
+"For all nodes to answer the check before the start; a first import from a cold file system is slow."
+
 _MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 
 
 def batch_values(target: Target) -> BatchValues:
     options, flags = _sbatch_options(target)
+    slurm = target.cluster.slurm or Slurm()
     inside = container(target)
     return BatchValues(
         version=__version__,
@@ -231,12 +244,52 @@ def batch_values(target: Target) -> BatchValues:
         flags=flags,
         requeue=target.job.requeue,
         handle_prefix=f"slurm:{target.cluster.name}:",
-        signal_seconds=target.cluster.slurm.signal_seconds if target.cluster.slurm is not None else 0,
+        signal_seconds=slurm.signal_seconds,
+        retries_same=target.job.retries.same,
+        check_seconds=CHECK_SECONDS,
+        exclude=str(slurm.extra.get("exclude", "")),
+        gpus=target.gpus_per_node if slurm.gpu_request != "none" else 0,
+        shm_mib=(target.cluster.container.shm or 0) // 2**20,
+        needed_paths=(*filter(None, [inside.image_file]), *(path for path, _ in inside.mounts)),
+        check_python=target.cluster.container.runtime == "none",
         setup=setup_lines(target.cluster),
         step_options=inside.step_options,
         prefix=inside.prefix,
         contained=target.cluster.container.runtime != "none",
         exported=inside.exported,
+    )
+
+
+@dataclass(frozen=True)
+class ArrayValues:
+    """slurm/array.sbatch.j2."""
+
+    version: str
+    job_name: str
+    run_id: str
+    run_dir: str
+    array: str
+    nodes: int
+    output: str
+    options: Pairs
+    flags: tuple[str, ...]
+    requeue: bool
+
+
+def array_values(target: Target, sweep_id: str, folder: str, tasks: int) -> ArrayValues:
+    """Of `tasks` runs that ask for what `target` asks for; `folder` holds a link to each."""
+    options, flags = _sbatch_options(target)
+    return ArrayValues(
+        version=__version__,
+        job_name=target.job.name,
+        run_id=sweep_id,
+        run_dir=folder,
+        array=f"0-{tasks - 1}",
+        nodes=target.nodes,
+        output=quote.slurm_file(folder) + "/%a/slurm-%j.out",
+        options=options,
+        flags=flags,
+        requeue=target.job.requeue,
     )
 
 
