@@ -21,7 +21,11 @@ def run(
     folder: Path, runtime: str, image: str | None, env: dict[str, str] | None = None, **fields: object
 ) -> stubs.Stubs:
     stub = stubs.make(folder / "stubs")
-    update = {"container": {"runtime": runtime, "image": image, "mounts": {"/data": "/data"}}}
+    update = {"container": {"runtime": runtime, "image": image, "mounts": {"/usr": "/data"}}}
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    (folder / "a").mkdir(exist_ok=True)
+    for file in ("my.sqsh", "my.sif", "images/my.sqsh"):  # each node is looked at for what it needs
+        (folder / file).touch()
     cluster = Cluster.model_validate({**CLUSTER.model_dump(), "setup": ["export FROM_SETUP=1"], **update})
     script = write(folder, stub, cluster, **fields)
     assert not any("container" in option for option in slurm_reads(script.read_text()))
@@ -41,7 +45,7 @@ def apptainer(stub: stubs.Stubs) -> list[str]:
 def test_pyxis_options_stand_on_srun_only_with_the_run_directory_mounted(tmp_path: Path) -> None:
     called = srun(run(tmp_path, "pyxis", "images/my.sqsh", secrets=["HF_TOKEN"], env={"HF_TOKEN": "x"}))
     assert f"--container-image={tmp_path}/images/my.sqsh" in called
-    assert f"--container-mounts=/data:/data,{tmp_path}/run:{tmp_path}/run,{tmp_path}:{tmp_path}" in called
+    assert f"--container-mounts=/usr:/data,{tmp_path}/run:{tmp_path}/run,{tmp_path}:{tmp_path}" in called
     assert "--container-env=HF_TOKEN,LAUNCHER_SETUP_DONE,PYTHONNOUSERSITE" in called
     assert "--no-container-entrypoint" in called
 
@@ -68,9 +72,9 @@ def test_a_squashfs_file_is_an_absolute_path(tmp_path: Path, image: str) -> None
 
 
 def test_the_secret_files_of_a_job_are_there_inside(tmp_path: Path) -> None:
-    secrets = [{"name": "A", "file": "/etc/keys/a"}, {"name": "B", "file": "~/b"}]
-    called = srun(run(tmp_path, "pyxis", "x.sqsh", secrets=secrets))
-    assert any(option.endswith(",/etc/keys/a:/etc/keys/a") for option in called)
+    secrets = [{"name": "A", "file": "/etc/hostname"}, {"name": "B", "file": "~/b"}]
+    called = srun(run(tmp_path, "pyxis", "my.sqsh", secrets=secrets))
+    assert any(option.endswith(",/etc/hostname:/etc/hostname") for option in called)
     assert "--container-mount-home" in called
 
 
@@ -86,7 +90,7 @@ def test_our_variables_win_over_those_of_an_apptainer_image(tmp_path: Path) -> N
 
 def test_apptainer_starts_no_entrypoint_and_binds_what_the_run_needs(tmp_path: Path) -> None:
     called = apptainer(run(tmp_path, "apptainer", "my.sif"))
-    binds = f"/data:/data,{tmp_path}/run:{tmp_path}/run,{tmp_path}:{tmp_path}"
+    binds = f"/usr:/data,{tmp_path}/run:{tmp_path}/run,{tmp_path}:{tmp_path}"
     assert called[1:6] == ["exec", "--bind", binds, f"{tmp_path}/my.sif", "bash"]
 
 

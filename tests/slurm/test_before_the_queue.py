@@ -113,6 +113,7 @@ def test_srun_takes_the_options_for_pyxis_and_our_variables_reach_the_ranks(
     fields = YAML(typ="safe").load(profile)
     image = {"runtime": "pyxis", "image": "my.sqsh", "mounts": {"/usr": "/usr"}}
     YAML().dump(fields | {"container": image}, profile)
+    (slurm_lab.folder / "my.sqsh").touch()
     slurm_lab.environ["TOKEN"] = "ours"
     slurm_lab.job(
         task=None,
