@@ -1,0 +1,204 @@
+"""What a site offers: read from recorded answers, turned into profiles, held against jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.memory.estimate import Estimate
+from launcher.planning.plan import make_plan
+from launcher.schedulers.slurm.cards import likely_cards
+from launcher.schedulers.slurm.detect import as_yaml, choose, found, name_of
+from launcher.schedulers.slurm.login import Answer
+from launcher.schedulers.slurm.request import Request
+from launcher.schedulers.slurm.site import Site, gpus_of, site
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+from launcher.spec.load import load_cluster
+from tests.slurm.recorded import answers
+
+SITES = ("22.05.8-site", "22.05.8-limits", "22.05.8-no-accounting", "other-partitions")
+NODE = {"gpu": {"type": "A100 40GB", "count": 4, "memory": "39GiB"}, "cpus": 128, "memory": "400GiB"}
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("(null)", ()),
+        ("gpu:2", (("", 2),)),
+        ("gpu:a100:4(S:0-1),nvme:3500", (("a100", 4),)),
+        ("gpu:tesla:2(S:0,2),gpu:kepler:1(S:1),shard:8", (("tesla", 2), ("kepler", 1))),
+        ("gpu:nvidia_a100-sxm4-80gb:8(S:0-7)", (("nvidia_a100-sxm4-80gb", 8),)),
+        ("gpu:a100_1g.5gb:28", (("a100_1g.5gb", 28),)),
+        ("mps:400,craynetwork:4", ()),
+    ],
+)
+def test_gres_as_sites_write_it(gres: str, gpus: tuple[tuple[str, int], ...]) -> None:
+    assert gpus_of(gres) == gpus
+
+
+@pytest.mark.parametrize(
+    ("gres_type", "labels"),
+    [
+        ("nvidia_h100_80gb_hbm3", ["H100"]),
+        ("nvidia_a100-sxm4-40gb", ["A100 40GB"]),
+        ("a100_80gb_pcie", ["A100 80GB PCIe"]),
+        ("A100", ["A100 40GB", "A100 40GB PCIe", "A100 80GB", "A100 80GB PCIe"]),
+        ("l40s", ["L40S"]),
+        ("l4", ["L4"]),
+        ("rtxa6000", ["RTX A6000"]),
+        ("rtx_6000_ada", ["RTX 6000 Ada"]),
+        ("gh200", ["GH200"]),
+        ("a100_1g.5gb", []),
+        ("tesla", []),
+    ],
+)
+def test_which_gpu_a_gres_type_means(gres_type: str, labels: list[str]) -> None:
+    assert [card.label for card in likely_cards(gres_type)] == labels
+
+
+def test_a_feature_of_the_node_tells_which_a100_it_is() -> None:
+    assert {card.memory for card in likely_cards("a100", ["a100-80gb", "ib"])} == {79.1}
+
+
+@pytest.mark.parametrize("where", SITES)
+def test_every_detected_profile_loads(tmp_path: Path, where: str) -> None:
+    nothing = Answer(127, "", "")
+    told = answers(where) | {
+        "nvidia-smi": nothing,
+        "places": Answer(0, "/home/a b\n\n/usr/bin/python3\n", ""),
+        "pyxis": Answer(0, "", ""),
+        "apptainer": nothing,
+    }
+    seen = found(told, "me@login.example")
+    assert seen.choices
+    names = [name_of(seen, choice) for choice in seen.choices]
+    assert len(set(names)) == len(names)
+    for name, choice in zip(names, seen.choices, strict=True):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(as_yaml(seen, choice))
+        cluster = load_cluster(file)
+        assert cluster.name == name and cluster.login == "me@login.example"
+        assert cluster.slurm is not None and cluster.slurm.partition == choice.partition.name
+        assert cluster.gpus_per_node == choice.gpus and cluster.max_nodes <= choice.nodes
+
+
+def test_what_a_profile_says_of_a_partition_with_two_kinds_of_gpu() -> None:
+    nothing = Answer(1, "", "")
+    told = answers("other-partitions") | dict.fromkeys(("nvidia-smi", "pyxis", "apptainer"), nothing)
+    seen = found(told | {"places": Answer(0, "/home/u\n/scratch/u\n\n", "")})
+    choice = choose(seen, "gpu", "a100")
+    assert choice is not None
+    text = as_yaml(seen, choice)
+    assert "    type: A100 40GB   # Slurm calls it `a100`" in text
+    assert "max_nodes: 20" in text and "gres_type: a100" in text and "runs: /scratch/u/launcher-runs" in text
+    assert "--partition, --gpu" in text and "JobRequeue=0" in text
+    slices = choose(seen, "gpu", "a100_1g.5gb")
+    assert slices is not None and "    memory: 5GB\n" in as_yaml(seen, slices)
+    cancel = choose(seen, "agro-b", None)
+    assert cancel is not None and "preempted here (CANCEL)" in as_yaml(seen, cancel)
+    assert choose(seen, "gpu", "h100") is None
+
+
+def test_the_gpu_of_the_login_node_names_the_nodes_where_they_are_alike() -> None:
+    nothing = Answer(1, "", "")
+    smi = {"nvidia-smi": Answer(0, "NVIDIA A100-SXM4-40GB, 40960\n", "")}
+    told = answers("other-partitions") | dict.fromkeys(("pyxis", "apptainer", "places"), nothing) | smi
+    seen = found(told)
+    a100, v100 = choose(seen, "gpu", "a100"), choose(seen, "gpu", "v100")
+    assert a100 is not None and a100.device == "NVIDIA A100-SXM4-40GB" and a100.device_memory == 40 * 2**30
+    assert v100 is not None and v100.device == ""
+
+
+def request(where: str | Site, slurm: dict[str, object], **resources: object) -> Request:
+    cluster = Cluster.model_validate(
+        {"name": "c", "scheduler": "slurm", "max_nodes": 99, "node": NODE, "slurm": slurm}
+    )
+    job = Job.model_validate(
+        {
+            "name": "j",
+            "command": ["true"],
+            "batch": {"global": 2520},
+            "resources": {"gpus_per_node": 2} | resources,
+        }
+    )
+    here = site(answers(where)) if isinstance(where, str) else where
+    return Request(cluster, job, make_plan(job, cluster), here)
+
+
+@pytest.mark.parametrize(
+    ("where", "slurm", "resources", "said"),
+    [
+        ("22.05.8-site", {"partition": "gpu"}, {}, "no partition gpu here; there are main, scavenge, short"),
+        (
+            "22.05.8-site",
+            {"partition": "short"},
+            {"time": "20m"},
+            "20m asked for, partition short allows 10m",
+        ),
+        ("22.05.8-site", {}, {"nodes": 4}, "resources.nodes: 4 asked for, partition main gives 3"),
+        ("22.05.8-site", {}, {"gpus_per_node": 3}, "3 GPUs on one node asked for; partition main has 2 x"),
+        ("22.05.8-site", {"gres_type": "a100"}, {}, "no node of partition main has GPUs of type a100"),
+        (
+            "22.05.8-site",
+            {},
+            {"memory_per_node": "8GiB"},
+            "8 GiB asked for, a node of partition main gives 3.906",
+        ),
+        ("22.05.8-site", {}, {"cpus_per_node": 9}, "9 asked for, a node of partition main gives 8"),
+        ("22.05.8-site", {"constraint": "ib"}, {}, "too few nodes of partition main have ib"),
+        ("22.05.8-limits", {"qos": "nix"}, {}, "there is no QOS nix here; yours are high, normal"),
+        ("22.05.8-limits", {"account": "nix"}, {}, "nix is none of yours; yours are lab, root"),
+        ("22.05.8-limits", {"qos": "high"}, {}, "2 GPUs in all, QOS high gives 1 (MaxTRES)"),
+        ("22.05.8-limits", {}, {"time": "2h"}, "2h asked for, QOS normal allows 1h"),
+        ("other-partitions", {}, {}, "the site has no default partition"),
+        (
+            "other-partitions",
+            {"partition": "agro-b", "qos": "high"},
+            {},
+            "does not take high; it takes normal,gpupreempt",
+        ),
+        ("other-partitions", {"partition": "gputest"}, {"nodes": 3}, "partition gputest gives 2"),
+        (
+            "other-partitions",
+            {"partition": "gpu", "gres_type": "h100"},
+            {},
+            "h100; there are 28 x a100_1g.5gb, 4 x a100, 4 x v100",
+        ),
+    ],
+)
+def test_what_can_never_start_is_refused_in_words(
+    where: str, slurm: dict[str, object], resources: dict[str, object], said: str
+) -> None:
+    refusals = list(request(where, slurm, **resources).refusals())
+    assert len(refusals) == 1 and said in refusals[0]
+
+
+def test_what_fits_is_not_refused_and_one_of_several_partitions_is_enough() -> None:
+    assert not list(request("22.05.8-site", {"partition": "main"}, nodes=3, time="1d").refusals())
+    assert not list(request("22.05.8-site", {"partition": "short,main"}, time="1d").refusals())
+    assert not list(
+        request("other-partitions", {"partition": "gpu", "gres_type": "a100"}, nodes=20).refusals()
+    )
+
+
+def test_what_may_go_wrong_is_a_warning() -> None:
+    warned = list(request("other-partitions", {"partition": "gpu"}).warnings())
+    assert "no resources.time: each Slurm job of this run gets partition gpu's 10m" in warned
+    assert "slurm.gres_type is not set, and the job may get any of a100, a100_1g.5gb, v100" in warned
+    assert "but a GPU of type v100 has 31.7 GiB at most" in " ".join(warned)
+
+
+def test_host_memory_that_the_site_gives_by_default_is_held_against_the_plan() -> None:
+    for partition, gives in (
+        ("cray", "57.5 GiB (DefMemPerGPU=29440 for 2 GPUs)"),
+        ("agro-b", "562.5 GiB (DefMemPerCPU=9000 for 64 CPUs)"),
+    ):
+        plain = request("other-partitions", {"partition": partition}, time="1h")
+        needs = Estimate(
+            peaks=(), reserved=0, overhead={}, host={"x": 700 * 2**30}, band=0.1, basis="formulas"
+        )
+        plan = plain.plan.model_copy(update={"estimate": needs})
+        warned = list(Request(plain.cluster, plain.job, plan, plain.site).warnings())
+        assert any(gives in one and "set resources.memory_per_node" in one for one in warned), warned
