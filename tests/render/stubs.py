@@ -48,8 +48,8 @@ _SRUN = (
 )
 _SCONTROL = (
     "#!/bin/bash\n" + _RECORD + 'case "$1 $2" in\n'
-    "'show hostnames') tr , '\\n' <<<\"$3\";;\n"
-    "'show job') printf 'JobId=%s JobName=x PreemptTime=2026 Restarts=9\\n   %s\\n' \"$3\" \"${STUB_JOB:-}\";;\n"
+    "'show hostnames') if [[ $3 ]]; then tr , '\\n' <<<\"$3\"; fi;;\n"
+    "'show job') echo 'JobId=1 JobName=x PreemptTime=2026 Restarts=9'; echo \"   ${STUB_JOB:-}\";;\n"
     'requeue*) exit "${STUB_REQUEUE_EXIT:-0}";;\nesac\n'
 )
 _SBATCH = (
