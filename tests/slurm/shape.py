@@ -94,7 +94,7 @@ JobAcctGatherFrequency=task=1
 SlurmctldTimeout=10
 SlurmdTimeout={5 + shape.nodes // 10}
 MessageTimeout={5 + shape.nodes // 20}
-KillWait=5
+KillWait=20
 CompleteWait=0
 InactiveLimit=0
 ReturnToService=2
