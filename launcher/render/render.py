@@ -20,7 +20,7 @@ from launcher.render.pod import (
     pod_workdir,
     request_values,
 )
-from launcher.render.values import Target, batch_values, start_values
+from launcher.render.values import Target, array_values, batch_values, start_values
 from launcher.spec.cluster import Cluster
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "notes",
     "pod_run_dir",
     "pod_workdir",
+    "render_array",
     "render_image",
     "render_run",
 ]
@@ -65,8 +66,8 @@ def _for_users(function: Callable[P, T]) -> Callable[P, T]:
 def render_run(target: Target) -> tuple[RenderedFile, ...]:
     """Every file that starts this run.
 
-    start.sh always; job.sbatch and on-node.sh for slurm; on-pod.sh and create-pod.json (one node) or
-    create-cluster.json for runpod. Raises RenderError.
+    start.sh always; job.sbatch, check-node.sh and on-node.sh for slurm; on-pod.sh and create-pod.json
+    (one node) or create-cluster.json for runpod. Raises RenderError.
     """
     _check_runtime(target)
     template = "torchrun/per-node.sh.j2" if target.nodes > 1 else "torchrun/start.sh.j2"
@@ -82,8 +83,16 @@ def _slurm(target: Target) -> tuple[RenderedFile, ...]:
     values = batch_values(target)
     return (
         RenderedFile("job.sbatch", _render(target, "slurm/job.sbatch.j2", values), 0o755),
+        RenderedFile("check-node.sh", _render(target, "slurm/check-node.sh.j2", values), 0o755),
         RenderedFile("on-node.sh", _render(target, "slurm/on-node.sh.j2", values), 0o755),
     )
+
+
+@_for_users
+def render_array(target: Target, sweep_id: str, folder: str, tasks: int) -> RenderedFile:
+    """The batch script of `tasks` runs that ask for what `target` asks for. Raises RenderError."""
+    values = array_values(target, sweep_id, folder, tasks)
+    return RenderedFile("array.sbatch", _render(target, "slurm/array.sbatch.j2", values), 0o755)
 
 
 def _runpod(target: Target, start_sh: str) -> tuple[RenderedFile, ...]:

@@ -22,12 +22,18 @@ def handover_folder(run: RunDir, node: int) -> Path:
 
 def make_handover_folder(run: RunDir, node: int) -> Path:
     """For this user alone. Raises OSError, also when somebody else has made a folder of that name."""
-    _of_user().mkdir(mode=0o700, exist_ok=True)
-    found = _of_user().lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{_of_user()} is not a directory of this user alone")
+    private_folder(_of_user())
     folder = handover_folder(run, node)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def private_folder(folder: Path) -> Path:
+    """Made if missing. Raises OSError, also when others may enter it or somebody else has made it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a directory of this user alone")
     return folder
 
 

@@ -48,7 +48,15 @@ _GETENT = (
     '[[ $name == "$2" ]] && echo "$ip STREAM $name"\ndone <<<"$STUB_HOSTS"\n'
 )
 _IP = '#!/bin/bash\n[[ $STUB_ROUTE ]] && echo "$5 dev eth0 src $STUB_ROUTE uid 0"\n'
-_APPTAINER = "#!/bin/bash\n" + _RECORD + 'shift 5\nexec "$@"\n'
+# Runs the command as `apptainer exec` does, as far as the environment goes: what the image sets (here
+# STUB_IMAGE_ENV) wins over the host's, and APPTAINERENV_X over both (Apptainer's user guide, "Environment").
+_APPTAINER = (
+    "#!/bin/bash\n" + _RECORD + "shift\n"
+    "while [[ $1 == --* ]]; do [[ $1 == --bind ]] && shift; shift; done; shift\n"
+    'for item in ${STUB_IMAGE_ENV:-}; do export "$item"; done\n'
+    'for name in "${!APPTAINERENV_@}"; do export "${name#APPTAINERENV_}=${!name}"; unset "$name"; done\n'
+    'exec "$@"\n'
+)
 
 
 @dataclass(frozen=True)

@@ -234,28 +234,3 @@ def test_options_that_would_break_the_job_are_refused(
 ) -> None:
     with pytest.raises(RenderError, match=message):
         write(tmp_path, stubs.make(tmp_path / "stubs"), with_slurm(**slurm), resources=resources)
-
-
-def container(tmp_path: Path, image: str, **fields: object) -> list[str]:
-    """What srun is called with under pyxis."""
-    stub = stubs.make(tmp_path / "stubs")
-    update = {"container": {"runtime": "pyxis", "image": image, "mounts": {"/data": "/data"}}}
-    cluster = Cluster.model_validate({**CLUSTER.model_dump(), **update})
-    script = write(tmp_path, stub, cluster, **fields)
-    code, errors = finish(start(script, stub, HF_TOKEN="secret"))
-    assert code == 0, errors
-    assert not any("container" in option for option in slurm_reads(script.read_text()))
-    return [item.decode() for item in stub.called("srun")]
-
-
-def test_pyxis_options_stand_on_srun_only_with_the_run_directory_mounted(tmp_path: Path) -> None:
-    called = container(tmp_path, "images/my.sqsh", secrets=["HF_TOKEN"])
-    assert f"--container-image={tmp_path}/images/my.sqsh" in called
-    assert f"--container-mounts=/data:/data,{tmp_path}/run:{tmp_path}/run,{tmp_path}:{tmp_path}" in called
-    assert "--container-env=HF_TOKEN" in called
-    assert "--no-container-entrypoint" in called
-
-
-def test_an_image_of_a_registry_keeps_its_name(tmp_path: Path) -> None:
-    called = container(tmp_path, "nvcr.io#nvidia/pytorch:25.10-py3")
-    assert "--container-image=nvcr.io#nvidia/pytorch:25.10-py3" in called

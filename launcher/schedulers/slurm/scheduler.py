@@ -18,14 +18,18 @@ from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, Sc
 from launcher.schedulers.rundir import in_force, status_of, write_run
 from launcher.schedulers.slurm.jobs import BY_HAND, QUEUE, NotSubmittedError, found, sbatch_command
 from launcher.schedulers.slurm.login import Here, Login, LoginError, ask
+from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records, questions, records
-from launcher.schedulers.slurm.states import meaning
+from launcher.schedulers.slurm.site import Site, site
+from launcher.schedulers.slurm.site import questions as site_questions
+from launcher.schedulers.slurm.states import Meaning, meaning
 
 if TYPE_CHECKING:
     from launcher.schedulers.slurm.records import JobRecord
 
 PREFIX = "slurm:"
 DEFAULT_PYTHON = "python3"
+SITE = site_questions()
 
 
 @dataclass(frozen=True)
@@ -118,13 +122,16 @@ class SlurmScheduler:
         for run in chosen:
             if lives(run.read_state()):
                 jobs[run.path] = handle_of(run).job
-        known, trouble = Records(), ""
+        known, trouble, here = Records(), "", None
         named: Mapping[str, str] = {}
         if jobs:
             ids = [job for job in jobs.values() if job is not None]
             asked = questions(ids) if ids else {}
             if None in jobs.values():
                 asked["comments"] = QUEUE
+            waiting = [run for run in chosen if run.read_state().get("state") == "submitted"]
+            if len(chosen) == 1 and waiting:  # worth its few questions more for one run alone
+                asked |= SITE
             try:
                 answers = ask(self.login, asked)
             except LoginError as error:
@@ -132,10 +139,13 @@ class SlurmScheduler:
             else:
                 if None in jobs.values():
                     named = found(answers.pop("comments"))
+                here = site(answers) if SITE.keys() <= answers.keys() else None
                 if ids:
                     known = records(answers)
                     trouble = known.controller
-        return [judged(run, jobs.get(run.path) or named.get(run.id), known, trouble) for run in chosen]
+        return [
+            judged(run, jobs.get(run.path) or _by_comment(run, named), known, trouble, here) for run in chosen
+        ]
 
     def logs(self, handle: str, since: int) -> bytes:
         """What the batch scripts and the supervisors of all jobs printed, from byte `since` on."""
@@ -175,8 +185,7 @@ class SlurmScheduler:
         try:
             job = self._sbatch(run)
         except NotSubmittedError as error:
-            state = "failed" if before.get("state") == "submitted" else before.get("state")
-            replace_json(run.state, {**before, "state": state, "reason": str(error)})
+            not_sent(run, before, error)
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))
         run.event(event, handle=handle, command=list(sbatch_command(run.scripts / "job.sbatch")))
@@ -188,6 +197,12 @@ class SlurmScheduler:
         return str(RunExecutor(run).submit(Supervise(str(run.path))).job_id)
 
 
+def not_sent(run: RunDir, before: Mapping[str, Any], error: NotSubmittedError) -> None:
+    """Gives the run its state of before, with the reason; a new run has failed."""
+    state = "failed" if before.get("state") == "submitted" else before.get("state")
+    replace_json(run.state, {**before, "state": state, "reason": str(error)})
+
+
 def _doing(status: Status) -> str:
     return "in the queue" if status.state == "submitted" else status.state
 
@@ -197,7 +212,7 @@ def lives(state: Mapping[str, Any]) -> bool:
     return state.get("state", "submitted") in LIVING or bool(state.get("requeue"))
 
 
-def judged(run: RunDir, job: str | None, known: Records, trouble: str) -> Status:
+def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Site | None = None) -> Status:
     """What the run's own records and Slurm's say together."""
     handle = str(Handle(run.read_about().get("cluster", {}).get("name", ""), job))
     state = run.read_state()  # again: it may have ended before Slurm was asked
@@ -208,7 +223,11 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str) -> Status
         return status_of(run, handle, {**state, **_unknown(state, job, trouble)})
     slurm = meaning(record)
     if slurm.state == "submitted":
-        told = {"state": "submitted", "reason": why(record), "failure": None}
+        told = {
+            "state": "submitted",
+            "reason": f"job {record.id} {_words(record, slurm, here)}",
+            "failure": None,
+        }
     elif slurm.state in LIVING:
         told = {"reason": "", "failure": None}
         if state.get("state") not in ("running", "stopping"):
@@ -217,6 +236,14 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str) -> Status
         told = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
         _settle(run, {**state, **told})
     return status_of(run, handle, {**state, **told})
+
+
+def _by_comment(run: RunDir, named: Mapping[str, str]) -> str | None:
+    """The job of a run of which sbatch's answer was lost."""
+    sweep = run.read_about().get("sweep", {})
+    if (array := named.get(sweep.get("id", ""))) is not None:
+        return f"{array}_{sweep['task']}"
+    return named.get(run.id)
 
 
 def handle_text(run: RunDir) -> str:
@@ -236,9 +263,9 @@ def _living(state: Mapping[str, Any]) -> str:
     return name if name in LIVING else "stopping"
 
 
-def why(record: JobRecord) -> str:
+def _words(record: JobRecord, slurm: Meaning, here: Site | None) -> str:
     """Of a job in the queue."""
-    return f"job {record.id}: {record.reason}"
+    return f"waits: {why_pending(record, here)}" if record.state == "PENDING" else slurm.words
 
 
 def _settle(run: RunDir, state: Mapping[str, Any]) -> None:

@@ -1,0 +1,190 @@
+"""A login node reached by plain OpenSSH: the user's own configuration, one login for many round trips."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.runs.shared import private_folder
+from launcher.schedulers.slurm.login import LoginError
+
+STAYS_OPEN = "1h"
+"An unused connection stays open this long (ControlPersist), unless the user's ssh config says otherwise."
+SILENCE = ("15", "3")
+"A connection is given up after so many unanswered questions, so many seconds apart."
+CONNECT_SECONDS = 20
+LONGEST_SOCKET = 104 - 18
+"Bytes: what macOS takes for a socket's path, less the suffix that ssh gives it while it is made."
+
+_LOGIN_ENVIRONMENT = (
+    'command -v squeue >/dev/null 2>&1 || eval "$(bash -lc \'exec sh -c "echo; echo {mark}; export -p"\' '
+    "</dev/null 2>/dev/null | sed '1,/^{mark}$/d')\"\n"
+)
+"""Many sites put Slurm's commands into the PATH of login shells only. What such a shell exports is taken
+over, below a mark that no greeting contains; it costs its start-up files, so only where it is needed."""
+
+
+class Over:
+    """`host` as `ssh` takes it. The first round trip logs in, and may ask for a password or a second factor
+    on the terminal; the later ones, also of other processes, go through the connection that stays open."""
+
+    def __init__(self, host: str) -> None:
+        self.name = host
+        self._shared: list[str] = []
+
+    def run(
+        self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
+    ) -> subprocess.CompletedProcess[bytes]:
+        """The script travels on stdin: no login shell parses it and no process list shows it.
+
+        What start-up files print on stdout is left out. Raises LoginError.
+        """
+        mark = secrets.token_hex(8)
+        text = (_LOGIN_ENVIRONMENT.format(mark=mark) + script).encode()
+        # One form for sh, csh and fish; `head` takes exactly its bytes and leaves the rest to the script.
+        command = f"sh -c 'echo {mark}; (eval \"$(head -c {len(text)})\"); echo {mark} $?'"
+        try:
+            done = subprocess.run(
+                [*self.command(), command], input=text + stdin, capture_output=True, timeout=timeout
+            )
+        except subprocess.TimeoutExpired:
+            raise LoginError(f"{self.name} gave no answer within {timeout:.0f} s") from None
+        _, began, rest = done.stdout.partition(f"{mark}\n".encode())
+        out, ended, code = rest.rpartition(f"{mark} ".encode())
+        if not ended:
+            raise LoginError(_broken(self.name, done, bool(began)))
+        return subprocess.CompletedProcess(self.name, int(code.split()[0]), out, done.stderr)
+
+    def command(self) -> list[str]:
+        """`ssh ... HOST` through the open connection, to which a remote command is appended."""
+        self._connect()
+        return [*self._ssh(), "-o", "BatchMode=yes", "-o", "ControlMaster=no", self.name]
+
+    def _ssh(self) -> list[str]:
+        return ["ssh", "-T", *self._shared]
+
+    def _connect(self) -> None:
+        """Log in unless a connection is open. Raises LoginError."""
+        self._shared = self._shared or _shared(self.name)
+        if self._open():
+            return
+        with _one_at_a_time(self.name):  # two commands at once ask for one second factor, not for two
+            if not self._open():
+                self._log_in()
+
+    def _open(self) -> bool:
+        return subprocess.run([*self._ssh(), "-O", "check", self.name], capture_output=True).returncode == 0
+
+    def _log_in(self) -> None:
+        terminal = _has_terminal()
+        patience = None if terminal else CONNECT_SECONDS + 40
+        said: list[bytes] = []
+        process = subprocess.Popen(
+            # In the background once it is logged in; ssh itself asks on the terminal.
+            [*self._ssh(), "-M", "-N", "-f", self.name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        reader = threading.Thread(target=_pass_on, args=(process, said, terminal), daemon=True)
+        reader.start()
+        try:
+            code = process.wait(patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise LoginError(f"{self.name} gave no answer within {patience} s") from None
+        except BaseException:
+            process.kill()
+            raise
+        reader.join(1.0)  # what stays in the background may keep the pipe
+        if code != 0 or not self._open():
+            why = _last_line(b"".join(said)) or f"ssh ended with exit code {code}"
+            alone = "" if terminal else " (there is no terminal on which ssh could ask for a password)"
+            raise LoginError(f"cannot log in to {self.name}: {why}{alone}; try `ssh {self.name}` by hand")
+
+
+def _shared(host: str) -> list[str]:
+    """Options of the connection that is shared: the user's own where the ssh config names any."""
+    try:
+        answer = subprocess.run(["ssh", "-G", host], capture_output=True, text=True, timeout=20)
+    except FileNotFoundError:
+        raise LoginError(
+            f"cannot log in to {host}: there is no `ssh` here; install OpenSSH's client"
+        ) from None
+    if answer.returncode:
+        raise LoginError(f"cannot log in to {host}: {_last_line(answer.stderr.encode())}")
+    config = dict(line.partition(" ")[::2] for line in answer.stdout.splitlines())
+    options = []
+    if config.get("controlpath", "none") == "none":
+        options.append(f"ControlPath={_sockets()}/%C")
+    if config.get("controlpersist", "no") == "no":
+        options.append(f"ControlPersist={STAYS_OPEN}")
+    if config.get("serveraliveinterval", "0") == "0":
+        options += [f"ServerAliveInterval={SILENCE[0]}", f"ServerAliveCountMax={SILENCE[1]}"]
+    if config.get("connecttimeout", "none") == "none":
+        options.append(f"ConnectTimeout={CONNECT_SECONDS}")
+    return [part for option in options for part in ("-o", option)]
+
+
+def _sockets() -> Path:
+    """A folder of this user alone, with a path short enough for a socket's name of 40 bytes below it."""
+    candidates = [Path(f"/tmp/launcher-ssh-{os.getuid()}")]
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        candidates.insert(0, Path(runtime) / "launcher-ssh")
+    for folder in candidates:
+        if len(os.fsencode(folder)) + 41 <= LONGEST_SOCKET:
+            with contextlib.suppress(FileNotFoundError):
+                return _private(folder)
+    raise AssertionError("/tmp is there and short")
+
+
+def _private(folder: Path) -> Path:
+    try:
+        return private_folder(folder)
+    except PermissionError as error:
+        raise LoginError(f"the folder for ssh's shared connections: {error}") from None
+
+
+@contextlib.contextmanager
+def _one_at_a_time(host: str) -> Iterator[None]:
+    with open(_sockets() / f"{host[:100]}.lock", "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _pass_on(process: subprocess.Popen[bytes], said: list[bytes], show: bool) -> None:
+    """What ssh says while it logs in, at once: it may be half of a dialogue."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        said.append(line)
+        if show:
+            sys.stderr.write(line.decode(errors="replace"))
+            sys.stderr.flush()
+
+
+def _broken(host: str, done: subprocess.CompletedProcess[bytes], began: bool) -> str:
+    said = _last_line(done.stderr)
+    if began or done.returncode == 255:
+        return f"the connection to {host} was lost before the answer came" + (f" ({said})" if said else "")
+    said = said or _last_line(done.stdout) or f"exit code {done.returncode}"
+    return f"{host} lets us in but runs no commands: {said}"
+
+
+def _last_line(data: bytes) -> str:
+    lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
