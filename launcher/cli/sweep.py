@@ -24,7 +24,7 @@ def prepared_sweep(job_file: Path, cluster_name: str, sets: Sequence[str], sweep
     cluster = named_cluster(cluster_name)
     if not of_cluster(cluster).capabilities.arrays:
         raise SchedulerError(
-            f"--sweep: scheduler {cluster.scheduler} has no arrays; submit one run for each value"
+            f"--sweep: scheduler {cluster.scheduler} has no arrays; submit each run by itself"
         )
     args = read(job_file, sets).data.get("args")
     chosen = combinations([_full(text, args if isinstance(args, Mapping) else {}) for text in sweeps])

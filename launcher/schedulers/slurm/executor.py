@@ -74,6 +74,11 @@ class RunJob(slurm.SlurmJob[Verdict]):
             return True
         return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
 
+    def _get_logs_string(self, name: str) -> str | None:
+        """Of `stdout`: what the batch scripts of all its jobs printed; the ranks' output is elsewhere."""
+        files = sorted(self.run.path.glob("slurm-*.out")) if name == "stdout" else []
+        return "".join(file.read_text(errors="replace") for file in files) or None
+
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         state = self.run.read_state()
         attempts = self.run.attempts()
@@ -95,6 +100,10 @@ class ScriptExecutor(slurm.SlurmExecutor):
     def __init__(self, folder: Path, script: Path, comment: str) -> None:
         super().__init__(folder / FOLDER)
         self.script, self.comment = script, comment
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        """Job and profile are rendered already."""
+        raise ValueError(f"{', '.join(sorted(kwargs))}: set it in the job or the cluster profile")
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self.script.read_text(encoding="utf-8")

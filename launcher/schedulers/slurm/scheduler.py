@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -69,6 +70,8 @@ class SlurmScheduler:
         from launcher.schedulers.prepare import about, target
 
         run_dir = str(request.runs_root.resolve() / request.run_id)
+        if re.search("%[jAat]", run_dir):
+            raise SchedulerError(f"{run_dir}: submitit puts a job's id in the place of %j, %A, %a and %t")
         python = request.cluster.paths.python or DEFAULT_PYTHON
         where = target(request, run_dir, str(request.workdir), python, {})
         return Prepared(
@@ -143,9 +146,10 @@ class SlurmScheduler:
                 if ids:
                     known = records(answers)
                     trouble = known.controller
-        return [
-            judged(run, jobs.get(run.path) or _by_comment(run, named), known, trouble, here) for run in chosen
-        ]
+        for run in chosen:
+            if run.path in jobs and jobs[run.path] is None:
+                jobs[run.path] = _by_comment(run, named)
+        return [judged(run, jobs.get(run.path), known, trouble, here) for run in chosen]
 
     def logs(self, handle: str, since: int) -> bytes:
         """What the batch scripts and the supervisors of all jobs printed, from byte `since` on."""

@@ -36,7 +36,10 @@ class Sweep:
 
 
 def prepare(sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]]) -> Sweep:
-    """Of runs with the `--set` texts that tell them apart. Raises SchedulerError where the runs do not fit into one array."""
+    """Of runs with the `--set` texts that tell them apart.
+
+    Raises SchedulerError where the runs do not fit into one array.
+    """
     first = runs[0][0]
     folder = Path(first.run_dir).parent / FOLDER / sweep_id
     asked = _asked(first)
@@ -44,8 +47,8 @@ def prepare(sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]]) -> 
         if _asked(one) != asked:
             different = sorted(set(asked) ^ set(_asked(one)))
             raise SchedulerError(
-                f"an array asks for the same resources for each of its tasks, but here {', '.join(different)} "
-                "differ: submit these apart"
+                "an array asks for the same resources for each of its tasks, but here "
+                f"{', '.join(different)} differ: submit these apart"
             )
     array = render_array(first.target, sweep_id, str(folder), len(runs))
     told = [
