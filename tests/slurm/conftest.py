@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.slurm.cluster import Cluster, missing
-from tests.slurm.lab import SlurmLab, free_ports
+from tests.slurm.lab import SlurmLab
 from tests.slurm.shape import PARTITIONS, Shape
 
 # Nodes of their own for what would disturb others.
@@ -20,13 +20,14 @@ NODES = {
     "scavenge": PARTITIONS["scavenge"].replace("ALL", "n5"),
     "scavenge-cancel": PARTITIONS["scavenge-cancel"].replace("ALL", "n6"),
     "fragile": "Nodes=n[7-9] MaxTime=60 PreemptMode=OFF",
+    "fragile-too": "Nodes=n[10-11] MaxTime=60 PreemptMode=OFF",
 }
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Nine nodes with accounting, started once."""
-    yield from started(tmp_path_factory, Shape(nodes=9, partitions=tuple(NODES.items()), **free_ports()))
+    """Eleven nodes with accounting, started once."""
+    yield from started(tmp_path_factory, Shape(nodes=11, partitions=tuple(NODES.items())))
 
 
 def started(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[Cluster]:

@@ -205,9 +205,9 @@ def test_where_preemption_cancels_the_run_goes_on_all_the_same(it: Told) -> None
 # -- a node
 
 
-def node_crash(lab: SlurmLab) -> Told:
-    lab.profile(partition="fragile")
-    run = lab.submit(slow(lab, 0.5, resources={"nodes": 2, "ranks_per_node": 1, "time": "10m"}))
+def node_crash(lab: SlurmLab, partition: str = "fragile", nodes: int = 2) -> Told:
+    lab.profile(partition=partition)
+    run = lab.submit(slow(lab, 0.5, resources={"nodes": nodes, "ranks_per_node": 1, "time": "10m"}))
     wait_for(lambda: events(run, "checkpoint"), "a checkpoint", 120)
     first = lab.slurm("squeue", "-h", "-j", job_id(run), "-o", "%N")
     victim = lab.slurm("scontrol", "show", "hostnames", first).split()[-1]
@@ -217,14 +217,18 @@ def node_crash(lab: SlurmLab) -> Told:
     return Told(lab, run, lab.wait(run, "succeeded", "failed"), {"victim": victim})
 
 
-@tells(node_crash)
+def crash_of_the_batch_host(lab: SlurmLab) -> Told:
+    return node_crash(lab, "fragile-too", 1)
+
+
+@tells(node_crash, crash_of_the_batch_host)
 def test_a_node_that_dies_costs_a_requeue_without_it(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
-    assert "node-failed" in [event["reason"] for event in events(it.run, "requeued")]
+    assert [event["reason"] for event in events(it.run, "requeued")] == ["node-failed"]
     assert events(it.run, "resumed") and len(it.losses) == 80
-    starts = it.lab.accounted(job_id(it.run), "NodeList")
-    last = it.lab.slurm("scontrol", "show", "hostnames", starts[-1][1]).split()
-    assert starts[-1][0] == "COMPLETED" and it.more["victim"] not in last
+    last = it.lab.accounted(job_id(it.run), "NodeList")[-1]
+    assert last[0] == "COMPLETED"
+    assert it.more["victim"] not in it.lab.slurm("scontrol", "show", "hostnames", last[1]).split()
 
 
 # -- scancel
@@ -311,7 +315,7 @@ NASTY = 'it\'s "x"; $(touch PWNED) `touch PWNED` #%j \\ {micro_batch_size} é , 
 
 
 def text(lab: SlurmLab) -> Told:
-    project = lab.folder / "a b'c$(touch PWNED);%j"
+    project = lab.folder / "a b'c$(touch PWNED);%x"
     project.mkdir()
     lab = SlurmLab(project, lab.cluster)
     lab.script("import os, sys, pathlib\npathlib.Path(sys.argv[1]).write_text(os.environ['MOOD'])\n")
@@ -319,7 +323,7 @@ def text(lab: SlurmLab) -> Told:
         name=NASTY,
         command=["python", "train.py", "{run_dir}/seen"],
         resources=ONE_RANK,
-        env={"MOOD": NASTY, "IFS": ",", "lower_case": "x"},
+        env={"MOOD": NASTY, "PS4": "$(touch PWNED)", "lower_case": "x"},
     )
     run = lab.submit(str(job))
     return Told(lab, run, lab.wait(run))
