@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from tests.slurm import shape as conf
@@ -83,6 +83,7 @@ class Cluster:
             options = [f"--{field.name}={_word(getattr(shape, field.name))}" for field in fields(shape)]
             self._as_root("start", *options)
             return
+        shape = self._take_octet(shape)
         try:
             self._write(shape)
             self._plug_switch(shape)
@@ -231,11 +232,19 @@ class Cluster:
         database.touch(0o600)
         database.write_text(conf.slurmdbd_conf(shape, self.folder, user))
 
+    def _take_octet(self, shape: Shape) -> Shape:
+        """The namespace of its switch is also what keeps others from its addresses and ports."""
+        for octet in [shape.octet] if shape.octet else conf.OCTETS:
+            taken = replace(shape, octet=octet)
+            if any(_listens("127.0.0.1", taken.port + i) for i in range(3)):
+                continue
+            if subprocess.run(["ip", "netns", "add", _switch(taken)], capture_output=True).returncode == 0:
+                return taken
+        raise ClusterError("every address range is taken: `ip netns list`")
+
     def _plug_switch(self, shape: Shape) -> None:
         """A bridge in a namespace of its own: no firewall rule of this machine applies to it."""
         switch = _switch(shape)
-        _quiet("ip", "netns", "del", switch)
-        _run("ip", "netns", "add", switch)
         _run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "switch", "up")
         _run("ip", "link", "add", switch, "type", "veth", "peer", "name", "host", "netns", switch)

@@ -3,15 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from tests.slurm.cluster import Cluster, missing
-from tests.slurm.lab import SlurmLab, free_ports
+from tests.slurm.lab import SlurmLab
 from tests.slurm.shape import PARTITIONS, Shape
-
-T = TypeVar("T")
 
 # Nodes of their own for what would disturb others.
 NODES = {
@@ -22,13 +20,14 @@ NODES = {
     "scavenge": PARTITIONS["scavenge"].replace("ALL", "n5"),
     "scavenge-cancel": PARTITIONS["scavenge-cancel"].replace("ALL", "n6"),
     "fragile": "Nodes=n[7-9] MaxTime=60 PreemptMode=OFF",
+    "fragile-too": "Nodes=n[10-11] MaxTime=60 PreemptMode=OFF",
 }
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Nine nodes with accounting, started once."""
-    yield from started(tmp_path_factory, Shape(nodes=9, partitions=tuple(NODES.items()), **free_ports()))
+    """Eleven nodes with accounting, started once."""
+    yield from started(tmp_path_factory, Shape(nodes=11, partitions=tuple(NODES.items())))
 
 
 def started(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[Cluster]:
@@ -55,22 +54,27 @@ def clean_up(lab: SlurmLab) -> None:
             lab.slurm("scancel", job)
 
 
-Story = Callable[[SlurmLab], T]
+AT_ONCE = 5
+"More would keep each other from starting within a time limit, on two cores."
+
+Story = Callable[[SlurmLab], Any]
+
+
+@pytest.fixture
+def it(request: pytest.FixtureRequest, told: dict[Story, Future[Any]]) -> Any:
+    """What the test's story came to."""
+    return told[request.param].result()
 
 
 @pytest.fixture(scope="module")
 def told(
     request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Story[Any]], Any]]:
-    """What a story of the module's STORIES came to. They run side by side: most of their time is Slurm's."""
-    stories: list[Story[Any]] = request.module.STORIES
+) -> Iterator[dict[Story, Future[Any]]]:
+    """The stories of the tests that were asked for, side by side: most of their time is Slurm's."""
+    tests = [item for item in request.session.items if item.parent is request.node]
+    stories: list[Story] = [test.callspec.params["it"] for test in tests]  # type: ignore[attr-defined]
     labs = {story: SlurmLab(tmp_path_factory.mktemp(story.__name__), cluster) for story in stories}
-    with ThreadPoolExecutor(max_workers=len(stories)) as pool:
-        futures: dict[Story[Any], Future[Any]] = {
-            story: pool.submit(story, lab) for story, lab in labs.items()
-        }
-        yield lambda story: futures[story].result()
-        for future in futures.values():
-            future.cancel()
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        yield {story: pool.submit(story, lab) for story, lab in labs.items()}
     for lab in labs.values():
         clean_up(lab)

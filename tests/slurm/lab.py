@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -129,9 +128,3 @@ def exported(lab: SlurmLab, run: RunDir) -> bytes:
     assert done.returncode == 0, done.stderr
     (file,) = json.loads(done.stdout)["files"]
     return Path(file).read_bytes()
-
-
-def free_ports(worker: str = os.environ.get("PYTEST_XDIST_WORKER", "gw0")) -> dict[str, int]:
-    """Ports and addresses that no other worker's cluster has."""
-    number = int(re.sub(r"\D", "", worker) or 0)
-    return {"port": 17000 + 400 * number, "octet": 77 + 10 * number}

@@ -14,7 +14,7 @@ from tests.slurm.shape import Shape
 
 FOLDER = Path(tempfile.gettempdir()) / f"launcher-slurm-{os.getuid()}"
 "Not in the checkout: the path of a socket may have 107 characters."
-SHAPE = Shape(nodes=4, gpus_per_node=0, port=16000, octet=76)
+SHAPE = Shape(nodes=4, gpus_per_node=0)
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ PARTITIONS = {
     "scavenge": f"{SCAVENGE} PreemptMode=REQUEUE",
     "scavenge-cancel": f"{SCAVENGE} PreemptMode=CANCEL",
 }
+OCTETS = range(60, 100)
 REQUEUE_SECONDS = 8
 "How long a requeued job waits: until the credential of its last start has expired (Slurm: 120)."
 
@@ -31,14 +32,18 @@ class Shape:
     accounting: bool = True
     requeue: bool = True
     "False: `scontrol requeue` is refused, as on clusters with JobRequeue=0."
-    port: int = 17000
-    "slurmctld; the next ones are slurmdbd's and MariaDB's."
-    octet: int = 77
+    octet: int = 0
+    "0: one that no other cluster on this machine has."
     partitions: tuple[tuple[str, str], ...] = tuple(PARTITIONS.items())
 
     @property
     def names(self) -> list[str]:
         return [f"n{i + 1}" for i in range(self.nodes)]
+
+    @property
+    def port(self) -> int:
+        """slurmctld's; the next ones are slurmdbd's, MariaDB's and, from the tenth on, the nodes'."""
+        return 12000 + 500 * (self.octet - OCTETS[0])
 
     @property
     def head(self) -> str:
@@ -94,7 +99,7 @@ JobAcctGatherFrequency=task=1
 SlurmctldTimeout=10
 SlurmdTimeout={5 + shape.nodes // 10}
 MessageTimeout={5 + shape.nodes // 20}
-KillWait=5
+KillWait=20
 CompleteWait=0
 InactiveLimit=0
 ReturnToService=2

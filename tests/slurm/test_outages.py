@@ -15,19 +15,18 @@ from launcher.spec.verdict import EXIT_CODES
 from tests.lab import events, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import clean_up, started
-from tests.slurm.lab import SlurmLab, free_ports, job_id
+from tests.slurm.lab import SlurmLab, job_id
 from tests.slurm.shape import Shape
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ONE_RANK = {"nodes": 1, "ranks_per_node": 1}
-PORTS = {name: number + 200 if name == "port" else number + 1 for name, number in free_ports().items()}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One that may be broken."""
-    yield from started(tmp_path_factory, Shape(nodes=1, **PORTS))
+    yield from started(tmp_path_factory, Shape(nodes=1))
 
 
 @pytest.fixture
@@ -144,10 +143,7 @@ def test_without_accounting_daemon_a_run_is_submitted_followed_and_judged(lab: S
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster that keeps no accounts and takes no job back into its queue."""
-    ports = {name: number + 100 if name == "port" else number + 2 for name, number in PORTS.items()}
-    yield from started(
-        tmp_path_factory, Shape(nodes=1, gpus_per_node=0, accounting=False, requeue=False, **ports)
-    )
+    yield from started(tmp_path_factory, Shape(nodes=1, gpus_per_node=0, accounting=False, requeue=False))
 
 
 @pytest.fixture
