@@ -85,7 +85,7 @@ class SlurmScheduler:
         )
 
     def submit(self, prepared: Prepared) -> str:
-        """Raises SchedulerError when Slurm takes no job; the run directory then says why."""
+        """Raises SchedulerError; where there is certainly no job, nothing is left behind."""
         from launcher.supervise.secrets import SecretMissingError, read_secrets
 
         if not prepared.request.workdir.is_dir():
@@ -100,8 +100,15 @@ class SlurmScheduler:
             run = write_run(prepared)
         except OSError as error:
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
-        remember_root(run.path.parent)
-        return self._send(run, "submitted")
+        try:
+            handle = self._send(run, "submitted")
+        except NotSubmittedError:
+            shutil.rmtree(run.path)
+            raise
+        finally:
+            if run.path.exists():
+                remember_root(run.path.parent)
+        return handle
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:
         """A new job for the run, which goes on from its last checkpoint."""
@@ -190,7 +197,7 @@ class SlurmScheduler:
         try:
             job = self._sbatch(run)
         except NotSubmittedError as error:
-            not_sent(run, before, error)
+            replace_json(run.state, {**before, "reason": str(error)})
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))
         run.event(event, handle=handle, command=list(sbatch_command(run.scripts / "job.sbatch")))
@@ -200,12 +207,6 @@ class SlurmScheduler:
         from launcher.schedulers.slurm.executor import RunExecutor, Supervise
 
         return str(RunExecutor(run).submit(Supervise(str(run.path))).job_id)
-
-
-def not_sent(run: RunDir, before: Mapping[str, Any], error: NotSubmittedError) -> None:
-    """Gives the run its state of before, with the reason; a new run has failed."""
-    state = "failed" if before.get("state") == "submitted" else before.get("state")
-    replace_json(run.state, {**before, "state": state, "reason": str(error)})
 
 
 def _doing(status: Status) -> str:
