@@ -168,6 +168,7 @@ def test_names_and_paths_arrive_through_sbatch_srun_and_apptainer(
         assert f"--account={account}" in options
         assert f"--output={str(run_dir).replace('%', '%%')}/slurm-%j.out" in options
         script = run_dir / "scripts" / "job.sbatch"
+        script.with_name("check-node.sh").write_text("echo n1 ok\n")  # neither image nor mounts are here
         done = bash(script, stub, folder, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n1")
         assert done.returncode == 0, done.stderr
         # srun -> apptainer exec --bind ... image -> on-node.sh -> the supervisor
