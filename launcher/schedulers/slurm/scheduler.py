@@ -18,7 +18,7 @@ from launcher.runs.time import now
 from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.rundir import in_force, status_of, write_run
 from launcher.schedulers.slurm.jobs import BY_HAND, QUEUE, NotSubmittedError, found, sbatch_command
-from launcher.schedulers.slurm.login import Here, Login, LoginError, ask
+from launcher.schedulers.slurm.login import Answer, Here, Login, LoginError, ask
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records, questions, records
 from launcher.schedulers.slurm.site import Site, site
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 PREFIX = "slurm:"
 DEFAULT_PYTHON = "python3"
+POLITE_SECONDS = 5.0
+"Between two questions of one process about the same jobs."
 SITE = site_questions()
 
 
@@ -61,6 +63,7 @@ class SlurmScheduler:
 
     def __init__(self) -> None:
         self.login: Login = Here()
+        self._asked: tuple[float, dict[str, list[str]], dict[str, Answer]] = (float("-inf"), {}, {})
         self.known: list[RunDir] = []
         "Where the run of a handle is looked for first."
 
@@ -144,7 +147,7 @@ class SlurmScheduler:
             if len(chosen) == 1 and waiting:  # worth its few questions more for one run alone
                 asked |= SITE
             try:
-                answers = ask(self.login, asked)
+                answers = self._ask(asked)
             except LoginError as error:
                 trouble = str(error)
             else:
@@ -189,6 +192,14 @@ class SlurmScheduler:
             if str(handle_of(run)) == handle or any(e.get("handle") == handle for e in run.read_events()):
                 return run
         raise RunNotFoundError(f"no run of {handle} is known here")
+
+    def _ask(self, questions: dict[str, list[str]]) -> dict[str, Answer]:
+        """Somebody who follows a run looks several times a second; the controller is asked less often."""
+        when, before, answers = self._asked
+        if questions != before or time.monotonic() > when + POLITE_SECONDS:
+            answers = ask(self.login, questions)
+            self._asked = (time.monotonic(), questions, answers)
+        return dict(answers)
 
     def _send(self, run: RunDir, event: str) -> str:
         before = run.read_state()
