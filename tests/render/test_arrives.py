@@ -174,7 +174,8 @@ def test_names_and_paths_arrive_through_sbatch_srun_and_apptainer(
         # srun -> apptainer exec --bind ... image -> on-node.sh -> the supervisor
         argv = ["-m", "launcher.supervise", str(run_dir), "--stop-file", f"{run_dir}/slurm-7-0.stop"]
         assert stub.python_argv() == [item.encode() for item in argv]
-        bind = stub.called("apptainer")[4].decode()
+        called = stub.called("apptainer")
+        bind = called[called.index(b"--bind") + 1].decode()
         assert bind == f"/host/{mount}:/in/{mount},{run_dir}:{run_dir},{folder}:{folder}"
         assert not list(folder.rglob("PWNED*"))
 

@@ -6,7 +6,7 @@ import itertools
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ class SlurmScheduler:
 
     def __init__(self) -> None:
         self.login: Login = Here()
-        self._asked: tuple[float, dict[str, list[str]], dict[str, Answer]] = (float("-inf"), {}, {})
+        self._asked: tuple[float, Mapping[str, Sequence[str]], dict[str, Answer]] = (float("-inf"), {}, {})
         self.known: list[RunDir] = []
         "Where the run of a handle is looked for first."
 
@@ -193,7 +193,7 @@ class SlurmScheduler:
                 return run
         raise RunNotFoundError(f"no run of {handle} is known here")
 
-    def _ask(self, questions: dict[str, list[str]]) -> dict[str, Answer]:
+    def _ask(self, questions: Mapping[str, Sequence[str]]) -> dict[str, Answer]:
         """Somebody who follows a run looks several times a second; the controller is asked less often."""
         when, before, answers = self._asked
         if questions != before or time.monotonic() > when + POLITE_SECONDS:
