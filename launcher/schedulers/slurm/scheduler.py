@@ -113,6 +113,7 @@ class SlurmScheduler:
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
+            (run.path / "slurm-excluded").unlink(missing_ok=True)
             return self._send(run, "resubmitted")
 
     def status(self, handle: str) -> Status:

@@ -5,11 +5,13 @@ test_mocked_missing_state, test_watcher, test_read_info_array (through our recor
 test_get_id_from_submission_command(_raise), test_update_parameters_error, test_slurm_weird_dir,
 test_slurm_job_no_stderr.
 
-Not used, because the thing is not: its signal handler and requeue (test_requeuing_*, test_checkpoint_and_exit:
-the batch script does that, and tests/render/test_sbatch.py and tests/slurm/ ask the same of it), its script
-(test_make_sbatch_*, test_slurm_through_auto*: tests/golden/), its environment on the node (test_job_environment,
-test_slurm_node_list*, test_slurm_invalid_parse, test_slurm_missing_node_list, all inherited unchanged), and the
-names of AutoExecutor (test_update_parameters, test_get_default_parameters, test_name, test_read_job_id).
+Not used, because the thing is not:
+- its signal handler and requeue (test_requeuing_*, test_checkpoint_and_exit): the batch script does that, and
+  tests/render/test_sbatch.py and tests/slurm/ ask the same of it;
+- its script (test_make_sbatch_*, test_slurm_through_auto*): tests/golden/;
+- its environment on the node (test_job_environment, test_slurm_node_list*, test_slurm_invalid_parse,
+  test_slurm_missing_node_list): inherited unchanged;
+- the names of AutoExecutor (test_update_parameters, test_get_default_parameters, test_name, test_read_job_id).
 
 There Python's subprocess is mocked; here Slurm's commands are small programs in PATH.
 """
@@ -28,7 +30,8 @@ from launcher.runs.layout import RunDir
 from launcher.schedulers.slurm.executor import ArrayExecutor, RunExecutor, RunJob, Supervise
 from launcher.schedulers.slurm.jobs import UnclearError, job_id
 
-SQUEUE = "{id}|{state}|main|n1|2026-11-21T23:00:00|N/A|N/A|1:00|0:05|(null)|(null)|1|1|100M|N/A|(null)|1|None|{run}"
+TIMES = "2026-11-21T23:00:00|N/A|N/A|1:00|0:05"
+SQUEUE = f"{{id}}|{{state}}|main|n1|{TIMES}|(null)|(null)|1|1|100M|N/A|(null)|1|None|{{run}}"
 
 
 class Queue:
