@@ -68,7 +68,7 @@ def hosts(shape: Shape) -> str:
 
 def slurm_conf(shape: Shape, folder: Path, user: str, cgroups: bool) -> str:
     """`cgroups`: memory limits are real; else memory is looked at every second."""
-    fanout = max(50, shape.nodes)
+    fanout = 16
     lines = f"""
 ClusterName={CLUSTER}
 SlurmctldHost={socket.gethostname()}({shape.head})
