@@ -24,7 +24,7 @@ with open(out + ".new", "wb") as file:
 os.rename(out + ".new", out)
 if mode.startswith("wait"):
     deadline = time.monotonic() + 20
-    stop_file = sys.argv[sys.argv.index("--stop-file") + 1]
+    stop_file = sys.argv[sys.argv.index("--stop-file") + 1] if "--stop-file" in sys.argv else "/nowhere"
     while not caught and not os.path.exists(stop_file) and time.monotonic() < deadline:
         time.sleep(0.02)
     if os.path.exists(stop_file):

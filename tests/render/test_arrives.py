@@ -168,11 +168,14 @@ def test_names_and_paths_arrive_through_sbatch_srun_and_apptainer(
         assert f"--account={account}" in options
         assert f"--output={str(run_dir).replace('%', '%%')}/slurm-%j.out" in options
         script = run_dir / "scripts" / "job.sbatch"
+        script.with_name("check-node.sh").write_text("echo n1 ok\n")  # neither image nor mounts are here
         done = bash(script, stub, folder, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n1")
         assert done.returncode == 0, done.stderr
         # srun -> apptainer exec --bind ... image -> on-node.sh -> the supervisor
-        assert stub.python_argv() == [b"-m", b"launcher.supervise", str(run_dir).encode()]
-        bind = stub.called("apptainer")[4].decode()
+        argv = ["-m", "launcher.supervise", str(run_dir), "--stop-file", f"{run_dir}/slurm-7-0.stop"]
+        assert stub.python_argv() == [item.encode() for item in argv]
+        called = stub.called("apptainer")
+        bind = called[called.index(b"--bind") + 1].decode()
         assert bind == f"/host/{mount}:/in/{mount},{run_dir}:{run_dir},{folder}:{folder}"
         assert not list(folder.rglob("PWNED*"))
 

@@ -24,6 +24,7 @@ def run(
     update = {"container": {"runtime": runtime, "image": image, "mounts": {"/data": "/data"}}}
     cluster = Cluster.model_validate({**CLUSTER.model_dump(), "setup": ["export FROM_SETUP=1"], **update})
     script = write(folder, stub, cluster, **fields)
+    (script.parent / "check-node.sh").write_text("echo n1 ok\n")  # neither image nor mounts are here
     assert not any("container" in option for option in slurm_reads(script.read_text()))
     code, errors = finish(start(script, stub, **(env or {})))
     assert code == 0, errors

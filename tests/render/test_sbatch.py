@@ -348,3 +348,13 @@ def test_options_that_would_break_the_job_are_refused(
 ) -> None:
     with pytest.raises(RenderError, match=message):
         write(tmp_path, stubs.make(tmp_path / "stubs"), with_slurm(**slurm), resources=resources)
+
+
+def test_an_image_and_mounts_that_a_node_lacks_are_found_before_the_start(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    container = {"runtime": "pyxis", "image": "my.sqsh", "mounts": {"/nowhere": "/data"}}
+    cluster = Cluster.model_validate({**CLUSTER.model_dump(), "container": container})
+    (tmp_path / "my.sqsh").touch()
+    code, errors = finish(start(write(tmp_path, stub, cluster, retries={"same": 0}), stub))
+    assert code == 14
+    assert "node n1: there is no /nowhere" in errors

@@ -6,7 +6,7 @@ import itertools
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from launcher.runs.time import now
 from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.rundir import in_force, status_of, write_run
 from launcher.schedulers.slurm.jobs import BY_HAND, QUEUE, NotSubmittedError, found, sbatch_command
-from launcher.schedulers.slurm.login import Here, Login, LoginError, ask
+from launcher.schedulers.slurm.login import Answer, Here, Login, LoginError, ask
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records, questions, records
 from launcher.schedulers.slurm.site import Site, site
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 PREFIX = "slurm:"
 DEFAULT_PYTHON = "python3"
+POLITE_SECONDS = 5.0
+"Between two questions of one process about the same jobs."
 SITE = site_questions()
 
 
@@ -61,6 +63,7 @@ class SlurmScheduler:
 
     def __init__(self) -> None:
         self.login: Login = Here()
+        self._asked: tuple[float, Mapping[str, Sequence[str]], dict[str, Answer]] = (float("-inf"), {}, {})
         self.known: list[RunDir] = []
         "Where the run of a handle is looked for first."
 
@@ -85,7 +88,7 @@ class SlurmScheduler:
         )
 
     def submit(self, prepared: Prepared) -> str:
-        """Raises SchedulerError when Slurm takes no job; the run directory then says why."""
+        """Raises SchedulerError; where there is certainly no job, nothing is left behind."""
         from launcher.supervise.secrets import SecretMissingError, read_secrets
 
         if not prepared.request.workdir.is_dir():
@@ -100,8 +103,15 @@ class SlurmScheduler:
             run = write_run(prepared)
         except OSError as error:
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
-        remember_root(run.path.parent)
-        return self._send(run, "submitted")
+        try:
+            handle = self._send(run, "submitted")
+        except NotSubmittedError:
+            shutil.rmtree(run.path)
+            raise
+        finally:
+            if run.path.exists():
+                remember_root(run.path.parent)
+        return handle
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:
         """A new job for the run, which goes on from its last checkpoint."""
@@ -137,7 +147,7 @@ class SlurmScheduler:
             if len(chosen) == 1 and waiting:  # worth its few questions more for one run alone
                 asked |= SITE
             try:
-                answers = ask(self.login, asked)
+                answers = self._ask(asked)
             except LoginError as error:
                 trouble = str(error)
             else:
@@ -183,6 +193,14 @@ class SlurmScheduler:
                 return run
         raise RunNotFoundError(f"no run of {handle} is known here")
 
+    def _ask(self, questions: Mapping[str, Sequence[str]]) -> dict[str, Answer]:
+        """Somebody who follows a run looks several times a second; the controller is asked less often."""
+        when, before, answers = self._asked
+        if questions != before or time.monotonic() > when + POLITE_SECONDS:
+            answers = ask(self.login, questions)
+            self._asked = (time.monotonic(), questions, answers)
+        return dict(answers)
+
     def _send(self, run: RunDir, event: str) -> str:
         before = run.read_state()
         replace_json(run.state, {"state": "submitted", "time": now()})
@@ -190,7 +208,7 @@ class SlurmScheduler:
         try:
             job = self._sbatch(run)
         except NotSubmittedError as error:
-            not_sent(run, before, error)
+            replace_json(run.state, {**before, "reason": str(error)})
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))
         run.event(event, handle=handle, command=list(sbatch_command(run.scripts / "job.sbatch")))
@@ -200,12 +218,6 @@ class SlurmScheduler:
         from launcher.schedulers.slurm.executor import RunExecutor, Supervise
 
         return str(RunExecutor(run).submit(Supervise(str(run.path))).job_id)
-
-
-def not_sent(run: RunDir, before: Mapping[str, Any], error: NotSubmittedError) -> None:
-    """Gives the run its state of before, with the reason; a new run has failed."""
-    state = "failed" if before.get("state") == "submitted" else before.get("state")
-    replace_json(run.state, {**before, "state": state, "reason": str(error)})
 
 
 def _doing(status: Status) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from launcher.runs.layout import RunDir
 from launcher.schedulers.base import Prepared, SchedulerError
 from launcher.schedulers.rundir import write_run
 from launcher.schedulers.slurm.jobs import BY_HAND, NotSubmittedError, sbatch_command
-from launcher.schedulers.slurm.scheduler import Handle, not_sent
+from launcher.schedulers.slurm.scheduler import Handle
 
 FOLDER = "sweeps"
 "Below the runs' root: `sweeps/<id>/array.sbatch`, and a link `<task>` to each run's directory."
@@ -67,8 +68,6 @@ def _asked(prepared: Prepared) -> list[str]:
 
 def submit(sweep: Sweep) -> list[str]:
     """The handle of each run. Raises SchedulerError when Slurm takes no job."""
-    import shutil
-
     from launcher.schedulers.slurm.executor import ArrayExecutor, Supervise
 
     if shutil.which("sbatch") is None:
@@ -82,16 +81,18 @@ def submit(sweep: Sweep) -> list[str]:
         replace_text(sweep.folder / sweep.array.path, sweep.array.text, sweep.array.mode)
     except OSError as error:
         raise SchedulerError(f"cannot write {sweep.folder}: {error.strerror}") from None
-    remember_root(runs[0].path.parent)
     for run in runs:
         run.event("submitting")
     executor = ArrayExecutor(sweep.folder, sweep.id, sweep.array.path)
     try:
         jobs = executor.submit_array([Supervise(str(run.path)) for run in runs])
-    except NotSubmittedError as error:
-        for run in runs:
-            not_sent(run, {"state": "submitted"}, error)
+    except NotSubmittedError:
+        for folder in (sweep.folder, *(run.path for run in runs)):
+            shutil.rmtree(folder)
         raise
+    finally:
+        if runs[0].path.exists():
+            remember_root(runs[0].path.parent)
     handles = []
     for run, prepared, job in zip(runs, sweep.runs, jobs, strict=True):
         handles.append(str(Handle(prepared.request.cluster.name, job.job_id)))

@@ -9,9 +9,10 @@ Not used, because the thing is not:
 - its signal handler and requeue (test_requeuing_*, test_checkpoint_and_exit): the batch script does that, and
   tests/render/test_sbatch.py and tests/slurm/ ask the same of it;
 - its script (test_make_sbatch_*, test_slurm_through_auto*): tests/golden/;
-- its environment on the node (test_job_environment, test_slurm_node_list*, test_slurm_invalid_parse,
-  test_slurm_missing_node_list): inherited unchanged;
-- the names of AutoExecutor (test_update_parameters, test_get_default_parameters, test_name, test_read_job_id).
+- its environment on the node (test_job_environment, test_slurm_node_list*, test_slurm_missing_node_list,
+  test_slurm_invalid_parse): inherited unchanged;
+- the names of AutoExecutor (test_update_parameters, test_get_default_parameters, test_name,
+  test_read_job_id).
 
 There Python's subprocess is mocked; here Slurm's commands are small programs in PATH.
 """
