@@ -81,14 +81,14 @@ class SlurmLab(Lab):
         return wait_for(ended, f"end of job {job} in accounting", 30)
 
     def wait(self, run: RunDir, *states: str, timeout: float = 200) -> dict[str, Any]:
-        """Until `launcher status` says so; it is asked when state.json or the queue has something new."""
+        """Until `launcher status` says so; asked when state.json or the queue has news, and now and then."""
         wanted = states or ENDED
         deadline = time.monotonic() + timeout
-        seen: str | None = None
+        seen, asked = "", 0.0
         while time.monotonic() < deadline:
             now = run.state.read_text() + self.queued(run)
-            if now != seen:
-                seen = now
+            if now != seen or time.monotonic() > asked + 5:
+                seen, asked = now, time.monotonic()
                 status = self.status(run)
                 if status["state"] in wanted:
                     return status

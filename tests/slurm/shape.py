@@ -30,8 +30,6 @@ class Shape:
     cpus: int = 16
     memory_mib: int = 16000
     accounting: bool = True
-    requeue: bool = True
-    "False: `scontrol requeue` is refused, as on clusters with JobRequeue=0."
     octet: int = 0
     "0: one that no other cluster on this machine has."
     partitions: tuple[tuple[str, str], ...] = tuple(PARTITIONS.items())
@@ -70,7 +68,7 @@ def hosts(shape: Shape) -> str:
 
 def slurm_conf(shape: Shape, folder: Path, user: str, cgroups: bool) -> str:
     """`cgroups`: memory limits are real; else memory is looked at every second."""
-    fanout = max(50, shape.nodes)
+    fanout = 16
     lines = f"""
 ClusterName={CLUSTER}
 SlurmctldHost={socket.gethostname()}({shape.head})
@@ -109,7 +107,6 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 MaxArraySize=10001
 MaxJobCount=20000
 TreeWidth={fanout}
-JobRequeue={int(shape.requeue)}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal

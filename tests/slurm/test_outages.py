@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from launcher.spec.verdict import EXIT_CODES
-from tests.lab import events, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import clean_up, started
 from tests.slurm.lab import SlurmLab, job_id
@@ -142,8 +141,8 @@ def test_without_accounting_daemon_a_run_is_submitted_followed_and_judged(lab: S
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster that keeps no accounts and takes no job back into its queue."""
-    yield from started(tmp_path_factory, Shape(nodes=1, gpus_per_node=0, accounting=False, requeue=False))
+    """A cluster that keeps no accounts."""
+    yield from started(tmp_path_factory, Shape(nodes=1, gpus_per_node=0, accounting=False))
 
 
 @pytest.fixture
@@ -165,19 +164,3 @@ def test_on_a_cluster_without_accounting_every_verb_works(plain_lab: SlurmLab) -
     assert "user-error" in lab.cli("why").stdout
     states = {run["state"] for run in json.loads(lab.cli("list", "--json").stdout)}
     assert states == {"succeeded", "cancelled", "failed"}
-
-
-def test_where_requeue_is_refused_the_time_limit_leads_to_a_linked_job(plain_lab: SlurmLab) -> None:
-    lab = plain_lab
-    lab.script(
-        "import pathlib, time\n"
-        "first = pathlib.Path('second').exists()\n"
-        "pathlib.Path('second').touch()\n"
-        "time.sleep(1 if first else 100)\n"
-    )
-    limited = lab.job(command="python train.py", resources={**ONE_RANK, "time": "60s"})
-    run = lab.submit(str(limited))
-    assert lab.wait(run, "succeeded", "failed")["state"] == "succeeded", lab.all_logs(run)
-    (event,) = events(run, "requeued")
-    assert (event["reason"], event["linked"]) == ("time-limit", True)
-    wait_for(lambda: len(jobs_of(lab)) == 2, "two jobs in the queue", 10)

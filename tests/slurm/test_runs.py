@@ -170,6 +170,28 @@ def test_a_spent_budget_ends_the_chain_and_the_exit_code_says_why(it: Told) -> N
     assert not events(it.run, "requeued")
 
 
+def refused(lab: SlurmLab) -> Told:
+    lab.script(
+        "import pathlib, time\n"
+        "first = not pathlib.Path('second').exists()\n"
+        "pathlib.Path('second').touch()\n"
+        "time.sleep(100 if first else 0)\n"
+    )
+    run = lab.submit(str(lab.job(command="python train.py", resources={**ONE_RANK, "time": "60s"})))
+    lab.slurm("scontrol", "update", f"JobId={job_id(run)}", "Requeue=0")
+    return Told(lab, run, lab.wait(run, "succeeded", "failed"))
+
+
+@tells(refused)
+def test_where_requeue_is_refused_a_linked_job_goes_on_with_the_run(it: Told) -> None:
+    assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
+    (event,) = events(it.run, "requeued")
+    assert (event["reason"], event["linked"]) == ("time-limit", True)
+    first, second = handles(it.run)
+    assert first != second == event["handle"]
+    assert [state for (state,) in it.lab.accounted(job_id(it.run))] == ["COMPLETED"]
+
+
 # -- preemption
 
 
