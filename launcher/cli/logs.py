@@ -30,10 +30,10 @@ def logs(
     from launcher.cli.output import fail
     from launcher.logs.show import LogOptions, show_logs
     from launcher.runs.find import find_run
-    from launcher.schedulers.local import LocalScheduler, handle_of
+    from launcher.schedulers.of_run import scheduler_of
 
     found = find_run(run)
-    scheduler, handle = LocalScheduler(), handle_of(found)
+    scheduler, handle = scheduler_of(found)
     if supervisor:
         sys.stdout.buffer.write(scheduler.logs(handle, 0))
         return
@@ -60,10 +60,10 @@ def why(run: RunName = None, json: AsJson = False) -> None:
     from launcher.report.why import verdicts
     from launcher.report.why import why as explain
     from launcher.runs.find import find_run
-    from launcher.schedulers.local import LocalScheduler, handle_of
+    from launcher.schedulers.of_run import status_of
 
     found = find_run(run)
-    now = LocalScheduler().status(handle_of(found))
+    now = status_of(found)
     if json:
         attempts = [{"attempt": n, **v.model_dump(), "then": then} for n, v, then in verdicts(found)]
         print_json({"run_id": found.id, "state": now.state, "reason": now.reason, "attempts": attempts})

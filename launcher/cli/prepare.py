@@ -11,7 +11,7 @@ from launcher.runs.find import default_root
 from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerError
 from launcher.schedulers.local import with_detected_gpus
 from launcher.schedulers.prepare import new_run_id
-from launcher.schedulers.registry import scheduler_for
+from launcher.schedulers.registry import of_cluster
 from launcher.spec.cluster import Cluster
 from launcher.spec.find import cluster_folders, find_cluster
 from launcher.spec.load import load_cluster, load_job
@@ -51,7 +51,7 @@ def prepared(
 
 def prepare(request: Request) -> tuple[Scheduler, Prepared]:
     """Raises RenderError, SchedulerError."""
-    cluster, scheduler = request.cluster, scheduler_for(request.cluster.scheduler)
+    cluster, scheduler = request.cluster, of_cluster(request.cluster)
     if request.plan.layout.nodes > 1 and not scheduler.capabilities.multi_node:
         raise SchedulerError(f"{cluster.name} is one machine; several nodes need another cluster")
     return scheduler, scheduler.prepare(request)

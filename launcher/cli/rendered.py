@@ -10,7 +10,7 @@ from launcher.render.eject import diff_rendered
 from launcher.render.render import RenderedFile, render_image, render_run
 from launcher.runs.files import replace_text
 from launcher.schedulers.base import Prepared
-from launcher.schedulers.local import write_run
+from launcher.schedulers.rundir import write_run
 
 
 def show_files(files: Sequence[RenderedFile]) -> None:

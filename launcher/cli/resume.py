@@ -30,22 +30,28 @@ def resume(
 ) -> None:
     """Go on from the last checkpoint, with the recipe of the last attempt or with what you change."""
     from launcher.cli.follow import follow_run
-    from launcher.cli.output import fail, print_json
+    from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.runs.find import find_run
     from launcher.runs.time import now
-    from launcher.schedulers.local import LocalScheduler, handle_of
+    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.registry import of_cluster
 
     if json and follow:
         fail("give --json or --follow, not both")
     found = find_run(run)
-    scheduler, handle = LocalScheduler(), handle_of(found)
+    scheduler, handle = scheduler_of(found)
     again = None
     if set_ or cluster:
         from launcher.cli.again import prepared_again
 
         again = prepared_again(found, set_ or [], cluster)
     before, since = scheduler.status(handle), now()
-    scheduler.resume(handle, again)
+    before, since = scheduler.status(handle), now()
+    if again is not None and not before.ended:
+        fail(f"{found.id} is still {before.state}; cancel it first", EXIT_REFUSED)
+    if again is not None:
+        scheduler = of_cluster(again.request.cluster)
+    handle = scheduler.resume(handle, again)
     changed = again.about["changed"] if again is not None else {}
     if json:
         answer = {"run_id": found.id, "handle": handle, "from_step": before.checkpoint_step}

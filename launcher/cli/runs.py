@@ -16,7 +16,7 @@ def list_runs(
     """Every run below the folders that runs were started in, the newest first."""
     from launcher.cli.output import console, print_json
     from launcher.runs.find import runs_in
-    from launcher.schedulers.local import statuses
+    from launcher.schedulers.of_run import statuses
 
     runs = runs_in()
     found = statuses(runs[:limit] if limit else runs)
@@ -36,10 +36,10 @@ def status(run: RunName = None, json: AsJson = False) -> None:
     from launcher.report.terminal import show_status
     from launcher.report.why import why
     from launcher.runs.find import find_run
-    from launcher.schedulers.local import LocalScheduler, handle_of
+    from launcher.schedulers.of_run import status_of
 
     found = find_run(run)
-    now = LocalScheduler().status(handle_of(found))
+    now = status_of(found)
     if json:
         print_json({**now.as_json(), "why": why(found, now.state, now.reason)})
     else:
@@ -52,11 +52,12 @@ def cancel(run: RunName = None, json: AsJson = False) -> None:
     """Checkpoint, then stop. A second call ends the ranks at once."""
     from launcher.cli.output import print_json
     from launcher.runs.find import find_run
-    from launcher.schedulers.local import LocalScheduler, handle_of
+    from launcher.schedulers.of_run import scheduler_of
 
     found = find_run(run)
     again = found.cancel.exists() or not found.read_about().get("job", {}).get("task")
-    LocalScheduler().cancel(handle_of(found))
+    scheduler, handle = scheduler_of(found)
+    scheduler.cancel(handle)
     if json:
         print_json({"run_id": found.id, "cancelled": True})
     elif again:
@@ -85,12 +86,13 @@ def clean(
     """Delete runs that have ended: logs, checkpoints, everything. Running ones are refused."""
     import shutil
     import time
+    from pathlib import Path
 
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.runs.find import find_run, runs_in
     from launcher.runs.layout import RunDir
     from launcher.runs.shared import remove_handover
-    from launcher.schedulers.local import LocalScheduler, handle_of
+    from launcher.schedulers.of_run import statuses
     from launcher.spec.base import parse_seconds
 
     if not runs and older_than is None:
@@ -98,19 +100,19 @@ def clean(
     if json and not yes:
         fail("--json cannot ask: give --yes as well")
     chosen = [find_run(name) for name in runs or []]
-    scheduler = LocalScheduler()
     for run in chosen:
         if run.read_about().get("id") != run.id or not run.plan.is_file():
             fail(f"{run.path} does not look like a run directory as launcher makes them; delete it by hand")
-        if not scheduler.status(handle_of(run)).ended:
-            fail(f"{run.id} is still running; cancel it first", EXIT_REFUSED)
+    for now in statuses(chosen):
+        if not now.ended:
+            fail(f"{now.run_id} is still running; cancel it first", EXIT_REFUSED)
     if older_than is not None:
         try:
             limit = time.time() - parse_seconds(older_than)
         except ValueError as error:
             fail(f"--older-than: {error}")
         old = [run for run in runs_in() if run.state.exists() and run.state.stat().st_mtime < limit]
-        chosen += [run for run in old if scheduler.status(handle_of(run)).ended]
+        chosen += [RunDir(Path(now.path)) for now in statuses(old) if now.ended]
     paths = list(dict.fromkeys(run.path for run in chosen))
     if paths and not yes:
         print("\n".join(str(path) for path in paths))

@@ -22,12 +22,12 @@ def snapshot(
     from launcher.runs.files import replace_json
     from launcher.runs.find import find_run
     from launcher.runs.time import now
-    from launcher.schedulers.local import LocalScheduler, handle_of
+    from launcher.schedulers.of_run import status_of
 
     found = find_run(run)
     if not found.read_about().get("job", {}).get("task"):
         fail(f"{found.id} runs a `command:`; only the built-in entrypoint (`task:`) writes snapshots")
-    state, attempts = LocalScheduler().status(handle_of(found)).state, found.attempts()
+    state, attempts = status_of(found).state, found.attempts()
     if state != "running" or not attempts:
         fail(f"{found.id} has no running ranks to ask: it is {state}", EXIT_REFUSED)
     attempt = attempts[-1]

@@ -65,8 +65,8 @@ def _for_users(function: Callable[P, T]) -> Callable[P, T]:
 def render_run(target: Target) -> tuple[RenderedFile, ...]:
     """Every file that starts this run.
 
-    start.sh always; job.sbatch and on-node.sh for slurm; on-pod.sh and create-pod.json (one node) or
-    create-cluster.json for runpod. Raises RenderError.
+    start.sh always; job.sbatch, check-node.sh and on-node.sh for slurm; on-pod.sh and create-pod.json
+    (one node) or create-cluster.json for runpod. Raises RenderError.
     """
     _check_runtime(target)
     template = "torchrun/per-node.sh.j2" if target.nodes > 1 else "torchrun/start.sh.j2"
@@ -82,6 +82,7 @@ def _slurm(target: Target) -> tuple[RenderedFile, ...]:
     values = batch_values(target)
     return (
         RenderedFile("job.sbatch", _render(target, "slurm/job.sbatch.j2", values), 0o755),
+        RenderedFile("check-node.sh", _render(target, "slurm/check-node.sh.j2", values), 0o755),
         RenderedFile("on-node.sh", _render(target, "slurm/on-node.sh.j2", values), 0o755),
     )
 

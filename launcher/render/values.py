@@ -180,7 +180,18 @@ class BatchValues:
     flags: tuple[str, ...]
     "Further #SBATCH options without one."
     requeue: bool
-    cluster_name: str
+    handle_prefix: str
+    "The id of the job follows."
+    signal_seconds: int
+    retries_same: int
+    check_seconds: int
+    exclude: str
+    "Nodes that the profile itself excludes; sbatch takes one such option."
+    gpus: int
+    shm_mib: int
+    needed_paths: tuple[str, ...]
+    "Of the host: what the container is made of and binds."
+    check_python: bool
     setup: tuple[quote.Written, ...]
     step_options: tuple[str, ...]
     "Further srun options (pyxis)."
@@ -190,10 +201,24 @@ class BatchValues:
 
 # What job.sbatch sets itself, or what would break the step.
 _MANAGED = frozenset(
-    {"job-name", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "signal", "requeue"}
+    {
+        "job-name",
+        "comment",
+        "nodes",
+        "ntasks",
+        "ntasks-per-node",
+        "output",
+        "error",
+        "open-mode",
+        "signal",
+        "requeue",
+    }
     | {"no-requeue", "export", "array", "time", "cpus-per-task", "gpus", "gres", "gpus-per-node"}
     | {"gpus-per-task", "partition", "account", "qos", "constraint", "reservation", "exclusive", "wrap"}
 )
+
+CHECK_SECONDS = 300
+"For all nodes to answer the check before the start; a first import from a cold file system may take a minute."
 
 _MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 
@@ -213,11 +238,31 @@ def batch_values(target: Target) -> BatchValues:
         options=options,
         flags=flags,
         requeue=target.job.requeue,
-        cluster_name=target.cluster.name,
+        handle_prefix=f"slurm:{target.cluster.name}:",
+        signal_seconds=target.cluster.slurm.signal_seconds if target.cluster.slurm is not None else 0,
+        retries_same=target.job.retries.same,
+        check_seconds=CHECK_SECONDS,
+        exclude=str(target.cluster.slurm.extra.get("exclude", ""))
+        if target.cluster.slurm is not None
+        else "",
+        gpus=target.gpus_per_node
+        if target.cluster.slurm and target.cluster.slurm.gpu_request != "none"
+        else 0,
+        shm_mib=(target.cluster.container.shm or 0) // 2**20,
+        needed_paths=_needed_paths(target),
+        check_python=target.cluster.container.runtime == "none",
         setup=setup_lines(target.cluster),
         step_options=step_options,
         prefix=prefix,
     )
+
+
+def _needed_paths(target: Target) -> tuple[str, ...]:
+    container = target.cluster.container
+    if container.runtime == "none":
+        return ()
+    image = _image_of(target)
+    return (*((image,) if image.startswith("/") else ()), *container.mounts)
 
 
 def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
@@ -288,10 +333,7 @@ def _container(target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if image is None:
         raise RenderError(f"container.runtime {runtime} needs an image: `image:` in the job or the cluster")
     quote.image(image)
-    is_file = image.endswith((".sqsh", ".squashfs", ".sif")) or image.startswith(("./", "../"))
-    if is_file and "://" not in image:
-        # Without a leading `/` or `./` enroot takes a file for an image name (NVIDIA/pyxis#127).
-        image = posixpath.normpath(posixpath.join(target.workdir, image))
+    image = _image_of(target)
     binds = list(target.cluster.container.mounts.items())
     covered = [path for _, path in binds]
     for path in (target.run_dir, target.workdir):
@@ -312,3 +354,13 @@ def _container(target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if names:
         options.append(f"--container-env={','.join(dict.fromkeys(names))}")
     return tuple(options), ()
+
+
+def _image_of(target: Target) -> str:
+    """Files by their absolute path."""
+    image = target.image or ""
+    is_file = image.endswith((".sqsh", ".squashfs", ".sif")) or image.startswith(("./", "../"))
+    if is_file and "://" not in image:
+        # Without a leading `/` or `./` enroot takes a file for an image name (NVIDIA/pyxis#127).
+        image = posixpath.normpath(posixpath.join(target.workdir, image))
+    return image

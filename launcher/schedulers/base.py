@@ -21,6 +21,12 @@ class Capabilities:
 
     submit: bool
     multi_node: bool = False
+    arrays: bool = False
+    "Many runs in one submission."
+
+
+LIVING = frozenset({"submitted", "running", "stopping"})
+"States of a run that has not ended."
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Status:
 
     @property
     def ended(self) -> bool:
-        return self.state not in ("submitted", "running", "stopping")
+        return self.state not in LIVING
 
     @property
     def exit_code(self) -> int:
@@ -112,6 +118,11 @@ class Scheduler(Protocol):
 
     def submit(self, prepared: Prepared) -> str:
         """Write the run directory, start it, return the handle. Raises SchedulerError, OSError."""
+        ...
+
+    def resume(self, handle: str, again: Prepared | None = None) -> str:
+        """Go on with a run that has ended, with `again` as it was planned again; gives the new handle.
+        Raises SchedulerError; then the run is as it was."""
         ...
 
     def status(self, handle: str) -> Status: ...

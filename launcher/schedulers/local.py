@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.runs.files import replace_json, replace_text
-from launcher.runs.find import RunNotFoundError, latest_checkpoint, open_run, remember_root, runs_in
+from launcher.runs.find import open_run, remember_root, runs_in
 from launcher.runs.layout import RunDir
-from launcher.runs.progress import last_step
 from launcher.runs.time import now
-from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.rundir import in_force, status_of, write_run
 from launcher.supervise.host import supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
 
@@ -26,22 +23,12 @@ if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster
 
 PREFIX = "local:"
-LIVING = frozenset({"submitted", "running", "stopping"})
 START_SECONDS = 20.0
 "For the supervisor to take its lock; it needs well under one on an idle machine."
 
 
 def handle_of(run: RunDir) -> str:
     return f"{PREFIX}{run.path}"
-
-
-def statuses(runs: Iterable[RunDir]) -> list[Status]:
-    """Of every run that is readable; one that was deleted or damaged meanwhile is left out."""
-    found = []
-    for run in runs:
-        with contextlib.suppress(RunNotFoundError):
-            found.append(LocalScheduler().status(handle_of(run)))
-    return found
 
 
 class LocalScheduler:
@@ -92,7 +79,7 @@ class LocalScheduler:
         self._start(run, prepared.command)
         return handle
 
-    def resume(self, handle: str, again: Prepared | None = None) -> None:
+    def resume(self, handle: str, again: Prepared | None = None) -> str:
         """Start another supervisor on the same run; it goes on from the last checkpoint.
 
         With `again`, the run as it was planned again, that is in force from the next attempt on; what was
@@ -112,16 +99,15 @@ class LocalScheduler:
             )
         self._end_orphans(run)
         python = cluster.get("paths", {}).get("python") or sys.executable
-        with self._in_force(run, again):
+        with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
             run.event("resubmitted", handle=handle)
             self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
+        return handle
 
     def status(self, handle: str) -> Status:
         """The true state: what the supervisor wrote last, or `lost` when it is gone without a word."""
         run = self._run(handle)
-        about = run.read_about()
-        job: dict[str, Any] = about.get("job", {})
         state = run.read_state()
         if state.get("state") in LIVING and supervisor_gone(run):
             state = run.read_state()  # it may have ended between the two looks
@@ -129,22 +115,7 @@ class LocalScheduler:
         if name in LIVING and supervisor_gone(run):
             name, failure = "lost", "node-failed"
             reason = "the supervisor was killed or this machine was restarted; its ranks ended with it"
-        checkpoint = latest_checkpoint(run)
-        return Status(
-            run_id=run.id,
-            name=job.get("name", ""),
-            state=name,
-            handle=handle_of(run),
-            attempt=state.get("attempt", len(run.attempts()) - 1 if run.attempts() else None),
-            step=last_step(run),
-            steps=job.get("steps"),
-            failure=failure,
-            reason=reason,
-            created=about.get("created", ""),
-            updated=state.get("time", ""),
-            checkpoint_step=checkpoint,
-            path=str(run.path),
-        )
+        return status_of(run, handle_of(run), state | {"state": name, "reason": reason, "failure": failure})
 
     def logs(self, handle: str, since: int) -> bytes:
         """The supervisor's own output from byte `since` on."""
@@ -166,26 +137,9 @@ class LocalScheduler:
 
     def list(self) -> list[Status]:
         """Every local run below the known roots, the newest first."""
-        return statuses(runs_in())
+        from launcher.schedulers.of_run import statuses
 
-    @contextlib.contextmanager
-    def _in_force(self, run: RunDir, again: Prepared | None) -> Iterator[None]:
-        """Put another plan in force; where the run could not be started with it, take it back."""
-        if again is None:
-            yield
-            return
-        try:
-            folder = write_plan(run, again)
-        except OSError as error:
-            raise SchedulerError(f"cannot write {run.path}: {error.strerror}") from None
-        try:
-            run.event("replanned", changed=again.about["changed"], set=again.about["set"])
-            yield
-        except (SchedulerError, OSError):
-            shutil.rmtree(folder)
-            with contextlib.suppress(OSError):
-                run.event("withdrawn")
-            raise
+        return [one for one in statuses(runs_in()) if one.handle.startswith(PREFIX)]
 
     def _run(self, handle: str) -> RunDir:
         return open_run(Path(handle.removeprefix(PREFIX)))
@@ -236,47 +190,6 @@ def _not_started(run: RunDir, before: dict[str, Any], reason: str) -> SchedulerE
 def _environment() -> dict[str, str]:
     """Ours, without what would make the supervisor's children look like those of another run."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
-
-
-def write_run(prepared: Prepared) -> RunDir:
-    """Create the run directory whole or not at all. Raises OSError."""
-    final = Path(prepared.run_dir)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    partial = RunDir(final.with_name(f".{final.name}.partial"))
-    try:
-        _write_plan(partial.path, prepared)
-        partial.checkpoints.mkdir()
-        replace_json(partial.state, {"state": "submitted", "time": prepared.about["created"]})
-        partial.path.rename(final)
-    except BaseException:
-        shutil.rmtree(partial.path, ignore_errors=True)
-        raise
-    return RunDir(final)
-
-
-def write_plan(run: RunDir, prepared: Prepared) -> Path:
-    """Put another plan in force from the next attempt on, whole or not at all. Raises OSError."""
-    attempts = run.attempts()
-    final = run.plan_from(attempts[-1].number + 1 if attempts else 0)
-    partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        _write_plan(partial, prepared)
-        shutil.rmtree(final, ignore_errors=True)  # of a supervisor that came to no attempt
-        partial.rename(final)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return final
-
-
-def _write_plan(folder: Path, prepared: Prepared) -> None:
-    within = RunDir(folder)
-    within.scripts.mkdir(parents=True)
-    replace_json(within.run, prepared.about)
-    replace_json(within.plan, prepared.request.plan.model_dump(mode="json"))
-    for file in prepared.files:
-        replace_text(within.scripts / file.path, file.text, file.mode)
 
 
 def with_detected_gpus(cluster: Cluster) -> Cluster:

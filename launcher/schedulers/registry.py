@@ -1,18 +1,32 @@
-"""Which scheduler serves a cluster or a handle."""
+"""Which scheduler serves a cluster."""
 
 from __future__ import annotations
 
-from launcher.schedulers.base import Scheduler
-from launcher.schedulers.local import LocalScheduler
-from launcher.schedulers.render_only import RunPodScheduler, SlurmScheduler
+from typing import TYPE_CHECKING
 
-_SCHEDULERS: dict[str, type[Scheduler]] = {
-    "local": LocalScheduler,
-    "slurm": SlurmScheduler,
-    "runpod": RunPodScheduler,
-}
+from launcher.schedulers.base import Scheduler, SchedulerError
+
+if TYPE_CHECKING:
+    from launcher.schedulers.slurm.scheduler import SlurmScheduler
+    from launcher.spec.cluster import Cluster
 
 
-def scheduler_for(name: str) -> Scheduler:
-    """By the `scheduler:` of a profile."""
-    return _SCHEDULERS[name]()
+def of_cluster(cluster: Cluster) -> Scheduler:
+    if cluster.scheduler == "slurm":
+        return slurm_at(cluster.login)
+    if cluster.scheduler == "runpod":
+        from launcher.schedulers.render_only import RunPodScheduler
+
+        return RunPodScheduler()
+    from launcher.schedulers.local import LocalScheduler
+
+    return LocalScheduler()
+
+
+def slurm_at(login: str | None) -> SlurmScheduler:
+    """On this host, or at a login node."""
+    from launcher.schedulers.slurm.scheduler import SlurmScheduler
+
+    if login is not None:
+        raise SchedulerError(f"login {login}: not yet")
+    return SlurmScheduler()

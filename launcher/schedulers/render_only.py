@@ -1,4 +1,4 @@
-"""Slurm and RunPod as far as they go today: everything is rendered, nothing is sent."""
+"""RunPod as far as it goes today: everything is rendered, nothing is sent."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ class RenderOnly:
     def submit(self, prepared: Prepared) -> str:
         raise self._refusal(prepared.request.cluster.scheduler)
 
+    def resume(self, handle: str, again: Prepared | None = None) -> str:
+        raise self._refusal(handle)
+
     def status(self, handle: str) -> Status:
         raise self._refusal(handle)
 
@@ -37,27 +40,6 @@ class RenderOnly:
         return SchedulerError(
             f"{what.partition(':')[0]}: rendering works, submitting does not yet; "
             f"write everything with `launcher render JOB -c CLUSTER --out DIR`, then {self.by_hand}"
-        )
-
-
-class SlurmScheduler(RenderOnly):
-    """The run directory must lie on a file system that the nodes share."""
-
-    capabilities = Capabilities(submit=False, multi_node=True)
-    by_hand = "`sbatch DIR/scripts/job.sbatch`"
-
-    def prepare(self, request: Request) -> Prepared:
-        run_dir = str(request.runs_root.resolve() / request.run_id)
-        python = request.cluster.paths.python or DEFAULT_PYTHON
-        where = target(request, run_dir, str(request.workdir), python, {})
-        return Prepared(
-            request=request,
-            run_dir=run_dir,
-            files=render_run(where),
-            target=where,
-            command=("sbatch", "--parsable", f"{run_dir}/scripts/job.sbatch"),
-            about=about(request),
-            warnings=(*request.plan.warnings, *notes(where)),
         )
 
 

@@ -10,6 +10,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.
 
 import argparse
 import sys
+from pathlib import Path
 
 from launcher.runs.files import read_json
 from launcher.spec.job import Job
@@ -27,6 +28,9 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--rendezvous", help="address of node 0 as the other nodes reach it")
     parser.add_argument("--port-base", type=int, default=61000, help="61000-65535")
+    parser.add_argument(
+        "--stop-file", type=Path, help="appears with the reason when the batch script asks to stop"
+    )
     options = parser.parse_args()
     if options.nodes > 1 and not options.rendezvous:
         parser.error("several nodes need --rendezvous: the address of node 0")
@@ -38,7 +42,7 @@ def main() -> int:
             raise RunUnreadableError(f"{run.path} has no readable run.json: it is no run directory")
         secrets = read_secrets(Job.model_validate(about["job"]).secrets)
         with SupervisorLock(run, place.rank):
-            return Supervisor(run, place, secrets).main()
+            return Supervisor(run, place, secrets, options.stop_file).main()
     except (RunUnreadableError, AlreadySupervisedError, SecretMissingError, NodesError) as error:
         print(f"[launcher] {error}", file=sys.stderr)
         return 2

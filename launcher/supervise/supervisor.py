@@ -49,7 +49,10 @@ class RunUnreadableError(Exception):
 class Supervisor:
     """One per node. `main` returns the exit code of the run."""
 
-    def __init__(self, run: RunDir, place: NodePlace, secrets: Mapping[str, str]) -> None:
+    def __init__(
+        self, run: RunDir, place: NodePlace, secrets: Mapping[str, str], stop_file: Path | None = None
+    ) -> None:
+        """`stop_file` appears, with the reason in it, when a batch script wants the run to stop."""
         about, plan = read_json(run.run), read_json(run.plan)
         if about is None or plan is None:
             raise RunUnreadableError(
@@ -65,10 +68,12 @@ class Supervisor:
         self._handled = 0
         self._stop_reason: str | None = None
         self._cancel_seen = ""
-        self._cancel_checked = 0.0
+        self._files_checked = 0.0
+        self._stop_file = stop_file
+        self._told = ""
         # Elsewhere the scheduler keeps the limit and warns by a signal.
-        local = about["cluster"]["scheduler"] == "local"
-        limit = self.job.resources.time if local else None
+        self._scheduler = about["cluster"]["scheduler"]
+        limit = self.job.resources.time if self._scheduler == "local" else None
         self._deadline = time.monotonic() + limit if limit is not None else None
 
     def main(self) -> int:
@@ -127,7 +132,7 @@ class Supervisor:
             exit_codes={0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}},
             errors=read_records(attempt, "errors"),
             exits=read_records(attempt, "exits"),
-            stop_reason=self._stop_reason,
+            stop_reason=self._why_stopped(),
             lost_nodes=lost,
             started=started_ranks(attempt),
             disk_full=disk_full(self.run.path),
@@ -189,24 +194,34 @@ class Supervisor:
     def _asked_to_stop(self) -> bool:
         """Whether `_requests` would have something to say."""
         late = self._deadline is not None and time.monotonic() > self._deadline
-        return late or bool(self._signals[self._handled :]) or self._cancel_text() != self._cancel_seen
+        told = _text(self.run.cancel) != self._cancel_seen or bool(not self._told and self._reason_told())
+        return late or bool(self._signals[self._handled :]) or told
 
-    def _cancel_text(self) -> str:
-        try:
-            return self.run.cancel.read_text()
-        except OSError:
-            return ""
+    def _reason_told(self) -> str:
+        """The batch script's reason to stop; it knows more than the signal that came with it."""
+        text = _text(self._stop_file).strip() if self._stop_file is not None else ""
+        return text if text in SIGNALS.values() else ""
+
+    def _why_stopped(self) -> str | None:
+        if self._stop_reason in (None, "cancelled"):
+            return self._stop_reason
+        return self._reason_told() or self._stop_reason
 
     def _requests(self) -> list[str]:
-        """Signals since the last call, a passed deadline, and the cancel file when it was written (again)."""
+        """Since the last call: signals, a passed deadline, the batch script's word, the cancel file written
+        (again)."""
         requests = self._signals[self._handled :]
         self._handled += len(requests)
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None
             requests.append("time-limit")
-        if time.monotonic() > self._cancel_checked + 0.5:
-            self._cancel_checked = time.monotonic()
-            content = self._cancel_text()
+        if time.monotonic() > self._files_checked + 0.5:
+            self._files_checked = time.monotonic()
+            if not self._told and (reason := self._reason_told()):
+                self._told = reason
+                if self._stop_reason is None and not requests:  # else a signal was here before it
+                    requests.append(reason)
+            content = _text(self.run.cancel)
             if content != self._cancel_seen:
                 self._cancel_seen = content
                 requests.append("cancelled")
@@ -225,7 +240,9 @@ class Supervisor:
         if state == "failed" and (steps := tried(self.run.read_events())):
             then = f"{then}; tried before: {'; '.join(steps)}"
         self.journal.event("finished", state=state, failure=verdict.failure, reason=then)
-        self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then)
+        # The batch script, and it alone, can put the job back into the queue.
+        more = {"requeue": True} if decision.action == "requeue" and self._scheduler == "slurm" else {}
+        self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then, **more)
         self._learn()
 
     def _learn(self) -> None:
@@ -278,6 +295,13 @@ def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> dict[str
         "step": verdict.step,
         "changes": {name: list(pair) for name, pair in changes.items()},
     }
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def run_dir_of(text: str) -> RunDir:

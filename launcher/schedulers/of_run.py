@@ -1,0 +1,55 @@
+"""Which scheduler has a run, and the states of many runs with one question to each cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+from launcher.runs.find import RunNotFoundError
+from launcher.runs.layout import RunDir
+from launcher.schedulers import local
+from launcher.schedulers.base import Scheduler, Status
+
+
+def scheduler_of(run: RunDir) -> tuple[Scheduler, str]:
+    """With the handle of the run's latest job."""
+    cluster: dict[str, Any] = run.read_about().get("cluster", {})
+    if cluster.get("scheduler") == "slurm" and _was_sent(run):
+        from launcher.schedulers.registry import slurm_at
+        from launcher.schedulers.slurm.scheduler import handle_of
+
+        slurm = slurm_at(cluster.get("login"))
+        slurm.known.append(run)
+        return slurm, str(handle_of(run))
+    return local.LocalScheduler(), local.handle_of(run)
+
+
+def status_of(run: RunDir) -> Status:
+    scheduler, handle = scheduler_of(run)
+    return scheduler.status(handle)
+
+
+def statuses(runs: Iterable[RunDir]) -> list[Status]:
+    """Of every run that is readable, in the order given; one that was deleted meanwhile is left out."""
+    chosen = list(runs)
+    by_cluster: dict[str | None, list[RunDir]] = {}
+    found: dict[RunDir, Status] = {}
+    for run in chosen:
+        cluster: dict[str, Any] = run.read_about().get("cluster", {})
+        if cluster.get("scheduler") == "slurm" and _was_sent(run):
+            by_cluster.setdefault(cluster.get("login"), []).append(run)
+            continue
+        with contextlib.suppress(RunNotFoundError):
+            found[run] = local.LocalScheduler().status(local.handle_of(run))
+    for login, its in by_cluster.items():
+        from launcher.schedulers.registry import slurm_at
+
+        found |= dict(zip(its, slurm_at(login).statuses(its), strict=True))
+    return [found[run] for run in chosen if run in found]
+
+
+def _was_sent(run: RunDir) -> bool:
+    """Not only rendered."""
+    kinds = {"submitting", "submitted", "job"}
+    return any(event.get("event") in kinds for event in run.read_events())

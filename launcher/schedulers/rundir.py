@@ -1,0 +1,98 @@
+"""The run directory as a scheduler writes it before the run, and reads it afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.runs.files import replace_json, replace_text
+from launcher.runs.find import latest_checkpoint
+from launcher.runs.layout import RunDir
+from launcher.runs.progress import last_step
+from launcher.schedulers.base import Prepared, SchedulerError, Status
+
+
+def write_run(prepared: Prepared) -> RunDir:
+    """Create the run directory whole or not at all. Raises OSError."""
+    final = Path(prepared.run_dir)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = RunDir(final.with_name(f".{final.name}.partial"))
+    try:
+        _write_plan(partial.path, prepared)
+        partial.checkpoints.mkdir()
+        replace_json(partial.state, {"state": "submitted", "time": prepared.about["created"]})
+        partial.path.rename(final)
+    except BaseException:
+        shutil.rmtree(partial.path, ignore_errors=True)
+        raise
+    return RunDir(final)
+
+
+def write_plan(run: RunDir, prepared: Prepared) -> Path:
+    """Put another plan in force from the next attempt on, whole or not at all. Raises OSError."""
+    attempts = run.attempts()
+    final = run.plan_from(attempts[-1].number + 1 if attempts else 0)
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        _write_plan(partial, prepared)
+        shutil.rmtree(final, ignore_errors=True)  # of a supervisor that came to no attempt
+        partial.rename(final)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def _write_plan(folder: Path, prepared: Prepared) -> None:
+    within = RunDir(folder)
+    within.scripts.mkdir(parents=True)
+    replace_json(within.run, prepared.about)
+    replace_json(within.plan, prepared.request.plan.model_dump(mode="json"))
+    for file in prepared.files:
+        replace_text(within.scripts / file.path, file.text, file.mode)
+
+
+@contextlib.contextmanager
+def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
+    """Put another plan in force; where the run could not be started with it, take it back."""
+    if again is None:
+        yield
+        return
+    try:
+        folder = write_plan(run, again)
+    except OSError as error:
+        raise SchedulerError(f"cannot write {run.path}: {error.strerror}") from None
+    try:
+        run.event("replanned", changed=again.about["changed"], set=again.about["set"])
+        yield
+    except (SchedulerError, OSError):
+        shutil.rmtree(folder)
+        with contextlib.suppress(OSError):
+            run.event("withdrawn")
+        raise
+
+
+def status_of(run: RunDir, handle: str, state: Mapping[str, Any]) -> Status:
+    """What the files of a run tell, with `state` in the place of its state.json."""
+    about = run.read_about()
+    job: dict[str, Any] = about.get("job", {})
+    attempts = run.attempts()
+    return Status(
+        run_id=run.id,
+        name=job.get("name", ""),
+        state=state.get("state", "submitted"),
+        handle=handle,
+        attempt=state.get("attempt", attempts[-1].number if attempts else None),
+        step=last_step(run),
+        steps=job.get("steps"),
+        failure=state.get("failure"),
+        reason=state.get("reason", ""),
+        created=about.get("created", ""),
+        updated=state.get("time", ""),
+        checkpoint_step=latest_checkpoint(run),
+        path=str(run.path),
+    )

@@ -1,0 +1,113 @@
+"""submitit's executor, job folder and job objects around our batch script and our records."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from submitit.core import core, utils
+from submitit.slurm import slurm
+
+from launcher.runs.files import read_record
+from launcher.runs.layout import RunDir
+from launcher.schedulers.base import LIVING
+from launcher.schedulers.slurm.jobs import sbatch_command, submit
+from launcher.schedulers.slurm.login import Here, LoginError, ask
+from launcher.schedulers.slurm.records import questions, records
+from launcher.spec.verdict import Verdict
+
+FOLDER = "submitit"
+"submitit's own files, in the run directory."
+
+
+@dataclass(frozen=True)
+class Supervise:
+    """The payload as submitit keeps it beside the job: what the batch script starts on each node."""
+
+    run_dir: str
+
+    def __call__(self) -> int:
+        return subprocess.call([sys.executable, "-m", "launcher.supervise", self.run_dir])
+
+
+class RecordWatcher(slurm.SlurmInfoWatcher):
+    """One round trip for all jobs; a cluster without accounting is no error."""
+
+    def __init__(self) -> None:
+        super().__init__(delay_s=30)
+
+    def update(self) -> None:
+        ids = sorted(self._registered - self._finished)
+        if not ids:
+            return
+        self._num_calls += 1
+        try:
+            known = records(ask(Here(), questions(ids)))
+        except LoginError:
+            return
+        for one in ids:
+            if (record := known.get(one)) is not None:
+                self._info_dict[one] = {"JobID": one, "State": record.state, "NodeList": record.nodes}
+        self._last_status_check = time.time()
+        self._finished |= {one for one in ids if self.is_done(one, mode="cache")}
+
+
+class RunJob(slurm.SlurmJob[Verdict]):
+    """A run behind one Slurm job, or several: `result` is its Verdict."""
+
+    watcher = RecordWatcher()
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.paths.folder.parent)
+
+    def done(self, force_check: bool = False) -> bool:
+        """A run that goes back into the queue has not ended."""
+        state = self.run.read_state()
+        if state.get("state") not in LIVING and not state.get("requeue"):
+            return True
+        return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
+
+    def _get_outcome_and_result(self) -> tuple[str, Any]:
+        state = self.run.read_state()
+        attempts = self.run.attempts()
+        told = read_record(attempts[-1].verdict) if attempts else {}
+        told.pop("then", None)
+        if state.get("failure") is None or not told:
+            raise utils.UncompletedJobError(
+                f"run {self.run.id} (job {self.job_id}, {self.state}) has no verdict; its state: {state}"
+            )
+        verdict = Verdict.model_validate(told)
+        return ("success", verdict) if verdict.ok else ("error", f"{verdict.failure}: {verdict.reason}")
+
+
+class RunExecutor(slurm.SlurmExecutor):
+    """Submits a run's rendered job.sbatch in the place of submitit's own script."""
+
+    job_class = RunJob
+
+    def __init__(self, run: RunDir, options: Sequence[str] = ()) -> None:
+        super().__init__(run.path / FOLDER)
+        self.run, self.options = run, tuple(options)
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return (self.run.scripts / "job.sbatch").read_text(encoding="utf-8")
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return list(sbatch_command(submission_file_path, *self.options))
+
+    def _submit_command(self, command: str) -> core.Job[Any]:
+        """As submitit's, but an unclear answer of sbatch makes no second job."""
+        uid = uuid.uuid4().hex
+        script = self.folder / f".submission_file_{uid}.sh"
+        script.write_text(self._make_submission_file_text(command, uid), encoding="utf-8")
+        asked = tuple(self._make_submission_command(script))
+        job = self.job_class(self.folder, submit(Here(), asked, self.run.id))
+        job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
+        return job

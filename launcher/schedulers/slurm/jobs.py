@@ -1,0 +1,158 @@
+"""Submitting: one job for one submission, whatever Slurm answers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import PurePath
+
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.slurm.login import NOT_FOUND, Answer, Login, LoginError, ask
+
+PATIENCE_SECONDS = 20.0
+"For a controller that is down or busy; a restart of one takes less."
+
+# A submission from inside a job must not inherit what Slurm told that job of itself, nor may sbatch's
+# variables, which win over the script, change what was shown; an account alone is often nowhere else.
+_CLEAN = """\
+for name in $(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p'); do
+  case $name in
+    SLURM_CONF|SBATCH_ACCOUNT) ;;
+    SLURM_*|SLURMD_*|SBATCH_*|SRUN_*|LAUNCHER_*) unset "$name" ;;
+  esac
+done
+"""
+
+# The controller was not reached, or could not take anything: there is no job.
+_NOT_TAKEN = re.compile(
+    r"connect failure|Connection refused|temporarily unable to accept|try again|Transport endpoint"
+    r"|Unable to resolve|No route to host",
+    re.IGNORECASE,
+)
+# The controller was reached, and its answer did not come: there may be one.
+_UNCLEAR = re.compile(
+    r"timed out|Zero Bytes|Unable to contact|Communication connection|Connection reset|Unexpected message",
+    re.IGNORECASE,
+)
+
+
+BY_HAND = (
+    ": submit on a host that has it, name a login node in the profile (`login:`), or write everything with "
+    "`launcher render JOB -c CLUSTER --out DIR` and start it there with `sbatch DIR/scripts/job.sbatch`"
+)
+
+
+class NotSubmittedError(SchedulerError):
+    """There is no job. The message says why."""
+
+
+class UnclearError(SchedulerError):
+    """There may be a job: neither sbatch nor squeue gave an answer."""
+
+
+class _NotYetError(Exception):
+    def __init__(self, words: str, unclear: bool) -> None:
+        super().__init__(words)
+        self.unclear = unclear
+
+
+def sbatch_command(script: PurePath | str, *options: str) -> tuple[str, ...]:
+    return ("sbatch", "--parsable", *options, str(script))
+
+
+def sbatch_text(command: tuple[str, ...]) -> str:
+    """POSIX shell that submits in a clean environment."""
+    return f"{_CLEAN}export LC_ALL=C\nexec {shlex.join(command)}"
+
+
+def submit(login: Login, command: tuple[str, ...], comment: str, patience: float = PATIENCE_SECONDS) -> str:
+    """The id of the job, which bears `comment`.
+
+    Tries again while there is certainly no job, and looks for one of which the answer was lost.
+    Raises NotSubmittedError, UnclearError.
+    """
+    import tenacity
+
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(_NotYetError),
+        stop=tenacity.stop_after_delay(patience),
+        wait=tenacity.wait_exponential(multiplier=0.5, max=4),
+        reraise=True,
+    )
+    doubt = False
+
+    def once() -> str:
+        nonlocal doubt
+        if doubt and (found := find(login, comment)):
+            return found
+        try:
+            return _once(login, command)
+        except _NotYetError as error:
+            doubt = doubt or error.unclear
+            raise
+
+    try:
+        return attempts(once)
+    except _NotYetError as error:
+        if not doubt:
+            raise NotSubmittedError(f"Slurm takes no job at the moment: {error}") from None
+        raise UnclearError(
+            f"Slurm did not answer, the job may be in its queue or not: {error}; "
+            "`launcher status` tells when Slurm answers again"
+        ) from None
+
+
+def _once(login: Login, command: tuple[str, ...]) -> str:
+    try:
+        done = login.run(sbatch_text(command))
+    except LoginError as error:
+        raise _NotYetError(str(error), unclear=True) from None
+    said = done.stderr.decode(errors="replace").strip()
+    if done.returncode == 0:
+        return job_id(done.stdout.decode(errors="replace"))
+    if _NOT_TAKEN.search(said) or _UNCLEAR.search(said):
+        raise _NotYetError(_last(said), unclear=not _NOT_TAKEN.search(said))
+    if done.returncode == NOT_FOUND or "configuration source" in said:
+        raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
+    raise NotSubmittedError(f"sbatch: {_words(said) or f'exit code {done.returncode}'}")
+
+
+def job_id(out: str) -> str:
+    """Of `sbatch --parsable`: `123` or `123;cluster`, below what a site's plugins print."""
+    for line in reversed(out.strip().splitlines()):
+        if re.fullmatch(r"\d+(;[^;\s]+)?", line.strip()):
+            return line.strip().partition(";")[0]
+    raise UnclearError(f"sbatch answered {out!r}, in which there is no job id")
+
+
+def find(login: Login, comment: str) -> str | None:
+    """The newest job with this comment that the controller knows. Raises _NotYetError without an answer."""
+    try:
+        answer = ask(login, {"squeue": QUEUE})["squeue"]
+    except LoginError as error:
+        raise _NotYetError(str(error), unclear=True) from None
+    if answer.code:
+        raise _NotYetError(_last(answer.err), unclear=True)
+    return found(answer).get(comment)
+
+
+QUEUE = [
+    *("sh", "-c"),
+    'exec squeue --noheader --states=all --user="$(id -un)" --format="%F|%k"',
+]
+
+
+def found(answer: Answer) -> dict[str, str]:
+    """Comment -> the newest job that bears it."""
+    pairs = [line.partition("|")[::2] for line in answer.out.splitlines()]
+    return {comment: job for job, comment in sorted(pairs, key=lambda pair: int(pair[0]))}
+
+
+def _last(said: str) -> str:
+    return said.splitlines()[-1] if said else "no answer"
+
+
+def _words(said: str) -> str:
+    """sbatch's own words, without its name before each line."""
+    lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in said.splitlines())
+    return "; ".join(line for line in lines if line)

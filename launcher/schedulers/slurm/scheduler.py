@@ -1,0 +1,251 @@
+"""Slurm: one run over one or many of its jobs."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.runs.files import replace_json, replace_text
+from launcher.runs.find import RunNotFoundError, remember_root, runs_in
+from launcher.runs.layout import RunDir
+from launcher.runs.time import now
+from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.rundir import in_force, status_of, write_run
+from launcher.schedulers.slurm.jobs import BY_HAND, QUEUE, NotSubmittedError, found, sbatch_command
+from launcher.schedulers.slurm.login import Here, Login, LoginError, ask
+from launcher.schedulers.slurm.records import Records, questions, records
+from launcher.schedulers.slurm.states import meaning
+
+if TYPE_CHECKING:
+    from launcher.schedulers.slurm.records import JobRecord
+
+PREFIX = "slurm:"
+DEFAULT_PYTHON = "python3"
+
+
+@dataclass(frozen=True)
+class Handle:
+    """`slurm:<cluster>:<job>`; without a job where no answer of sbatch has come yet."""
+
+    cluster: str
+    job: str | None
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.cluster}:{self.job or ''}"
+
+
+def handle_of(run: RunDir) -> Handle:
+    """Of the run's latest job."""
+    cluster = run.read_about().get("cluster", {}).get("name", "")
+    for event in reversed(run.read_events()):
+        name = str(event.get("handle", ""))
+        if name.startswith(PREFIX):
+            return Handle(cluster, name.rpartition(":")[2])
+    return Handle(cluster, None)
+
+
+class SlurmScheduler:
+    """The run directory must lie on a file system that the nodes share."""
+
+    capabilities = Capabilities(submit=True, multi_node=True, arrays=True)
+
+    def __init__(self) -> None:
+        self.login: Login = Here()
+        self.known: list[RunDir] = []
+        "Where the run of a handle is looked for first."
+
+    def prepare(self, request: Request) -> Prepared:
+        """Raises RenderError, SchedulerError."""
+        from launcher.render.render import notes, render_run
+        from launcher.schedulers.prepare import about, target
+
+        run_dir = str(request.runs_root.resolve() / request.run_id)
+        python = request.cluster.paths.python or DEFAULT_PYTHON
+        where = target(request, run_dir, str(request.workdir), python, {})
+        return Prepared(
+            request=request,
+            run_dir=run_dir,
+            files=render_run(where),
+            target=where,
+            command=sbatch_command(f"{run_dir}/scripts/job.sbatch"),
+            about=about(request),
+            warnings=(*request.plan.warnings, *notes(where)),
+        )
+
+    def submit(self, prepared: Prepared) -> str:
+        """Raises SchedulerError when Slurm takes no job; the run directory then says why."""
+        from launcher.supervise.secrets import SecretMissingError, read_secrets
+
+        if not prepared.request.workdir.is_dir():
+            raise SchedulerError(f"workdir: {prepared.request.workdir} is no directory")
+        if shutil.which("sbatch") is None:
+            raise SchedulerError(f"there is no Slurm on {self.login.name}{BY_HAND}")
+        try:
+            read_secrets(prepared.request.job.secrets)
+        except SecretMissingError as error:
+            raise SchedulerError(f"secrets: {error}") from None
+        try:
+            run = write_run(prepared)
+        except OSError as error:
+            raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
+        remember_root(run.path.parent)
+        return self._send(run, "submitted")
+
+    def resume(self, handle: str, again: Prepared | None = None) -> str:
+        """A new job for the run, which goes on from its last checkpoint."""
+        run = self.run_of(handle)
+        status = self.status(handle)
+        if not status.ended:
+            raise SchedulerError(f"{run.id} is still {_doing(status)}")
+        if status.state == "succeeded":
+            raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
+        with in_force(run, again):
+            run.cancel.unlink(missing_ok=True)
+            return self._send(run, "resubmitted")
+
+    def status(self, handle: str) -> Status:
+        return self.statuses([self.run_of(handle)])[0]
+
+    def statuses(self, runs: Iterable[RunDir]) -> list[Status]:
+        """In one round trip for all that have not ended by their own records."""
+        chosen = list(runs)
+        jobs: dict[Path, str | None] = {}
+        for run in chosen:
+            if lives(run.read_state()):
+                jobs[run.path] = handle_of(run).job
+        known, trouble = Records(), ""
+        named: Mapping[str, str] = {}
+        if jobs:
+            ids = [job for job in jobs.values() if job is not None]
+            asked = questions(ids) if ids else {}
+            if None in jobs.values():
+                asked["comments"] = QUEUE
+            try:
+                answers = ask(self.login, asked)
+            except LoginError as error:
+                trouble = str(error)
+            else:
+                if None in jobs.values():
+                    named = found(answers.pop("comments"))
+                if ids:
+                    known = records(answers)
+                    trouble = known.controller
+        return [judged(run, jobs.get(run.path) or named.get(run.id), known, trouble) for run in chosen]
+
+    def logs(self, handle: str, since: int) -> bytes:
+        """What the batch scripts and the supervisors of all jobs printed, from byte `since` on."""
+        parts = [file.read_bytes() for file in self.run_of(handle).path.glob("slurm-*.out")]
+        return b"".join(parts)[since:]
+
+    def cancel(self, handle: str) -> None:
+        """A job that waits is cancelled. A running one is asked for a checkpoint; a second call ends it."""
+        run = self.run_of(handle)
+        status = self.status(handle)
+        if status.ended:
+            raise SchedulerError(f"{run.id} is not running: {status.state}")
+        job = status.handle.rpartition(":")[2]
+        again = run.cancel.exists()
+        replace_text(run.cancel, f"{time.time()}\n")
+        asked = ["scancel", *([] if again else ["--state=PENDING"]), job]
+        answer = ask(self.login, {"scancel": asked})["scancel"]
+        if answer.code:
+            raise SchedulerError(f"scancel: {answer.err.strip() or f'exit code {answer.code}'}")
+
+    def list(self) -> list[Status]:
+        from launcher.schedulers.of_run import statuses
+
+        return [one for one in statuses(runs_in()) if one.handle.startswith(PREFIX)]
+
+    def run_of(self, handle: str) -> RunDir:
+        """Raises RunNotFoundError."""
+        for run in itertools.chain(self.known, runs_in()):
+            if str(handle_of(run)) == handle or any(e.get("handle") == handle for e in run.read_events()):
+                return run
+        raise RunNotFoundError(f"no run of {handle} is known here")
+
+    def _send(self, run: RunDir, event: str) -> str:
+        before = run.read_state()
+        replace_json(run.state, {"state": "submitted", "time": now()})
+        run.event("submitting")
+        try:
+            job = self._sbatch(run)
+        except NotSubmittedError as error:
+            state = "failed" if before.get("state") == "submitted" else before.get("state")
+            replace_json(run.state, {**before, "state": state, "reason": str(error)})
+            raise
+        handle = str(Handle(run.read_about()["cluster"]["name"], job))
+        run.event(event, handle=handle, command=list(sbatch_command(run.scripts / "job.sbatch")))
+        return handle
+
+    def _sbatch(self, run: RunDir) -> str:
+        from launcher.schedulers.slurm.executor import RunExecutor, Supervise
+
+        return str(RunExecutor(run).submit(Supervise(str(run.path))).job_id)
+
+
+def _doing(status: Status) -> str:
+    return "in the queue" if status.state == "submitted" else status.state
+
+
+def lives(state: Mapping[str, Any]) -> bool:
+    """By the run's own records. One that was interrupted and wants to go on is about to be requeued."""
+    return state.get("state", "submitted") in LIVING or bool(state.get("requeue"))
+
+
+def judged(run: RunDir, job: str | None, known: Records, trouble: str) -> Status:
+    """What the run's own records and Slurm's say together."""
+    handle = str(Handle(run.read_about().get("cluster", {}).get("name", ""), job))
+    state = run.read_state()  # again: it may have ended before Slurm was asked
+    if not lives(state):
+        return status_of(run, handle_text(run), state)
+    record = known.get(job) if job is not None else None
+    if record is None:
+        return status_of(run, handle, {**state, **_unknown(state, job, trouble)})
+    slurm = meaning(record)
+    if slurm.state == "submitted":
+        told = {"state": "submitted", "reason": why(record), "failure": None}
+    elif slurm.state in LIVING:
+        told = {"reason": "", "failure": None}
+        if state.get("state") not in ("running", "stopping"):
+            told["state"] = slurm.state
+    else:
+        told = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
+        _settle(run, {**state, **told})
+    return status_of(run, handle, {**state, **told})
+
+
+def handle_text(run: RunDir) -> str:
+    return str(handle_of(run))
+
+
+def _unknown(state: Mapping[str, Any], job: str | None, trouble: str) -> dict[str, Any]:
+    if trouble:
+        return {"state": _living(state), "reason": f"as the run itself last said; {trouble}"}
+    what = f"job {job}" if job is not None else "a job of this run"
+    reason = f"Slurm does not know {what} (any more), and the run's own records do not tell its end"
+    return {"state": "lost", "failure": "node-failed", "reason": reason}
+
+
+def _living(state: Mapping[str, Any]) -> str:
+    name = str(state.get("state", "submitted"))
+    return name if name in LIVING else "stopping"
+
+
+def why(record: JobRecord) -> str:
+    """Of a job in the queue."""
+    return f"job {record.id}: {record.reason}"
+
+
+def _settle(run: RunDir, state: Mapping[str, Any]) -> None:
+    """Slurm had the last word: nobody needs to ask it again, and it forgets."""
+    kept = {name: state[name] for name in ("state", "failure", "reason", "attempt") if name in state}
+    try:
+        run.event("finished", **kept, by="slurm")
+        replace_json(run.state, {**kept, "time": now()})
+    except OSError:  # somebody else's run, or a full disk: it is asked again next time
+        pass

@@ -1,0 +1,88 @@
+"""Every state that Slurm 20.11 to 25.x gives a job: what it means here, and in words."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from launcher.schedulers.slurm.records import RUNAWAY, JobRecord
+from launcher.spec.verdict import EXIT_CODES, FailureClass
+
+
+@dataclass(frozen=True)
+class Meaning:
+    state: str
+    "As in base.Status."
+    failure: FailureClass | None
+    words: str
+
+
+# The run's own records know better wherever the supervisor came to write them; this is for when it did not.
+SLURM_STATES: dict[str, Meaning] = {
+    "PENDING": Meaning("submitted", None, "waits in the queue"),
+    "CONFIGURING": Meaning("submitted", None, "has its nodes, which are being made ready or booted"),
+    "POWER_UP_NODE": Meaning("submitted", None, "has its nodes, which are being switched on"),
+    "REQUEUED": Meaning("submitted", None, "is back in the queue"),
+    "REQUEUE_FED": Meaning("submitted", None, "is back in the queue of the federation"),
+    "EXPEDITING": Meaning("submitted", None, "is back in the queue, before all others"),
+    "REQUEUE_HOLD": Meaning("submitted", None, "is back in the queue and held there"),
+    "SPECIAL_EXIT": Meaning("submitted", None, "is back in the queue and held there, marked SPECIAL_EXIT"),
+    "RESV_DEL_HOLD": Meaning("submitted", None, "is held: its reservation was deleted"),
+    "RUNNING": Meaning("running", None, "runs"),
+    "RESIZING": Meaning("running", None, "runs, and its size is being changed"),
+    "SIGNALING": Meaning("running", None, "runs, and a signal is being sent to it"),
+    "UPDATE_DB": Meaning("running", None, "runs, and accounting is being told"),
+    "SUSPENDED": Meaning(
+        "running", None, "is suspended: it keeps its nodes' memory, and its processes stand"
+    ),
+    "STOPPED": Meaning("running", None, "is stopped by SIGSTOP: it keeps its nodes, and its processes stand"),
+    "COMPLETING": Meaning("stopping", None, "is ending: some of its processes are still there"),
+    "STAGE_OUT": Meaning("stopping", None, "has ended, and its files are being copied out"),
+    "COMPLETED": Meaning("succeeded", "succeeded", "ended well"),
+    "FAILED": Meaning("failed", "unknown", "failed"),
+    "CANCELLED": Meaning("cancelled", "cancelled", "was cancelled"),
+    "REVOKED": Meaning("cancelled", "cancelled", "was revoked: another cluster of the federation took it"),
+    "TIMEOUT": Meaning("interrupted", "time-limit", "was ended at its time limit"),
+    "DEADLINE": Meaning("failed", "time-limit", "was ended at its deadline"),
+    "PREEMPTED": Meaning("interrupted", "preempted", "was preempted by a job of higher priority"),
+    "NODE_FAIL": Meaning("failed", "node-failed", "lost a node"),
+    "BOOT_FAIL": Meaning("failed", "node-failed", "never started: a node did not boot"),
+    "LAUNCH_FAILED": Meaning(
+        "failed", "node-failed", "never started: Slurm could not launch it on its nodes"
+    ),
+    "RECONFIG_FAIL": Meaning("failed", "node-failed", "never started: a node could not be configured"),
+    "OUT_OF_MEMORY": Meaning("failed", "host-oom", "was ended for more host memory than it asked for"),
+    RUNAWAY: Meaning("lost", "node-failed", "is running for accounting, but the controller does not know it"),
+}
+
+
+def meaning(record: JobRecord) -> Meaning:
+    """Of a state that is newer than this table: lost, with Slurm's word."""
+    known = SLURM_STATES.get(record.state)
+    if known is None:
+        return Meaning("lost", "unknown", f"is in the state {record.state}, which launcher does not know")
+    if record.state == "FAILED":
+        return _failed(record)
+    if record.state == "CANCELLED" and record.cancelled_by == 0:
+        return Meaning(known.state, known.failure, "was cancelled by an administrator or by Slurm itself")
+    return known
+
+
+_CLASS_OF_EXIT = {code: failure for failure, code in EXIT_CODES.items()}
+
+
+def _failed(record: JobRecord) -> Meaning:
+    """The batch script ends with the verdict's exit code, so that the class survives in accounting."""
+    if record.signal is not None:
+        return Meaning("failed", "unknown", f"was ended by {_signal_name(record.signal)}")
+    if record.exit_code is None:
+        return SLURM_STATES["FAILED"]
+    failure = _CLASS_OF_EXIT.get(record.exit_code, "unknown")
+    return Meaning("failed", failure, f"ended with exit code {record.exit_code}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
