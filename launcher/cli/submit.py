@@ -45,7 +45,11 @@ def submit(
     if follow:
         from launcher.cli.follow import follow_run
 
-        raise SystemExit(follow_run(scheduler, handle, find_run(ready.run_dir)))
+        raise SystemExit(
+            follow_run(
+                scheduler, handle, find_run(request.run_id if request.cluster.login else ready.run_dir)
+            )
+        )
     print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
     from launcher.planning.plan import Plan
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
+    from launcher.runs.layout import RunDir
+    from launcher.schedulers.slurm.exchange import Wanted
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 
@@ -132,5 +134,14 @@ class Scheduler(Protocol):
         ...
 
     def cancel(self, handle: str) -> None: ...
+
+    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
+        """Have here what the run has written so far, and there what was written here. Where the run directory
+        is on this machine, there is nothing to do."""
+        ...
+
+    def remove(self, run: RunDir) -> None:
+        """Delete everything of a run that has ended. Raises SchedulerError, OSError."""
+        ...
 
     def list(self) -> list[Status]: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.runs.files import replace_json, replace_text
 from launcher.runs.find import open_run, remember_root, runs_in
 from launcher.runs.layout import RunDir
+from launcher.runs.shared import remove_handover
 from launcher.runs.time import now
 from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.rundir import in_force, status_of, write_run
@@ -20,6 +22,7 @@ from launcher.supervise.host import supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
 
 if TYPE_CHECKING:
+    from launcher.schedulers.slurm.exchange import Wanted
     from launcher.spec.cluster import Cluster
 
 PREFIX = "local:"
@@ -134,6 +137,13 @@ class LocalScheduler:
             self._end_orphans(run)
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         replace_text(run.cancel, f"{time.time()}\n")
+
+    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
+        pass
+
+    def remove(self, run: RunDir) -> None:
+        remove_handover(run, 0)  # of a run whose every process was killed
+        shutil.rmtree(run.path)
 
     def list(self) -> list[Status]:
         """Every local run below the known roots, the newest first."""

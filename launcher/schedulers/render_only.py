@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from launcher.render.render import notes, pod_run_dir, pod_workdir, render_run
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.prepare import about, target
+
+if TYPE_CHECKING:
+    from launcher.runs.layout import RunDir
+    from launcher.schedulers.slurm.exchange import Wanted
 
 DEFAULT_PYTHON = "python3"
 
@@ -32,6 +37,12 @@ class RenderOnly:
 
     def cancel(self, handle: str) -> None:
         raise self._refusal(handle)
+
+    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
+        pass
+
+    def remove(self, run: RunDir) -> None:
+        raise self._refusal(run.id)
 
     def list(self) -> list[Status]:
         return []

@@ -16,6 +16,8 @@ LARGEST_RECORD = 4 * 2**20
 UNSEEN = "new"
 "In the place of an inode: the file was sent, and not yet seen there."
 
+_NEWER = "changed there meanwhile:"
+
 _FOLDERS = ("checkpoints", "tensorboard", "wandb", "nodes", "submitit", ".*")
 "Of a run directory: never copied. `nodes` are heartbeats."
 _LOGS = ("logs", "memory")
@@ -128,6 +130,7 @@ def text(
     runs: Sequence[str],
     known: Mapping[str, Known],
     wanted: Wanted,
+    strict: bool,
 ) -> str:
     """Shell. `first` must succeed before anything else is done; `parcel` bytes of tar stand on stdin, then
     what `script` reads."""
@@ -135,7 +138,7 @@ def text(
         f"m={mark} had=",
         'refuse() { printf "%s refused\\n" $m; rm -rf ".in-$m"; exit 74; }',
         *([f"{{ {first}\n}} >&2 || refuse"] if first else []),
-        *(_put(root, changes, parcel) if changes else [f"cd {quote(root)} 2>/dev/null"]),
+        *(_put(root, changes, parcel, strict) if changes else [f"cd {quote(root)} 2>/dev/null"]),
         "printf '%s began\\n' $m",
         f"(\n{script}\n)",
         "printf '%s code %s\\n' $m $?",
@@ -145,8 +148,8 @@ def text(
     return "\n".join(lines) + "\n"
 
 
-def _put(root: str, changes: Changes, parcel: int) -> list[str]:
-    """Nothing is replaced that has changed there since it was last seen."""
+def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
+    """Nothing is replaced that has changed there since it was last seen; `strict`: then nothing is done."""
     lines = [
         f'mkdir -p {quote(root)} && cd {quote(root)} && mkdir ".in-$m" || refuse',
         f'head -c {parcel} | tar -xf - -C ".in-$m" || refuse',
@@ -162,7 +165,10 @@ def _put(root: str, changes: Changes, parcel: int) -> list[str]:
         if before is None:
             lines.append(f"[ -e {file} ] || {{ mkdir -p {folder} || refuse; place {file}; }}")
         else:
-            lines.append(f'[ "$(seen {file})" != {quote(before.seen)} ] || place {file}')
+            otherwise = f'{{ echo "{_NEWER}" {file} >&2; refuse; }}' if strict else ":"
+            lines.append(
+                f'if [ "$(seen {file})" = {quote(before.seen)} ]; then place {file}; else {otherwise}; fi'
+            )
     for path, gone in changes.removed.items():
         lines.append(f'[ "$(seen {quote(path)})" != {quote(gone.seen)} ] || rm -f {quote(path)} || refuse')
     return [*lines, 'rm -rf ".in-$m"']
@@ -241,7 +247,8 @@ def _get(mark: str, root: str, runs: Sequence[str], known: Mapping[str, Known], 
         "if [ $# != 0 ]; then",
         f"find \"$@\" -maxdepth 1 -name state.json -printf '{_SEEN} %p\\n' 2>/dev/null | pick 0 | send",
         f'find "$@" -mindepth 1 -type d \\( {pruned} \\) -prune -o -type f \\',
-        f"  ! -name '.*' ! -name state.json \\( {names} \\) {wanted.condition} -printf '{_SEEN} %p\\n' 2>/dev/null | pick 1 | send",
+        f"  ! -name '.*' ! -name state.json \\( {names} \\) {wanted.condition} \\",
+        f"  -printf '{_SEEN} %p\\n' 2>/dev/null | pick 1 | send",
         "fi",
     ]
 

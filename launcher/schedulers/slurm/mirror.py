@@ -30,6 +30,10 @@ _BELOW = ("scripts/*", "plans/*/*.json", "plans/*/scripts/*", "attempts/*/snapsh
 "Of a run directory, what is written from outside. Everything else is only ever read."
 
 
+class RefusedError(SchedulerError):
+    """What was written here could not be written there."""
+
+
 class Mirrored:
     """A Login; each of its round trips brings the chosen runs up to date on both sides: what was written
     here goes first, then the script runs, then comes what was written there."""
@@ -39,6 +43,8 @@ class Mirrored:
         self.name = login.name
         self.first = ""
         "Shell that must succeed before anything else is done."
+        self.strict = False
+        "Nothing is done where our changes cannot be written, or were overtaken by others."
         self.lost: set[str] = set()
         "Runs whose directory was not there any more."
         self.too_large: set[str] = set()
@@ -53,42 +59,53 @@ class Mirrored:
     def run(
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
-        """Raises LoginError; SchedulerError when what was written here cannot be written there: then
-        `script` has not run."""
-        done = self._exchange(script, stdin, timeout)
+        """Raises LoginError; RefusedError if `strict`: then `script` has not run."""
+        try:
+            done = self._exchange(script, stdin, timeout)
+        except RefusedError:
+            if self.strict:
+                raise
+            done = self._exchange(script, stdin, timeout, send=False)
         more = done.more
         while more:  # after a long absence in parts, so that none is large in memory
             more = self._exchange(":", b"", timeout).more
         return done.answer
 
-    def _exchange(self, script: str, stdin: bytes, timeout: float) -> Exchanged:
+    def _exchange(self, script: str, stdin: bytes, timeout: float, send: bool = True) -> Exchanged:
         mark = secrets.token_hex(8)
         with _alone(self.here):  # what two processes both took for unsent would be sent twice
             index = {run: _read_index(self.here / run) for run in self._runs}
-            changes = _changes(self.here, index)
-            mine = {
-                f"{run}/{name}": (self.here / run / name).stat()
-                for run in index
-                for name in _ours(self.here / run)
-            }
+            changes = _changes(self.here, index) if send else Changes()
+            mine = _taken(self.here, index, send)
             parcel = _parcel(self.here, changes) if changes else b""
             known = _expected(self.here, index, changes)
-            script = exchange.text(
-                mark, self.there, self.first, changes, len(parcel), script, self._runs, known, self._wanted
+            text = exchange.text(
+                mark,
+                self.there,
+                self.first,
+                changes,
+                len(parcel),
+                script,
+                self._runs,
+                known,
+                self._wanted,
+                self.strict,
             )
-            done = self.login.run(script, stdin=parcel + stdin, timeout=timeout)
+            done = self.login.run(text, stdin=parcel + stdin, timeout=timeout)
             try:
                 came = exchange.parse(done, mark)
             except exchange.NotWholeError as error:
                 raise LoginError(f"{self.name}: {error}") from None
             if came.refused is not None:
-                raise SchedulerError(f"cannot write {self.there} on {self.name}: {came.refused}")
+                raise RefusedError(f"cannot write {self.there} on {self.name}: {came.refused}")
             self._apply(came, known, mine)
         return came
 
-    def _apply(self, came: Exchanged, known: Mapping[str, Known], mine: Mapping[str, os.stat_result]) -> None:
+    def _apply(
+        self, came: Exchanged, known: Mapping[str, Known], mine: Mapping[str, tuple[int, int]]
+    ) -> None:
         """No cluster decides where we write: only below the runs that were asked for."""
-        self.lost |= came.lost
+        self.lost = came.lost
         fresh: dict[str, dict[str, Known]] = {run: {} for run in self._runs}
         for path, was in known.items():
             run, _, name = path.partition("/")
@@ -100,7 +117,8 @@ class Mirrored:
             if run not in fresh or run in came.lost or not _is_below(name):
                 continue
             file = self.here / run / name
-            if piece.kind == "gone":
+            untouched = not file.exists() or mine.get(piece.path, (0, 0))[1] in (0, file.stat().st_mtime_ns)
+            if piece.kind == "gone" and untouched:
                 file.unlink(missing_ok=True)
                 fresh[run].pop(name, None)
             elif piece.kind == "large":
@@ -111,7 +129,7 @@ class Mirrored:
                 fresh[run][name] = replace(fresh[run][name], inode=piece.inode, time=piece.time)
             elif piece.kind == "end":
                 fresh[run][name] = _write_end(file, piece, mine.get(piece.path))
-            elif not file.exists() or piece.path not in mine or file.stat() == mine[piece.path]:
+            elif piece.kind == "whole" and untouched:
                 fresh[run][name] = _write_whole(file, piece)
         for run in set(self._runs) - came.lost:
             _forget_checkpoints(self.here / run, folders)
@@ -142,6 +160,19 @@ def _changes(here: Path, index: Mapping[str, Mapping[str, Known]]) -> Changes:
             if name not in found and any(PurePosixPath(name).match(one) for one in ("cancel", *_BELOW[1:3])):
                 changes.removed[f"{run}/{name}"] = known[name]
     return changes
+
+
+def _taken(here: Path, index: Mapping[str, Mapping[str, Known]], send: bool) -> dict[str, tuple[int, int]]:
+    """Path -> size and time (ns) of what the other side knows after this round trip."""
+    taken = {}
+    for run, known in index.items():
+        for name in _ours(here / run):
+            now, was = (here / run / name).stat(), known.get(name)
+            if send:
+                taken[f"{run}/{name}"] = (now.st_size, now.st_mtime_ns)
+            elif was is not None:
+                taken[f"{run}/{name}"] = (was.size, was.here)
+    return taken
 
 
 def _ours(run: Path) -> list[str]:
@@ -198,11 +229,11 @@ def _sent(file: Path) -> Known:
     return Known(UNSEEN, now.st_size, "-", now.st_mtime_ns)
 
 
-def _write_end(file: Path, piece: Piece, mine: os.stat_result | None) -> Known:
+def _write_end(file: Path, piece: Piece, mine: tuple[int, int] | None) -> Known:
     """What was appended here since the round trip began stays behind it, and goes with the next one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "r+b" if file.exists() else "w+b") as to:
-        to.seek(mine.st_size if mine is not None else 0, os.SEEK_SET if mine is not None else os.SEEK_END)
+        to.seek(mine[0] if mine is not None else 0, os.SEEK_SET if mine is not None else os.SEEK_END)
         unsent = to.read()
         to.seek(piece.offset)
         to.write(piece.data + unsent)

@@ -22,6 +22,7 @@ from launcher.schedulers.slurm.records import Records, questions, records
 from launcher.schedulers.slurm.states import meaning
 
 if TYPE_CHECKING:
+    from launcher.schedulers.slurm.exchange import Wanted
     from launcher.schedulers.slurm.records import JobRecord
 
 PREFIX = "slurm:"
@@ -61,24 +62,39 @@ class SlurmScheduler:
 
     def prepare(self, request: Request) -> Prepared:
         """Raises RenderError, SchedulerError."""
+        return self._prepared(
+            request, str(request.runs_root.resolve() / request.run_id), str(request.workdir)
+        )
+
+    def _prepared(self, request: Request, run_dir: str, workdir: str) -> Prepared:
+        """With the paths as the nodes know them."""
         from launcher.render.render import notes, render_run
         from launcher.schedulers.prepare import about, target
 
-        run_dir = str(request.runs_root.resolve() / request.run_id)
         python = request.cluster.paths.python or DEFAULT_PYTHON
-        where = target(request, run_dir, str(request.workdir), python, {})
+        where = target(request, run_dir, workdir, python, {})
         return Prepared(
             request=request,
             run_dir=run_dir,
             files=render_run(where),
             target=where,
             command=sbatch_command(f"{run_dir}/scripts/job.sbatch"),
-            about=about(request),
+            about={**about(request), "workdir": workdir},
             warnings=(*request.plan.warnings, *notes(where)),
         )
 
     def submit(self, prepared: Prepared) -> str:
         """Raises SchedulerError when Slurm takes no job; the run directory then says why."""
+        self._check(prepared)
+        try:
+            run = self._write(prepared)
+        except OSError as error:
+            raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
+        remember_root(run.path.parent)
+        return self._send(run, "submitted")
+
+    def _check(self, prepared: Prepared) -> None:
+        """What would fail for certain. Raises SchedulerError."""
         from launcher.supervise.secrets import SecretMissingError, read_secrets
 
         if not prepared.request.workdir.is_dir():
@@ -89,12 +105,9 @@ class SlurmScheduler:
             read_secrets(prepared.request.job.secrets)
         except SecretMissingError as error:
             raise SchedulerError(f"secrets: {error}") from None
-        try:
-            run = write_run(prepared)
-        except OSError as error:
-            raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
-        remember_root(run.path.parent)
-        return self._send(run, "submitted")
+
+    def _write(self, prepared: Prepared) -> RunDir:
+        return write_run(prepared)
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:
         """A new job for the run, which goes on from its last checkpoint."""
@@ -135,7 +148,22 @@ class SlurmScheduler:
                 if ids:
                     known = records(answers)
                     trouble = known.controller
+            # A job may have handed over to a linked one while Slurm was asked for it.
+            if moved := [run for run in chosen if jobs.get(run.path) not in (None, handle_of(run).job)]:
+                later = {status.path: status for status in self.statuses(moved)}
+                at_rest = [run for run in chosen if run not in moved]
+                later |= {
+                    str(run.path): judged(run, jobs.get(run.path) or named.get(run.id), known, trouble)
+                    for run in at_rest
+                }
+                return [later[str(run.path)] for run in chosen]
         return [judged(run, jobs.get(run.path) or named.get(run.id), known, trouble) for run in chosen]
+
+    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
+        pass
+
+    def remove(self, run: RunDir) -> None:
+        shutil.rmtree(run.path)
 
     def logs(self, handle: str, since: int) -> bytes:
         """What the batch scripts and the supervisors of all jobs printed, from byte `since` on."""
@@ -173,16 +201,19 @@ class SlurmScheduler:
         replace_json(run.state, {"state": "submitted", "time": now()})
         run.event("submitting")
         try:
-            job = self._sbatch(run)
+            job = self._sbatch(run, event)
         except NotSubmittedError as error:
             state = "failed" if before.get("state") == "submitted" else before.get("state")
             replace_json(run.state, {**before, "state": state, "reason": str(error)})
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))
-        run.event(event, handle=handle, command=list(sbatch_command(run.scripts / "job.sbatch")))
+        self._record(run, event, handle)
         return handle
 
-    def _sbatch(self, run: RunDir) -> str:
+    def _record(self, run: RunDir, event: str, handle: str) -> None:
+        run.event(event, handle=handle, command=list(sbatch_command(run.scripts / "job.sbatch")))
+
+    def _sbatch(self, run: RunDir, event: str) -> str:
         from launcher.schedulers.slurm.executor import RunExecutor, Supervise
 
         return str(RunExecutor(run).submit(Supervise(str(run.path))).job_id)

@@ -20,6 +20,7 @@ LIMIT = 256 * 2**20
 SHOWN = 5
 FOLDER = ".code"
 "Below the folder of the runs on the cluster: one folder for each snapshot."
+MISSING = "the job's code is not there (any more): snapshot"
 SEND_SECONDS = 600.0
 
 
@@ -74,7 +75,11 @@ def place(runs: str, digest: str) -> str:
 def adopt(runs: str, digest: str) -> str:
     """Shell: what `send` has brought becomes the snapshot, at once. Fails when it is not there."""
     final, partial = rsh.quote(place(runs, digest)), rsh.quote(place(runs, f".{digest}.partial"))
-    return f"{{ [ -d {final} ] || mv -T {partial} {final} 2>/dev/null || [ -d {final} ]; }} && touch {final}"
+    missing = rsh.quote(f"{MISSING} {digest}")
+    return (
+        f"{{ [ -d {final} ] || mv -T {partial} {final} 2>/dev/null || [ -d {final} ] "
+        f"|| {{ echo {missing}; false; }}; }} && touch {final}"
+    )
 
 
 def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) -> None:

@@ -14,11 +14,10 @@ import pytest
 from launcher.runs.files import replace_json
 from launcher.runs.find import latest_checkpoint
 from launcher.runs.layout import RunDir
-from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.slurm import exchange
 from launcher.schedulers.slurm.exchange import Wanted
 from launcher.schedulers.slurm.login import Here, LoginError, ask
-from launcher.schedulers.slurm.mirror import Mirrored
+from launcher.schedulers.slurm.mirror import Mirrored, RefusedError
 from launcher.schedulers.slurm.ssh import Over
 from tests.schedulers.slurm.sshd import Sshd
 
@@ -93,15 +92,16 @@ def test_a_new_run_is_there_whole_before_the_script_runs(tmp_path: Path) -> None
 def test_where_the_run_cannot_be_written_the_script_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "it's there").write_text("no folder")
     both = Both(tmp_path)
-    with pytest.raises(SchedulerError, match=r"cannot write .*it's there on this host: mkdir: .*File exists"):
+    both.mirror.strict = True
+    with pytest.raises(RefusedError, match=r"cannot write .*it's there on this host: mkdir: .*File exists"):
         both.sync(f"touch '{tmp_path}/ran'")
     assert not (tmp_path / "ran").exists()
 
 
 def test_when_what_comes_first_fails_nothing_is_written(tmp_path: Path) -> None:
     both = Both(tmp_path)
-    both.mirror.first = "echo no such snapshot >&2; false"
-    with pytest.raises(SchedulerError, match="no such snapshot"):
+    both.mirror.first, both.mirror.strict = "echo no such snapshot >&2; false", True
+    with pytest.raises(RefusedError, match="no such snapshot"):
         both.sync()
     assert not both.there.path.parent.exists()
 
@@ -225,6 +225,29 @@ def test_our_state_does_not_overwrite_a_newer_one(both: Both) -> None:
     replace_json(both.here.state, {"state": "submitted"})
     both.sync()
     assert both.here.read_state() == both.there.read_state() == {"state": "submitted"}
+
+
+def test_what_must_not_be_overtaken_is_refused_when_it_is(both: Both) -> None:
+    both.mirror.strict = True
+    replace_json(both.here.state, {"state": "submitted"})
+    replace_json(both.there.state, {"state": "running"})
+    with pytest.raises(RefusedError, match=r"changed there meanwhile: a run/state\.json"):
+        both.sync("echo ran >&2")
+    assert both.there.read_state() == {"state": "running"}
+
+
+def test_what_cannot_be_written_does_not_keep_us_from_reading(both: Both) -> None:
+    both.here.event("ours")
+    both.here.attempt(0).path.mkdir(parents=True)
+    both.write("metrics.jsonl", "x\n")
+    both.there.event("theirs")
+    replace_json(both.here.attempt(0).snapshot_request, {})
+    (both.there.path / "attempts").write_text("in the way")
+    assert both.sync("echo answer").stdout == b"answer\n" and both.read("metrics.jsonl") == "x\n"
+    assert _kinds(both.here) == ["submitting", "theirs", "ours"]
+    (both.there.path / "attempts").unlink()
+    both.sync()
+    assert _kinds(both.here) == _kinds(both.there) == ["submitting", "theirs", "ours"]
 
 
 def test_cancelling_and_taking_it_back_reach_the_cluster(both: Both) -> None:
