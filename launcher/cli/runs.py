@@ -90,7 +90,7 @@ def clean(
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.runs.find import find_run, runs_in
     from launcher.runs.layout import RunDir
-    from launcher.schedulers.of_run import scheduler_of, statuses
+    from launcher.schedulers.of_run import remove, statuses
     from launcher.spec.base import parse_seconds
 
     if not runs and older_than is None:
@@ -115,8 +115,7 @@ def clean(
     if paths and not yes:
         print("\n".join(str(path) for path in paths))
         typer.confirm(f"delete {len(paths)} run(s)?", abort=True)
-    for path in paths:
-        scheduler_of(RunDir(path))[0].remove(RunDir(path))
+    remove(RunDir(path) for path in paths)
     if json:
         print_json({"deleted": [path.name for path in paths]})
     else:

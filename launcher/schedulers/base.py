@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
+    from collections.abc import Sequence
+
     from launcher.planning.plan import Plan
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
@@ -140,8 +142,8 @@ class Scheduler(Protocol):
         is on this machine, there is nothing to do."""
         ...
 
-    def remove(self, run: RunDir) -> None:
-        """Delete everything of a run that has ended. Raises SchedulerError, OSError."""
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        """Delete everything of runs that have ended. Raises SchedulerError, OSError."""
         ...
 
     def list(self) -> list[Status]: ...

@@ -22,6 +22,8 @@ from launcher.supervise.host import supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from launcher.schedulers.slurm.exchange import Wanted
     from launcher.spec.cluster import Cluster
 
@@ -141,9 +143,10 @@ class LocalScheduler:
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         pass
 
-    def remove(self, run: RunDir) -> None:
-        remove_handover(run, 0)  # of a run whose every process was killed
-        shutil.rmtree(run.path)
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        for run in runs:
+            remove_handover(run, 0)  # of a run whose every process was killed
+            shutil.rmtree(run.path)
 
     def list(self) -> list[Status]:
         """Every local run below the known roots, the newest first."""

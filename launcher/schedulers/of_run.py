@@ -49,6 +49,17 @@ def statuses(runs: Iterable[RunDir]) -> list[Status]:
     return [found[run] for run in chosen if run in found]
 
 
+def remove(runs: Iterable[RunDir]) -> None:
+    """Logs, checkpoints, everything, here and where they ran. Raises SchedulerError, OSError."""
+    by_scheduler: dict[Any, tuple[Scheduler, list[RunDir]]] = {}
+    for run in runs:
+        scheduler = scheduler_of(run)[0]
+        site = _site(run.read_about().get("cluster", {}))
+        by_scheduler.setdefault((type(scheduler), site), (scheduler, []))[1].append(run)
+    for scheduler, its in by_scheduler.values():
+        scheduler.remove(its)
+
+
 def _site(cluster: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Where its commands run, and where its runs are if that is not here."""
     login = cluster.get("login")

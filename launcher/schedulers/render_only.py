@@ -10,6 +10,8 @@ from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerE
 from launcher.schedulers.prepare import about, target
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from launcher.runs.layout import RunDir
     from launcher.schedulers.slurm.exchange import Wanted
 
@@ -41,8 +43,8 @@ class RenderOnly:
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         pass
 
-    def remove(self, run: RunDir) -> None:
-        raise self._refusal(run.id)
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        raise self._refusal(runs[0].id)
 
     def list(self) -> list[Status]:
         return []

@@ -97,7 +97,7 @@ class Mirrored:
             except exchange.NotWholeError as error:
                 raise LoginError(f"{self.name}: {error}") from None
             if came.refused is not None:
-                raise RefusedError(f"cannot write {self.there} on {self.name}: {came.refused}")
+                raise RefusedError(f"nothing was done on {self.name}: {came.refused}")
             self._apply(came, known, mine)
         return came
 
@@ -192,9 +192,9 @@ def _parcel(here: Path, changes: Changes) -> bytes:
         for run in changes.new:
             tar.add(here / run, run, filter=_nobodys)
         for path, start in changes.grown.items():
-            _add(tar, path, (here / path).read_bytes()[start:], 0o644)
+            _add(tar, here, path, start)
         for path in changes.written:
-            _add(tar, path, (here / path).read_bytes(), (here / path).stat().st_mode & 0o777)
+            _add(tar, here, path)
     return out.getvalue()
 
 
@@ -205,9 +205,10 @@ def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if PurePosixPath(info.name).name == INDEX else info
 
 
-def _add(tar: tarfile.TarFile, path: str, data: bytes, mode: int) -> None:
+def _add(tar: tarfile.TarFile, here: Path, path: str, start: int = 0) -> None:
+    data, now = (here / path).read_bytes()[start:], (here / path).stat()
     info = tarfile.TarInfo(path)
-    info.size, info.mode = len(data), mode
+    info.size, info.mode, info.mtime = len(data), now.st_mode & 0o777, int(now.st_mtime)
     tar.addfile(info, io.BytesIO(data))
 
 

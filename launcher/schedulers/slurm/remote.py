@@ -109,11 +109,13 @@ class RemoteSlurm(SlurmScheduler):
             where = f"{self.there}/{run.id} is not on {self.ssh.name} any more"
             raise SchedulerError(f"{where}; what was copied of it is in {run.path}")
 
-    def remove(self, run: RunDir) -> None:
-        done = self.ssh.run(f"rm -rf {quote(f'{self.there}/{run.id}')}")
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        done = self.ssh.run(
+            "rm -rf " + " ".join(quote(f"{self.there}/{run.id}") for run in runs), timeout=600
+        )
         if done.returncode:
             raise SchedulerError(f"{self.ssh.name}: {done.stderr.decode(errors='replace').strip()}")
-        super().remove(run)
+        super().remove(runs)
 
     def _check(self, prepared: Prepared) -> None:
         """All that could be wrong is over there."""

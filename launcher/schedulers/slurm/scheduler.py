@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,8 +162,9 @@ class SlurmScheduler:
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         pass
 
-    def remove(self, run: RunDir) -> None:
-        shutil.rmtree(run.path)
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        for run in runs:
+            shutil.rmtree(run.path)
 
     def logs(self, handle: str, since: int) -> bytes:
         """What the batch scripts and the supervisors of all jobs printed, from byte `since` on."""
