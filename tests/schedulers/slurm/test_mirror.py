@@ -69,8 +69,12 @@ class Both:
         return file.read_text() if file.exists() else None
 
 
-@pytest.fixture
-def both(tmp_path: Path) -> Both:
+@pytest.fixture(params=["with perl", "without perl"])
+def both(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Both:
+    if request.param == "without perl":
+        monkeypatch.setattr(exchange, "_SEND", exchange._SEND.replace("command -v perl", "false"))
+    elif shutil.which("perl") is None:
+        pytest.skip("perl is not installed")
     both = Both(tmp_path)
     both.sync()
     return both
