@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-gpu lint bench goldens clean
+.PHONY: help venv demo slurm slurm-stop test test-gpu lint bench goldens clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -26,6 +26,13 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: venv ## train a small GPT on two ranks, run out of memory once, recover
 	@$(BIN)/python examples/demo.py
+
+slurm: venv ## a real Slurm cluster of four nodes on this machine, to try launcher on
+	@bash tests/slurm/install.sh
+	@$(BIN)/python -m tests.slurm.play start
+
+slurm-stop: venv ## end it
+	@$(BIN)/python -m tests.slurm.play stop
 
 test: venv ## every test; components that are absent are skipped with the reason
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)

@@ -31,7 +31,7 @@ class Lab:
             "COLUMNS": "200",
         }
 
-    def job(self, name: str = "job.yaml", **fields: Any) -> Path:
+    def job(self, name: str = "job.yaml", /, **fields: Any) -> Path:
         """Write a job file: two ranks on the CPU unless the fields say otherwise."""
         base = {
             "name": "e2e",

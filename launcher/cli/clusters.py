@@ -1,4 +1,4 @@
-"""`launcher clusters list | show | validate`."""
+"""`launcher clusters list | show | validate | detect`."""
 
 from __future__ import annotations
 
@@ -103,3 +103,44 @@ def validate(
             print(error)
     if wrong:
         raise SystemExit(EXIT_USAGE)
+
+
+@app.command()
+def detect(
+    login: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="HOST", help="the login node, as `ssh` takes it; left out, this host"),
+    ] = None,
+    partition: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="of several partitions, this one"),
+    ] = None,
+    gpu: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TYPE", help="of several GPU types, this one; as Slurm writes it"),
+    ] = None,
+) -> None:
+    """Print a profile of a Slurm cluster, made from what it says of itself: `... > clusters/NAME.yaml`."""
+    import sys
+
+    from launcher.cli.output import fail
+    from launcher.schedulers.slurm import detect as slurm
+    from launcher.schedulers.slurm.login import Here
+    from launcher.schedulers.slurm.ssh import Over
+
+    found = slurm.detect(Here() if login is None else Over(login), login)
+    choice = slurm.choose(found, partition, gpu)
+    others = [
+        f"  {one.words} (--partition {one.partition.name}{f' --gpu {one.gres_type}' * bool(one.gres_type)})"
+        for one in found.choices
+        if one is not choice
+    ]
+    if choice is None:
+        fail("\n".join(["there is no such partition with such GPUs; there are", *others]))
+    print(slurm.as_yaml(found, choice), end="")
+    if others:
+        print("\n".join(["There are others:", *others]), file=sys.stderr)
+    print(
+        f"Save it as clusters/{slurm.name_of(found, choice)}.yaml and look at the lines with CHECK.",
+        file=sys.stderr,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -23,6 +23,14 @@ def submit(
     set_: Sets = None,
     dry_run: DryRun = False,
     no_downgrade: NoDowngrade = False,
+    sweep: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--sweep",
+            metavar="A=X,Y",
+            help="a run for each value, or each combination when repeated, in one submission",
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="stream the logs until the run ends")
     ] = False,
@@ -34,6 +42,14 @@ def submit(
     from launcher.runs.find import find_run
 
     sets = [*(set_ or []), *(FORBIDDEN if no_downgrade else ())]
+    if sweep:
+        from launcher.cli.output import fail
+        from launcher.cli.sweep import submit_sweep
+
+        if follow:
+            fail("give --sweep or --follow, not both: `launcher logs RUN -f` follows one run of a sweep")
+        submit_sweep(job, cluster, sets, sweep, dry_run)
+        return
     scheduler, ready = prepared(job, cluster, sets)
     if dry_run:
         show_prepared(console(), ready)

@@ -20,7 +20,7 @@ from launcher.render.pod import (
     pod_workdir,
     request_values,
 )
-from launcher.render.values import Target, batch_values, start_values
+from launcher.render.values import Target, array_values, batch_values, start_values
 from launcher.spec.cluster import Cluster
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "notes",
     "pod_run_dir",
     "pod_workdir",
+    "render_array",
     "render_image",
     "render_run",
 ]
@@ -85,6 +86,13 @@ def _slurm(target: Target) -> tuple[RenderedFile, ...]:
         RenderedFile("check-node.sh", _render(target, "slurm/check-node.sh.j2", values), 0o755),
         RenderedFile("on-node.sh", _render(target, "slurm/on-node.sh.j2", values), 0o755),
     )
+
+
+@_for_users
+def render_array(target: Target, sweep_id: str, folder: str, tasks: int) -> RenderedFile:
+    """The batch script of `tasks` runs that ask for what `target` asks for. Raises RenderError."""
+    values = array_values(target, sweep_id, folder, tasks)
+    return RenderedFile("array.sbatch", _render(target, "slurm/array.sbatch.j2", values), 0o755)
 
 
 def _runpod(target: Target, start_sh: str) -> tuple[RenderedFile, ...]:

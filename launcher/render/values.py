@@ -11,8 +11,9 @@ from pathlib import Path
 
 from launcher import __version__
 from launcher.render import quote
+from launcher.render.container import container
 from launcher.render.environment import RenderError
-from launcher.spec.cluster import Cluster
+from launcher.spec.cluster import Cluster, Slurm
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.text import no_nul
@@ -197,6 +198,9 @@ class BatchValues:
     "Further srun options (pyxis)."
     prefix: tuple[str, ...]
     "What the payload is started through (apptainer exec ...)."
+    contained: bool
+    exported: tuple[str, ...]
+    "Names that Apptainer must be told apart."
 
 
 # What job.sbatch sets itself, or what would break the step.
@@ -218,14 +222,15 @@ _MANAGED = frozenset(
 )
 
 CHECK_SECONDS = 300
-"For all nodes to answer the check before the start; a first import from a cold file system may take a minute."
+"For all nodes to answer the check before the start; a first import from a cold file system is slow."
 
 _MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 
 
 def batch_values(target: Target) -> BatchValues:
     options, flags = _sbatch_options(target)
-    step_options, prefix = _container(target)
+    slurm = target.cluster.slurm or Slurm()
+    inside = container(target)
     return BatchValues(
         version=__version__,
         job_name=target.job.name,
@@ -239,30 +244,53 @@ def batch_values(target: Target) -> BatchValues:
         flags=flags,
         requeue=target.job.requeue,
         handle_prefix=f"slurm:{target.cluster.name}:",
-        signal_seconds=target.cluster.slurm.signal_seconds if target.cluster.slurm is not None else 0,
+        signal_seconds=slurm.signal_seconds,
         retries_same=target.job.retries.same,
         check_seconds=CHECK_SECONDS,
-        exclude=str(target.cluster.slurm.extra.get("exclude", ""))
-        if target.cluster.slurm is not None
-        else "",
-        gpus=target.gpus_per_node
-        if target.cluster.slurm and target.cluster.slurm.gpu_request != "none"
-        else 0,
+        exclude=str(slurm.extra.get("exclude", "")),
+        gpus=target.gpus_per_node if slurm.gpu_request != "none" else 0,
         shm_mib=(target.cluster.container.shm or 0) // 2**20,
-        needed_paths=_needed_paths(target),
+        needed_paths=(*filter(None, [inside.image_file]), *(path for path, _ in inside.mounts)),
         check_python=target.cluster.container.runtime == "none",
         setup=setup_lines(target.cluster),
-        step_options=step_options,
-        prefix=prefix,
+        step_options=inside.step_options,
+        prefix=inside.prefix,
+        contained=target.cluster.container.runtime != "none",
+        exported=inside.exported,
     )
 
 
-def _needed_paths(target: Target) -> tuple[str, ...]:
-    container = target.cluster.container
-    if container.runtime == "none":
-        return ()
-    image = _image_of(target)
-    return (*((image,) if image.startswith("/") else ()), *container.mounts)
+@dataclass(frozen=True)
+class ArrayValues:
+    """slurm/array.sbatch.j2."""
+
+    version: str
+    job_name: str
+    run_id: str
+    run_dir: str
+    array: str
+    nodes: int
+    output: str
+    options: Pairs
+    flags: tuple[str, ...]
+    requeue: bool
+
+
+def array_values(target: Target, sweep_id: str, folder: str, tasks: int) -> ArrayValues:
+    """Of `tasks` runs that ask for what `target` asks for; `folder` holds a link to each."""
+    options, flags = _sbatch_options(target)
+    return ArrayValues(
+        version=__version__,
+        job_name=target.job.name,
+        run_id=sweep_id,
+        run_dir=folder,
+        array=f"0-{tasks - 1}",
+        nodes=target.nodes,
+        output=quote.slurm_file(folder) + "/%a/slurm-%j.out",
+        options=options,
+        flags=flags,
+        requeue=target.job.requeue,
+    )
 
 
 def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
@@ -321,46 +349,3 @@ def _clock(seconds: int) -> str:
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     return f"{days}-{hour:02d}:{minute:02d}:{second:02d}"
-
-
-def _container(target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(srun options, words before the payload) of the cluster's container runtime."""
-    runtime, image = target.cluster.container.runtime, target.image
-    if runtime == "none":
-        return (), ()
-    if runtime not in ("pyxis", "apptainer"):
-        raise RenderError(f"container.runtime {runtime}: scheduler slurm takes pyxis or apptainer")
-    if image is None:
-        raise RenderError(f"container.runtime {runtime} needs an image: `image:` in the job or the cluster")
-    quote.image(image)
-    image = _image_of(target)
-    binds = list(target.cluster.container.mounts.items())
-    covered = [path for _, path in binds]
-    for path in (target.run_dir, target.workdir):
-        if not any(path == done or path.startswith(done.rstrip("/") + "/") for done in covered):
-            binds.append((path, path))
-            covered.append(path)
-    for pair in binds:
-        quote.list_items(pair, ",:", "a container mount")
-    mounts = ",".join(f"{host}:{inside}" for host, inside in binds)
-    if runtime == "apptainer":
-        return (), ("apptainer", "exec", "--nv", "--bind", mounts, image)
-    # Without this list a variable of the image wins over ours. start.sh sets the job's own inside the
-    # container; these come from outside.
-    names = [secret.env or secret.name for secret in target.job.secrets]
-    if target.cluster.setup:
-        names.append("LAUNCHER_SETUP_DONE")
-    options = [f"--container-image={image}", f"--container-mounts={mounts}", "--no-container-entrypoint"]
-    if names:
-        options.append(f"--container-env={','.join(dict.fromkeys(names))}")
-    return tuple(options), ()
-
-
-def _image_of(target: Target) -> str:
-    """Files by their absolute path."""
-    image = target.image or ""
-    is_file = image.endswith((".sqsh", ".squashfs", ".sif")) or image.startswith(("./", "../"))
-    if is_file and "://" not in image:
-        # Without a leading `/` or `./` enroot takes a file for an image name (NVIDIA/pyxis#127).
-        image = posixpath.normpath(posixpath.join(target.workdir, image))
-    return image

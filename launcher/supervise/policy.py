@@ -124,16 +124,32 @@ def _lower(
     return Decision("stop", None, f"{why}; next would have been: {rung.reason}")
 
 
+_REQUEUED: dict[str, Budget] = {
+    "preempted": "preemptions",
+    "time-limit": "time_limits",
+    "node-failed": "same",
+    "unhealthy-node": "same",
+}
+
+
 def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
-    """Restarts so far, over every supervisor of the run since somebody last submitted or resumed it."""
+    """Restarts so far, over every supervisor of the run since somebody last submitted or resumed it.
+
+    A scheduler's `requeued` counts where no supervisor came to say `finished`.
+    """
     spent: dict[Budget, int] = {}
+    said = False
     for event in events:
         kind = event.get("event")
         if kind in ("submitted", "resubmitted"):
             spent = {}
         budget: Budget | None = "lower" if kind == "downgrade" else "same" if kind == "retry" else None
         if kind == "finished" and event.get("state") == "interrupted":
-            budget = "preemptions" if event.get("failure") == "preempted" else "time_limits"
+            budget, said = "preemptions" if event.get("failure") == "preempted" else "time_limits", True
+        elif kind == "requeued" and not said:
+            budget = _REQUEUED.get(str(event.get("reason")))
+        elif kind in ("job", "started"):
+            said = False
         if budget is not None:
             spent[budget] = spent.get(budget, 0) + 1
     return spent

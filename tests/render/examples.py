@@ -12,7 +12,7 @@ from launcher.render import shipped
 from launcher.render.render import RenderedFile, Target, render_image, render_run
 from launcher.schedulers import prepare
 from launcher.schedulers.base import Request
-from launcher.schedulers.registry import scheduler_for
+from launcher.schedulers.registry import of_cluster
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.load import load_cluster
@@ -77,7 +77,7 @@ def target(cluster: Cluster, kind: str) -> Target:
         made = prepare.target(request, f"{request.runs_root}/{request.run_id}", str(request.workdir), "", {})
         made = replace(made, python="/opt/venv/bin/python")
     else:
-        made = scheduler_for(cluster.scheduler).prepare(request).target
+        made = of_cluster(cluster).prepare(request).target
     # The run's own record carries the time and the versions of this machine.
     return replace(
         made, project_dir=None, carried={path: json.dumps({"id": "fixed"}) for path in made.carried}

@@ -24,31 +24,51 @@ with open(out + ".new", "wb") as file:
 os.rename(out + ".new", out)
 if mode.startswith("wait"):
     deadline = time.monotonic() + 20
-    while not caught and time.monotonic() < deadline:
+    stop_file = sys.argv[sys.argv.index("--stop-file") + 1]
+    while not caught and not os.path.exists(stop_file) and time.monotonic() < deadline:
         time.sleep(0.02)
+    if os.path.exists(stop_file):
+        caught.append("told: " + open(stop_file).read().strip())
     time.sleep(0.5)
     with open(out + ".signals", "w") as file:
         file.write(" ".join(caught))
     if mode == "wait-interrupted":
         with open(os.path.join(sys.argv[3], "state.json"), "w") as file:
-            file.write('{{\\n  "state": "interrupted"\\n}}')
+            file.write('{{\\n  "state": "interrupted",\\n  "failure": "time-limit",\\n  "requeue": true\\n}}')
 sys.exit(int(os.environ.get("STUB_EXIT", "0")))
 """
 _RECORD = '{ printf \'%s\\0\' "${0##*/}" "$@"; } >>"$STUB_OUT.${0##*/}"\n'
 _SRUN = (
-    "#!/bin/bash\n" + _RECORD + 'env -0 >"$STUB_OUT.srun.env"\n'
+    "#!/bin/bash\nif [[ $* == *check-node.sh* ]]; then\n"
+    "while [[ $1 == --* ]]; do shift; done\n"
+    'for SLURMD_NODENAME in ${SLURM_JOB_NODELIST//,/ }; do export SLURMD_NODENAME; "$@"; done\nexit\nfi\n'
+    + _RECORD
+    + 'env -0 >"$STUB_OUT.srun.env"\n'
     'while [[ $1 == --* ]]; do shift; done\nSLURM_NODEID=0 exec "$@"\n'
 )
 _SCONTROL = (
-    "#!/bin/bash\n" + _RECORD + 'if [[ $1 == show && $3 ]]; then tr , "\\n" <<<"$3"; fi\n'
-    'if [[ $1 == requeue ]]; then exit "${STUB_REQUEUE_EXIT:-0}"; fi\n'
+    "#!/bin/bash\n" + _RECORD + 'case "$1 $2" in\n'
+    "'show hostnames') if [[ $3 ]]; then tr , '\\n' <<<\"$3\"; fi;;\n"
+    "'show job') echo 'JobId=1 JobName=x PreemptTime=2026 Restarts=9'; echo \"   ${STUB_JOB:-}\";;\n"
+    'requeue*) exit "${STUB_REQUEUE_EXIT:-0}";;\nesac\n'
+)
+_SBATCH = (
+    "#!/bin/bash\n" + _RECORD + 'env -0 >"$STUB_OUT.sbatch.env"\necho 70008\nexit "${STUB_SBATCH_EXIT:-0}"\n'
 )
 _GETENT = (
     "#!/bin/bash\nwhile read -r ip name; do\n"
     '[[ $name == "$2" ]] && echo "$ip STREAM $name"\ndone <<<"$STUB_HOSTS"\n'
 )
 _IP = '#!/bin/bash\n[[ $STUB_ROUTE ]] && echo "$5 dev eth0 src $STUB_ROUTE uid 0"\n'
-_APPTAINER = "#!/bin/bash\n" + _RECORD + 'shift 5\nexec "$@"\n'
+# Runs the command as `apptainer exec` does, as far as the environment goes: what the image sets (here
+# STUB_IMAGE_ENV) wins over the host's, and APPTAINERENV_X over both (Apptainer's user guide, "Environment").
+_APPTAINER = (
+    "#!/bin/bash\n" + _RECORD + "shift\n"
+    "while [[ $1 == --* ]]; do [[ $1 == --bind ]] && shift; shift; done; shift\n"
+    'for item in ${STUB_IMAGE_ENV:-}; do export "$item"; done\n'
+    'for name in "${!APPTAINERENV_@}"; do export "${name#APPTAINERENV_}=${!name}"; unset "$name"; done\n'
+    'exec "$@"\n'
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +113,7 @@ def make(folder: Path) -> Stubs:
     stubs = Stubs(folder / "bin", folder / "record")
     stubs.bin.mkdir(parents=True)
     texts = {"python3": _PYTHON, "srun": _SRUN, "scontrol": _SCONTROL, "getent": _GETENT, "ip": _IP}
+    texts["sbatch"] = _SBATCH
     for name, text in {**texts, "apptainer": _APPTAINER}.items():
         (stubs.bin / name).write_text(text)
         (stubs.bin / name).chmod(0o755)

@@ -170,7 +170,7 @@ def test_names_and_paths_arrive_through_sbatch_srun_and_apptainer(
         script = run_dir / "scripts" / "job.sbatch"
         done = bash(script, stub, folder, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n1")
         assert done.returncode == 0, done.stderr
-        # srun -> apptainer exec --nv --bind ... image -> on-node.sh -> the supervisor
+        # srun -> apptainer exec --bind ... image -> on-node.sh -> the supervisor
         assert stub.python_argv() == [b"-m", b"launcher.supervise", str(run_dir).encode()]
         bind = stub.called("apptainer")[4].decode()
         assert bind == f"/host/{mount}:/in/{mount},{run_dir}:{run_dir},{folder}:{folder}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -42,7 +43,7 @@ def write(folder: Path, stub: stubs.Stubs, cluster: Cluster = CLUSTER, **fields:
 
 
 def start(script: Path, stub: stubs.Stubs, **env: str) -> subprocess.Popen[bytes]:
-    slurm = {"SLURM_JOB_ID": "70007", "SLURM_JOB_NODELIST": "n1", **env}
+    slurm = {"SLURM_JOB_ID": "70007", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1", **env}
     return subprocess.Popen(["bash", str(script)], env=stub.env(**slurm), stderr=subprocess.PIPE, cwd="/")
 
 
@@ -86,7 +87,8 @@ def test_srun_gets_every_rule_of_the_catalogue(tmp_path: Path) -> None:
     assert b"SRUN_CPUS_PER_TASK=8" in srun_env
     port = 61000 + (70007 * 31 + 2 * 17) % 4536
     assert stub.python_argv() == [
-        *[b"-m", b"launcher.supervise", str(run).encode(), b"--nodes", b"2", b"--node-rank", b"0"],
+        *[b"-m", b"launcher.supervise", str(run).encode()],
+        *[b"--stop-file", f"{run}/slurm-70007-2.stop".encode(), b"--nodes", b"2", b"--node-rank", b"0"],
         *[b"--rendezvous", b"10.0.0.1", b"--port-base", str(port).encode()],
     ]
     assert 61000 <= port <= 65535
@@ -128,41 +130,153 @@ def test_usr2_reaches_the_supervisor_alone_and_the_step_is_waited_for(tmp_path: 
     process.send_signal(signal.SIGUSR2)
     code, errors = finish(process)
     assert code == 85, errors
-    assert Path(f"{stub.out}.signals").read_text() == "SIGUSR2"
+    assert Path(f"{stub.out}.signals").read_text() == "told: time-limit"
     assert errors.count("asking for a checkpoint") == 1
-    assert not stub.called("scontrol")[5:], "without an interrupted run there is nothing to requeue"
+    assert b"requeue" not in stub.called("scontrol"), "without an interrupted run there is nothing to requeue"
+
+
+NEAR = "JobState=RUNNING Restarts=0 RunTime=00:00:30 TimeLimit=00:01:00"
+ARRAY = {"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+def events(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
+
+
+def interrupted(
+    tmp_path: Path,
+    stub: stubs.Stubs,
+    signum: signal.Signals = signal.SIGUSR2,
+    requeue: bool = True,
+    **env: str,
+) -> str:
+    """A run that is asked to stop, and whose supervisor wants to go on; gives what the script said."""
+    script = write(tmp_path, stub, requeue=requeue)
+    assert ("--requeue" if requeue else "--no-requeue") in slurm_reads(script.read_text())
+    process = start(script, stub, STUB_MODE="wait-interrupted", STUB_EXIT="16", **env)
+    wait_for(stub.out)
+    process.send_signal(signum)
+    code, errors = finish(process)
+    assert code == 16, f"whatever becomes of the requeue, the exit code stays: {errors}"
+    return errors
+
+
+@pytest.mark.parametrize(("array", "id_"), [({}, "70007"), (ARRAY, "9_3")])
+def test_an_interrupted_run_goes_back_into_the_queue_under_its_id(
+    tmp_path: Path, array: dict[str, str], id_: str
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    interrupted(tmp_path, stub, STUB_JOB=NEAR, **array)
+    assert [item.decode() for item in stub.called("scontrol")][-2:] == ["requeue", id_]
+    assert not stub.called("sbatch")
+    last = events(tmp_path)[-1]
+    assert (last["event"], last["handle"], last["reason"]) == ("requeued", f"slurm:s:{id_}", "time-limit")
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert state["state"] == "submitted"
+
+
+def test_a_job_that_forbids_it_is_not_requeued(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    interrupted(tmp_path, stub, requeue=False, STUB_JOB=NEAR)
+    assert b"requeue" not in stub.called("scontrol")
+    assert not stub.called("sbatch")
+
+
+def test_what_slurm_has_requeued_by_itself_is_not_requeued_again(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    interrupted(tmp_path, stub, signal.SIGTERM, STUB_JOB="JobState=COMPLETING Restarts=1 RunTime=00:00:01")
+    assert b"requeue" not in stub.called("scontrol")
+    assert not stub.called("sbatch")
+    assert events(tmp_path)[-1]["event"] == "requeued"
+
+
+def test_where_a_requeue_is_refused_the_run_goes_on_in_a_linked_job_with_a_clean_environment(
+    tmp_path: Path,
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    mine = {"SLURM_CPUS_PER_TASK": "8", "SBATCH_PARTITION": "x", "SLURM_CONF": "/c", "SLURM_JOB_ACCOUNT": "a"}
+    interrupted(tmp_path, stub, STUB_JOB=NEAR, STUB_REQUEUE_EXIT="1", **mine, **ARRAY)
+    called = [item.decode() for item in stub.called("sbatch")]
+    assert called == ["sbatch", "--parsable", "--account=a", f"{tmp_path}/run/scripts/job.sbatch"]
+    env = Path(f"{stub.out}.sbatch.env").read_bytes().split(b"\0")
+    names = {item.partition(b"=")[0].decode() for item in env if item}
+    assert {name for name in names if name.startswith(("SLURM", "SBATCH", "SRUN"))} == {"SLURM_CONF"}
+    last = events(tmp_path)[-1]
+    assert (last["event"], last["handle"], last["linked"]) == ("requeued", "slurm:s:70008", True)
+
+
+def test_a_run_that_cannot_go_on_says_so_and_stays_resumable(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    (stub.bin / "squeue").write_text("#!/bin/sh\n")
+    (stub.bin / "squeue").chmod(0o755)
+    (stub.bin / "sbatch").write_text("#!/bin/sh\nexit 1\n")
+    errors = interrupted(tmp_path, stub, STUB_JOB=NEAR, STUB_REQUEUE_EXIT="1")
+    assert "launcher resume" in errors
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert (state["state"], state["requeue"]) == ("interrupted", False)
+
+
+LONG = "RunTime=00:10:00 TimeLimit=1-00:00:00"
 
 
 @pytest.mark.parametrize(
-    ("array", "expected"), [({}, "70007"), ({"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"}, "9_3")]
+    ("signum", "job", "reason"),
+    [
+        (signal.SIGUSR2, NEAR, "time-limit"),
+        (signal.SIGUSR2, "", "time-limit"),
+        (signal.SIGUSR2, f"JobState=RUNNING Restarts=0 {LONG}", "preempted"),
+        (signal.SIGUSR2, f"{NEAR} PreemptTime=2026-11-21T23:10:18", "preempted"),
+        (signal.SIGUSR2, f"{NEAR} PreemptTime=None", "time-limit"),
+        (signal.SIGTERM, f"JobState=COMPLETING Restarts=0 {LONG} PreemptTime=None", "cancelled"),
+        (signal.SIGTERM, f"JobState=CANCELLED Restarts=0 {LONG}", "cancelled"),
+        (
+            signal.SIGTERM,
+            f"JobState=COMPLETING Restarts=0 {LONG} PreemptTime=2026-11-21T23:10:18",
+            "preempted",
+        ),
+        (signal.SIGTERM, "JobState=COMPLETING Restarts=0 RunTime=00:01:02 TimeLimit=00:01:00", "time-limit"),
+        (signal.SIGTERM, f"JobState=RUNNING Restarts=0 {LONG}", "preempted"),
+        (signal.SIGTERM, "JobState=COMPLETING Restarts=1 RunTime=00:00:00", "preempted"),
+    ],
 )
-@pytest.mark.parametrize("requeue", [True, False])
-def test_a_run_that_the_time_limit_interrupted_goes_back_into_the_queue_when_the_job_allows_it(
-    tmp_path: Path, array: dict[str, str], expected: str, requeue: bool
+def test_the_controller_tells_why_the_job_is_to_stop(
+    tmp_path: Path, signum: signal.Signals, job: str, reason: str
 ) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    env = {"STUB_MODE": "wait-interrupted", "STUB_EXIT": "85", "STUB_REQUEUE_EXIT": "1"}
-    script = write(tmp_path, stub, requeue=requeue)
-    assert ("--requeue" if requeue else "--no-requeue") in slurm_reads(script.read_text())
-    process = start(script, stub, **env, **array)
+    process = start(write(tmp_path, stub), stub, STUB_MODE="wait", STUB_EXIT="3", STUB_JOB=job)
     wait_for(stub.out)
-    process.send_signal(signal.SIGUSR2)
-    code, errors = finish(process)
-    assert code == 85, "a failing requeue does not replace the exit code"
-    called = [item.decode() for item in stub.called("scontrol")]
-    assert (called[-2:] == ["requeue", expected]) is requeue, errors
-
-
-def test_term_ends_no_wait_and_is_passed_to_nobody_twice(tmp_path: Path) -> None:
-    stub = stubs.make(tmp_path / "stubs")
-    process = start(write(tmp_path, stub), stub, STUB_MODE="wait", STUB_EXIT="3")
-    wait_for(stub.out)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    assert process.poll() is None
-    process.send_signal(signal.SIGUSR2)  # ends the stub
+    process.send_signal(signum)
     assert finish(process)[0] == 3
-    assert Path(f"{stub.out}.signals").read_text() == "SIGUSR2"
+    assert Path(f"{stub.out}.signals").read_text() == f"told: {reason}"
+
+
+def unfit(tmp_path: Path, stub: stubs.Stubs, **fields: object) -> tuple[int, str]:
+    """Two nodes, of which the second cannot import launcher."""
+    script = write(tmp_path, stub, resources={"nodes": 2}, **fields)
+    check = script.parent / "check-node.sh"
+    looks = 'import os; assert os.environ["SLURMD_NODENAME"] == "n1"'
+    check.write_text(check.read_text().replace("import launcher.supervise", looks))
+    return finish(start(script, stub, SLURM_JOB_NODELIST="n1,n2", STUB_HOSTS=HOSTS, STUB_ROUTE="10.0.0.1"))
+
+
+def test_a_job_with_an_unfit_node_goes_on_without_it_before_anything_starts(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    code, errors = unfit(tmp_path, stub)
+    assert code == 14, errors
+    assert not stub.called("srun")
+    assert b"--exclude=n2" in stub.called("sbatch")
+    last = events(tmp_path)[-1]
+    assert (last["reason"], last["linked"], last["handle"]) == ("unhealthy-node", True, "slurm:s:70008")
+
+
+def test_an_unfit_node_is_the_verdict_where_the_budget_is_spent(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    code, _ = unfit(tmp_path, stub, retries={"same": 0})
+    assert code == 14
+    assert not stub.called("sbatch")
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert (state["state"], state["failure"]) == ("failed", "node-failed")
+    assert "node n2: the interpreter does not import launcher: AssertionError" in state["reason"]
 
 
 def test_a_failing_setup_line_stops_the_job_with_its_reason(tmp_path: Path) -> None:
@@ -234,28 +348,3 @@ def test_options_that_would_break_the_job_are_refused(
 ) -> None:
     with pytest.raises(RenderError, match=message):
         write(tmp_path, stubs.make(tmp_path / "stubs"), with_slurm(**slurm), resources=resources)
-
-
-def container(tmp_path: Path, image: str, **fields: object) -> list[str]:
-    """What srun is called with under pyxis."""
-    stub = stubs.make(tmp_path / "stubs")
-    update = {"container": {"runtime": "pyxis", "image": image, "mounts": {"/data": "/data"}}}
-    cluster = Cluster.model_validate({**CLUSTER.model_dump(), **update})
-    script = write(tmp_path, stub, cluster, **fields)
-    code, errors = finish(start(script, stub, HF_TOKEN="secret"))
-    assert code == 0, errors
-    assert not any("container" in option for option in slurm_reads(script.read_text()))
-    return [item.decode() for item in stub.called("srun")]
-
-
-def test_pyxis_options_stand_on_srun_only_with_the_run_directory_mounted(tmp_path: Path) -> None:
-    called = container(tmp_path, "images/my.sqsh", secrets=["HF_TOKEN"])
-    assert f"--container-image={tmp_path}/images/my.sqsh" in called
-    assert f"--container-mounts=/data:/data,{tmp_path}/run:{tmp_path}/run,{tmp_path}:{tmp_path}" in called
-    assert "--container-env=HF_TOKEN" in called
-    assert "--no-container-entrypoint" in called
-
-
-def test_an_image_of_a_registry_keeps_its_name(tmp_path: Path) -> None:
-    called = container(tmp_path, "nvcr.io#nvidia/pytorch:25.10-py3")
-    assert "--container-image=nvcr.io#nvidia/pytorch:25.10-py3" in called

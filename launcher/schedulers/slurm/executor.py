@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from submitit.slurm import slurm
 from launcher.runs.files import read_record
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import LIVING
-from launcher.schedulers.slurm.jobs import sbatch_command, submit
+from launcher.schedulers.slurm.jobs import job_id, sbatch_command, submit
 from launcher.schedulers.slurm.login import Here, LoginError, ask
 from launcher.schedulers.slurm.records import questions, records
 from launcher.spec.verdict import Verdict
@@ -65,7 +64,8 @@ class RunJob(slurm.SlurmJob[Verdict]):
 
     @property
     def run(self) -> RunDir:
-        return RunDir(self.paths.folder.parent)
+        payload: Any = self.submission().function
+        return RunDir(Path(payload.run_dir))
 
     def done(self, force_check: bool = False) -> bool:
         """A run that goes back into the queue has not ended."""
@@ -73,6 +73,11 @@ class RunJob(slurm.SlurmJob[Verdict]):
         if state.get("state") not in LIVING and not state.get("requeue"):
             return True
         return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
+
+    def _get_logs_string(self, name: str) -> str | None:
+        """Of `stdout`: what the batch scripts of all its jobs printed; the ranks' output is elsewhere."""
+        files = sorted(self.run.path.glob("slurm-*.out")) if name == "stdout" else []
+        return "".join(file.read_text(errors="replace") for file in files) or None
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         state = self.run.read_state()
@@ -87,27 +92,64 @@ class RunJob(slurm.SlurmJob[Verdict]):
         return ("success", verdict) if verdict.ok else ("error", f"{verdict.failure}: {verdict.reason}")
 
 
-class RunExecutor(slurm.SlurmExecutor):
-    """Submits a run's rendered job.sbatch in the place of submitit's own script."""
+class ScriptExecutor(slurm.SlurmExecutor):
+    """Submits a rendered batch script in the place of submitit's own, with `comment` to find the job by."""
 
     job_class = RunJob
 
-    def __init__(self, run: RunDir, options: Sequence[str] = ()) -> None:
-        super().__init__(run.path / FOLDER)
-        self.run, self.options = run, tuple(options)
+    def __init__(self, folder: Path, script: Path, comment: str) -> None:
+        super().__init__(folder / FOLDER)
+        self.script, self.comment = script, comment
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        """Job and profile are rendered already."""
+        raise ValueError(f"{', '.join(sorted(kwargs))}: set it in the job or the cluster profile")
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return (self.run.scripts / "job.sbatch").read_text(encoding="utf-8")
+        return self.script.read_text(encoding="utf-8")
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return list(sbatch_command(submission_file_path, *self.options))
+        return list(sbatch_command(submission_file_path))
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        return job_id(string.decode() if isinstance(string, bytes) else string)
+
+    def _num_tasks(self) -> int:
+        return 1
 
     def _submit_command(self, command: str) -> core.Job[Any]:
         """As submitit's, but an unclear answer of sbatch makes no second job."""
         uid = uuid.uuid4().hex
         script = self.folder / f".submission_file_{uid}.sh"
         script.write_text(self._make_submission_file_text(command, uid), encoding="utf-8")
-        asked = tuple(self._make_submission_command(script))
-        job = self.job_class(self.folder, submit(Here(), asked, self.run.id))
+        found = submit(Here(), tuple(self._make_submission_command(script)), self.comment)
+        job = self.job_class(self.folder, found)
         job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
         return job
+
+
+class RunExecutor(ScriptExecutor):
+    """One run."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(run.path, run.scripts / "job.sbatch", run.id)
+
+
+class ArrayExecutor(ScriptExecutor):
+    """The runs of a sweep, as tasks of one array."""
+
+    def __init__(self, folder: Path, sweep_id: str, script: str) -> None:
+        super().__init__(folder, folder / script, sweep_id)
+
+    def _internal_process_submissions(
+        self, delayed_submissions: list[utils.DelayedSubmission]
+    ) -> list[core.Job[Any]]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        array = self._submit_command("")
+        jobs: list[core.Job[Any]] = []
+        for task, delayed in enumerate(delayed_submissions):
+            job = RunJob(self.folder, f"{array.job_id}_{task}")
+            delayed.dump(job.paths.submitted_pickle)
+            jobs.append(job)
+        return jobs

@@ -25,7 +25,8 @@ from launcher.schedulers.slurm.login import Login, LoginError
 
 INDEX = ".mirror.json"
 "In the copy of a run: its files as of the last round trip."
-_TOP = ("events.jsonl", "state.json", "cancel", "run.json", "plan.json")
+_REMOVED = ("cancel", "slurm-excluded")
+_TOP = (*_REMOVED, "events.jsonl", "state.json", "run.json", "plan.json")
 _BELOW = ("scripts/*", "plans/*/*.json", "plans/*/scripts/*", "attempts/*/snapshot.json")
 "Of a run directory, what is written from outside. Everything else is only ever read."
 
@@ -157,7 +158,7 @@ def _changes(here: Path, index: Mapping[str, Mapping[str, Known]]) -> Changes:
             elif now.st_size > before.size:
                 changes.grown[f"{run}/{name}"] = before.size
         for name in known:
-            if name not in found and any(PurePosixPath(name).match(one) for one in ("cancel", *_BELOW[1:3])):
+            if name not in found and any(PurePosixPath(name).match(one) for one in (*_REMOVED, *_BELOW[1:3])):
                 changes.removed[f"{run}/{name}"] = known[name]
     return changes
 

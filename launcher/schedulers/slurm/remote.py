@@ -16,7 +16,7 @@ import platformdirs
 from launcher.runs.files import replace_text
 from launcher.runs.find import default_root
 from launcher.runs.layout import RunDir
-from launcher.schedulers.base import SchedulerError, Status
+from launcher.schedulers.base import Capabilities, SchedulerError, Status
 from launcher.schedulers.rundir import write_run
 from launcher.schedulers.slurm import snapshot
 from launcher.schedulers.slurm.exchange import Wanted
@@ -38,6 +38,8 @@ SENT = ".sent"
 
 class RemoteSlurm(SlurmScheduler):
     """`runs` is a folder on a file system that the login node shares with the nodes."""
+
+    capabilities = Capabilities(submit=True, multi_node=True)
 
     def __init__(self, login: str, runs: str | None) -> None:
         super().__init__()

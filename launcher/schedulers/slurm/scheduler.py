@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +19,11 @@ from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, Sc
 from launcher.schedulers.rundir import in_force, status_of, write_run
 from launcher.schedulers.slurm.jobs import BY_HAND, QUEUE, NotSubmittedError, found, sbatch_command
 from launcher.schedulers.slurm.login import Here, Login, LoginError, ask
+from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records, questions, records
-from launcher.schedulers.slurm.states import meaning
+from launcher.schedulers.slurm.site import Site, site
+from launcher.schedulers.slurm.site import questions as site_questions
+from launcher.schedulers.slurm.states import Meaning, meaning
 
 if TYPE_CHECKING:
     from launcher.schedulers.slurm.exchange import Wanted
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 PREFIX = "slurm:"
 DEFAULT_PYTHON = "python3"
+SITE = site_questions()
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,10 @@ class SlurmScheduler:
 
     def prepare(self, request: Request) -> Prepared:
         """Raises RenderError, SchedulerError."""
-        return self._prepared(
-            request, str(request.runs_root.resolve() / request.run_id), str(request.workdir)
-        )
+        run_dir = str(request.runs_root.resolve() / request.run_id)
+        if re.search("%[jAat]", run_dir):
+            raise SchedulerError(f"{run_dir}: submitit puts a job's id in the place of %j, %A, %a and %t")
+        return self._prepared(request, run_dir, str(request.workdir))
 
     def _prepared(self, request: Request, run_dir: str, workdir: str) -> Prepared:
         """With the paths as the nodes know them."""
@@ -119,6 +125,7 @@ class SlurmScheduler:
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
+            (run.path / "slurm-excluded").unlink(missing_ok=True)
             return self._send(run, "resubmitted")
 
     def status(self, handle: str) -> Status:
@@ -131,13 +138,16 @@ class SlurmScheduler:
         for run in chosen:
             if lives(run.read_state()):
                 jobs[run.path] = handle_of(run).job
-        known, trouble = Records(), ""
+        known, trouble, here = Records(), "", None
         named: Mapping[str, str] = {}
         if jobs:
             ids = [job for job in jobs.values() if job is not None]
             asked = questions(ids) if ids else {}
             if None in jobs.values():
                 asked["comments"] = QUEUE
+            waiting = [run for run in chosen if run.read_state().get("state") == "submitted"]
+            if len(chosen) == 1 and waiting:  # worth its few questions more for one run alone
+                asked |= SITE
             try:
                 answers = ask(self.login, asked)
             except LoginError as error:
@@ -145,19 +155,22 @@ class SlurmScheduler:
             else:
                 if None in jobs.values():
                     named = found(answers.pop("comments"))
+                here = site(answers) if SITE.keys() <= answers.keys() else None
                 if ids:
                     known = records(answers)
                     trouble = known.controller
-            # A job may have handed over to a linked one while Slurm was asked for it.
-            if moved := [run for run in chosen if jobs.get(run.path) not in (None, handle_of(run).job)]:
-                later = {status.path: status for status in self.statuses(moved)}
-                at_rest = [run for run in chosen if run not in moved]
-                later |= {
-                    str(run.path): judged(run, jobs.get(run.path) or named.get(run.id), known, trouble)
-                    for run in at_rest
-                }
-                return [later[str(run.path)] for run in chosen]
-        return [judged(run, jobs.get(run.path) or named.get(run.id), known, trouble) for run in chosen]
+        # A job may have handed over to a linked one while Slurm was asked for it.
+        moved = [
+            run for run in chosen if not trouble and jobs.get(run.path) not in (None, handle_of(run).job)
+        ]
+        for run in chosen:
+            if run.path in jobs and jobs[run.path] is None:
+                jobs[run.path] = _by_comment(run, named)
+        later = {status.path: status for status in self.statuses(moved)} if moved else {}
+        return [
+            later.get(str(run.path)) or judged(run, jobs.get(run.path), known, trouble, here)
+            for run in chosen
+        ]
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         pass
@@ -204,8 +217,7 @@ class SlurmScheduler:
         try:
             job = self._sbatch(run, event)
         except NotSubmittedError as error:
-            state = "failed" if before.get("state") == "submitted" else before.get("state")
-            replace_json(run.state, {**before, "state": state, "reason": str(error)})
+            not_sent(run, before, error)
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))
         self._record(run, event, handle)
@@ -220,6 +232,12 @@ class SlurmScheduler:
         return str(RunExecutor(run).submit(Supervise(str(run.path))).job_id)
 
 
+def not_sent(run: RunDir, before: Mapping[str, Any], error: NotSubmittedError) -> None:
+    """Gives the run its state of before, with the reason; a new run has failed."""
+    state = "failed" if before.get("state") == "submitted" else before.get("state")
+    replace_json(run.state, {**before, "state": state, "reason": str(error)})
+
+
 def _doing(status: Status) -> str:
     return "in the queue" if status.state == "submitted" else status.state
 
@@ -229,7 +247,7 @@ def lives(state: Mapping[str, Any]) -> bool:
     return state.get("state", "submitted") in LIVING or bool(state.get("requeue"))
 
 
-def judged(run: RunDir, job: str | None, known: Records, trouble: str) -> Status:
+def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Site | None = None) -> Status:
     """What the run's own records and Slurm's say together."""
     handle = str(Handle(run.read_about().get("cluster", {}).get("name", ""), job))
     state = run.read_state()  # again: it may have ended before Slurm was asked
@@ -240,7 +258,11 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str) -> Status
         return status_of(run, handle, {**state, **_unknown(state, job, trouble)})
     slurm = meaning(record)
     if slurm.state == "submitted":
-        told = {"state": "submitted", "reason": why(record), "failure": None}
+        told = {
+            "state": "submitted",
+            "reason": f"job {record.id} {_words(record, slurm, here)}",
+            "failure": None,
+        }
     elif slurm.state in LIVING:
         told = {"reason": "", "failure": None}
         if state.get("state") not in ("running", "stopping"):
@@ -249,6 +271,14 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str) -> Status
         told = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
         _settle(run, {**state, **told})
     return status_of(run, handle, {**state, **told})
+
+
+def _by_comment(run: RunDir, named: Mapping[str, str]) -> str | None:
+    """The job of a run of which sbatch's answer was lost."""
+    sweep = run.read_about().get("sweep", {})
+    if (array := named.get(sweep.get("id", ""))) is not None:
+        return f"{array}_{sweep['task']}"
+    return named.get(run.id)
 
 
 def handle_text(run: RunDir) -> str:
@@ -268,9 +298,9 @@ def _living(state: Mapping[str, Any]) -> str:
     return name if name in LIVING else "stopping"
 
 
-def why(record: JobRecord) -> str:
+def _words(record: JobRecord, slurm: Meaning, here: Site | None) -> str:
     """Of a job in the queue."""
-    return f"job {record.id}: {record.reason}"
+    return f"waits: {why_pending(record, here)}" if record.state == "PENDING" else slurm.words
 
 
 def _settle(run: RunDir, state: Mapping[str, Any]) -> None:

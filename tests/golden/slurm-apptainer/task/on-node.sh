@@ -2,31 +2,21 @@
 # Usage: on-node.sh FILES [RENDEZVOUS_HOST PORT_BASE]. Rendered by launcher 0.1.0.
 set -u
 
-# FILES.stop is the batch script's request to stop, FILES.exit the exit code of the first node's supervisor.
+# FILES.stop is the batch script's request to stop and why, FILES.exit the exit code of the first node's supervisor.
 files=$1
 options=()
 
-'python3' -m launcher.supervise '/shared/runs/task-20261121-085401' ${options[@]+"${options[@]}"} &
+'python3' -m launcher.supervise '/shared/runs/task-20261121-085401' --stop-file "$files.stop" ${options[@]+"${options[@]}"} &
 supervisor=$!
 
 # Slurm sends a signal to every process of the step, the supervisor included: here it must only not end the wait.
 woken=''
 trap 'woken=yes' TERM INT HUP USR2
-
-# The batch script announces the time limit through a file; this signal is for the supervisor alone.
-(
-  trap - TERM INT HUP USR2
-  until [[ -e $files.stop ]]; do sleep 1; done
-  kill -s USR2 "$supervisor"
-) &
-watcher=$!
-
 while :; do
   woken=''
   wait "$supervisor"
   rc=$?
   [[ -n $woken ]] || break
 done
-kill "$watcher" 2>/dev/null
 if [[ ${SLURM_NODEID:-0} == 0 ]]; then printf '%s\n' "$rc" >"$files.exit"; fi
 exit "$rc"

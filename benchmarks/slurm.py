@@ -1,0 +1,210 @@
+"""Submitting to Slurm: launcher next to sbatch by hand, submitit's executor and TorchX, on one real cluster.
+
+Seconds until the command that submits is back (a new process each time, as from a shell), and until the
+job's own code runs: plain Python, or a rank that torchrun started. Median of N. For scale: slurm_scale.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.slurm.cluster import Cluster, missing, slurm_version  # noqa: E402
+from tests.slurm.shape import Shape  # noqa: E402
+
+PAYLOAD = "import sys, time\nopen(sys.argv[1] + '.new', 'w').write(str(time.time()))\n" + (
+    "import os\nos.rename(sys.argv[1] + '.new', sys.argv[1])\n"
+)
+SBATCH = """#!/bin/bash
+#SBATCH --partition=main --nodes=1 --ntasks=1 --output=/dev/null
+srun {command} {folder}/payload.py "$1"
+"""
+# As a user of submitit writes it.
+SUBMITIT = """
+import subprocess, sys, submitit
+executor = submitit.SlurmExecutor(folder=f"{sys.argv[1]}/submitit")
+executor.update_parameters(partition="main", nodes=1, ntasks_per_node=1)
+executor.submit(subprocess.check_call, sys.argv[2:])
+"""
+PLAIN, TORCHRUN = "python", "torchrun --standalone --nproc-per-node=1"
+
+
+class Bench:
+    """A project folder and one cluster."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        self.folder, self.cluster, self.count = folder, cluster, 0
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.env = {
+            **os.environ, **cluster.env(), "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+            "XDG_STATE_HOME": str(folder / "state"), "XDG_CACHE_HOME": str(folder / "cache"),
+        }  # fmt: skip
+        (folder / "payload.py").write_text(PAYLOAD)
+        (folder / "with_submitit.py").write_text(SUBMITIT)
+        for name, command in (("plain", PLAIN), ("torchrun", TORCHRUN)):
+            text = SBATCH.format(command=command, folder=folder)
+            (folder / f"{name}.sbatch").write_text(text)
+        profile = {
+            "name": "lab", "scheduler": "slurm",
+            "paths": {"python": sys.executable, "runs": str(folder / "runs")},
+            "slurm": {"partition": "main", "gpu_request": "none"},
+        }  # fmt: skip
+        (folder / "lab.yaml").write_text(json.dumps(profile))
+
+    def ways(self) -> dict[str, Callable[[Path], list[str]]]:
+        folder, python = str(self.folder), sys.executable
+        found: dict[str, Callable[[Path], list[str]]] = {
+            "sbatch: python": lambda out: ["sbatch", "plain.sbatch", str(out)],
+            "sbatch: torchrun": lambda out: ["sbatch", "torchrun.sbatch", str(out)],
+            "launcher: torchrun": lambda out: [
+                *(python, "-m", "launcher", "submit", str(self.job(out)), "-c", "lab.yaml")
+            ],
+            "submitit: python": lambda out: [
+                *(python, "with_submitit.py", folder, python, f"{folder}/payload.py", str(out))
+            ],
+            "submitit: torchrun": lambda out: [
+                *(python, "with_submitit.py", folder, *TORCHRUN.split(), f"{folder}/payload.py", str(out))
+            ],
+        }
+        if importlib.util.find_spec("torchx") is None:
+            print("torchx is left out: it is not installed")
+            return found
+        component = ["dist.ddp", "-j", "1x1", "--memMB", "3000", "--script", "payload.py", "--"]
+        found["torchx: torchrun"] = lambda out: [
+            *(python, "-m", "torchx.cli.main", "run", "-s", "slurm", "-cfg", "partition=main,time=10"),
+            *(*component, str(out)),
+        ]
+        return found
+
+    def job(self, out: Path) -> Path:
+        path = out.with_suffix(".yaml")
+        job = {
+            "name": "bench", "command": ["python", "payload.py", str(out)], "batch": {"global": 1},
+            "resources": {"gpus_per_node": 0, "nodes": 1, "ranks_per_node": 1},
+        }  # fmt: skip
+        path.write_text(json.dumps(job))
+        return path
+
+    def measure(self, command: Callable[[Path], list[str]]) -> tuple[float, float]:
+        """Seconds to the end of the submission, and to the first line of the job's own code."""
+        self.count += 1
+        out = self.folder / f"out-{self.count}"
+        words = command(out)
+        began = time.time()
+        done = subprocess.run(words, cwd=self.folder, env=self.env, capture_output=True, text=True)
+        submitted = time.time() - began
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        deadline = time.monotonic() + 120
+        while not out.exists():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{' '.join(words)}: the job did not start")
+            time.sleep(0.02)
+        first = float(out.read_text()) - began
+        while subprocess.check_output(["squeue", "-h"], env=self.env):  # the next one finds an idle cluster
+            time.sleep(0.1)
+        return submitted, first
+
+    def interpreter(self) -> float:
+        began = time.time()
+        subprocess.run([sys.executable, "-c", "pass"], env=self.env, check=True)
+        return time.time() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/slurm-submit.json")
+    options = parser.parse_args()
+    if why := missing():
+        print(f"left out: {why}")
+        return 0
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    cluster = Cluster(folder / "cluster")
+    cluster.folder.mkdir()
+    cluster.start(Shape(nodes=2, gpus_per_node=0))
+    try:
+        bench = Bench(folder, cluster)
+        ways = bench.ways()
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        python = []
+        for _ in range(options.rounds):  # in turn: what else the machine does hits all alike
+            python.append(bench.interpreter())
+            for name, command in ways.items():
+                times[name].append(bench.measure(command))
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    interpreter = statistics.median(python)
+    rows = [row_of(name, found) for name, found in times.items()]
+    print(f"{'':24} {'submitted':>10} {'first line':>11}   seconds")
+    print(f"{'python -c pass':24} {interpreter:10.3f}")
+    for row in rows:
+        print(f"{row['way']:24} {row['submit_seconds']:10.3f} {row['first_line_seconds']:11.3f}")
+    goals = goals_of({row["way"]: row for row in rows}, interpreter)
+    for text, value, met in goals:
+        print(f"{text}: {value}  {'met' if met else 'MISSED'}")
+    report = {
+        "command": "python benchmarks/slurm.py --save",
+        "rounds": options.rounds,
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "versions": versions(),
+        "interpreter_seconds": round(interpreter, 3),
+        "ways": rows,
+        "goals": [{"goal": text, "measured": value, "met": met} for text, value, met in goals],
+    }
+    if options.save:
+        target = ROOT / "benchmarks" / "results" / "slurm-submit.json"
+        target.write_text(json.dumps(report, indent=2) + "\n")
+        print(f"wrote {target.relative_to(ROOT)}")
+    return 0 if all(met for _, _, met in goals) else 1
+
+
+def row_of(name: str, found: list[tuple[float, float]]) -> dict[str, Any]:
+    return {
+        "way": name,
+        "submit_seconds": round(statistics.median(submit for submit, _ in found), 3),
+        "first_line_seconds": round(statistics.median(first for _, first in found), 3),
+    }
+
+
+def goals_of(rows: dict[str, dict[str, Any]], interpreter: float) -> list[tuple[str, str, bool]]:
+    ours, raw = rows["launcher: torchrun"], rows["sbatch: torchrun"]
+    goals = []
+    for key, text in (("first_line_seconds", "first line"), ("submit_seconds", "submission")):
+        ratio = ours[key] / (raw[key] + interpreter)
+        goals.append((f"{text} against sbatch + interpreter start", f"{ratio:.2f} x", ratio < 1.3))
+        if torchx := rows.get("torchx: torchrun"):
+            ratio = ours[key] / torchx[key]
+            goals.append((f"{text} against TorchX", f"{ratio:.2f} x", ratio < 1))
+    return goals
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "slurm": ".".join(map(str, slurm_version()))}
+    for name in ("launcher", "submitit", "torchx", "torch"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""How a Slurm step runs inside the profile's container: pyxis (enroot), Apptainer, or none."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.render import quote
+from launcher.render.environment import RenderError
+
+if TYPE_CHECKING:
+    from launcher.render.values import Target
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Container:
+    """Nothing of it where the runtime is `none`."""
+
+    step_options: tuple[str, ...] = ()
+    "Further srun options (pyxis). Never #SBATCH: the batch script itself stays outside, where srun is."
+    prefix: tuple[str, ...] = ()
+    "What the payload is started through (apptainer exec ...)."
+    exported: tuple[str, ...] = ()
+    "Variables of the batch script that must win over the image's own and need APPTAINERENV_ for that."
+    image_file: str | None = None
+    "On the nodes; None for an image of a registry."
+    mounts: Pairs = ()
+    "Path on the node, path inside."
+
+
+def container(target: Target) -> Container:
+    """Raises RenderError, QuoteError."""
+    runtime, image = target.cluster.container.runtime, target.image
+    if runtime == "none":
+        return Container()
+    if runtime not in ("pyxis", "apptainer"):
+        raise RenderError(f"container.runtime {runtime}: scheduler slurm takes pyxis or apptainer")
+    if image is None:
+        raise RenderError(f"container.runtime {runtime} needs an image: `image:` in the job or the cluster")
+    quote.image(image)
+    file = _file(image, target.workdir)
+    mounts = _mounts(target)
+    for pair in mounts:
+        quote.list_items(pair, ",:", "a container mount")
+    listed = ",".join(f"{host}:{inside}" for host, inside in mounts)
+    if runtime == "apptainer":
+        # `exec` starts no entrypoint (%runscript). The node's /dev/shm and home are there inside.
+        gpus = ("--nv",) if target.gpus_per_node else ()
+        remote = image if "://" in image else f"docker://{image}"
+        prefix = ("apptainer", "exec", *gpus, "--bind", listed, file or remote)
+        return Container((), prefix, _ours(target), file, mounts)
+    options = [
+        f"--container-image={file or image}",
+        f"--container-mounts={listed}",
+        "--no-container-entrypoint",
+    ]
+    if any(secret.file is not None and secret.file.startswith("~/") for secret in target.job.secrets):
+        options.append("--container-mount-home")
+    # Without this list a variable of the image wins over ours (pyxis' README, `--container-env`).
+    names = [*_ours(target), *(["CUDA_VISIBLE_DEVICES"] if _slurm_chooses_gpus(target) else [])]
+    options.append(f"--container-env={','.join(names)}")
+    return Container(tuple(options), (), (), file, mounts)
+
+
+def _file(image: str, workdir: str) -> str | None:
+    """The absolute path of an image that is a file.
+
+    Without a leading `/` or `./` enroot takes a file for the name of an image (NVIDIA/pyxis#127).
+    """
+    if "://" in image:
+        return None
+    looks = image.endswith((".sqsh", ".squashfs", ".sif")) or image.startswith(("/", "./", "../"))
+    return posixpath.normpath(posixpath.join(workdir, image)) if looks else None
+
+
+def _mounts(target: Target) -> Pairs:
+    """The profile's, and what every run reads or writes where those do not hold it."""
+    mounts = list(target.cluster.container.mounts.items())
+    secrets = [secret.file for secret in target.job.secrets if secret.file is not None]
+    inside = [path for _, path in mounts]
+    for path in (target.run_dir, target.workdir, *(file for file in secrets if posixpath.isabs(file))):
+        if not any(path == one or path.startswith(one.rstrip("/") + "/") for one in inside):
+            mounts.append((path, path))
+            inside.append(path)
+    return tuple(mounts)
+
+
+def _ours(target: Target) -> tuple[str, ...]:
+    """Variables that the batch script hands in. start.sh sets the profile's and the job's own inside, last.
+
+    PYTHONNOUSERSITE: with the home directory inside, packages in ~/.local would go before the image's.
+    """
+    names = [secret.env or secret.name for secret in target.job.secrets]
+    if target.cluster.setup:
+        names.append("LAUNCHER_SETUP_DONE")
+    return tuple(dict.fromkeys([*names, "PYTHONNOUSERSITE"]))
+
+
+def _slurm_chooses_gpus(target: Target) -> bool:
+    slurm = target.cluster.slurm
+    return bool(target.gpus_per_node) and slurm is not None and slurm.gpu_request != "none"

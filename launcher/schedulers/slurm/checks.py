@@ -1,0 +1,120 @@
+"""Checks before the queue: what would be refused, wait for ever or fail at its start, in one round trip."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from launcher.planning.plan import Plan
+from launcher.schedulers.slurm.login import NOT_FOUND, Answer, Login, ask
+from launcher.schedulers.slurm.request import Request
+from launcher.schedulers.slurm.site import questions, site
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Findings:
+    refusals: tuple[str, ...] = ()
+    "Slurm would refuse the job, or it could never start or run."
+    warnings: tuple[str, ...] = ()
+
+
+def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str) -> Findings:
+    """`script`: the rendered job.sbatch. Raises LoginError."""
+    paths = _paths(cluster, job)
+    answers = ask(login, {**questions(), **_questions(cluster, script, [path for path, _ in paths])})
+    here = site(answers)
+    told = answers["test"]
+    if "Unable to contact slurm controller" in told.err or told.code == NOT_FOUND:
+        return Findings(warnings=(f"not checked before the queue: {_last_line(told)}",))
+    request = Request(cluster, job, plan, here)
+    refusals = [*request.refusals(), *_path_refusals(paths, answers["paths"])]
+    warnings = [*request.warnings(), *_path_warnings(cluster, job, paths, answers)]
+    if told.code != 0 and not refusals:
+        kind = warnings if _PASSES.search(told.err) else refusals
+        kind.append(f"sbatch --test-only: {_last_line(told)}")
+    return Findings(tuple(refusals), tuple(warnings))
+
+
+# sbatch's own environment would change the answer, as it would the submission; SLURM_CONF says which Slurm.
+_TEST = """
+for v in $(env | grep -oE '^(SLURM|SBATCH|SRUN)_[A-Za-z0-9_]+' | grep -vx SLURM_CONF); do unset "$v"; done
+printf '%s\\n' "$1" | sbatch --test-only
+"""
+# The nearest directory that exists of each path, and what it is: d(irectory) w(ritable), f(ile), - (nothing).
+_LOOK = """
+for p; do
+  if [ -d "$p" ]; then if [ -w "$p" ]; then echo dw; else echo d; fi
+  elif [ -e "$p" ]; then echo f
+  else
+    q=$p; while [ ! -e "$q" ] && [ "$q" != / ]; do q=$(dirname -- "$q"); done
+    if [ -d "$q" ] && [ -w "$q" ]; then echo -w; else echo -; fi
+  fi
+done
+"""
+# What may be otherwise when the job's turn comes, and sbatch itself takes.
+_PASSES = re.compile(
+    r"busy|not available \(down|Required partition not available|partition configuration not", re.I
+)
+
+
+def _questions(cluster: Cluster, script: str, paths: list[str]) -> dict[str, list[str]]:
+    asked = {
+        "test": ["sh", "-c", _TEST, "sh", script],
+        "paths": ["sh", "-c", _LOOK, "sh", *paths],
+    }
+    if cluster.container.runtime in _RUNTIMES:
+        asked["runtime"] = ["sh", "-c", _RUNTIMES[cluster.container.runtime]]
+    return asked
+
+
+_RUNTIMES = {
+    "pyxis": "srun --help | grep -q -- --container-image",
+    "apptainer": "command -v apptainer",
+}
+
+
+def _last_line(answer: Answer) -> str:
+    lines = [line for line in answer.err.splitlines() if line.strip()]
+    return (
+        re.sub(r"^(sbatch: error: |allocation failure: )+", "", lines[-1]) if lines else f"exit {answer.code}"
+    )
+
+
+def _paths(cluster: Cluster, job: Job) -> list[tuple[str, str]]:
+    """(path, field of the profile or job) of what must be there on the nodes; `~` is not known from here."""
+    container, inside = cluster.container, cluster.container.runtime != "none"
+    named = [(cluster.paths.runs, "paths.runs")]
+    if not inside:
+        named.append((cluster.paths.python, "paths.python"))
+    else:
+        image = job.image or container.image
+        named.append((image, "image" if job.image else "container.image"))
+        named += [(host, "container.mounts") for host in container.mounts]
+    return [(path, field) for path, field in named if path is not None and PurePosixPath(path).is_absolute()]
+
+
+def _looked(paths: list[tuple[str, str]], answer: Answer) -> list[tuple[str, str, str]]:
+    return [(path, field, seen) for (path, field), seen in zip(paths, answer.out.split(), strict=False)]
+
+
+def _path_refusals(paths: list[tuple[str, str]], answer: Answer) -> Iterator[str]:
+    for path, field, seen in _looked(paths, answer):
+        if field == "paths.runs" and "w" not in seen:
+            yield f"{field}: {path} cannot be written to"
+
+
+def _path_warnings(
+    cluster: Cluster, job: Job, paths: list[tuple[str, str]], answers: dict[str, Answer]
+) -> Iterator[str]:
+    for path, field, seen in _looked(paths, answers["paths"]):
+        if seen.startswith("-") and field != "paths.runs":
+            yield f"{field}: {path} is not there on the login node; the nodes must have it"
+    runtime = cluster.container.runtime
+    if runtime == "pyxis" and answers["runtime"].code != 0:
+        yield "container.runtime: this srun does not know --container-image; the nodes' must (pyxis plugin)"
+    if runtime == "apptainer" and answers["runtime"].code != 0 and not cluster.setup:
+        yield "container.runtime: no apptainer command here; the nodes must have it, or `setup:` load it"

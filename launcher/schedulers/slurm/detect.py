@@ -1,0 +1,290 @@
+"""A first profile of a site, from what its Slurm and login node say: one for each partition and GPU type."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from launcher.planning.hardware import Card, memory_of
+from launcher.schedulers.slurm.cards import likely_cards
+from launcher.schedulers.slurm.login import Answer, Login, LoginError, ask
+from launcher.schedulers.slurm.site import MIB, Nodes, Partition, Site, default_memory, questions, site
+from launcher.spec.base import GIB, format_bytes, format_duration
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to use the site: a partition's nodes with the same GPUs."""
+
+    partition: Partition
+    gres_type: str
+    "Empty for untyped GPUs and for none."
+    gpus: int
+    nodes: int
+    cpus: int
+    memory: int
+    "Bytes."
+    features: frozenset[str]
+    card: Card | None
+    others: tuple[Card, ...]
+    "What the same GRES type may mean as well."
+    device: str
+    "By nvidia-smi, empty where it was not there."
+    device_memory: int
+
+    @property
+    def words(self) -> str:
+        kind = self.device or (self.card.label if self.card else self.gres_type or "GPU")
+        gpus = f"{self.gpus}x {kind}" if self.gpus else "no GPUs"
+        return f"partition {self.partition.name}: {self.nodes} nodes with {gpus}"
+
+
+@dataclass(frozen=True)
+class Found:
+    site: Site
+    login: str | None
+    choices: tuple[Choice, ...]
+    "Best first: most GPUs in all; the default partition before others."
+    home: str
+    scratch: str
+    python: str
+    pyxis: bool
+    apptainer: bool
+
+    @property
+    def cluster(self) -> str:
+        return self.site.config.get("ClusterName", "slurm")
+
+
+def detect(login: Login, host: str | None = None) -> Found:
+    """Raises LoginError. `host`: what the profile will name as its `login:`."""
+    answers = ask(login, {**questions(), **_questions()})
+    controller = answers["partitions"]
+    if controller.code != 0:
+        said = (controller.err or controller.out).strip().splitlines()
+        raise LoginError(f"{login.name}: {said[-1] if said else 'scontrol gives no answer'}")
+    return found(answers, host)
+
+
+def _questions() -> dict[str, list[str]]:
+    return {
+        "nvidia-smi": ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+        "places": ["sh", "-c", 'printf "%s\\n" "$HOME" "${SCRATCH:-}" "$(command -v python3)"'],
+        "pyxis": ["sh", "-c", "srun --help | grep -q -- --container-image"],
+        "apptainer": ["sh", "-c", "command -v apptainer"],
+    }
+
+
+def found(answers: Mapping[str, Answer], host: str | None = None) -> Found:
+    here = site(answers)
+    home, scratch, python = [*answers["places"].out.splitlines(), "", "", ""][:3]
+    device, memory = _device(answers["nvidia-smi"])
+    choices = [
+        one for partition in here.partitions.values() for one in _choices(here, partition, device, memory)
+    ]
+    choices.sort(key=lambda one: (one.gpus == 0, not one.partition.default, -one.gpus * one.nodes))
+    return Found(
+        site=here,
+        login=host,
+        choices=tuple(choices),
+        home=home,
+        scratch=scratch,
+        python=python,
+        pyxis=answers["pyxis"].code == 0,
+        apptainer=answers["apptainer"].code == 0,
+    )
+
+
+def _device(answer: Answer) -> tuple[str, int]:
+    """The login node's own GPU, which says something where its name fits the GRES type."""
+    rows = [line.rsplit(",", 1) for line in answer.out.splitlines() if answer.code == 0 and "," in line]
+    if not rows or not rows[0][1].strip().isdigit():
+        return "", 0
+    return rows[0][0].strip(), int(rows[0][1]) * MIB
+
+
+def _choices(here: Site, partition: Partition, device: str, device_memory: int) -> Iterator[Choice]:
+    groups = here.of(partition.name)
+    types = sorted({name for group in groups for name, _ in group.gpus})
+    untyped = not types
+    for type_ in [None] if untyped else types:
+        same = [group for group in groups if type_ is None or type_ in dict(group.gpus)]
+        if not same:
+            continue
+        counts: dict[int, int] = {}
+        for group in same:
+            gpus = _of_type(group, type_)
+            counts[gpus] = counts.get(gpus, 0) + group.count
+        gpus = max(counts, key=lambda count: (counts[count], count))
+        alike = [group for group in same if _of_type(group, type_) == gpus]
+        features = frozenset.intersection(*(group.features for group in alike))
+        cards = likely_cards(type_ or "", features)
+        own = bool(device) and gpus > 0 and (not type_ or _names_device(type_, device))
+        yield Choice(
+            partition=partition,
+            gres_type=type_ or "",
+            gpus=gpus,
+            nodes=_count(alike),
+            cpus=min(group.cpus for group in alike),
+            memory=min(group.memory for group in alike),
+            features=features,
+            card=cards[0] if cards else None,
+            others=tuple(cards[1:]),
+            device=device if own else "",
+            device_memory=device_memory if own else 0,
+        )
+
+
+def _of_type(group: Nodes, type_: str | None) -> int:
+    return 0 if type_ is None else dict(group.gpus)[type_]
+
+
+def _names_device(gres_type: str, device: str) -> bool:
+    return any(re.fullmatch(card.names, device) for card in likely_cards(gres_type))
+
+
+def _count(groups: list[Nodes]) -> int:
+    return sum(group.count for group in groups)
+
+
+def choose(found: Found, partition: str | None, gpu: str | None) -> Choice | None:
+    """The best of those that are asked for."""
+    fits = (
+        one
+        for one in found.choices
+        if partition in (None, one.partition.name) and gpu in (None, one.gres_type)
+    )
+    return next(fits, None)
+
+
+def name_of(found: Found, choice: Choice) -> str:
+    name = "-".join(filter(None, (found.cluster, choice.partition.name, choice.gres_type)))
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
+
+
+def as_yaml(found: Found, choice: Choice) -> str:
+    """The profile, with a comment where a person must look."""
+    return "\n".join([*_head(found, choice), *_node(choice), *_paths(found), *_slurm(found, choice)]) + "\n"
+
+
+def _head(found: Found, choice: Choice) -> Iterator[str]:
+    version = found.site.version or "of unknown version"
+    yield f"# By `launcher clusters detect`, from what Slurm {version} said. Lines with CHECK are guesses."
+    others = [one.words for one in found.choices if one is not choice]
+    if others:
+        yield "# Other ways to use this site, each a profile of its own (--partition, --gpu):"
+        yield from (f"#   {words}" for words in others)
+    yield f"name: {_text(name_of(found, choice))}"
+    yield f"description: {_text(f'Slurm, {choice.words}')}"
+    yield "scheduler: slurm"
+    if found.login is not None:
+        yield f"login: {_text(found.login)}"
+    most = min(choice.partition.max_nodes or choice.nodes, choice.nodes)
+    yield f"max_nodes: {most}"
+
+
+def _node(choice: Choice) -> Iterator[str]:
+    yield "node:"
+    if choice.gpus:
+        yield "  gpu:"
+        yield from _gpu(choice)
+        yield f"    count: {choice.gpus}"
+    yield f"  cpus: {choice.cpus}"
+    yield f"  memory: {_size(choice.memory)}   # Slurm's RealMemory: what jobs may have of a node"
+
+
+def _gpu(choice: Choice) -> Iterator[str]:
+    said = f"`{choice.gres_type}`" if choice.gres_type else "no type"
+    if choice.device:
+        yield f"    type: {_text(choice.device)}   # by nvidia-smi on the login node"
+        yield f"    memory: {_size(choice.device_memory)}"
+    elif choice.card is not None:
+        also = ", ".join(f"{card.label} ({card.memory} GiB)" for card in choice.others)
+        check = f"; CHECK, it may also be {also}" if also else ""
+        yield f"    type: {_text(choice.card.label)}   # Slurm calls it {said}{check}"
+        yield f"    memory: {_size(memory_of(choice.card))}   # what a process can use"
+    else:
+        yield f"    # CHECK: Slurm says {said}; see `nvidia-smi --query-gpu=name,memory.total --format=csv` on a node"
+        yield f"    type: {_text(choice.gres_type or 'GPU')}"
+        yield f"    memory: {_slice(choice.gres_type)}"
+
+
+def _slice(gres_type: str) -> str:
+    """A MIG slice tells its memory: `a100_3g.20gb`."""
+    size = re.search(r"\d+g\.(\d+)gb", gres_type)
+    return f"{size[1]}GB" if size else "16GiB"
+
+
+def _paths(found: Found) -> Iterator[str]:
+    runtime = "pyxis" if found.pyxis else "apptainer" if found.apptainer else None
+    if runtime is not None:
+        yield f"# {runtime} is here: to run in a container, take these lines in."
+        yield "# container:"
+        yield f"#   runtime: {runtime}"
+        yield f"#   image: {'/shared/images/image.sqsh' if runtime == 'pyxis' else '/shared/images/image.sif'}"
+        yield "#   mounts: {/shared: /shared}"
+    root = found.scratch or found.home
+    yield "paths:"
+    yield f"  runs: {_text(f'{root}/launcher-runs')}   # CHECK: on a file system that all nodes see"
+    yield "  # CHECK: has launcher[train]; the same path on every node"
+    yield f"  python: {_text(found.python or 'python3')}"
+    yield "# setup:"
+    yield "#   - module load cuda   # shell of yours, run by the batch script before the nodes start"
+
+
+def _slurm(found: Found, choice: Choice) -> Iterator[str]:
+    partition, here = choice.partition, found.site
+    yield "# network.interface stays unset: NCCL and gloo choose. `launcher plan` would like network.inter_node."
+    yield "slurm:"
+    yield f"  partition: {_text(partition.name)}   # {_limit(partition)}"
+    yield from _account(here)
+    if choice.gpus:
+        old = here.config.get("SelectType", "").endswith("cons_res")
+        yield f"  gpu_request: {'gres' if old else 'gpus-per-node'}"
+        if choice.gres_type:
+            yield f"  gres_type: {_text(choice.gres_type)}"
+    if partition.exclusive:
+        yield "  exclusive: true   # the partition gives whole nodes only"
+    if partition.preempt_mode not in ("", "OFF"):
+        yield f"  # Jobs here can be preempted ({partition.preempt_mode}): they go on from their last checkpoint."
+    if here.config.get("JobRequeue") == "0":
+        yield "  # The site does not requeue jobs (JobRequeue=0): a run goes on in a new job."
+    yield "  signal_seconds: 180   # for a checkpoint before the time limit"
+    default = default_memory(here, partition, choice.cpus)
+    if default is not None and not partition.exclusive and default[0] < choice.memory // 2:
+        yield f"  # A job that asks for no memory gets {format_bytes(default[0])} of a node ({default[1]}): give"
+        yield "  # resources.memory_per_node in the job, or here `extra: {mem: 0}` for all of it."
+
+
+def _limit(partition: Partition) -> str:
+    if partition.max_time is None or partition.max_time == float("inf"):
+        return "no time limit"
+    longest = format_duration(partition.max_time)
+    return f"at most {longest} for a job; a longer training goes on in the next one by itself"
+
+
+def _account(here: Site) -> Iterator[str]:
+    own = [row for row in here.associations or () if row.get("User")]
+    accounts = sorted({row["Account"] for row in own})
+    qos = sorted({name for row in own for name in row.get("QOS", "").split(",") if name})
+    if len(accounts) == 1:
+        yield f"  account: {_text(accounts[0])}"
+    elif accounts:
+        yield f"  # account: one of {', '.join(accounts)}; left out, your default account"
+    if len(qos) > 1:
+        yield f"  # qos: one of {', '.join(qos)}; left out, your default QOS"
+
+
+def _size(size: int) -> str:
+    """As a profile takes it, rounded down."""
+    return f"{int(size / GIB * 10) / 10:g}GiB"
+
+
+def _text(value: str) -> str:
+    """A YAML scalar: bare when it can be read as nothing else."""
+    plain = re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./@ -]*[A-Za-z0-9_/]", value) is not None
+    if plain and value.lower() not in ("true", "false", "null", "yes", "no", "on", "off"):
+        return value
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,194 @@
+"""Why a job waits, in words: what Slurm's reason means, the limit it names, when it may start, what to do.
+
+About two thirds of Slurm's reasons are limits of a QOS or an association, put together from parts: those are
+read here part by part. The others stand in reasons.py.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+
+from launcher.schedulers.slurm.reasons import ADMIN, AGAIN, REASONS, SENTENCES, SMALLER, WAIT
+from launcher.schedulers.slurm.records import JobRecord
+from launcher.schedulers.slurm.site import Row, Site
+from launcher.spec.base import format_duration
+
+_LIMIT = re.compile(
+    r"(QOS|Assoc|)(Grp|Max|Min)"
+    r"(SubmitJobs?|Jobs?|WallDuration|Wall|CPU|Cpu|Memory|Mem|Node|GRES|License|Energy|BB|Billing|Unknown)"
+    r"(RunMinutes|RunMins|Minutes|)(PerJob|PerNode|PerUser|PerAccount|)(?:Limit|NotSatisfied|)"
+)
+# Part of the reason -> (in words, its name in TRES lists).
+_WHAT = {
+    "CPU": ("CPUs", "cpu"),
+    "Cpu": ("CPUs", "cpu"),
+    "Mem": ("memory", "mem"),
+    "Memory": ("memory", "mem"),
+    "Node": ("nodes", "node"),
+    "GRES": ("GPUs or other GRES", "gres/"),
+    "License": ("licences", "license/"),
+    "Energy": ("energy", "energy"),
+    "BB": ("burst buffer", "bb/"),
+    "Billing": ("billing units", "billing"),
+    "Unknown": ("some resource", ""),
+}
+
+
+def why_pending(record: JobRecord, site: Site | None = None, now: datetime | None = None) -> str:
+    """One line for a person; `site` lets it name the limit's value."""
+    words, advice = _explained(record, site or Site())
+    parts = [words]
+    estimate = _estimate(record, now or datetime.now(timezone.utc))
+    if estimate:
+        parts.append(estimate)
+    parts.append(advice)
+    return "; ".join(parts)
+
+
+def _explained(record: JobRecord, site: Site) -> tuple[str, str]:
+    said = record.reason.replace("_", " ").strip()
+    word, _, detail = said.partition(",")
+    if word in REASONS:
+        words, advice = REASONS[word]
+        words += _partition_limit(word, record, site)
+        if detail.strip():
+            words += f" (Slurm says: {detail.strip()})"
+    elif (limit := _LIMIT.fullmatch(word)) is not None:
+        words, advice = _limit(limit, record, site)
+    else:
+        begins = (found for start, found in SENTENCES if said.lower().startswith(start.lower()))
+        words, advice = next(begins, (f"Slurm says {said!r}" if said else "Slurm gives no reason", WAIT))
+    known = {
+        "id": record.id,
+        "account": record.account,
+        "qos": record.qos,
+        "partition": record.partition,
+        "dependency": record.dependency,
+    }
+    return _fill(words, known), _fill(advice, known)
+
+
+def _fill(text: str, known: dict[str, str]) -> str:
+    """`{name}` of what is known; an empty `({name})` goes."""
+    for name, value in known.items():
+        text = text.replace(f" ({{{name}}})", f" ({value})" if value else "").replace(f"{{{name}}}", value)
+    return text
+
+
+def _partition_limit(word: str, record: JobRecord, site: Site) -> str:
+    partition = site.partitions.get(record.partition)
+    if partition is None:
+        return ""
+    if word == "PartitionTimeLimit" and record.time_limit is not None and partition.max_time is not None:
+        return f" ({_time(record.time_limit)} asked for, {partition.name} allows {_time(partition.max_time)})"
+    if word == "PartitionNodeLimit":
+        most = min(partition.max_nodes or partition.node_count, partition.node_count)
+        return f" ({record.node_count or '?'} asked for, {partition.name} gives {most})"
+    if word in ("PartitionDown", "PartitionInactive"):
+        return f" ({partition.name} is {partition.state})"
+    return ""
+
+
+def _limit(limit: re.Match[str], record: JobRecord, site: Site) -> tuple[str, str]:
+    """A limit of a QOS or an association, with its value where accounting tells."""
+    where, kind, what, minutes, per = limit.groups()
+    column, tres = _column(kind, what, minutes, per, qos=where != "Assoc")
+    owner, value = _value(where, column, tres, record, site)
+    each = {
+        "PerJob": "a job",
+        "PerNode": "a job on one node",
+        "PerUser": "each user",
+        "PerAccount": "each account",
+    }
+    subject = {"Assoc": "your account"}.get(where, "its QOS")
+    if what.startswith("Submit"):
+        thing = "jobs in the queue"
+    elif what.startswith("Job"):
+        thing = "running jobs"
+    elif what.startswith("Wall"):
+        thing = "time of all jobs together" if kind == "Grp" else "time for one job"
+    else:
+        thing = _WHAT[what][0]
+    if minutes:
+        thing = f"minutes of {thing}" + (" of the jobs that run" if minutes.startswith("Run") else "")
+    if kind == "Min":
+        words = f"it asks for fewer {thing} than {subject} wants at least"
+    elif kind == "Grp":
+        words = f"{subject} has reached its limit of {thing} for all its users together"
+    else:
+        words = f"{subject} limits {thing}" + (f" for {each[per]}" if per else "")
+    if value:
+        words += f" ({owner}: {column} {value})"
+    return f"{words} [{record.reason}]", _advice(kind, what, minutes, per)
+
+
+def _advice(kind: str, what: str, minutes: str, per: str) -> str:
+    if kind == "Min":
+        return "ask for more, or use another QOS"
+    if what.startswith("Wall") and kind == "Max":
+        return "submit it again with a shorter resources.time: training goes on in the next job by itself"
+    if minutes.startswith("Run"):
+        return "a shorter resources.time or fewer GPUs count less; or wait until running jobs are further on"
+    if minutes or what.startswith("Wall"):
+        return "the budget is used up for now: " + ADMIN
+    if per in ("PerJob", "PerNode"):
+        return "this job can never start as it is: " + AGAIN
+    return SMALLER if kind == "Max" else "wait until jobs of the others have ended, or ask for less"
+
+
+def _column(kind: str, what: str, minutes: str, per: str, *, qos: bool) -> tuple[str, str]:
+    """(sacctmgr's column, name within its TRES list)."""
+    suffix = {"PerUser": "PU", "PerAccount": "PA"}.get(per, "")
+    if what.startswith("Submit"):
+        return ("GrpSubmit" if kind == "Grp" else f"MaxSubmit{suffix or ('PU' if qos else '')}"), ""
+    if what.startswith("Job"):
+        return ("GrpJobs" if kind == "Grp" else f"MaxJobs{suffix or ('PU' if qos else '')}"), ""
+    if what.startswith("Wall"):
+        return f"{kind}Wall", ""
+    tres = _WHAT[what][1]
+    if kind == "Min":
+        return "MinTRES", tres
+    if minutes.startswith("Run"):
+        return f"{kind}TRESRunMins{suffix}", tres
+    if minutes:
+        return f"{kind}TRESMins{suffix}", tres
+    return f"{kind}TRES{'PerNode' if per == 'PerNode' else suffix}", tres
+
+
+def _value(where: str, column: str, tres: str, record: JobRecord, site: Site) -> tuple[str, str]:
+    """(whose limit, its value); empty where it is not known. A partition's QOS goes before the job's."""
+    rows: list[tuple[str, Row]] = []
+    if where == "Assoc":
+        own = [row for row in site.associations or () if row.get("Account") == record.account]
+        rows = [
+            (f"account {record.account}", row) for row in sorted(own, key=lambda row: not row.get("User"))
+        ]
+        if column.startswith("Grp"):  # any account above it may hold the limit
+            others = [row for row in site.associations or () if not row.get("User") and row not in own]
+            rows += [(f"account {row.get('Account', '')}", row) for row in others]
+    else:
+        partition = site.partitions.get(record.partition)
+        for name in (partition.qos if partition else "", record.qos):
+            if site.qos and name in site.qos:
+                rows.append((f"QOS {name}", site.qos[name]))
+    for owner, row in rows:
+        items = [item for item in row.get(column, "").split(",") if item and item.startswith(tres)]
+        if items:
+            return owner, ",".join(items)
+    return "", ""
+
+
+def _estimate(record: JobRecord, now: datetime) -> str:
+    if record.start is None:
+        return ""
+    wait = (record.start - now).total_seconds()
+    local = record.start.astimezone()
+    if wait <= 60:
+        return "Slurm means to start it now"
+    within = format_duration(round(wait / 60) * 60)
+    return f"Slurm means to start it in {within} ({local:%Y-%m-%d %H:%M}), or earlier"
+
+
+def _time(seconds: float) -> str:
+    return "no limit" if seconds == float("inf") else format_duration(int(seconds))

@@ -1,0 +1,209 @@
+"""What a site's Slurm offers and allows: partitions, nodes, QOS, associations. One round trip, all values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from launcher.schedulers.slurm.login import Answer
+from launcher.schedulers.slurm.records import CLEAN, duration
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Partition:
+    name: str
+    default: bool
+    state: str
+    "UP, DOWN, DRAIN or INACTIVE."
+    max_time: float | None
+    "Seconds; infinity for UNLIMITED."
+    default_time: float | None
+    max_nodes: int | None
+    node_count: int
+    fields: Mapping[str, str]
+    "All that `scontrol show partition` says, by its own names."
+
+    @property
+    def qos(self) -> str:
+        value = self.fields.get("QoS", "")
+        return "" if value == "N/A" else value
+
+    @property
+    def preempt_mode(self) -> str:
+        return self.fields.get("PreemptMode", "")
+
+    @property
+    def exclusive(self) -> bool:
+        return self.fields.get("OverSubscribe") == "EXCLUSIVE"
+
+    def refuses(self, what: str, value: str) -> bool:
+        """Whether this account or QOS (`what`: Accounts, Qos) may not use it."""
+        allowed = self.fields.get(f"Allow{what}", "ALL").split(",")
+        denied = self.fields.get(f"Deny{what}", "").split(",")
+        return value in denied or (allowed not in (["ALL"], [""]) and value not in allowed)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of one partition that are alike."""
+
+    partition: str
+    gpus: tuple[tuple[str, int], ...]
+    "(GRES type, empty for untyped; count) of each kind of GPU in one node."
+    cpus: int
+    memory: int
+    "Bytes that jobs may have of one node: Slurm's RealMemory."
+    state: str
+    "idle, mixed, allocated, drained, down ...; without the flags `*`, `~`, `#` that may follow it."
+    count: int
+    names: str
+    "As Slurm writes a list of hosts."
+    features: frozenset[str]
+
+    @property
+    def usable(self) -> bool:
+        return not self.state.startswith(("down", "drain", "fail", "error", "unknown", "future", "inval"))
+
+    def has(self, gpus: int, type_: str | None) -> bool:
+        if not gpus:
+            return True
+        if type_ is None:
+            return sum(count for _, count in self.gpus) >= gpus
+        return any(count >= gpus for name, count in self.gpus if name == type_)
+
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Site:
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    nodes: tuple[Nodes, ...] = ()
+    config: Mapping[str, str] = field(default_factory=dict)
+    qos: Mapping[str, Row] | None = None
+    "None where nothing is enforced, the cluster keeps no accounting, or it does not answer."
+    associations: tuple[Row, ...] | None = None
+    "Of this user, and of the accounts (those have no User)."
+
+    @property
+    def version(self) -> str:
+        return self.config.get("SLURM_VERSION", "")
+
+    @property
+    def enforces(self) -> frozenset[str]:
+        """Of `associations`, `limits`, `qos`, `safe`: what slurmctld refuses jobs for."""
+        said = self.config.get("AccountingStorageEnforce", "").lower()
+        return frozenset(word for word in said.split(",") if word not in ("", "none", "(null)"))
+
+    def of(self, partition: str) -> list[Nodes]:
+        return [group for group in self.nodes if group.partition == partition]
+
+    @property
+    def default_partition(self) -> Partition | None:
+        return next((one for one in self.partitions.values() if one.default), None)
+
+
+_SINFO = "%R|%G|%c|%m|%T|%D|%N|%f"
+# Where nothing is enforced, limits mean nothing; and slurmdbd can take its time.
+_ENFORCED = (
+    "scontrol show config | grep -Eq '^AccountingStorageEnforce *= *(none|[(]null[)])' && exit 3; exec"
+)
+
+
+def questions() -> dict[str, list[str]]:
+    """For `login.ask`. sacctmgr prints its columns' names, which differ little from version to version."""
+    show = f"{_ENFORCED} sacctmgr --parsable2 show"
+    return {
+        "partitions": ["scontrol", "--oneliner", "show", "partition"],
+        "nodes": [*CLEAN, "sinfo", "--noheader", "--exact", f"--format={_SINFO}"],
+        "config": ["scontrol", "show", "config"],
+        "qos": ["sh", "-c", f"{show} qos"],
+        "associations": ["sh", "-c", f'{show} assoc where user="$(id -un)"'],
+        "accounts": ["sh", "-c", f"{show} assoc where user="],
+    }
+
+
+def site(answers: Mapping[str, Answer]) -> Site:
+    """What did not answer is empty."""
+    qos = _table(answers["qos"])
+    own, accounts = _table(answers["associations"]), _table(answers["accounts"])
+    return Site(
+        partitions={one.name: one for one in map(_partition, answers["partitions"].out.splitlines()) if one},
+        nodes=tuple(one for one in map(_nodes, answers["nodes"].out.splitlines()) if one),
+        config=dict(_config(answers["config"].out)),
+        qos=None if qos is None else {row["Name"]: row for row in qos if "Name" in row},
+        associations=None if own is None else (*own, *(accounts or ())),
+    )
+
+
+def _table(answer: Answer) -> list[Row] | None:
+    lines = answer.out.splitlines()
+    if answer.code != 0 or not lines:
+        return None
+    names = lines[0].split("|")
+    return [dict(zip(names, line.split("|"), strict=False)) for line in lines[1:]]
+
+
+def _config(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        name, equals, value = line.partition(" = ")
+        if equals:
+            yield name.strip(), value.strip()
+
+
+def _partition(line: str) -> Partition | None:
+    fields = dict(re.findall(r"(\w+)=(\S*)", line))
+    if "PartitionName" not in fields:
+        return None
+    most = fields.get("MaxNodes", "UNLIMITED")
+    return Partition(
+        name=fields["PartitionName"],
+        default=fields.get("Default") == "YES",
+        state=fields.get("State", ""),
+        max_time=duration(fields.get("MaxTime", "")),
+        default_time=duration(fields.get("DefaultTime", "")),
+        max_nodes=int(most) if most.isdigit() else None,
+        node_count=int(fields.get("TotalNodes", "0")),
+        fields=fields,
+    )
+
+
+def _nodes(line: str) -> Nodes | None:
+    parts = line.split("|")
+    if len(parts) != 8:
+        return None
+    partition, gres, cpus, memory, state, count, names, features = parts
+    return Nodes(
+        partition=partition,
+        gpus=gpus_of(gres),
+        cpus=int(cpus.rstrip("+")),
+        memory=int(memory.rstrip("+")) * MIB,
+        state=re.sub(r"[^a-z_]+$", "", state.lower()),
+        count=int(count),
+        names=names,
+        features=frozenset(features.split(",")) - {"(null)", ""},
+    )
+
+
+def default_memory(here: Site, partition: Partition, cpus: int) -> tuple[int, str] | None:
+    """(bytes of a node, why) for a job with so many CPUs there that asks for no memory; None: all of it."""
+    for fields in (partition.fields, here.config):
+        node, cpu = fields.get("DefMemPerNode", ""), fields.get("DefMemPerCPU", "")
+        if node.isdigit() and int(node):
+            return int(node) * MIB, f"DefMemPerNode={node}"
+        if cpu.isdigit() and int(cpu):
+            return int(cpu) * cpus * MIB, f"DefMemPerCPU={cpu} for {cpus} CPUs"
+    return None
+
+
+def gpus_of(gres: str) -> tuple[tuple[str, int], ...]:
+    """`gpu:a100:4(S:0-1),gpu:v100:2,nvme:1` -> (("a100", 4), ("v100", 2))."""
+    found: dict[str, int] = {}
+    for item in re.sub(r"\([^()]*\)", "", gres).split(","):
+        match = re.fullmatch(r"gpu(?::([A-Za-z0-9][^:]*?))?:(\d+)", item.strip())
+        if match is not None:
+            found[match[1] or ""] = found.get(match[1] or "", 0) + int(match[2])
+    return tuple(found.items())

@@ -1,0 +1,132 @@
+"""Sweeps: the product of some values, a run for each combination, one array of Slurm for all of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher.render.render import RenderedFile, render_array
+from launcher.runs.files import replace_text
+from launcher.runs.find import remember_root
+from launcher.runs.layout import RunDir
+from launcher.schedulers.base import Prepared, SchedulerError
+from launcher.schedulers.rundir import write_run
+from launcher.schedulers.slurm.jobs import BY_HAND, NotSubmittedError, sbatch_command
+from launcher.schedulers.slurm.scheduler import Handle, not_sent
+
+FOLDER = "sweeps"
+"Below the runs' root: `sweeps/<id>/array.sbatch`, and a link `<task>` to each run's directory."
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Everything that will be written and sent. Each run is whole: it can be resumed by itself."""
+
+    id: str
+    folder: Path
+    runs: tuple[Prepared, ...]
+    array: RenderedFile
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return sbatch_command(self.folder / self.array.path)
+
+
+def prepare(sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]]) -> Sweep:
+    """Of runs with the `--set` texts that tell them apart.
+
+    Raises SchedulerError where the runs do not fit into one array.
+    """
+    first = runs[0][0]
+    folder = Path(first.run_dir).parent / FOLDER / sweep_id
+    asked = _asked(first)
+    for one, _ in runs[1:]:
+        if _asked(one) != asked:
+            different = sorted(set(asked) ^ set(_asked(one)))
+            raise SchedulerError(
+                "an array asks for the same resources for each of its tasks, but here "
+                f"{', '.join(different)} differ: submit these apart"
+            )
+    array = render_array(first.target, sweep_id, str(folder), len(runs))
+    told = [
+        replace(one, about={**one.about, "sweep": {"id": sweep_id, "task": task, "values": list(values)}})
+        for task, (one, values) in enumerate(runs)
+    ]
+    return Sweep(sweep_id, folder, tuple(told), array)
+
+
+def _asked(prepared: Prepared) -> list[str]:
+    """What sbatch is asked for; the run's own name and files aside."""
+    script = next(file.text for file in prepared.files if file.path == "job.sbatch")
+    lines = re.findall(r"^#SBATCH --(.*)$", script, re.MULTILINE)
+    return [line for line in lines if not line.startswith(("job-name=", "comment=", "output="))]
+
+
+def submit(sweep: Sweep) -> list[str]:
+    """The handle of each run. Raises SchedulerError when Slurm takes no job."""
+    import shutil
+
+    from launcher.schedulers.slurm.executor import ArrayExecutor, Supervise
+
+    if shutil.which("sbatch") is None:
+        raise SchedulerError(f"there is no Slurm on this host{BY_HAND}")
+    runs: list[RunDir] = []
+    try:
+        sweep.folder.mkdir(parents=True)
+        for task, prepared in enumerate(sweep.runs):
+            runs.append(write_run(prepared))
+            (sweep.folder / str(task)).symlink_to(Path("../..") / runs[-1].id)
+        replace_text(sweep.folder / sweep.array.path, sweep.array.text, sweep.array.mode)
+    except OSError as error:
+        raise SchedulerError(f"cannot write {sweep.folder}: {error.strerror}") from None
+    remember_root(runs[0].path.parent)
+    for run in runs:
+        run.event("submitting")
+    executor = ArrayExecutor(sweep.folder, sweep.id, sweep.array.path)
+    try:
+        jobs = executor.submit_array([Supervise(str(run.path)) for run in runs])
+    except NotSubmittedError as error:
+        for run in runs:
+            not_sent(run, {"state": "submitted"}, error)
+        raise
+    handles = []
+    for run, prepared, job in zip(runs, sweep.runs, jobs, strict=True):
+        handles.append(str(Handle(prepared.request.cluster.name, job.job_id)))
+        run.event("submitted", handle=handles[-1], command=list(sweep.command))
+    return handles
+
+
+def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
+    """`lr=1,2` and `seed=0,1` -> four tuples of `--set` texts. Raises SchedulerError."""
+    axes = []
+    for text in sweeps:
+        key, equals, values = text.partition("=")
+        listed = split(values)
+        if not equals or not key or not all(listed):
+            raise SchedulerError(f"--sweep {text}: write --sweep field.name=value,value")
+        if len(set(listed)) < len(listed):
+            raise SchedulerError(f"--sweep {text}: a value stands there twice")
+        axes.append([f"{key}={value}" for value in listed])
+    return list(itertools.product(*axes))
+
+
+def split(text: str) -> list[str]:
+    """At commas outside brackets and quotes."""
+    parts, depth, quoted = [""], 0, ""
+    for char in text:
+        if char == "," and not depth and not quoted:
+            parts.append("")
+            continue
+        if quoted:
+            quoted = "" if char == quoted else quoted
+        elif char in "'\"":
+            quoted = char
+        elif char in "[{":
+            depth += 1
+        elif char in "]}":
+            depth -= 1
+        parts[-1] += char
+    return parts

@@ -1,0 +1,82 @@
+"""What a run is, by its own records and Slurm's together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs.files import replace_json
+from launcher.runs.layout import RunDir
+from launcher.schedulers.slurm.records import JobRecord, Records
+from launcher.schedulers.slurm.scheduler import handle_of, judged
+
+
+def a_run(folder: Path, **state: Any) -> RunDir:
+    run = RunDir(folder / "run")
+    run.path.mkdir()
+    about = {"id": "run", "job": {"name": "j", "steps": 9}, "cluster": {"name": "c", "scheduler": "slurm"}}
+    replace_json(run.submitted, about)
+    replace_json(run.state, state)
+    run.event("submitted", handle="slurm:c:7")
+    return run
+
+
+def slurm(state: str, **more: Any) -> Records:
+    return Records({"7": JobRecord(id="7", state=state, **more)})
+
+
+RUNNING = {"state": "running", "attempt": 1}
+AGAIN = {"state": "interrupted", "failure": "time-limit", "requeue": True}
+
+
+@pytest.mark.parametrize(
+    ("own", "word", "expected"),
+    [
+        ({"state": "submitted"}, "PENDING", ("submitted", None)),
+        ({"state": "submitted"}, "RUNNING", ("running", None)),
+        (RUNNING, "RUNNING", ("running", None)),
+        (RUNNING, "COMPLETING", ("running", None)),
+        (RUNNING, "PENDING", ("submitted", None)),
+        (RUNNING, "NODE_FAIL", ("failed", "node-failed")),
+        (RUNNING, "OUT_OF_MEMORY", ("failed", "host-oom")),
+        (RUNNING, "TIMEOUT", ("interrupted", "time-limit")),
+        (RUNNING, "CANCELLED", ("cancelled", "cancelled")),
+        (AGAIN, "COMPLETING", ("stopping", None)),
+        (AGAIN, "PENDING", ("submitted", None)),
+        (AGAIN, "FAILED", ("failed", "unknown")),
+        ({"state": "succeeded", "failure": "succeeded"}, "RUNNING", ("succeeded", "succeeded")),
+        ({**AGAIN, "requeue": False}, "COMPLETED", ("interrupted", "time-limit")),
+    ],
+)
+def test_slurm_has_the_word_where_the_supervisor_has_not_had_the_last_one(
+    tmp_path: Path, own: dict[str, Any], word: str, expected: tuple[str, str | None]
+) -> None:
+    status = judged(a_run(tmp_path, **own), "7", slurm(word), "")
+    assert (status.state, status.failure) == expected
+
+
+def test_what_slurm_says_of_the_end_is_kept_for_when_it_has_forgotten(tmp_path: Path) -> None:
+    run = a_run(tmp_path, **RUNNING)
+    first = judged(run, "7", slurm("NODE_FAIL"), "")
+    assert judged(run, "7", Records(), "") == judged(run, None, Records(), "the controller is down")
+    assert (first.state, first.reason) == (run.read_state()["state"], run.read_state()["reason"])
+    assert [event["event"] for event in run.read_events()].count("finished") == 1
+
+
+def test_a_controller_that_does_not_answer_loses_no_run(tmp_path: Path) -> None:
+    status = judged(a_run(tmp_path, **RUNNING), "7", Records(), "Slurm's controller does not answer")
+    assert status.state == "running"
+    assert "does not answer" in status.reason
+
+
+def test_a_job_that_slurm_has_forgotten_without_an_end_is_lost(tmp_path: Path) -> None:
+    status = judged(a_run(tmp_path, **RUNNING), "7", Records(accounting="none"), "")
+    assert (status.state, status.ended, status.resumable) == ("lost", True, True)
+
+
+def test_the_handle_is_that_of_the_latest_job(tmp_path: Path) -> None:
+    run = a_run(tmp_path, **RUNNING)
+    run.event("requeued", handle="slurm:c:8", reason="preempted", linked=True)
+    assert str(handle_of(run)) == "slurm:c:8"

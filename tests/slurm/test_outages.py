@@ -1,0 +1,166 @@
+"""Parts of the cluster are down: what is said, what goes on, and that nothing is submitted twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.spec.verdict import EXIT_CODES
+from tests.slurm.cluster import Cluster
+from tests.slurm.conftest import clean_up, started
+from tests.slurm.lab import SlurmLab, job_id
+from tests.slurm.shape import Shape
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+ONE_RANK = {"nodes": 1, "ranks_per_node": 1}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One that may be broken."""
+    yield from started(tmp_path_factory, Shape(nodes=1))
+
+
+@pytest.fixture
+def lab(tmp_path: Path, cluster: Cluster) -> Iterator[SlurmLab]:
+    lab = SlurmLab(tmp_path, cluster)
+    yield lab
+    clean_up(lab)
+
+
+def job(lab: SlurmLab, seconds: float = 1, code: int = 0) -> str:
+    """A command that waits for the file `go`, or for so long."""
+    lab.script(
+        "import pathlib, sys, time\n"
+        f"end = time.monotonic() + {seconds}\n"
+        "while time.monotonic() < end and not pathlib.Path('go').exists(): time.sleep(0.05)\n"
+        f"sys.exit({code})\n"
+    )
+    return str(lab.job(command="python train.py", resources=ONE_RANK))
+
+
+def jobs_of(lab: SlurmLab) -> list[str]:
+    """Of this project folder, living or ended."""
+    rows = [line.split("|") for line in lab.slurm("squeue", "-h", "-t", "all", "-o", "%A|%Z").splitlines()]
+    return [number for number, folder in rows if folder.startswith(str(lab.folder))]
+
+
+def test_a_controller_that_is_down_at_submission_is_named_and_no_job_appears_later(lab: SlurmLab) -> None:
+    written = job(lab)
+    lab.cluster.stop_controller()
+    try:
+        begin = time.monotonic()
+        done = lab.cli("submit", written, "-c", "lab.yaml")
+        seconds = time.monotonic() - begin
+    finally:
+        lab.cluster.start_controller()
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "controller" in done.stderr.lower() and "Traceback" not in done.stderr
+    assert seconds < 60
+    assert jobs_of(lab) == []
+    assert all(run["state"] == "failed" for run in json.loads(lab.cli("list", "--json").stdout))
+
+
+def submit_in_background(lab: SlurmLab, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "launcher", "submit", *arguments, "-c", "lab.yaml"],
+        cwd=lab.folder, env=lab.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_a_controller_that_comes_back_during_submission_gets_the_job_once(lab: SlurmLab) -> None:
+    written = job(lab)
+    lab.cluster.stop_controller()
+    process = submit_in_background(lab, written)
+    try:
+        time.sleep(2)
+    finally:
+        lab.cluster.start_controller()
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, out + err
+    assert jobs_of(lab) == [job_id(lab.newest())]
+    assert lab.wait(lab.newest())["state"] == "succeeded"
+
+
+def test_an_answer_that_never_came_is_no_second_job(lab: SlurmLab) -> None:
+    """The controller takes the request, is silent for longer than sbatch waits, then does as told."""
+    written = job(lab)
+    lab.cluster.freeze_controller()
+    process = submit_in_background(lab, written)
+    try:
+        time.sleep(9)  # MessageTimeout is 5 s
+    finally:
+        lab.cluster.thaw_controller()
+    out, err = process.communicate(timeout=90)
+    time.sleep(1)
+    found = jobs_of(lab)
+    assert process.returncode == 0, out + err
+    assert found == [job_id(lab.newest())]
+    assert lab.wait(lab.newest())["state"] == "succeeded"
+
+
+def test_status_without_the_controller_tells_what_the_run_says_of_itself(lab: SlurmLab) -> None:
+    run = lab.submit(job(lab, 100))
+    lab.wait(run, "running")
+    lab.cluster.stop_controller()
+    try:
+        done = lab.cli("status", run.id)
+        listed = lab.cli("list")
+        cancel = lab.cli("status", run.id, "--json")
+    finally:
+        lab.cluster.start_controller()
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and "running" in said and "controller" in said.lower(), said
+    assert "Traceback" not in said + listed.stderr
+    assert listed.returncode == 0 and "running" in listed.stdout
+    assert json.loads(cancel.stdout)["state"] == "running"
+    (lab.folder / "go").touch()
+    assert lab.wait(run)["state"] == "succeeded"
+
+
+def test_without_accounting_daemon_a_run_is_submitted_followed_and_judged(lab: SlurmLab) -> None:
+    lab.cluster.stop_accounting()
+    try:
+        done = lab.cli("run", job(lab, code=3), "-c", "lab.yaml")
+        run = lab.newest()
+        status = lab.status(run)
+        listed = lab.cli("list")
+    finally:
+        lab.cluster.start_accounting()
+    assert done.returncode == EXIT_CODES["user-error"], done.stdout + done.stderr
+    assert (status["state"], status["failure"]) == ("failed", "user-error")
+    assert listed.returncode == 0 and "Traceback" not in done.stderr + listed.stderr
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that keeps no accounts."""
+    yield from started(tmp_path_factory, Shape(nodes=1, gpus_per_node=0, accounting=False))
+
+
+@pytest.fixture
+def plain_lab(tmp_path: Path, plain: Cluster) -> Iterator[SlurmLab]:
+    lab = SlurmLab(tmp_path, plain)
+    yield lab
+    clean_up(lab)
+
+
+def test_on_a_cluster_without_accounting_every_verb_works(plain_lab: SlurmLab) -> None:
+    lab = plain_lab
+    good, endless = lab.submit(job(lab)), lab.submit(job(lab, 1000))
+    lab.wait(endless, "running")
+    assert lab.cli("cancel", endless.id).returncode == 0
+    assert lab.wait(endless)["state"] == "cancelled"
+    assert lab.wait(good)["state"] == "succeeded"
+    bad = lab.cli("run", job(lab, code=3), "-c", "lab.yaml")
+    assert bad.returncode == EXIT_CODES["user-error"], bad.stdout + bad.stderr
+    assert "user-error" in lab.cli("why").stdout
+    states = {run["state"] for run in json.loads(lab.cli("list", "--json").stdout)}
+    assert states == {"succeeded", "cancelled", "failed"}
