@@ -17,6 +17,7 @@ from launcher.report.why import why
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_metrics, progress_text
 from launcher.schedulers.base import Scheduler, Status
+from launcher.schedulers.slurm.exchange import Wanted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +28,7 @@ def follow_run(scheduler: Scheduler, handle: str, run: RunDir, since: str | None
 
     Returns the run's exit code, or EXIT_DETACHED when the user left it running.
     """
+    scheduler.fetch(run, Wanted(logs=True))
     while True:
         try:
             _stream(run, lambda: scheduler.status(handle), since)

@@ -28,12 +28,20 @@ def logs(
 ) -> None:
     """The lines of all ranks and attempts, merged by time."""
     from launcher.cli.output import fail
+    from launcher.logs.files import parse_selection
     from launcher.logs.show import LogOptions, show_logs
     from launcher.runs.find import find_run
     from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.slurm.exchange import Wanted
 
     found = find_run(run)
     scheduler, handle = scheduler_of(found)
+    try:
+        ranks = parse_selection(rank, "rank") if rank is not None else None
+        nodes = parse_selection(node, "node") if node is not None else None
+    except ValueError as error:
+        fail(str(error))
+    scheduler.fetch(found, Wanted(logs=not supervisor, ranks=ranks, nodes=nodes))
     if supervisor:
         sys.stdout.buffer.write(scheduler.logs(handle, 0))
         return

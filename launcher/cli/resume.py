@@ -46,7 +46,6 @@ def resume(
 
         again = prepared_again(found, set_ or [], cluster)
     before, since = scheduler.status(handle), now()
-    before, since = scheduler.status(handle), now()
     if again is not None and not before.ended:
         fail(f"{found.id} is still {before.state}; cancel it first", EXIT_REFUSED)
     if again is not None:

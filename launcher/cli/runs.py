@@ -84,15 +84,13 @@ def clean(
     json: AsJson = False,
 ) -> None:
     """Delete runs that have ended: logs, checkpoints, everything. Running ones are refused."""
-    import shutil
     import time
     from pathlib import Path
 
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.runs.find import find_run, runs_in
     from launcher.runs.layout import RunDir
-    from launcher.runs.shared import remove_handover
-    from launcher.schedulers.of_run import statuses
+    from launcher.schedulers.of_run import remove, statuses
     from launcher.spec.base import parse_seconds
 
     if not runs and older_than is None:
@@ -117,9 +115,7 @@ def clean(
     if paths and not yes:
         print("\n".join(str(path) for path in paths))
         typer.confirm(f"delete {len(paths)} run(s)?", abort=True)
-    for path in paths:
-        remove_handover(RunDir(path), 0)  # of a run whose every process was killed
-        shutil.rmtree(path)
+    remove(RunDir(path) for path in paths)
     if json:
         print_json({"deleted": [path.name for path in paths]})
     else:

@@ -22,16 +22,18 @@ def snapshot(
     from launcher.runs.files import replace_json
     from launcher.runs.find import find_run
     from launcher.runs.time import now
-    from launcher.schedulers.of_run import status_of
+    from launcher.schedulers.of_run import scheduler_of
 
     found = find_run(run)
     if not found.read_about().get("job", {}).get("task"):
         fail(f"{found.id} runs a `command:`; only the built-in entrypoint (`task:`) writes snapshots")
-    state, attempts = status_of(found).state, found.attempts()
+    scheduler, handle = scheduler_of(found)
+    state, attempts = scheduler.status(handle).state, found.attempts()
     if state != "running" or not attempts:
         fail(f"{found.id} has no running ranks to ask: it is {state}", EXIT_REFUSED)
     attempt = attempts[-1]
     replace_json(attempt.snapshot_request, {"time": now(), "rank": rank})
+    scheduler.fetch(found)
     folder = attempt.memory(0).parent
     if json:
         print_json({"run_id": found.id, "attempt": attempt.number, "rank": rank, "folder": str(folder)})

@@ -55,13 +55,18 @@ def submit(
         show_prepared(console(), ready)
         return
     request = ready.request
-    show_plan(console(), request.job, request.cluster, request.plan, ready.warnings)
+    warnings = (*ready.warnings, *scheduler.check(ready))
+    show_plan(console(), request.job, request.cluster, request.plan, warnings)
     handle = scheduler.submit(ready)
     print(f"\n{request.run_id} submitted ({handle})")
     if follow:
         from launcher.cli.follow import follow_run
 
-        raise SystemExit(follow_run(scheduler, handle, find_run(ready.run_dir)))
+        raise SystemExit(
+            follow_run(
+                scheduler, handle, find_run(request.run_id if request.cluster.login else ready.run_dir)
+            )
+        )
     print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
 
 

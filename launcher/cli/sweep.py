@@ -75,7 +75,8 @@ def submit_sweep(
         print(f"{len(sweep.runs)} runs: {sweep.runs[0].request.run_id} .. {sweep.runs[-1].request.run_id}")
         return
     request = first.request
-    show_plan(console(), request.job, request.cluster, request.plan, first.warnings)
+    warnings = (*first.warnings, *of_cluster(request.cluster).check(first))
+    show_plan(console(), request.job, request.cluster, request.plan, warnings)
     handles = submit(sweep)
     print(f"\n{len(handles)} runs submitted as one array ({handles[0].rpartition('_')[0]})")
     for ready, handle in zip(sweep.runs, handles, strict=True):

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
+    from collections.abc import Sequence
+
     from launcher.planning.plan import Plan
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
+    from launcher.runs.layout import RunDir
+    from launcher.schedulers.slurm.exchange import Wanted
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 
@@ -116,6 +120,10 @@ class Scheduler(Protocol):
         """Pure. Raises RenderError, SchedulerError."""
         ...
 
+    def check(self, prepared: Prepared) -> tuple[str, ...]:
+        """Look, before anything is sent, for what would fail. Warnings; raises SchedulerError."""
+        ...
+
     def submit(self, prepared: Prepared) -> str:
         """Write the run directory, start it, return the handle. Raises SchedulerError, OSError."""
         ...
@@ -132,5 +140,14 @@ class Scheduler(Protocol):
         ...
 
     def cancel(self, handle: str) -> None: ...
+
+    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
+        """Have here what the run has written so far, and there what was written here. Where the run directory
+        is on this machine, there is nothing to do."""
+        ...
+
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        """Delete everything of runs that have ended. Raises SchedulerError, OSError."""
+        ...
 
     def list(self) -> list[Status]: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.runs.files import replace_json, replace_text
 from launcher.runs.find import open_run, remember_root, runs_in
 from launcher.runs.layout import RunDir
+from launcher.runs.shared import remove_handover
 from launcher.runs.time import now
 from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.rundir import in_force, status_of, write_run
@@ -20,6 +22,9 @@ from launcher.supervise.host import supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launcher.schedulers.slurm.exchange import Wanted
     from launcher.spec.cluster import Cluster
 
 PREFIX = "local:"
@@ -56,8 +61,7 @@ class LocalScheduler:
             warnings=(*request.plan.warnings, *notes(where)),
         )
 
-    def submit(self, prepared: Prepared) -> str:
-        """Start the supervisor. Raises SchedulerError when it does not come up; then the reason is shown."""
+    def check(self, prepared: Prepared) -> tuple[str, ...]:
         from launcher.supervise.secrets import SecretMissingError, read_secrets
 
         try:
@@ -69,6 +73,10 @@ class LocalScheduler:
                 f"torch is not installed for {sys.executable}: pip install 'launcher[train]', "
                 "or name another interpreter in paths.python of the cluster profile"
             )
+        return ()
+
+    def submit(self, prepared: Prepared) -> str:
+        """Start the supervisor. Raises SchedulerError when it does not come up; then the reason is shown."""
         try:
             run = write_run(prepared)
         except OSError as error:
@@ -134,6 +142,14 @@ class LocalScheduler:
             self._end_orphans(run)
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         replace_text(run.cancel, f"{time.time()}\n")
+
+    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
+        pass
+
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        for run in runs:
+            remove_handover(run, 0)  # of a run whose every process was killed
+            shutil.rmtree(run.path)
 
     def list(self) -> list[Status]:
         """Every local run below the known roots, the newest first."""

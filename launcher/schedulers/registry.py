@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.base import Scheduler, SchedulerError
+from launcher.schedulers.base import Scheduler
 
 if TYPE_CHECKING:
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def of_cluster(cluster: Cluster) -> Scheduler:
     if cluster.scheduler == "slurm":
-        return slurm_at(cluster.login)
+        return slurm_at(cluster.login, cluster.paths.runs)
     if cluster.scheduler == "runpod":
         from launcher.schedulers.render_only import RunPodScheduler
 
@@ -23,10 +23,12 @@ def of_cluster(cluster: Cluster) -> Scheduler:
     return LocalScheduler()
 
 
-def slurm_at(login: str | None) -> SlurmScheduler:
-    """On this host, or at a login node."""
+def slurm_at(login: str | None, runs: str | None) -> SlurmScheduler:
+    """On this host, or at a login node that has its runs in the folder `runs`."""
+    if login is not None:
+        from launcher.schedulers.slurm.remote import RemoteSlurm
+
+        return RemoteSlurm(login, runs)
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
 
-    if login is not None:
-        raise SchedulerError(f"login {login}: not yet")
     return SlurmScheduler()

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from launcher.render.render import notes, pod_run_dir, pod_workdir, render_run
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.prepare import about, target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launcher.runs.layout import RunDir
+    from launcher.schedulers.slurm.exchange import Wanted
 
 DEFAULT_PYTHON = "python3"
 
@@ -17,6 +24,9 @@ class RenderOnly:
     capabilities = Capabilities(submit=False)
     by_hand = ""
     "How a person sends what was rendered; `DIR` stands for the folder of `launcher render --out`."
+
+    def check(self, prepared: Prepared) -> tuple[str, ...]:
+        raise self._refusal(prepared.request.cluster.scheduler)
 
     def submit(self, prepared: Prepared) -> str:
         raise self._refusal(prepared.request.cluster.scheduler)
@@ -32,6 +42,12 @@ class RenderOnly:
 
     def cancel(self, handle: str) -> None:
         raise self._refusal(handle)
+
+    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
+        pass
+
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        raise self._refusal(runs[0].id)
 
     def list(self) -> list[Status]:
         return []

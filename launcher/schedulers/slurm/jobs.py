@@ -60,13 +60,26 @@ def sbatch_command(script: PurePath | str, *options: str) -> tuple[str, ...]:
     return ("sbatch", "--parsable", *options, str(script))
 
 
-def sbatch_text(command: tuple[str, ...]) -> str:
-    """POSIX shell that submits in a clean environment."""
-    return f"{_CLEAN}export LC_ALL=C\nexec {shlex.join(command)}"
+def sbatch_text(command: tuple[str, ...], then: str = "") -> str:
+    """POSIX shell that submits in a clean environment; `then` runs where a job, `$job`, was taken."""
+    if not then:
+        return f"{_CLEAN}export LC_ALL=C\nexec {shlex.join(command)}"
+    pick = "sed -n 's/^\\([0-9][0-9]*\\)\\(;.*\\)*$/\\1/p' | tail -n 1"
+    return (
+        f"{_CLEAN}export LC_ALL=C\nsaid=$({shlex.join(command)}) || exit\n"
+        f"printf '%s\\n' \"$said\"\njob=$(printf '%s\\n' \"$said\" | {pick})\n{then}"
+    )
 
 
-def submit(login: Login, command: tuple[str, ...], comment: str, patience: float = PATIENCE_SECONDS) -> str:
-    """The id of the job, which bears `comment`.
+def submit(
+    login: Login,
+    command: tuple[str, ...],
+    comment: str,
+    patience: float = PATIENCE_SECONDS,
+    *,
+    then: str = "",
+) -> str:
+    """The id of the job, which bears `comment`. `then`: see `sbatch_text`.
 
     Tries again while there is certainly no job, and looks for one of which the answer was lost.
     Raises NotSubmittedError, UnclearError.
@@ -86,7 +99,7 @@ def submit(login: Login, command: tuple[str, ...], comment: str, patience: float
         if doubt and (found := find(login, comment)):
             return found
         try:
-            return _once(login, command)
+            return _once(login, sbatch_text(command, then))
         except _NotYetError as error:
             doubt = doubt or error.unclear
             raise
@@ -102,9 +115,9 @@ def submit(login: Login, command: tuple[str, ...], comment: str, patience: float
         ) from None
 
 
-def _once(login: Login, command: tuple[str, ...]) -> str:
+def _once(login: Login, script: str) -> str:
     try:
-        done = login.run(sbatch_text(command))
+        done = login.run(script)
     except LoginError as error:
         raise _NotYetError(str(error), unclear=True) from None
     said = done.stderr.decode(errors="replace").strip()

@@ -26,6 +26,7 @@ from launcher.schedulers.slurm.site import questions as site_questions
 from launcher.schedulers.slurm.states import Meaning, meaning
 
 if TYPE_CHECKING:
+    from launcher.schedulers.slurm.exchange import Wanted
     from launcher.schedulers.slurm.records import JobRecord
 
 PREFIX = "slurm:"
@@ -69,38 +70,32 @@ class SlurmScheduler:
 
     def prepare(self, request: Request) -> Prepared:
         """Raises RenderError, SchedulerError."""
-        from launcher.render.render import notes, render_run
-        from launcher.schedulers.prepare import about, target
-
         run_dir = str(request.runs_root.resolve() / request.run_id)
         if re.search("%[jAat]", run_dir):
             raise SchedulerError(f"{run_dir}: submitit puts a job's id in the place of %j, %A, %a and %t")
+        return self._prepared(request, run_dir, str(request.workdir))
+
+    def _prepared(self, request: Request, run_dir: str, workdir: str) -> Prepared:
+        """With the paths as the nodes know them."""
+        from launcher.render.render import notes, render_run
+        from launcher.schedulers.prepare import about, target
+
         python = request.cluster.paths.python or DEFAULT_PYTHON
-        where = target(request, run_dir, str(request.workdir), python, {})
+        where = target(request, run_dir, workdir, python, {})
         return Prepared(
             request=request,
             run_dir=run_dir,
             files=render_run(where),
             target=where,
             command=sbatch_command(f"{run_dir}/scripts/job.sbatch"),
-            about=about(request),
+            about={**about(request), "workdir": workdir},
             warnings=(*request.plan.warnings, *notes(where)),
         )
 
     def submit(self, prepared: Prepared) -> str:
         """Raises SchedulerError; where there is certainly no job, nothing is left behind."""
-        from launcher.supervise.secrets import SecretMissingError, read_secrets
-
-        if not prepared.request.workdir.is_dir():
-            raise SchedulerError(f"workdir: {prepared.request.workdir} is no directory")
-        if shutil.which("sbatch") is None:
-            raise SchedulerError(f"there is no Slurm on {self.login.name}{BY_HAND}")
         try:
-            read_secrets(prepared.request.job.secrets)
-        except SecretMissingError as error:
-            raise SchedulerError(f"secrets: {error}") from None
-        try:
-            run = write_run(prepared)
+            run = self._write(prepared)
         except OSError as error:
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
         try:
@@ -112,6 +107,32 @@ class SlurmScheduler:
             if run.path.exists():
                 remember_root(run.path.parent)
         return handle
+
+    def check(self, prepared: Prepared) -> tuple[str, ...]:
+        from launcher.supervise.secrets import SecretMissingError, read_secrets
+
+        if not prepared.request.workdir.is_dir():
+            raise SchedulerError(f"workdir: {prepared.request.workdir} is no directory")
+        if shutil.which("sbatch") is None:
+            raise SchedulerError(f"there is no Slurm on {self.login.name}{BY_HAND}")
+        try:
+            read_secrets(prepared.request.job.secrets)
+        except SecretMissingError as error:
+            raise SchedulerError(f"secrets: {error}") from None
+        return self._ask_before_the_queue(prepared, self.login)
+
+    def _ask_before_the_queue(self, prepared: Prepared, login: Login) -> tuple[str, ...]:
+        from launcher.schedulers.slurm.checks import problems
+
+        request = prepared.request
+        script = next(file.text for file in prepared.files if file.path == "job.sbatch")
+        found = problems(login, request.cluster, request.job, request.plan, script)
+        if found.refusals:
+            raise SchedulerError("\n".join(found.refusals))
+        return found.warnings
+
+    def _write(self, prepared: Prepared) -> RunDir:
+        return write_run(prepared)
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:
         """A new job for the run, which goes on from its last checkpoint."""
@@ -157,10 +178,25 @@ class SlurmScheduler:
                 if ids:
                     known = records(answers)
                     trouble = known.controller
+        # A job may have handed over to a linked one while Slurm was asked for it.
+        moved = [
+            run for run in chosen if not trouble and jobs.get(run.path) not in (None, handle_of(run).job)
+        ]
         for run in chosen:
             if run.path in jobs and jobs[run.path] is None:
                 jobs[run.path] = _by_comment(run, named)
-        return [judged(run, jobs.get(run.path), known, trouble, here) for run in chosen]
+        later = {status.path: status for status in self.statuses(moved)} if moved else {}
+        return [
+            later.get(str(run.path)) or judged(run, jobs.get(run.path), known, trouble, here)
+            for run in chosen
+        ]
+
+    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
+        pass
+
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        for run in runs:
+            shutil.rmtree(run.path)
 
     def logs(self, handle: str, since: int) -> bytes:
         """What the batch scripts and the supervisors of all jobs printed, from byte `since` on."""
@@ -206,15 +242,18 @@ class SlurmScheduler:
         replace_json(run.state, {"state": "submitted", "time": now()})
         run.event("submitting")
         try:
-            job = self._sbatch(run)
+            job = self._sbatch(run, event)
         except NotSubmittedError as error:
             replace_json(run.state, {**before, "reason": str(error)})
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))
-        run.event(event, handle=handle, command=list(sbatch_command(run.scripts / "job.sbatch")))
+        self._record(run, event, handle)
         return handle
 
-    def _sbatch(self, run: RunDir) -> str:
+    def _record(self, run: RunDir, event: str, handle: str) -> None:
+        run.event(event, handle=handle, command=list(sbatch_command(run.scripts / "job.sbatch")))
+
+    def _sbatch(self, run: RunDir, event: str) -> str:
         from launcher.schedulers.slurm.executor import RunExecutor, Supervise
 
         return str(RunExecutor(run).submit(Supervise(str(run.path))).job_id)

@@ -15,7 +15,7 @@ from launcher.runs.find import remember_root
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import Prepared, SchedulerError
 from launcher.schedulers.rundir import write_run
-from launcher.schedulers.slurm.jobs import BY_HAND, NotSubmittedError, sbatch_command
+from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command
 from launcher.schedulers.slurm.scheduler import Handle
 
 FOLDER = "sweeps"
@@ -70,8 +70,6 @@ def submit(sweep: Sweep) -> list[str]:
     """The handle of each run. Raises SchedulerError when Slurm takes no job."""
     from launcher.schedulers.slurm.executor import ArrayExecutor, Supervise
 
-    if shutil.which("sbatch") is None:
-        raise SchedulerError(f"there is no Slurm on this host{BY_HAND}")
     runs: list[RunDir] = []
     try:
         sweep.folder.mkdir(parents=True)

@@ -48,6 +48,7 @@ class Sshd:
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\n"
             f"AuthorizedKeysFile {folder}/authorized\nPidFile none\nStrictModes no\nUsePAM no\n"
             f"PasswordAuthentication no\nLogLevel VERBOSE\nForceCommand {self.shell}\n"
+            "SetEnv SHLVL=2\n"  # bash then leaves the start-up files of whoever runs the tests alone
         )
         (folder / "config").write_text(
             f"Host {self.host}\n HostName 127.0.0.1\n Port {self.port}\n User {getpass.getuser()}\n"

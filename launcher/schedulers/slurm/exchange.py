@@ -1,0 +1,303 @@
+"""One round trip with a cluster as POSIX shell: our changes to run directories, a script, their changes."""
+
+from __future__ import annotations
+
+import posixpath
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from shlex import quote
+
+PART = 4 * 2**20
+"Bytes that one round trip brings at most; there are as many as it takes."
+LARGEST_LOG = 2**30
+LARGEST_RECORD = 4 * 2**20
+"Bytes of a file that is replaced whole."
+UNSEEN = "new"
+"In the place of an inode: the file was sent, and not yet seen there."
+
+_NEWER = "changed there meanwhile:"
+
+_FOLDERS = ("checkpoints", "tensorboard", "wandb", "nodes", "submitit", ".*")
+"Of a run directory: never copied. `nodes` are heartbeats."
+_LOGS = ("logs", "memory")
+_NAMES = (
+    *("*.out", "*.err", "*.log", "*.jsonl", "*.json", "*.exit", "*.stop"),
+    *("*.sh", "*.sbatch", "cancel", "stop", "slurm-excluded"),
+)
+_SEEN = "%i %s %T@"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A file as both sides know it: inode, bytes and time there, and the time of the copy here (ns)."""
+
+    inode: str
+    size: int
+    time: str
+    here: int
+
+    @property
+    def seen(self) -> str:
+        return f"{self.inode} {self.size} {self.time}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to bring besides the records; None selects all ranks or nodes."""
+
+    logs: bool = False
+    ranks: frozenset[int] | None = None
+    nodes: frozenset[int] | None = None
+
+    def covers(self, path: str) -> bool:
+        """Whether a round trip would bring `path` (below a run) if it were new."""
+        parts = path.split("/")
+        if not set(_LOGS) & set(parts[:-1]):
+            return True
+        if not self.logs:
+            return False
+        ranks = self.ranks is None or any(parts[-1].startswith(f"rank-{rank:03d}.") for rank in self.ranks)
+        nodes = self.nodes is None or any(f"node-{node:02d}" in parts for node in self.nodes)
+        return ranks and nodes
+
+    @property
+    def condition(self) -> str:
+        """Of `find`."""
+        chosen = []
+        for numbers, test in ((self.ranks, "-name 'rank-{:03d}.*'"), (self.nodes, "-path '*/node-{:02d}/*'")):
+            if numbers is not None:
+                either = " -o ".join(test.format(number) for number in sorted(numbers)) or "-false"
+                chosen.append(rf"\( {either} \)")
+        if not chosen:
+            return ""
+        inside = " -o ".join(f"-path '*/{name}/*'" for name in _LOGS)
+        return rf"\( ! \( {inside} \) -o {' '.join(chosen)} \)"
+
+
+@dataclass
+class Changes:
+    """What was written here since the last round trip. Paths begin with the run's id."""
+
+    new: list[str] = field(default_factory=list)
+    "Runs that the cluster does not have: they appear there whole or not at all."
+    grown: dict[str, int] = field(default_factory=dict)
+    "Path -> the size that both sides know."
+    written: dict[str, Known | None] = field(default_factory=dict)
+    "Path -> what it replaces there."
+    removed: dict[str, Known] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.new or self.grown or self.written or self.removed)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One file's news. `kind`: same (as it was sent), end (from `offset` on), whole, gone, large, folder."""
+
+    kind: str
+    inode: str
+    size: int
+    time: str
+    offset: int
+    path: str
+    data: bytes
+
+
+@dataclass
+class Exchanged:
+    answer: subprocess.CompletedProcess[bytes]
+    pieces: list[Piece]
+    lost: set[str]
+    "Runs that are not there."
+    refused: str | None = None
+    "Why our changes could not be written; then nothing else was done."
+    more: bool = False
+    "There is more than one round trip brings."
+
+
+class NotWholeError(Exception):
+    pass
+
+
+def text(
+    mark: str,
+    root: str,
+    first: str,
+    changes: Changes,
+    parcel: int,
+    script: str,
+    runs: Sequence[str],
+    known: Mapping[str, Known],
+    wanted: Wanted,
+    strict: bool,
+) -> str:
+    """Shell. `first` must succeed before anything else is done; `parcel` bytes of tar stand on stdin, then
+    what `script` reads."""
+    lines = [
+        f"m={mark} had=",
+        'refuse() { printf "%s refused\\n" $m; rm -rf ".in-$m"; exit 74; }',
+        *([f"{{ {first}\n}} >&2 || refuse"] if first else []),
+        *(_put(root, changes, parcel, strict) if changes else [f"cd {quote(root)} 2>/dev/null"]),
+        "printf '%s began\\n' $m",
+        f"(\n{script}\n)",
+        "printf '%s code %s\\n' $m $?",
+        *_get(mark, root, runs, known, wanted),
+        "printf '%s end\\n' $m",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
+    """Nothing is replaced that has changed there since it was last seen; `strict`: then nothing is done."""
+    lines = [
+        f'mkdir -p {quote(root)} && cd {quote(root)} && mkdir ".in-$m" || refuse',
+        f'head -c {parcel} | tar -xf - -C ".in-$m" || refuse',
+        f"seen() {{ find \"$1\" -maxdepth 0 -printf '{_SEEN}' 2>/dev/null; }}",
+        'place() { mv ".in-$m/$1" "$1" || refuse; }',
+    ]
+    for run in map(quote, changes.new):
+        # It is there already when only an answer was lost.
+        lines.append(f'if [ -d {run} ]; then had="$had {run} "; else place {run}; fi')
+    for path, before in changes.written.items():
+        file, folder = quote(path), quote(posixpath.dirname(path))
+        if before is None:
+            lines.append(f"[ -e {file} ] || {{ mkdir -p {folder} || refuse; place {file}; }}")
+        else:
+            otherwise = f'{{ echo "{_NEWER}" {file} >&2; refuse; }}' if strict else ":"
+            lines.append(
+                f'if [ "$(seen {file})" = {quote(before.seen)} ]; then place {file}; else {otherwise}; fi'
+            )
+    for path, gone in changes.removed.items():
+        lines.append(f'[ "$(seen {quote(path)})" != {quote(gone.seen)} ] || rm -f {quote(path)} || refuse')
+    # Last: it could not be taken back.
+    lines += [f'cat ".in-$m"/{quote(path)} >>{quote(path)} || refuse' for path in changes.grown]
+    return [*lines, 'rm -rf ".in-$m"']
+
+
+_PICK = r"""
+function say(kind, offset, count) {
+  printf "%s %s %.0f %s %.0f %.0f %s\n", kind, $1, bytes, $3, offset, count, path
+}
+{ path = substr($0, length($1 $2 $3) + 4); bytes = $2 + 0 }
+part == 1 && index(had, " " substr(path, 1, index(path, "/") - 1) " ") { next }
+part == 1 { inode[path] = $1; size[path] = bytes; time[path] = $3; next }
+{
+  seen[path] = 1
+  grows = path ~ /\.(out|err|log|jsonl)$/
+  sent = inode[path] == "new"
+  if (sent && bytes == size[path]) { say("same", 0, 0); next }
+  if (inode[path] == $1 && bytes == size[path] && (grows || time[path] == $3)) next
+  if (bytes > (grows ? log_limit : record_limit)) { say("large", 0, 0); next }
+  offset = grows && (sent || inode[path] == $1) && bytes > size[path] ? size[path] : 0
+  count = bytes - offset
+  if (count > left) { more = 1; if (!grows || left <= 0) next; count = left }
+  left -= count
+  say(grows ? "end" : "whole", offset, count)
+}
+END {
+  if (rest) for (p in inode) if (!(p in seen) && p !~ /^[^\/]*\/state\.json$/) print "gone - 0 - 0 0 " p
+  if (more) print "more - 0 - 0 0 -"
+}
+"""
+
+
+_LOOK = r"""
+if ! cd "$root" 2>/dev/null; then
+  for r; do printf '%s lost %s\n' $m "$r"; done
+  set --
+fi
+for r; do
+  [ -d "$r" ] || printf '%s lost %s\n' $m "$r"
+  for d in "$r"/checkpoints/step-*; do
+    [ ! -d "$d" ] || printf '%s piece folder - 0 - 0 0 %s\n' $m "$d"
+  done
+done
+t=$(mktemp) || exit 70
+trap 'rm -f "$t"' EXIT
+"""
+
+# A process for each file is what a thousand runs cost: perl, where there is one, needs none.
+_SEND = r"""
+send() {
+  if command -v perl >/dev/null; then
+    perl -e '
+      my $m = shift; binmode STDOUT;
+      while (my $line = <STDIN>) {
+        print "$m piece $line"; chomp $line;
+        my (undef, undef, undef, undef, $offset, $count, $path) = split / /, $line, 7;
+        next if !$count || !open(my $file, "<", $path);
+        binmode $file; seek $file, $offset, 0;
+        while ($count > 0 && (my $read = read $file, my $block, $count < 65536 ? $count : 65536)) {
+          print $block; $count -= $read;
+        }
+      }' $m
+    return
+  fi
+  while read -r kind inode size time offset count path; do
+    printf '%s piece %s %s %s %s %s %s %s\n' $m $kind $inode $size $time $offset $count "$path"
+    [ "$count" = 0 ] ||
+      dd if="$path" iflag=skip_bytes,count_bytes skip="$offset" count="$count" bs=64K 2>/dev/null
+  done
+}
+"""
+
+
+def _get(mark: str, root: str, runs: Sequence[str], known: Mapping[str, Known], wanted: Wanted) -> list[str]:
+    """state.json first: once it tells of an end, everything that is looked at later is final."""
+    if not runs:
+        return []
+    table = (f"{was.seen} {path}" for path, was in known.items() if wanted.covers(path.partition("/")[2]))
+    pruned = " -o ".join(f"-name '{name}'" for name in (*_FOLDERS, *(() if wanted.logs else _LOGS)))
+    names = " -o ".join(f"-name '{name}'" for name in _NAMES)
+    limits = f"-v left={PART} -v log_limit={LARGEST_LOG} -v record_limit={LARGEST_RECORD}"
+    return [
+        f"root={quote(root)}",
+        f"set -- {' '.join(map(quote, runs))}",
+        _LOOK,
+        f"cat >\"$t\" <<'{mark}'",
+        *table,
+        mark,
+        f'pick() {{ LC_ALL=C awk {limits} -v had="$had" -v rest=$1 \'{_PICK}\' part=1 "$t" part=2 -; }}',
+        _SEND,
+        "if [ $# != 0 ]; then",
+        f"find \"$@\" -maxdepth 1 -name state.json -printf '{_SEEN} %p\\n' 2>/dev/null | pick 0 | send",
+        f'find "$@" -mindepth 1 -type d \\( {pruned} \\) -prune -o -type f \\',
+        f"  ! -name '.*' ! -name state.json \\( {names} \\) {wanted.condition} \\",
+        f"  -printf '{_SEEN} %p\\n' 2>/dev/null | pick 1 | send",
+        "fi",
+    ]
+
+
+def parse(done: subprocess.CompletedProcess[bytes], mark: str) -> Exchanged:
+    """Raises NotWholeError."""
+    out = Exchanged(subprocess.CompletedProcess(done.args, 70, b"", done.stderr), [], set())
+    ended = False
+    for chunk in done.stdout.split(mark.encode() + b" ")[1:]:
+        head, _, data = chunk.partition(b"\n")
+        word, _, about = head.decode(errors="surrogateescape").partition(" ")
+        if word == "refused":
+            out.refused = _last_line(done.stderr)
+            return out
+        if word == "began":
+            out.answer.stdout = data
+        elif word == "code":
+            out.answer.returncode = int(about)
+        elif word == "lost":
+            out.lost.add(about)
+        elif word == "end":
+            ended = True
+        elif word == "piece":
+            kind, inode, size, time, offset, _, path = about.split(" ", 6)
+            if kind == "more":
+                out.more = True
+            else:
+                out.pieces.append(Piece(kind, inode, int(size), time, int(offset), path, data))
+    if not ended:
+        raise NotWholeError(_last_line(done.stderr))
+    return out
+
+
+def _last_line(data: bytes) -> str:
+    lines = data.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "the answer is cut short"

@@ -1,0 +1,288 @@
+"""Run directories of a cluster as they are known here: what has changed on either side travels along with
+each question to Slurm, in the same round trip. Every reader works on the copy as on any run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from launcher.runs.files import read_record
+from launcher.runs.layout import RunDir
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.slurm import exchange
+from launcher.schedulers.slurm.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
+from launcher.schedulers.slurm.login import Login, LoginError
+
+INDEX = ".mirror.json"
+"In the copy of a run: its files as of the last round trip."
+_REMOVED = ("cancel", "slurm-excluded")
+_TOP = (*_REMOVED, "events.jsonl", "state.json", "run.json", "plan.json")
+_BELOW = ("scripts/*", "plans/*/*.json", "plans/*/scripts/*", "attempts/*/snapshot.json")
+"Of a run directory, what is written from outside. Everything else is only ever read."
+
+
+class RefusedError(SchedulerError):
+    """What was written here could not be written there."""
+
+
+class Mirrored:
+    """A Login; each of its round trips brings the chosen runs up to date on both sides: what was written
+    here goes first, then the script runs, then comes what was written there."""
+
+    def __init__(self, login: Login, here: Path, there: str) -> None:
+        self.login, self.here, self.there = login, here, there
+        self.name = login.name
+        self.first = ""
+        "Shell that must succeed before anything else is done."
+        self.strict = False
+        "Nothing is done where our changes cannot be written, or were overtaken by others."
+        self.lost: set[str] = set()
+        "Runs whose directory was not there any more."
+        self.too_large: set[str] = set()
+        "Files that are not copied, for their size."
+        self._runs: list[str] = []
+        self._wanted = Wanted()
+
+    def choose(self, runs: Iterable[RunDir], wanted: Wanted | None = None) -> None:
+        """What the next round trips bring along; by default the records and no rank's lines."""
+        self._runs, self._wanted = [run.id for run in runs], wanted or Wanted()
+
+    def run(
+        self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Raises LoginError; RefusedError if `strict`: then `script` has not run."""
+        try:
+            done = self._exchange(script, stdin, timeout)
+        except RefusedError:
+            if self.strict:
+                raise
+            done = self._exchange(script, stdin, timeout, send=False)
+        more = done.more
+        while more:  # after a long absence in parts, so that none is large in memory
+            more = self._exchange(":", b"", timeout).more
+        return done.answer
+
+    def _exchange(self, script: str, stdin: bytes, timeout: float, send: bool = True) -> Exchanged:
+        mark = secrets.token_hex(8)
+        with _alone(self.here):  # what two processes both took for unsent would be sent twice
+            index = {run: _read_index(self.here / run) for run in self._runs}
+            changes = _changes(self.here, index) if send else Changes()
+            mine = _taken(self.here, index, send)
+            parcel = _parcel(self.here, changes) if changes else b""
+            known = _expected(self.here, index, changes)
+            text = exchange.text(
+                mark,
+                self.there,
+                self.first,
+                changes,
+                len(parcel),
+                script,
+                self._runs,
+                known,
+                self._wanted,
+                self.strict,
+            )
+            done = self.login.run(text, stdin=parcel + stdin, timeout=timeout)
+            try:
+                came = exchange.parse(done, mark)
+            except exchange.NotWholeError as error:
+                raise LoginError(f"{self.name}: {error}") from None
+            if came.refused is not None:
+                raise RefusedError(f"nothing was done on {self.name}: {came.refused}")
+            self._apply(came, known, mine)
+        return came
+
+    def _apply(
+        self, came: Exchanged, known: Mapping[str, Known], mine: Mapping[str, tuple[int, int]]
+    ) -> None:
+        """No cluster decides where we write: only below the runs that were asked for."""
+        self.lost = came.lost
+        fresh: dict[str, dict[str, Known]] = {run: {} for run in self._runs}
+        for path, was in known.items():
+            run, _, name = path.partition("/")
+            fresh[run][name] = was
+        before = {run: dict(files) for run, files in fresh.items()}
+        folders = {piece.path for piece in came.pieces if piece.kind == "folder"}
+        for piece in came.pieces:
+            run, _, name = piece.path.partition("/")
+            if run not in fresh or run in came.lost or not _is_below(name):
+                continue
+            file = self.here / run / name
+            untouched = not file.exists() or mine.get(piece.path, (0, 0))[1] in (0, file.stat().st_mtime_ns)
+            if piece.kind == "gone" and untouched:
+                file.unlink(missing_ok=True)
+                fresh[run].pop(name, None)
+            elif piece.kind == "large":
+                self.too_large.add(piece.path)
+            elif piece.kind == "folder":
+                file.mkdir(parents=True, exist_ok=True)
+            elif piece.kind == "same":
+                fresh[run][name] = replace(fresh[run][name], inode=piece.inode, time=piece.time)
+            elif piece.kind == "end":
+                fresh[run][name] = _write_end(file, piece, mine.get(piece.path))
+            elif piece.kind == "whole" and untouched:
+                fresh[run][name] = _write_whole(file, piece)
+        for run in set(self._runs) - came.lost:
+            _forget_checkpoints(self.here / run, folders)
+            if fresh[run] != before[run] or not (self.here / run / INDEX).exists():
+                _write_index(self.here / run, fresh[run])
+
+
+def _changes(here: Path, index: Mapping[str, Mapping[str, Known]]) -> Changes:
+    changes = Changes()
+    for run, known in index.items():
+        folder = here / run
+        if not known:
+            if (folder / "run.json").is_file():
+                changes.new.append(run)
+            continue
+        found = _ours(folder)
+        for name in found:
+            before, now = known.get(name), (folder / name).stat()
+            if before is None:
+                changes.written[f"{run}/{name}"] = None
+            elif before.here == now.st_mtime_ns:
+                continue
+            elif not name.endswith(".jsonl"):
+                changes.written[f"{run}/{name}"] = before
+            elif now.st_size > before.size:
+                changes.grown[f"{run}/{name}"] = before.size
+        for name in known:
+            if name not in found and any(PurePosixPath(name).match(one) for one in (*_REMOVED, *_BELOW[1:3])):
+                changes.removed[f"{run}/{name}"] = known[name]
+    return changes
+
+
+def _taken(here: Path, index: Mapping[str, Mapping[str, Known]], send: bool) -> dict[str, tuple[int, int]]:
+    """Path -> size and time (ns) of what the other side knows after this round trip."""
+    taken = {}
+    for run, known in index.items():
+        for name in _ours(here / run):
+            now, was = (here / run / name).stat(), known.get(name)
+            if send:
+                taken[f"{run}/{name}"] = (now.st_size, now.st_mtime_ns)
+            elif was is not None:
+                taken[f"{run}/{name}"] = (was.size, was.here)
+    return taken
+
+
+def _ours(run: Path) -> list[str]:
+    files = [run / name for name in _TOP if (run / name).is_file()]
+    files += [file for pattern in _BELOW for file in run.glob(pattern) if not _hidden(file, run)]
+    return sorted(str(file.relative_to(run)) for file in files)
+
+
+def _hidden(file: Path, run: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(run).parts)
+
+
+def _parcel(here: Path, changes: Changes) -> bytes:
+    """A tar of what goes there; of a file that has grown, its new end."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for run in changes.new:
+            tar.add(here / run, run, filter=_nobodys)
+        for path, start in changes.grown.items():
+            _add(tar, here, path, start)
+        for path in changes.written:
+            _add(tar, here, path)
+    return out.getvalue()
+
+
+def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Without our user and group, and without our own notes."""
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return None if PurePosixPath(info.name).name == INDEX else info
+
+
+def _add(tar: tarfile.TarFile, here: Path, path: str, start: int = 0) -> None:
+    data, now = (here / path).read_bytes()[start:], (here / path).stat()
+    info = tarfile.TarInfo(path)
+    info.size, info.mode, info.mtime = len(data), now.st_mode & 0o777, int(now.st_mtime)
+    tar.addfile(info, io.BytesIO(data))
+
+
+def _expected(here: Path, index: Mapping[str, Mapping[str, Known]], changes: Changes) -> dict[str, Known]:
+    """What will be there once our changes are: what is equal to it need not come back."""
+    known = {f"{run}/{name}": was for run, files in index.items() for name, was in files.items()}
+    for run in changes.new:
+        for file in (here / run).rglob("*"):
+            if file.is_file() and not _hidden(file, here / run):
+                known[f"{run}/{file.relative_to(here / run)}"] = _sent(file)
+    for path, before in changes.written.items():
+        if before is None:
+            known[path] = _sent(here / path)
+    return {path: was for path, was in known.items() if path not in changes.removed}
+
+
+def _sent(file: Path) -> Known:
+    now = file.stat()
+    return Known(UNSEEN, now.st_size, "-", now.st_mtime_ns)
+
+
+def _write_end(file: Path, piece: Piece, mine: tuple[int, int] | None) -> Known:
+    """What was appended here since the round trip began stays behind it, and goes with the next one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "r+b" if file.exists() else "w+b") as to:
+        to.seek(mine[0] if mine is not None else 0, os.SEEK_SET if mine is not None else os.SEEK_END)
+        unsent = to.read()
+        to.seek(piece.offset)
+        to.write(piece.data + unsent)
+        to.truncate()
+    size = piece.offset + len(piece.data)
+    return Known(piece.inode, size, piece.time, 0 if unsent else file.stat().st_mtime_ns)
+
+
+def _write_whole(file: Path, piece: Piece) -> Known:
+    _replace(file, piece.data)
+    whole = len(piece.data) == piece.size  # else it changed while it was read, and is asked for again
+    return Known(piece.inode if whole else "-", piece.size, piece.time, file.stat().st_mtime_ns)
+
+
+def _replace(file: Path, data: bytes) -> None:
+    """Without a sync: a copy can be made again."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(file)
+
+
+def _is_below(name: str) -> bool:
+    return bool(name) and not name.startswith("/") and ".." not in PurePosixPath(name).parts
+
+
+def _forget_checkpoints(run: Path, there: set[str]) -> None:
+    """Of checkpoints only the names are copied, as empty folders."""
+    with contextlib.suppress(OSError):
+        for entry in (run / "checkpoints").iterdir():
+            if f"{run.name}/checkpoints/{entry.name}" not in there:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _read_index(run: Path) -> dict[str, Known]:
+    return {name: Known(*was) for name, was in read_record(run / INDEX).items()}
+
+
+def _write_index(run: Path, files: Mapping[str, Known]) -> None:
+    if run.is_dir():  # it was not deleted meanwhile
+        record = {name: (was.inode, was.size, was.time, was.here) for name, was in files.items()}
+        _replace(run / INDEX, json.dumps(record).encode())
+
+
+@contextlib.contextmanager
+def _alone(here: Path) -> Iterator[None]:
+    here.mkdir(parents=True, exist_ok=True)
+    with open(here / ".lock", "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
