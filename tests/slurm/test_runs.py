@@ -227,7 +227,7 @@ def test_where_preemption_cancels_the_run_goes_on_all_the_same(it: Told) -> None
 # -- a node
 
 
-def node_crash(lab: SlurmLab, partition: str = "fragile", nodes: int = 2) -> Told:
+def crash(lab: SlurmLab, partition: str, nodes: int, is_back: bool) -> Told:
     lab.profile(partition=partition)
     run = lab.submit(slow(lab, 0.5, resources={"nodes": nodes, "ranks_per_node": 1, "time": "10m"}))
     wait_for(lambda: events(run, "checkpoint"), "a checkpoint", 120)
@@ -235,15 +235,21 @@ def node_crash(lab: SlurmLab, partition: str = "fragile", nodes: int = 2) -> Tol
     victim = lab.slurm("scontrol", "show", "hostnames", first).split()[-1]
     lab.cluster.crash_node(victim)
     wait_for(lambda: "down" in lab.slurm("sinfo", "-h", "-n", victim, "-o", "%T"), "node that is down", 60)
-    lab.cluster.start_node(victim)  # it is back before the job starts again, and yet not to be trusted
+    if is_back:
+        lab.cluster.start_node(victim)
     return Told(lab, run, lab.wait(run, "succeeded", "failed"), {"victim": victim})
 
 
+def crash_and_return(lab: SlurmLab) -> Told:
+    """The node is back before the job starts again, and yet not to be trusted."""
+    return crash(lab, "fragile", 2, is_back=True)
+
+
 def crash_of_the_batch_host(lab: SlurmLab) -> Told:
-    return node_crash(lab, "fragile-too", 1)
+    return crash(lab, "fragile-too", 1, is_back=False)
 
 
-@tells(node_crash, crash_of_the_batch_host)
+@tells(crash_and_return, crash_of_the_batch_host)
 def test_a_node_that_dies_costs_a_requeue_without_it(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
     assert [event["reason"] for event in events(it.run, "requeued")] == ["node-failed"]
