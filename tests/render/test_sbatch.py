@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -358,3 +360,17 @@ def test_an_image_and_mounts_that_a_node_lacks_are_found_before_the_start(tmp_pa
     code, errors = finish(start(write(tmp_path, stub, cluster, retries={"same": 0}), stub))
     assert code == 14
     assert "node n1: there is no /nowhere" in errors
+
+
+def test_a_rendezvous_port_on_which_somebody_listens_is_passed_over(tmp_path: Path) -> None:
+    first = 61000 + 70007 * 31 % 4536
+    env = {"SLURM_JOB_NODELIST": "n1,n2", "STUB_HOSTS": HOSTS, "STUB_ROUTE": "10.0.0.1"}
+    for taken in (0, 2):
+        stub = stubs.make(tmp_path / f"stubs {taken}")
+        script = write(tmp_path / str(taken), stub, resources={"nodes": 2})
+        with contextlib.ExitStack() as held:
+            for port in range(first, first + taken):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            code, errors = finish(start(script, stub, **env))
+        assert code == 0, errors
+        assert str(first + taken).encode() in stub.called("srun")
