@@ -65,7 +65,7 @@ def test_the_next_one_begins_there_and_says_so(tmp_path):
     ran(tmp_path, fitted=4)
     plan = planned(tmp_path, job())
     assert (plan.recipe.micro_batch_size, plan.recipe.grad_accum) == (4, 4)
-    assert [rung.micro_batch_size for rung in plan.ladder] == [2, 1]
+    assert [rung.micro_batch_size for rung in plan.ladder] == [2, 1, 1]
     assert "ran out above it in again-1" in plan.reason
 
 
