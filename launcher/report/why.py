@@ -47,7 +47,9 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         return [f"{run.id} is {state}: {reason or 'no attempt was judged'}"]
     failures = [entry for entry in judged if not entry[1].ok]
     if not failures:
-        return [f"{run.id} succeeded in its first attempt: nothing failed."]
+        lowered = any(event.get("event") == "downgrade" for event in run.read_events())
+        told = "; memory ran out on the way:" if lowered else ": nothing failed."
+        return [f"{run.id} succeeded in its first attempt{told}"]
     number, verdict, then = failures[-1]
     lines = [
         f"{run.id} {_sentence(state)}",
