@@ -55,6 +55,8 @@ class Evidence:
     host_oom_kills: int = 0
     "Processes that the kernel's OOM killer ended on this node meanwhile."
     torchrun_lines: tuple[str, ...] = ()
+    gpus: bool = True
+    "The ranks compute on GPUs: on a CPU, what runs out as if it were a GPU's memory is a budget."
 
 
 def read_records(attempt: AttemptDir, folder: str) -> tuple[dict[str, Any], ...]:
@@ -116,7 +118,9 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
         memory = _memory_of(error, failure)
         return Verdict(
             failure=failure,
-            reason=_reason(failure, rank, error.get("phase"), error.get("step"), exception, memory),
+            reason=_reason(
+                failure, rank, error.get("phase"), error.get("step"), exception, memory, evidence.gpus
+            ),
             phase=error.get("phase"),
             rank=rank,
             node=error.get("node"),
@@ -148,6 +152,7 @@ def _reason(
     step: int | None,
     text: str,
     memory: OutOfMemory | None = None,
+    gpus: bool = True,
 ) -> str:
     shared = memory is not None and memory.kind == "shared"
     what = (
@@ -156,7 +161,7 @@ def _reason(
         else "found the disk full"
         if DISK_FULL in text
         else {
-            "gpu-oom": "ran out of GPU memory",
+            "gpu-oom": "ran out of GPU memory" if gpus else "ran out of memory",
             "host-oom": "ran out of host memory",
             "nccl-timeout": "waited in vain for the other ranks",
             "rendezvous-failed": "could not meet the other ranks",
@@ -272,7 +277,7 @@ def _class_of_exit(
     if code == -signal.SIGKILL:
         return _class_of_kill(evidence, f"rank {rank}")
     if found := _found(record):
-        reason = _reason(found.failure, rank, None, None, found.text, found.memory)
+        reason = _reason(found.failure, rank, None, None, found.text, found.memory, evidence.gpus)
         if record.get("exception"):
             return found.failure, reason, "certain", ("its torchelastic error file",)
         line = found.text.partition("\n")[0]

@@ -33,7 +33,7 @@ def test_a_verbose_failure_after_many_others_still_fits(run: RunDir) -> None:
         )  # fmt: skip
     shown = why(run, "failed", "")
     assert len(shown) <= MAX_LINES < 15
-    assert all(len(line) < (720 if line.startswith("exception") else 200) for line in shown)
+    assert all(len(line) < (720 if line.startswith(("exception", "done")) else 200) for line in shown)
     assert shown[1].startswith("cause     user-error: r (attempt 5)")
     assert any(line.startswith("do        fix the error") for line in shown)
 

@@ -46,6 +46,12 @@ def test_the_rank_that_knows_its_reason_is_believed_over_everything_else():
     assert verdict.last_lines == ("a", "b") and verdict.exit_code == EXIT_OOM
 
 
+def test_on_a_cpu_it_is_no_gpu_that_ran_out():
+    told = Evidence(ranks=1, exit_codes={0: 1}, errors=(said(0, "gpu-oom", phase="forward", step=2),))
+    assert judge(told).reason == "rank 0 ran out of GPU memory in forward of step 2"
+    assert judge(replace(told, gpus=False)).reason == "rank 0 ran out of memory in forward of step 2"
+
+
 def test_a_rank_that_left_with_another_is_not_the_cause_even_when_nobody_could_say_why():
     lines = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",)
     exits = (ended(0, EXIT_FOLLOWED, 1.0), ended(1, EXIT_OOM, 1.1, lines=lines))
