@@ -84,8 +84,10 @@ def test_a_rank_killed_without_a_word_is_the_cause_although_its_peers_complain()
 
 
 def test_a_kill_while_the_kernel_was_out_of_memory_is_host_oom():
-    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, -9),), host_oom_kills=1))
+    evidence = Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, -9),), host_oom_kills={0: 1})
+    verdict = judge(evidence)
     assert verdict.failure == "host-oom" and "oom_kill +1" in verdict.evidence
+    assert judge(replace(evidence, host_oom_kills={0: 0, 1: 1})).failure == "unknown", "on another node"
 
 
 TRACEBACK = (
@@ -291,7 +293,8 @@ def test_the_rank_whose_worker_was_killed_is_the_cause_although_only_the_others_
     verdict = judge(evidence)
     assert (verdict.failure, verdict.rank, verdict.node, verdict.confidence) == ("unknown", 2, 1, "likely")
     assert "SIGKILL" in verdict.reason and verdict.evidence == ("no exits/rank-002.json",)
-    short_of_memory = judge(replace(evidence, host_oom_kills=1))
+    assert judge(replace(evidence, host_oom_kills={0: 1, 1: 0})).failure == "unknown"
+    short_of_memory = judge(replace(evidence, host_oom_kills={0: 0, 1: 1}))
     assert (short_of_memory.failure, short_of_memory.rank) == ("host-oom", 2)
 
 
