@@ -8,7 +8,7 @@ from typing import NoReturn
 from launcher.cli.sources import source_of, traces_dir
 from launcher.memory.ledger import default_folder
 from launcher.planning.decide import Decider
-from launcher.planning.learnt import begun_where_it_fitted
+from launcher.planning.learnt import begun_where_it_fitted, known_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -27,7 +27,9 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     Raises PlanRefusedError.
     """
     ledger = default_folder(runs_root)
-    plan = begun_where_it_fitted(make_plan(job, cluster), job, cluster, ledger)
+    plan = make_plan(job, cluster)
+    known = known_of(job, cluster, ledger, on_gpu=plan.layout.gpus_per_node > 0)
+    plan = begun_where_it_fitted(plan, job, cluster, known)
     declared = job.plan.model is not None or job.plan.params is not None
     if not plan.layout.gpus_per_node or not (job.task is not None or declared):
         return plan

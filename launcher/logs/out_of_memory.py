@@ -13,6 +13,8 @@ from launcher.spec.verdict import FailureClass, MemoryKind, OutOfMemory
 # A size that overflowed, not a memory that is full: no recipe helps (NVIDIA/nccl#1284).
 _IMPOSSIBLE = re.compile(r"[Tt]ried to allocate more than 1EB")
 
+# Not in it: cuDNN's "unable to find an engine" and CUBLAS_STATUS_NOT_INITIALIZED. They come of a full memory
+# and of much else (a wrong index, a wrong build), so that other words beside them must tell.
 # In this order: a full /dev/shm speaks of a full device, pinned host memory speaks CUDA's language.
 _WORDS: tuple[tuple[MemoryKind, tuple[str, ...]], ...] = (
     (
@@ -47,8 +49,11 @@ _WORDS: tuple[tuple[MemoryKind, tuple[str, ...]], ...] = (
             # JAX and XLA. `vmem` is a scratchpad inside the chip: a kernel's own affair.
             r"(?:RESOURCE_EXHAUSTED|[Rr]esource exhausted): (?:Out of memory|Failed to allocate request)",
             r"Ran out of memory in memory space hbm",
-            # TensorFlow
+            r"\bINTERNAL: Failed to allocate \d+ bytes",
+            # TensorFlow. Its allocator also tells of what it asked for in vain and can do without.
             r"OOM when allocating tensor",
+            r"Dst tensor is not initialized",
+            r"Allocator \(GPU_\d+_bfc\) ran out of memory(?![^\n]*not a failure)",
             r"ResourceExhaustedError[^\n]*failed to allocate memory",
         ),
     ),
@@ -73,7 +78,7 @@ CLASS_OF: dict[MemoryKind, FailureClass] = {"gpu": "gpu-oom", "host": "host-oom"
 _SIZE = r"\s*([\d,]*\.?\d+)\s*([KMGT]?)(?:i?B|bytes)?\b"
 _REQUESTED = re.compile(
     r"(?:[Tt]ried to allocate|trying to allocate|[Mm]emory allocating|Failed to allocate request for|"
-    r"Failed to CUDA [cm]alloc(?: async| host)?|Unable to allocate|failed to alloc(?:ate)?|"
+    r"Failed to CUDA [cm]alloc(?: async| host)?|Unable to allocate|[Ff]ailed to alloc(?:ate)?|"
     r"memory of size:|in memory space hbm\. Used)" + _SIZE
 )
 # Before torch 2.0: `(GPU 0; 6.00 GiB total capacity; 781.59 MiB already allocated; 3.03 GiB free; ...)`.

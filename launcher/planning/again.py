@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.planning.plan import Plan
+from launcher.runs.downgrades import CHANGES
 from launcher.spec.recipe import Recipe
 
 Changes = Mapping[str, tuple[Any, Any]]
@@ -41,11 +42,11 @@ def no_higher(plan: Plan, events: Sequence[Mapping[str, Any]], sets: Sequence[st
 
 
 def stepped_down(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The fields of the recipe that running out of memory has changed, with their last value, but for those
-    that the user has set since."""
+    """The fields of the recipe that running out of memory has changed, with their last value (after a climb
+    that from before), but for those that the user has set since."""
     learnt: dict[str, Any] = {}
     for event in events:
-        if event.get("event") == "downgrade":
+        if event.get("event") in CHANGES:
             learnt |= {name: now for name, (_, now) in event["changes"].items()}
         elif event.get("event") == "replanned":  # also one that was withdrawn: what was set was meant
             for path in (text.partition("=")[0] for text in event["set"]):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from launcher.memory.ledger import entries, family_of
 from launcher.planning.choice import Bounds, Candidate, Choice, Room, choose
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, ladder_of
+from launcher.planning.learnt import begun_where_it_fitted, known_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
 from launcher.planning.space import Space
@@ -60,11 +60,11 @@ class Decider:
                 "the model has BatchNorm: no micro-batch below 2 (write model.batch_norm: true)"
             )
         self.job, self.cluster, self.about = job, cluster, about
-        self.plan = make_plan(job, cluster)
-        self.layout = self.plan.layout
-        family = family_of(job, cluster, on_gpu=self.layout.gpus_per_node > 0)
-        known = entries(ledger, family) if ledger is not None and family is not None else ()
-        known = tuple(entry for entry in known if entry.args == job.args)  # of this very model
+        plan = make_plan(job, cluster)
+        self.layout = plan.layout
+        on_gpu = self.layout.gpus_per_node > 0
+        known = known_of(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
+        self.plan = begun_where_it_fitted(plan, job, cluster, known)
         self.evaluate = Evaluator(source, job, cluster, self.layout, known)
         self._bounds = Bounds(
             least=functools.cache(self.evaluate.least),

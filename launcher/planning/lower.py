@@ -10,6 +10,12 @@ from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting, as_yaml, broken_rules
 from launcher.spec.verdict import Verdict
 
+STATES_ALONE = frozenset({"init", "optimizer", "checkpoint"})
+"""Phases with no activations, that of loading a checkpoint included: what does not fit are parameters and
+optimizer states, whatever the micro-batch."""
+
+_BATCH = ("micro_batch_size", "grad_accum", "grad_sync")
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -23,23 +29,25 @@ def lower(recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[
     """The rung that fits the failure: of `planned` (the plan's recipe and its ladder), else a smaller
     micro-batch.
 
-    A smaller micro-batch shrinks activations only. An optimizer that does not fit, or a full host
-    while the activations are on a GPU, would meet the same end again, more slowly. In the probe every
-    micro-batch has been tried: it finds the largest again under whatever else changes.
+    A smaller micro-batch shrinks activations only. States that do not fit, or a full host while the
+    activations are on a GPU, would meet the same end again, more slowly. In the probe every micro-batch has
+    been tried: it finds the largest again under whatever else changes.
     """
-    for rung in _below(recipe, planned, tried=verdict.phase == "probe"):
+    in_vain = verdict.phase in STATES_ALONE or verdict.phase == "probe"
+    for rung in _below(recipe, planned, tried=in_vain):
+        if in_vain:
+            rung = rung.model_copy(update={name: getattr(recipe, name) for name in _BATCH})
         if _helps(rung, recipe, verdict, setting) and not broken_rules(rung, setting):
             return Lowered(rung, words_of(rung, recipe, setting))
-    if verdict.phase == "optimizer":
-        return Lowered(
-            None, "memory ran out in the optimizer step, where a smaller micro-batch does not help: "
-            "shard over more ranks, or choose an 8-bit optimizer or offload"
-        )  # fmt: skip
     if verdict.failure == "host-oom" and setting.gpus_per_node > 0:
         return Lowered(
             None, "host memory ran out, which a smaller micro-batch on the GPU does not help: "
             "ask for more memory_per_node, fewer DataLoader workers, or less offload"
         )  # fmt: skip
+    if verdict.phase in STATES_ALONE:
+        place = "the optimizer step" if verdict.phase == "optimizer" else verdict.phase
+        cure = less_for_states(verdict)
+        return Lowered(None, f"memory ran out in {place}, where a smaller micro-batch does not help: {cure}")
     if verdict.phase == "probe":
         return Lowered(None, "no micro-batch fits, and the plan has nothing else to give up")
     smaller = one_lower(recipe, setting)
@@ -84,10 +92,21 @@ def _helps(rung: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> 
         return recipe.activations == "offload" != rung.activations and rung.offload == recipe.offload
     if verdict.failure == "host-oom" and _moves_more_to_host(rung, recipe):
         return False
-    if verdict.phase == "optimizer":
-        fewer_states = rung.offload != recipe.offload or rung.optimizer != recipe.optimizer
-        return fewer_states or shards_of(rung, setting) > shards_of(recipe, setting)
-    return True
+    if verdict.phase not in STATES_ALONE:
+        return True
+    if shards_of(rung, setting) > shards_of(recipe, setting):
+        return True
+    if verdict.phase == "init":  # parameters alone: states come with the first step
+        return rung.offload == "cpu" != recipe.offload
+    return rung.offload != recipe.offload or rung.optimizer != recipe.optimizer
+
+
+def less_for_states(verdict: Verdict) -> str:
+    """What a user can do when memory runs out in one of STATES_ALONE."""
+    ways = ["more ranks under sharding: fsdp"]
+    ways += ["an 8-bit optimizer"] if verdict.phase != "init" else []
+    ways += ["offload: cpu"] if verdict.failure == "gpu-oom" else ["more memory_per_node"]
+    return f"what helps is {', '.join(ways)}, or a smaller model"
 
 
 def _moves_more_to_host(rung: Recipe, recipe: Recipe) -> bool:

@@ -9,9 +9,12 @@ from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules, changes_line, nearest_valid
 from launcher.spec.supported import unsupported
+
+PRETENDED = frozenset({"TRAIN_MEMORY_BUDGET", "TRAIN_MEMORY_FAIL"})
+"In the job's `env:`: memory runs out on a CPU as if it were a GPU's."
 
 
 class Layout(Value):
@@ -94,7 +97,7 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
     return Plan(
         layout=layout,
         recipe=recipe,
-        ladder=ladder(recipe, setting),
+        ladder=_ladder(job, recipe, setting),
         reason=reason,
         warnings=(*_warnings(job), *_costs(recipe, setting)),
         usd_per_hour=price * gpus if price is not None else None,
@@ -196,6 +199,18 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
         "and steps down when memory runs out"
     )
     return Recipe(**chosen), reason
+
+
+def _ladder(job: Job, recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
+    """Smaller micro-batches, and below them the host's memory, unless the job says what is offloaded. On a
+    CPU only where a budget or a drill pretends that there are two memories."""
+    rungs = ladder(recipe, setting)
+    two_memories = setting.gpus_per_node > 0 or not PRETENDED.isdisjoint(job.env)
+    if job.task is None or job.recipe.offload is not None or not two_memories:
+        return rungs
+    offload = "cpu" if recipe.sharding in SHARDED else "cpu-optimizer"
+    last = (recipe, *rungs)[-1].model_copy(update={"offload": offload})
+    return rungs if broken_rules(last, setting) else (*rungs, last)
 
 
 def _warnings(job: Job) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
+from launcher.logs.out_of_memory import out_of_memory
 from launcher.runs.files import read_json_lines, read_record
 from launcher.runs.layout import RunDir
 from launcher.spec.base import format_bytes, format_duration
@@ -154,14 +155,15 @@ def _what_failed(run: RunDir, turn: Turn) -> str:
         return "room again" + (f" before step {event['step']}" if event.get("step") is not None else "")
     verdict = read_record(run.attempt(turn.attempt).verdict) if turn.restart else {}
     if verdict.get("reason"):
-        requested = (verdict.get("memory") or {}).get("requested")
-        return str(verdict["reason"]) + (
-            f", {format_bytes(requested)} asked for" if requested is not None else ""
-        )
-    what = "memory ran out" if event["event"] == "downgrade" else "failed"
-    what += f" in {event['phase']}" if event.get("phase") else ""
-    what += f" of step {event['step']}" if event.get("step") is not None else ""
-    return what + (f" on rank {event['rank']}" if event.get("rank") is not None else "")
+        what, requested = str(verdict["reason"]), (verdict.get("memory") or {}).get("requested")
+    else:
+        what = "memory ran out" if event["event"] == "downgrade" else "failed"
+        what += f" in {event['phase']}" if event.get("phase") else ""
+        what += f" of step {event['step']}" if event.get("step") is not None else ""
+        what += f" on rank {event['rank']}" if event.get("rank") is not None else ""
+        told = out_of_memory(f"OutOfMemoryError: {event.get('because')}")
+        requested = told.requested if told is not None else None
+    return what + (f", {format_bytes(requested)} asked for" if requested is not None else "")
 
 
 def _measured(turn: Turn) -> str:

@@ -17,7 +17,7 @@ MAX_LINES = 14
 _SHOWN_LOG_LINES = 5
 _WIDTH = 160
 _MESSAGE = 700
-"Of an exception: what to do stands at its end."
+"Of an exception, or of what was done: what to do stands at its end."
 
 
 def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
@@ -47,7 +47,9 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         return [f"{run.id} is {state}: {reason or 'no attempt was judged'}"]
     failures = [entry for entry in judged if not entry[1].ok]
     if not failures:
-        return [f"{run.id} succeeded in its first attempt: nothing failed."]
+        lowered = any(event.get("event") == "downgrade" for event in run.read_events())
+        told = "; memory ran out on the way:" if lowered else ": nothing failed."
+        return [f"{run.id} succeeded in its first attempt{told}"]
     number, verdict, then = failures[-1]
     lines = [
         f"{run.id} {_sentence(state)}",
@@ -75,7 +77,7 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     if snapshot := _snapshot(run, number, verdict):
         lines.append(f"snapshot  {snapshot}")
     if then and then != verdict.reason:
-        lines.append(f"done      {_cut(then)}")
+        lines.append(f"done      {_cut(then, _MESSAGE)}")
     if len(failures) > 1:
         earlier = ", ".join(f"attempt {n}: {v.failure}" for n, v, _ in failures[:-1][-4:])
         lines.append(f"before    {earlier}")

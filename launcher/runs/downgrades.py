@@ -33,16 +33,22 @@ def recipe_in_force(begun: Recipe, events: Iterable[dict[str, Any]], attempt: in
 
 
 def ran_out(events: Iterable[dict[str, Any]]) -> tuple[Recipe, ...]:
-    """The recipes under which memory ran out, but for those that the run came back to and kept."""
+    """The recipes that a GPU's memory was too small for, but for those that the run came back to and kept."""
     found: list[dict[str, Any]] = []
     now: dict[str, Any] = {}
+    ended = ""
     for event in events:
         kind = event.get("event")
         if kind == "attempt":
             now = event["recipe"]
+        elif kind == "ended":
+            ended = event["failure"]
         elif kind in CHANGES and now:
             before, now = now, now | _new(event)
-            found = [one for one in found if one != now] if kind == "climb" else [*found, before]
+            if kind == "climb":
+                found = [one for one in found if one != now]
+            elif event.get("in_process") or ended == "gpu-oom":
+                found.append(before)
     return tuple(Recipe.model_validate(one) for one in found)
 
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -16,19 +17,30 @@ from typing import IO, Any
 from launcher.runs.layout import RunDir
 
 
-def oom_kills() -> int:
-    """How many processes the kernel's OOM killer has ended since boot, in this cgroup or on this host."""
-    count = 0
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                count += int(line.split()[1])
-    for file in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+def oom_kills(root: Path = Path("/")) -> int:
+    """How many processes the kernel's OOM killer has ended: of our cgroup, in which the ranks are, too; where
+    that does not count them, of the whole host."""
+    for file in (*_of_our_cgroup(root), root / "proc/vmstat"):
         with contextlib.suppress(OSError, ValueError):
-            for line in Path(file).read_text().splitlines():
+            for line in file.read_text().splitlines():
                 if line.startswith("oom_kill "):
-                    count += int(line.split()[1])
-    return count
+                    return int(line.split()[1])
+    return 0
+
+
+def _of_our_cgroup(root: Path) -> Iterator[Path]:
+    """Where versions 2 and 1 may count. A container may see its own cgroup as the root of all."""
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                top, name = root / "sys/fs/cgroup", "memory.events"
+            elif "memory" in controllers.split(","):
+                top, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
+            else:
+                continue
+            yield top / path.lstrip("/") / name
+            yield top / name
 
 
 def disk_full(path: Path) -> bool:

@@ -52,9 +52,11 @@ class Evidence:
     "Ranks that have a log file, each with its node."
     disk_full: bool = False
     "The run directory's file system has less than a MiB left."
-    host_oom_kills: int = 0
-    "Processes that the kernel's OOM killer ended on this node meanwhile."
+    host_oom_kills: Mapping[int, int] = field(default_factory=dict)
+    "Processes that the kernel's OOM killer ended on each node meanwhile."
     torchrun_lines: tuple[str, ...] = ()
+    gpus: bool = True
+    "The ranks compute on GPUs: on a CPU, what runs out as if it were a GPU's memory is a budget."
 
 
 def read_records(attempt: AttemptDir, folder: str) -> tuple[dict[str, Any], ...]:
@@ -116,7 +118,9 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
         memory = _memory_of(error, failure)
         return Verdict(
             failure=failure,
-            reason=_reason(failure, rank, error.get("phase"), error.get("step"), exception, memory),
+            reason=_reason(
+                failure, rank, error.get("phase"), error.get("step"), exception, memory, evidence.gpus
+            ),
             phase=error.get("phase"),
             rank=rank,
             node=error.get("node"),
@@ -148,6 +152,7 @@ def _reason(
     step: int | None,
     text: str,
     memory: OutOfMemory | None = None,
+    gpus: bool = True,
 ) -> str:
     shared = memory is not None and memory.kind == "shared"
     what = (
@@ -156,7 +161,7 @@ def _reason(
         else "found the disk full"
         if DISK_FULL in text
         else {
-            "gpu-oom": "ran out of GPU memory",
+            "gpu-oom": "ran out of GPU memory" if gpus else "ran out of memory",
             "host-oom": "ran out of host memory",
             "nccl-timeout": "waited in vain for the other ranks",
             "rendezvous-failed": "could not meet the other ranks",
@@ -224,7 +229,7 @@ def _from_silence(evidence: Evidence) -> Verdict | None:
     """Nobody knows when a silent rank ended, but nothing that happens to another one makes it silent."""
     for rank in _silent(evidence)[:1]:
         failure, reason, confidence, extra = _class_of_kill(
-            evidence, f"rank {rank}, with the worker that watches it,"
+            evidence, evidence.started[rank], f"rank {rank}, with the worker that watches it,"
         )
         return Verdict(
             failure=failure,
@@ -270,9 +275,9 @@ def _class_of_exit(
 ) -> tuple[FailureClass, str, Confidence, tuple[str, ...]]:
     rank, code = int(record["rank"]), int(record["exit_code"])
     if code == -signal.SIGKILL:
-        return _class_of_kill(evidence, f"rank {rank}")
+        return _class_of_kill(evidence, record.get("node"), f"rank {rank}")
     if found := _found(record):
-        reason = _reason(found.failure, rank, None, None, found.text, found.memory)
+        reason = _reason(found.failure, rank, None, None, found.text, found.memory, evidence.gpus)
         if record.get("exception"):
             return found.failure, reason, "certain", ("its torchelastic error file",)
         line = found.text.partition("\n")[0]
@@ -286,10 +291,13 @@ def _class_of_exit(
     return "user-error", f"rank {rank} ended with exit code {code}", "likely", ()
 
 
-def _class_of_kill(evidence: Evidence, who: str) -> tuple[FailureClass, str, Confidence, tuple[str, ...]]:
-    if evidence.host_oom_kills:
+def _class_of_kill(
+    evidence: Evidence, node: int | None, who: str
+) -> tuple[FailureClass, str, Confidence, tuple[str, ...]]:
+    kills = evidence.host_oom_kills.get(node, 0) if node is not None else 0
+    if kills:
         reason = f"{who} was ended by the kernel because host memory ran out"
-        return "host-oom", reason, "likely", (f"oom_kill +{evidence.host_oom_kills}",)
+        return "host-oom", reason, "likely", (f"oom_kill +{kills}",)
     return "unknown", f"{who} was killed (SIGKILL) by somebody outside the run", "likely", ()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launcher.planning.lower import lower
+from launcher.planning.lower import STATES_ALONE, less_for_states, lower
 from launcher.spec.job import Job, Retries
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
@@ -62,6 +62,8 @@ def advice(verdict: Verdict) -> str:
     """What the user can do; RUN stands for the run."""
     if verdict.memory is not None and verdict.memory.kind == "shared":
         return SHARED_MEMORY
+    if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
+        return less_for_states(verdict)
     return POLICIES[verdict.failure].advice
 
 

@@ -136,7 +136,8 @@ class Supervisor:
             lost_nodes=lost,
             started=started_ranks(attempt),
             disk_full=disk_full(self.run.path),
-            host_oom_kills=oom_kills() - kills + sum(r["oom_kills"] for n, r in reports.items() if n),
+            host_oom_kills={**{n: r["oom_kills"] for n, r in reports.items()}, 0: oom_kills() - kills},
+            gpus=self.plan.layout.gpus_per_node > 0,
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
         )
         verdict = judge(evidence)

@@ -194,8 +194,8 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.limit is not None and self.live + size > self.limit:
                 self._refuse(
                     size,
-                    f"The budget ({VARIABLE}) has a total capacity of {self.limit / MIB:.2f} MiB "
-                    f"of which {(self.limit - self.live) / MIB:.2f} MiB is free.",
+                    f"The budget ({VARIABLE}) has a total capacity of {_words(self.limit)} "
+                    f"of which {_words(self.limit - self.live)} is free.",
                 )
             if self.drills is not None and (drill := self.drills.strikes()):
                 self._refuse(size, f"This is a drill ({DRILLS}: {drill}).")
@@ -209,7 +209,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.on_oom(size)
         device = self.device.type.upper()
         raise torch.OutOfMemoryError(
-            f"Out of memory on the {device}. Tried to allocate {size / MIB:.2f} MiB. {reason}"
+            f"Out of memory on the {device}. Tried to allocate {_words(size)}. {reason}"
         )
 
     def _keep(self, address: int, held: Held) -> None:
@@ -237,6 +237,14 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._resize(storage, size)
 
         return resize
+
+
+def _words(size: int) -> str:
+    """Of bytes, as PyTorch's allocator writes them."""
+    for unit, name in ((2**30, "GiB"), (MIB, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"
 
 
 def open_budget(device: torch.device, where: Where | None = None, drills: Drills | None = None) -> Budget:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.report.why import MAX_LINES, why
-from launcher.runs.files import replace_json
+from launcher.runs.files import append_json, replace_json
 from launcher.runs.layout import RunDir
 from launcher.spec.verdict import Verdict
 
@@ -33,7 +33,7 @@ def test_a_verbose_failure_after_many_others_still_fits(run: RunDir) -> None:
         )  # fmt: skip
     shown = why(run, "failed", "")
     assert len(shown) <= MAX_LINES < 15
-    assert all(len(line) < (720 if line.startswith("exception") else 200) for line in shown)
+    assert all(len(line) < (720 if line.startswith(("exception", "done")) else 200) for line in shown)
     assert shown[1].startswith("cause     user-error: r (attempt 5)")
     assert any(line.startswith("do        fix the error") for line in shown)
 
@@ -52,6 +52,14 @@ def test_the_exception_is_not_repeated_by_the_lines_before_it(run: RunDir) -> No
     judged(run, 0, failure="user-error", reason="r", exception="ValueError: bad token", last_lines=lines)
     text = "\n".join(why(run, "failed", ""))
     assert text.count("bad token") == 1 and "loading shard 7" in text
+
+
+def test_a_first_attempt_that_went_on_lower_is_not_said_to_have_met_nothing(run: RunDir) -> None:
+    judged(run, 0, failure="succeeded", reason="r")
+    assert why(run, "succeeded", "") == ["demo-1 succeeded in its first attempt: nothing failed."]
+    append_json(run.events, {"event": "downgrade", "in_process": True})
+    [told] = why(run, "succeeded", "")
+    assert told == "demo-1 succeeded in its first attempt; memory ran out on the way:"
 
 
 @pytest.mark.parametrize(

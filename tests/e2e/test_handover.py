@@ -74,7 +74,8 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
         [0, 1, "backward", 5],
         [1, -1, "evaluation", 6],
         [2, 1, "checkpoint", 8],
-        train={"eval_every": 2},
+        train={"eval_every": 2, "probe": "never"},
+        env={"TRAIN_MEMORY_BUDGET": "1GiB"},  # which gives the CPU a host, to save states from
     )
     assert [(one["failure"], one["phase"], one["step"]) for one in verdicts(ours)] == [
         ("gpu-oom", "backward", 5),
@@ -83,6 +84,7 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
         ("succeeded", None, None),
     ], lab.all_logs(ours)
     assert resumed(ours) == [(step, "shared-memory") for step in (4, 6, 8)]
+    assert [event["reason"] for event in events(ours, "downgrade")][-1] == "offload none -> cpu-optimizer"
     assert [event["step"] for event in events(ours, "handover")] == [4, 6, 8]
     assert [line["step"] for line in metrics(ours)] == list(range(1, STEPS + 1)), "each step once"
     assert [line["step"] for line in metrics(ours) if "eval_loss" in line] == [2, 4, 6, 8]

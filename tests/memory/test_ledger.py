@@ -216,6 +216,20 @@ def test_a_prediction_for_another_recipe_is_left_out(tmp_path):
     assert made is not None and (made.predicted, made.ratio) == ({}, None)
 
 
+def test_what_ran_out_is_in_it_unless_it_was_a_fire_drill(tmp_path):
+    run = finished(tmp_path / "run-1")
+    append_json(run.events, {"event": "attempt", "attempt": 2, "recipe": recipe().model_dump()})
+    append_json(run.events, {"event": "ended", "attempt": 2, "failure": "gpu-oom"})
+    append_json(run.events, {"event": "downgrade", "changes": {"micro_batch_size": [4, 2]}})
+    made = entry_of_run(run)
+    assert made is not None and made.ran_out == (recipe(),)
+    about = run.read_about()
+    about["job"]["env"] = {"TRAIN_MEMORY_FAIL": "step=2,phase=forward"}
+    replace_json(run.run, about)
+    made = entry_of_run(run)
+    assert made is not None and made.ran_out == ()
+
+
 def test_a_run_that_tells_nothing_gives_no_entry(tmp_path):
     assert entry_of_run(RunDir(tmp_path)) is None
     run = finished(tmp_path / "run-1")

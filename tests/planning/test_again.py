@@ -36,6 +36,12 @@ def test_the_micro_batch_stays_where_memory_had_made_it_go(ranks: int, batch: tu
     assert planned(ranks, [STEPPED_DOWN]) == batch
 
 
+def test_a_run_that_climbed_back_begins_where_it_had_climbed_to() -> None:
+    climb = {"event": "climb", "changes": {"micro_batch_size": [2, 4], "grad_accum": [4, 2]}}
+    assert planned(2, [STEPPED_DOWN, climb]) == (4, 2)
+    assert planned(2, [STEPPED_DOWN, climb, STEPPED_DOWN]) == (2, 4)
+
+
 def test_the_speeds_of_the_rungs_that_are_left_are_those_of_the_new_beginning() -> None:
     job = Job.model_validate(
         {"name": "j", "task": "a:B", "batch": {"global": 8}, "steps": 1, "resources": {"gpus_per_node": 0}}

@@ -12,7 +12,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules
 from launcher.spec.verdict import Verdict
-from launcher.supervise.policy import decide
+from launcher.supervise.policy import advice, decide
 from tests.planning.anchors import LLAMA, MPT
 from tests.planning.toy import Toy
 
@@ -135,6 +135,7 @@ BASE = PLAIN.model_copy(update={"optimizer": "adamw", "sharding": "fsdp", "activ
 SMALLER = BASE.model_copy(update={"micro_batch_size": 2, "grad_accum": 4})
 AGAIN = SMALLER.model_copy(update={"activations": "checkpoint"})
 ON_HOST = AGAIN.model_copy(update={"offload": "cpu-optimizer"})
+BASE_ON_HOST = BASE.model_copy(update={"activations": "checkpoint", "offload": "cpu-optimizer"})
 PLANNED = (BASE, SMALLER, AGAIN, ON_HOST)
 
 
@@ -145,7 +146,10 @@ def after(verdict: Verdict, at: Recipe = BASE, setting: Setting = SETTING) -> Re
 def test_the_rung_of_the_plan_fits_the_phase():
     assert after(Verdict(failure="gpu-oom", reason="", phase="backward")) == SMALLER
     assert after(Verdict(failure="gpu-oom", reason="", phase="backward"), SMALLER) == AGAIN
-    assert after(Verdict(failure="gpu-oom", reason="", phase="optimizer")) == ON_HOST
+    assert after(Verdict(failure="gpu-oom", reason="", phase="optimizer")) == BASE_ON_HOST
+    assert after(Verdict(failure="gpu-oom", reason="", phase="checkpoint")) == BASE_ON_HOST
+    assert after(Verdict(failure="gpu-oom", reason="", phase="init")) is None, "states come later"
+    assert after(Verdict(failure="gpu-oom", reason="", phase="init"), ON_HOST) is None
     assert after(Verdict(failure="host-oom", reason="")) == AGAIN
     assert after(Verdict(failure="host-oom", reason=""), AGAIN) is None
     assert after(Verdict(failure="gpu-oom", reason="", phase="optimizer"), ON_HOST) is None
@@ -155,8 +159,24 @@ def test_the_supervisor_takes_the_rung_of_the_plan():
     job = Job.model_validate({"name": "j", "task": "a:B", "steps": 1, "batch": {"global": 64}})
     verdict = Verdict(failure="gpu-oom", reason="", phase="optimizer")
     decision = decide(verdict, job, BASE, SETTING, {}, PLANNED)
-    assert (decision.action, decision.recipe) == ("retry-lower", ON_HOST)
+    assert (decision.action, decision.recipe) == ("retry-lower", BASE_ON_HOST)
     assert decide(verdict, job, BASE, SETTING, {}).action == "stop"
+
+
+@pytest.mark.parametrize("phase", ["init", "optimizer", "checkpoint"])
+def test_what_no_micro_batch_helps_costs_no_attempt_with_a_smaller_one(phase: str) -> None:
+    verdict = Verdict(failure="gpu-oom", reason="", phase=phase)
+    lowered = lower(BASE, verdict, SETTING, (BASE, SMALLER))
+    assert lowered.recipe is None and "a smaller micro-batch does not help" in lowered.reason
+    assert advice(verdict) in lowered.reason and "activations" not in lowered.reason
+    everything = BASE.model_copy(update={"offload": "cpu"})
+    planned = (BASE, SMALLER, SMALLER.model_copy(update={"offload": "cpu"}))
+    assert lower(BASE, verdict, SETTING, planned).recipe == everything
+
+
+def test_a_full_host_is_not_told_to_take_more() -> None:
+    verdict = Verdict(failure="host-oom", reason="", phase="checkpoint")
+    assert "offload" not in lower(PLAIN, verdict, Setting(8, 1, 0, entrypoint=True)).reason
 
 
 def test_on_cpus_host_memory_is_what_the_recipe_is_about():
@@ -177,7 +197,8 @@ def test_a_full_host_never_gets_more_to_hold(phase: str | None, gpus: int) -> No
         at = lower(at, verdict, setting, [at, *planned]).recipe
         seen += [at] if at is not None else []
         assert at is None or (at.offload, at.activations) == ("none", "keep")
-    assert len(seen) == (2 if gpus == 0 and phase != "optimizer" else 0), "smaller micro-batches on CPUs only"
+    smaller = 2 if gpus == 0 and phase in (None, "backward") else 0
+    assert len(seen) == smaller, "smaller micro-batches on CPUs only"
 
 
 MORE_ON_HOST: list[dict[str, Any]] = [
@@ -217,9 +238,10 @@ def test_a_run_that_left_the_ladder_for_smaller_micro_batches_goes_on_below_at_i
     assert lowered == AGAIN.model_copy(update=one)
 
 
-def test_when_no_micro_batch_fits_something_else_is_given_up_and_the_size_is_as_planned():
+def test_when_no_micro_batch_fits_something_else_is_given_up_and_the_probe_looks_for_the_size_again():
     probed = Verdict(failure="gpu-oom", reason="", phase="probe")
-    assert after(probed, BASE) == AGAIN and after(probed, SMALLER) == AGAIN
+    assert after(probed, BASE) == BASE.model_copy(update={"activations": "checkpoint"})
+    assert after(probed, SMALLER) == AGAIN
     assert after(probed, ON_HOST) is None
 
 

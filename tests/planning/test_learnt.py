@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.memory.ledger import Entry, family_of, record
-from launcher.planning.learnt import begun_where_it_fitted
+from launcher.planning.decide import Decider
+from launcher.planning.declared import DeclaredParams
+from launcher.planning.learnt import begun_where_it_fitted, known_of
 from launcher.planning.plan import Plan, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -29,7 +31,13 @@ def job(budget: str = "64MiB", **recipe: Any) -> Job:
 
 
 def planned(folder: Path, asked: Job) -> Plan:
-    return begun_where_it_fitted(make_plan(asked, HERE), asked, HERE, folder)
+    """As a submission is; `launcher plan` says the same."""
+    plan = begun_where_it_fitted(
+        make_plan(asked, HERE), asked, HERE, known_of(asked, HERE, folder, on_gpu=False)
+    )
+    told = Decider(asked, HERE, DeclaredParams(1000, batch_norm=False), folder).decide().plan
+    assert (told.recipe, told.ladder, told.reason) == (plan.recipe, plan.ladder, plan.reason)
+    return plan
 
 
 def ran(folder: Path, fitted: int) -> None:
@@ -57,7 +65,7 @@ def test_the_next_one_begins_there_and_says_so(tmp_path):
     ran(tmp_path, fitted=4)
     plan = planned(tmp_path, job())
     assert (plan.recipe.micro_batch_size, plan.recipe.grad_accum) == (4, 4)
-    assert [rung.micro_batch_size for rung in plan.ladder] == [2, 1]
+    assert [rung.micro_batch_size for rung in plan.ladder] == [2, 1, 1]
     assert "ran out above it in again-1" in plan.reason
 
 

@@ -46,7 +46,19 @@ def test_without_gpus_one_rank_trains_in_fp32():
 def test_what_the_job_fixes_is_kept_and_the_rest_follows():
     plan = make_plan(job(recipe={"micro_batch_size": 2}), A6000)
     assert (plan.recipe.micro_batch_size, plan.recipe.grad_accum) == (2, 4)
-    assert [rung.micro_batch_size for rung in plan.ladder] == [1]
+    assert [(rung.micro_batch_size, rung.offload) for rung in plan.ladder] == [(1, "none"), (1, "cpu")]
+    plan = make_plan(job(recipe={"micro_batch_size": 2, "offload": "none"}), A6000)
+    assert [(rung.micro_batch_size, rung.offload) for rung in plan.ladder] == [(1, "none")]
+
+
+def test_below_the_smallest_micro_batch_is_the_hosts_memory_where_there_is_one_beside_the_devices():
+    def below(cluster, **fields):
+        return [rung.offload for rung in make_plan(job(**fields), cluster).ladder][-1]
+
+    ddp = {"sharding": "ddp"}
+    assert (below(A6000), below(A6000, recipe=ddp)) == ("cpu", "cpu-optimizer")
+    assert below(LAPTOP) == "none" and below(LAPTOP, env={"TRAIN_MEMORY_BUDGET": "1GiB"}) == "cpu-optimizer"
+    assert below(A6000, task=None, command="python train.py") == "none"
 
 
 @pytest.mark.parametrize(

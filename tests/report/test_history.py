@@ -73,7 +73,7 @@ def test_every_turn_is_told_with_what_it_cost(log: Log) -> None:
     log.steps(0, 1, 10, 0.5)
     log.event(
         "downgrade", after=0.3, in_process=True, attempt=0, step=11, phase="backward", rank=1, seconds=0.3,
-        **to(8, 16),
+        because="CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of", **to(8, 16),
     )  # fmt: skip
     log.steps(0, 11, 20, 0.55)
     log.event("handover", after=1.0, attempt=0, step=20, bytes=3 * 2**30, seconds=0.9)
@@ -93,7 +93,7 @@ def test_every_turn_is_told_with_what_it_cost(log: Log) -> None:
     assert history(run) == [
         "history   1 downgrade in process, 1 restart, 1 climb: 4.3 s lost",
         "  attempt 0  probe: micro-batch 16 fits, as planned (2 tried, 0.41 s)",
-        "  attempt 0  memory ran out in backward of step 11 on rank 1",
+        "  attempt 0  memory ran out in backward of step 11 on rank 1, 20 MiB asked for",
         "    -> in process; micro-batch 16 -> 8; planned 3 % slower; 2 -> 1.82 steps/s, 9 % slower; "
         "0.3 s lost",
         "  attempt 0  rank 0 ran out of GPU memory in optimizer of step 21, 1 GiB asked for",

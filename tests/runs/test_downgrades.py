@@ -34,10 +34,14 @@ def test_what_ran_out_is_what_was_left_for_less_within_an_attempt_or_by_a_restar
     events = [
         attempt(0, 8),
         change("downgrade", 0, 8, 4, in_process=True),
+        {"event": "ended", "attempt": 0, "failure": "gpu-oom"},
         change("downgrade", 0, 4, 2),
         attempt(1, 2),
+        {"event": "ended", "attempt": 1, "failure": "host-oom"},
+        change("downgrade", 1, 2, 1),
+        attempt(2, 1),
     ]
-    assert ran_out(events) == (recipe(8), recipe(4))
+    assert ran_out(events) == (recipe(8), recipe(4)), "a full host says nothing about the GPU"
 
 
 def test_what_the_run_came_back_to_did_not_run_out_unless_it_did_again():

@@ -46,6 +46,12 @@ def test_the_rank_that_knows_its_reason_is_believed_over_everything_else():
     assert verdict.last_lines == ("a", "b") and verdict.exit_code == EXIT_OOM
 
 
+def test_on_a_cpu_it_is_no_gpu_that_ran_out():
+    told = Evidence(ranks=1, exit_codes={0: 1}, errors=(said(0, "gpu-oom", phase="forward", step=2),))
+    assert judge(told).reason == "rank 0 ran out of GPU memory in forward of step 2"
+    assert judge(replace(told, gpus=False)).reason == "rank 0 ran out of memory in forward of step 2"
+
+
 def test_a_rank_that_left_with_another_is_not_the_cause_even_when_nobody_could_say_why():
     lines = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",)
     exits = (ended(0, EXIT_FOLLOWED, 1.0), ended(1, EXIT_OOM, 1.1, lines=lines))
@@ -78,8 +84,10 @@ def test_a_rank_killed_without_a_word_is_the_cause_although_its_peers_complain()
 
 
 def test_a_kill_while_the_kernel_was_out_of_memory_is_host_oom():
-    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, -9),), host_oom_kills=1))
+    evidence = Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, -9),), host_oom_kills={0: 1})
+    verdict = judge(evidence)
     assert verdict.failure == "host-oom" and "oom_kill +1" in verdict.evidence
+    assert judge(replace(evidence, host_oom_kills={0: 0, 1: 1})).failure == "unknown", "on another node"
 
 
 TRACEBACK = (
@@ -285,7 +293,8 @@ def test_the_rank_whose_worker_was_killed_is_the_cause_although_only_the_others_
     verdict = judge(evidence)
     assert (verdict.failure, verdict.rank, verdict.node, verdict.confidence) == ("unknown", 2, 1, "likely")
     assert "SIGKILL" in verdict.reason and verdict.evidence == ("no exits/rank-002.json",)
-    short_of_memory = judge(replace(evidence, host_oom_kills=1))
+    assert judge(replace(evidence, host_oom_kills={0: 1, 1: 0})).failure == "unknown"
+    short_of_memory = judge(replace(evidence, host_oom_kills={0: 0, 1: 1}))
     assert (short_of_memory.failure, short_of_memory.rank) == ("host-oom", 2)
 
 

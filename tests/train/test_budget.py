@@ -74,6 +74,10 @@ def test_what_would_pass_the_limit_is_refused_like_on_a_gpu() -> None:
         assert "total capacity of 3.00 MiB of which 1.00 MiB is free" in str(caught.value)
         assert budget.live == kept.nbytes
         torch.zeros(MIB // 4)
+        filler = torch.zeros(MIB // 4 - 1)
+        with pytest.raises(torch.OutOfMemoryError, match=r"allocate 8 bytes.* of which 4 bytes is free"):
+            torch.zeros(2)
+        del filler
 
 
 @pytest.mark.usefixtures("one_rank_group")
