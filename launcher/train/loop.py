@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from launcher.spec.recipe import Recipe
 from launcher.spec.supported import unsupported
+from launcher.spec.verdict import Phase
 from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
@@ -36,7 +37,7 @@ from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
 from launcher.train.sharding import accumulate
-from launcher.train.where import Phase, Where
+from launcher.train.where import Where
 
 
 class Trainer:

@@ -115,6 +115,14 @@ def test_only_the_rank_that_is_named_counts_anything(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_drill_that_cannot_be_is_refused_with_what_can(text: str, what: str) -> None:
-    with pytest.raises(SetupError, match=f"TRAIN_MEMORY_FAIL: {what}") as caught:
+    with pytest.raises(ValueError, match=what) as caught:
         parse_drills(text, world=2)
     assert "rank: all, first, last or a number" in str(caught.value)
+
+
+def test_a_rank_that_is_started_with_one_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRAIN_MEMORY_FAIL", "step=2")
+    with pytest.raises(SetupError, match="TRAIN_MEMORY_FAIL: phase is missing"):
+        read_drills(one_rank(RunDir(Path("run"))), Where())

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
+from launcher.spec.verdict import Phase
 from launcher.train.budget import Budget
 from launcher.train.rank import Rank
 from launcher.train.recovery.cleanup import clean
@@ -22,7 +23,7 @@ from launcher.train.recovery.collectives import Collectives
 from launcher.train.recovery.gate import Gate
 from launcher.train.recovery.selftest import self_test
 from launcher.train.recovery.undo import Undo
-from launcher.train.where import Phase, Where
+from launcher.train.where import Where
 
 T = TypeVar("T")
 _self_tested: dict[tuple[str, str], str | None] = {}
