@@ -20,7 +20,7 @@ from launcher.schedulers.base import Capabilities, SchedulerError, Status
 from launcher.schedulers.rundir import write_run
 from launcher.schedulers.slurm import snapshot
 from launcher.schedulers.slurm.exchange import Wanted
-from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submit
+from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submission_of, submit
 from launcher.schedulers.slurm.login import ask
 from launcher.schedulers.slurm.mirror import Mirrored, RefusedError
 from launcher.schedulers.slurm.rsh import quote
@@ -145,7 +145,8 @@ class RemoteSlurm(SlurmScheduler):
 
     def _sbatch_once(self, run: RunDir, event: str, digest: str) -> str:
         about = run.read_about()
-        command = sbatch_command(f"{self.there}/{run.scripts.relative_to(run.path.parent)}/job.sbatch")
+        script = f"{self.there}/{run.scripts.relative_to(run.path.parent)}/job.sbatch"
+        command = sbatch_command(script, submission_of(run))
         handle = str(Handle(about["cluster"]["name"], "@"))
         before, after = json.dumps({"event": event, "handle": handle, "command": command})[1:].split("@", 1)
         events = quote(f"{self.there}/{run.id}/events.jsonl")
