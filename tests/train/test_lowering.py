@@ -51,6 +51,16 @@ def test_a_batch_larger_than_what_was_probed_is_probed_before_any_rank_computes_
     assert found["steps"] == [1, 2, 3, 4]
 
 
+def test_batches_of_any_number_of_tensors_are_probed_a_few_times_and_trained_with(
+    measured: dict[str, Any],
+) -> None:
+    """Two batches of one step, one with more tensors, the other with larger ones."""
+    if (found := measured.get("varying")) is None:
+        pytest.skip("tried on one and two ranks")
+    assert found["steps"] == [1, 2, 3, 4] and not any(found["different"]), found
+    assert 2 < found["probes"] < 20, found
+
+
 def test_a_failure_that_passed_is_forgiven_once(measured: dict[str, Any]) -> None:
     if (found := measured.get("climbs")) is None:
         pytest.skip("tried on two ranks")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -47,7 +48,8 @@ class Recovery:
         self.collectives = Collectives(model, rank.device) if isinstance(model, FSDPModule) else None
         self.failure: Failure | None = None
         self.probed: list[int] | None = None
-        "Elements per sample of each tensor of a batch, the most that was probed; None: nothing was."
+        """Elements per sample of the first tensor of a batch, the second ..., the most that was probed; None:
+        nothing was. It only ever grows, in number and in size: probing comes to an end."""
         self.why_not = self._why_not()
 
     def _why_not(self) -> str | None:
@@ -123,17 +125,14 @@ class Recovery:
         """A batch of so many samples: whether a sample of it is larger than what was probed."""
         if self.probed is None:
             return False
-        sizes = sizes_of(batch)
-        return len(sizes) != len(self.probed) or any(
-            size > most * micro_batch_size for size, most in zip(sizes, self.probed, strict=True)
-        )
+        known = zip_longest(sizes_of(batch), self.probed, fillvalue=0)
+        return any(size > most * micro_batch_size for size, most in known)
 
     def meets(self, batch: Any, micro_batch_size: int) -> None:
         """From here on no batch of these sizes is a surprise, nor of any before: one sample may be the
-        longest in one tensor and another one in another."""
+        longest in one tensor and another one in another, or have fewer of them."""
         sizes = [-(-size // micro_batch_size) for size in sizes_of(batch)]
-        before = self.probed if self.probed is not None and len(self.probed) == len(sizes) else sizes
-        self.probed = [max(pair) for pair in zip(sizes, before, strict=True)]
+        self.probed = [max(pair) for pair in zip_longest(sizes, self.probed or (), fillvalue=0)]
 
     def discard(self) -> None:
         """On every rank: as the step began."""
