@@ -104,6 +104,21 @@ def test_a_rank_out_of_memory_ends_at_once_and_says_so_with_a_snapshot(tmp_path:
     assert [line["step"] for line in read_json_lines(run.attempt(0).memory(1))] == [1]
 
 
+def test_a_fire_drill_can_strike_a_save_and_one_that_never_struck_is_told(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(steps=2, train={"checkpoint_every": 1}))
+    drills = {"TRAIN_MEMORY_FAIL": "step=1,phase=checkpoint,attempt=0;step=2,phase=evaluation,attempt=1"}
+    ended = start(run, recipe("none", micro=8), ranks=1, env=drills)
+    assert ended.codes == {0: EXIT_OOM}, ended.output
+    failure = error(run.attempt(0), 0)
+    assert (failure["phase"], failure["step"]) == ("checkpoint", 1) and "This is a drill" in failure[
+        "exception"
+    ]
+
+    ended = start(run, recipe("none", micro=8), ranks=1, env=drills)
+    assert ended.codes == {0: 0}
+    assert "never came about: step=2,phase=evaluation,attempt=1" in ended.output
+
+
 def test_the_demo_of_a_downgrade_runs_out_after_one_step_and_fits_in_halves(tmp_path: Path) -> None:
     shown = job(**YAML(typ="safe").load(EXAMPLES / "demo-oom.yaml"))
     run = prepare(tmp_path / "run", shown.model_copy(update={"steps": 3}))
