@@ -124,7 +124,7 @@ def _follows(line: dict[str, Any], turn: Event, attempt: int) -> bool:
 def _summary(turns: Sequence[Turn]) -> str:
     kinds = [
         (
-            sum(turn.event.get("in_process", False) for turn in turns),
+            sum(turn.event["event"] == "downgrade" and not turn.restart for turn in turns),
             "downgrade in process",
             "downgrades in process",
         ),

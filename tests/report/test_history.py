@@ -88,7 +88,7 @@ def test_every_turn_is_told_with_what_it_cost(log: Log) -> None:
     log.event("attempt", attempt=1, recipe=recipe(4))
     log.event("resumed", after=3.0, step=20, **{"from": "shared-memory"})
     log.steps(1, 21, 25, 1.0)
-    log.event("climb", attempt=1, step=26, **to(8, 4))
+    log.event("climb", attempt=1, step=26, in_process=True, because="no failure in 200 steps", **to(8, 4))
     log.steps(1, 26, 30, 0.625)
     assert history(run) == [
         "history   1 downgrade in process, 1 restart, 1 climb: 4.3 s lost",
