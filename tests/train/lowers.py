@@ -122,7 +122,7 @@ def varying(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str,
     return {
         "different": everywhere(different(ours.bits, without.bits)),
         "steps": ours.steps,
-        "probes": sum(one["event"] == "probe" for one in ours.events),
+        "asked": [one["asked"] for one in ours.events if one["event"] == "probe"],
     }
 
 

@@ -44,7 +44,7 @@ class InForce:
     def probed(self) -> None:
         """Take the largest micro-batch that fits on every rank. Nobody waits until each knows its own."""
         began, gate, before = time.perf_counter(), self.recovery.gate, self.recipe
-        rungs = micro_batches(before, self.setting)
+        rungs, asked = micro_batches(before, self.setting), self.probe.asked
         found = self.probe.largest(rungs)
         [lowest] = gate.highest(len(rungs) if found is None else found)
         if off := next(filter(None, gate.everyones(self.probe.off)), None):
@@ -56,7 +56,7 @@ class InForce:
         self.recovery.meets(self.probe.batch(self.recipe.micro_batch_size), self.recipe.micro_batch_size)
         seconds = round(time.perf_counter() - began, 3)
         sizes = {"planned": before.micro_batch_size, "micro_batch_size": self.recipe.micro_batch_size}
-        self._event("probe", **sizes, asked=self.probe.asked, seconds=seconds)
+        self._event("probe", **sizes, asked=self.probe.asked - asked, seconds=seconds)
         if self.recipe != before:
             text = f"{before.micro_batch_size} samples at once do not fit"
             self._tell("downgrade", before, text, phase="probe", seconds=seconds)
