@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import torch.distributed as dist
@@ -66,13 +66,18 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
 
 def memory_of(error: BaseException) -> OutOfMemory | None:
     """Which memory ran out, when that is what the exception says, or the one that it came of."""
-    found, seen = None, 0
+    found = (out_of_memory(f"{type(cause).__name__}: {cause}") for cause in causes(error))
+    return next(filter(None, found), None)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """`error`, the one that it came of, and so on."""
     cause: BaseException | None = error
-    while found is None and cause is not None and seen < MAX_CHAIN:
-        found = out_of_memory(f"{type(cause).__name__}: {cause}")
+    for _ in range(MAX_CHAIN):
+        if cause is None:
+            return
+        yield cause
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-        seen += 1
-    return found
 
 
 def write_error(place: Place, error: BaseException, where: Where) -> FailureClass | None:

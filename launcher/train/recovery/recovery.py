@@ -11,12 +11,14 @@ from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from launcher.train.budget import Budget
+from launcher.train.failure import causes, classify
 from launcher.train.rank import Rank
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import Collectives
@@ -80,15 +82,15 @@ class Recovery:
     def attempt(self, kind: object, micro_batch: Callable[[], T]) -> T | None:
         """What `micro_batch` returns; None when memory ran out in it and the ranks can go on together.
 
-        `kind`: micro-batches of one kind send the same. Raises torch.OutOfMemoryError where they cannot.
+        `kind`: micro-batches of one kind send the same. Where they cannot, the exception passes.
         """
         if self.collectives is not None:
             self.collectives.begin(kind)
         before = self.where.phase, self.where.users
         try:
             result = micro_batch()
-        except torch.OutOfMemoryError as error:
-            if self.why_not is not None or not self._can_drain:
+        except Exception as error:
+            if self.why_not is not None or not self._can_drain or not may_pass(error, self.where):
                 raise
             self.failure = Failure(self.rank.number, self.where.phase, str(error))
             del error
@@ -140,6 +142,13 @@ class Recovery:
         with self.budget.host_side():
             self.undo.restore()
         self.free()
+
+
+def may_pass(error: Exception, where: Where) -> bool:
+    """Whether it is device memory that ran out, in the words of PyTorch or of a library, and left the device
+    and the ranks' connections as they were."""
+    broken = any(isinstance(one, (torch.AcceleratorError, dist.DistError)) for one in causes(error))
+    return not broken and classify(error, where) == "gpu-oom"
 
 
 def sizes_of(batch: Any) -> list[int]:
