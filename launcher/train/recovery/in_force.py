@@ -51,7 +51,7 @@ class InForce:
             self._event("probe-skipped", reason=off)
             return
         if lowest == len(rungs):
-            self._give_up(Failure(self.rank.number, "probe", self.probe.told) if found is None else None)
+            self._give_up(self.probe.failure if found is None else None)
         self._take(rungs[lowest])
         self.recovery.meets(self.probe.batch(self.recipe.micro_batch_size), self.recipe.micro_batch_size)
         seconds = round(time.perf_counter() - began, 3)
@@ -100,7 +100,7 @@ class InForce:
         """What is left is a restart, which the ranks that failed bring about."""
         if failure is None:
             self.recovery.gate.wait_for_the_end()
-        self.recovery.where.phase = failure.phase
+        self.recovery.where.phase, self.recovery.where.traceback = failure.phase, failure.traceback
         raise torch.OutOfMemoryError(failure.text)
 
     def _take(self, recipe: Recipe) -> None:
@@ -110,7 +110,7 @@ class InForce:
 
     def _tell(self, event: str, before: Recipe, text: str, **fields: Any) -> None:
         """`text`: what brought it about."""
-        words, text = words_of(self.recipe, before, self.setting), text.splitlines()[0]
+        words, text = words_of(self.recipe, before, self.setting), text.partition("\n")[0]
         changes = {name: list(pair) for name, pair in self.recipe.changes_from(before).items()}
         self._event(event, in_process=True, changes=changes, reason=words, because=text, **fields)
         self.rank.say(f"{event}: {words} ({text})")

@@ -17,8 +17,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
+from launcher.logs.out_of_memory import out_of_memory
 from launcher.train.budget import Budget
-from launcher.train.failure import causes, classify
+from launcher.train.failure import causes, classify, in_a_line, shortened
 from launcher.train.rank import Rank
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import Collectives
@@ -32,11 +33,19 @@ _self_tested: dict[tuple[str, str], str | None] = {}
 
 
 class Failure(NamedTuple):
-    """Memory that ran out on one rank, in its words."""
+    """Memory that ran out on one rank. Nothing of the exception, which would keep every activation alive."""
 
     rank: int
     phase: Phase
     text: str
+    "In its words."
+    traceback: tuple[str, ...]
+
+
+def failure_of(error: Exception, rank: Rank, where: Where) -> Failure:
+    """`error`: of memory, or came of one that is."""
+    words = next(str(cause) for cause in causes(error) if out_of_memory(in_a_line(cause)))
+    return Failure(rank.number, where.phase, words, tuple(shortened(error)))
 
 
 class Recovery:
@@ -92,7 +101,7 @@ class Recovery:
         except Exception as error:
             if self.why_not is not None or not self._can_drain or not may_pass(error, self.where):
                 raise
-            self.failure = Failure(self.rank.number, self.where.phase, str(error))
+            self.failure = failure_of(error, self.rank, self.where)
             del error
         else:
             if self.collectives is not None:
