@@ -104,6 +104,7 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         snapshot = place.attempt.oom_snapshot(place.number) if memory.kind == "gpu" else None
         memory = with_tensors(memory, where.failed, str(snapshot) if snapshot is not None else None)
         content["memory"] = memory.model_dump()
+        content["why_not_in_process"] = where.why_not
     with contextlib.suppress(OSError):
         path = place.attempt.error(place.number)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -110,6 +110,8 @@ def test_a_step_is_repeated_whichever_library_ran_out_of_device_memory(
         if not goes_on:
             with pytest.raises((type(error), KeyError)):
                 recovery.attempt("kind", micro_batch)
+            broken = isinstance(error, (torch.AcceleratorError, dist.DistError))
+            assert (recovery.where.why_not is not None) == broken
             continue
         assert recovery.attempt("kind", micro_batch) is None
         assert recovery.failure is not None and recovery.failure.phase == "forward"

@@ -127,7 +127,7 @@ def test_a_probe_that_finds_something_smaller_leaves_no_snapshot(tmp_path: Path)
     assert run.attempt(0).oom_snapshot(0) is None
 
 
-def test_of_a_full_memory_the_screen_shows_the_users_own_lines(tmp_path: Path) -> None:
+def test_a_full_memory_is_told_with_the_users_own_lines_and_why_no_step_was_repeated(tmp_path: Path) -> None:
     """Where it passes through launcher, and at the end of the rungs, where it is raised once more."""
     for name, chosen in {"ddp": recipe("ddp", 4), "one": recipe("none", 1, 8)}.items():
         run = prepare(tmp_path / name, job(steps=2))
@@ -136,6 +136,13 @@ def test_of_a_full_memory_the_screen_shows_the_users_own_lines(tmp_path: Path) -
         assert EXIT_OOM in ended.codes.values(), ended.output
         assert "ragged.py" in ended.output and "in_force.py" not in ended.output, ended.output
         assert "launcher/train/budget.py" not in ended.output, ended.output
+        why_not = {
+            "ddp": "sharding: ddp cannot be retried after a failure in backward",
+            "one": "nothing is left to give up without a restart",
+        }
+        assert error(run.attempt(0), 0)["why_not_in_process"] == why_not[name]
+        off = [event["reason"] for event in run.read_events() if event["event"] == "recovery-off"]
+        assert off == ([why_not[name]] if name == "ddp" else [])
 
 
 def test_a_fire_drill_can_strike_a_save_and_one_that_never_struck_is_told(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ class InForce:
         self.rank, self.setting, self.recovery, self.probe = rank, setting, recovery, probe
         self.recorder, self.apply = recorder, apply
         self.recipe = rank.recipe
+        if recovery.why_not is not None:
+            self._event("recovery-off", reason=recovery.why_not)
         self.descent = Descent(rank, setting, recovery.gate)
         self._fitted = False
 
@@ -76,6 +78,7 @@ class InForce:
             return
         recipe = self.descent.below(before)
         if recipe is None:
+            recovery.where.why_not = "nothing is left to give up without a restart"
             self._give_up(recovery.failure)
         self.descent.went_down(before, step, had_fitted=self._fitted)
         self._take(recipe)

@@ -99,7 +99,10 @@ class Recovery:
         try:
             result = micro_batch()
         except Exception as error:
-            if self.why_not is not None or not self._can_drain or not may_pass(error, self.where):
+            if classify(error, self.where) != "gpu-oom":
+                raise
+            self.where.why_not = self.why_not or self._why_not_after(error)
+            if self.where.why_not is not None:
                 raise
             self.failure = failure_of(error, self.rank, self.where)
             del error
@@ -115,9 +118,10 @@ class Recovery:
             self.free()
         return None
 
-    @property
-    def _can_drain(self) -> bool:
-        return self.rank.world == 1 or (self.collectives is not None and self.collectives.can_drain)
+    def _why_not_after(self, error: Exception) -> str | None:
+        if any(isinstance(one, (torch.AcceleratorError, dist.DistError)) for one in causes(error)):
+            return "the device, or what connects the ranks, may be in no good state after such an error"
+        return self.collectives.why_not if self.collectives is not None and self.rank.world > 1 else None
 
     def free(self) -> None:
         gc.collect()
@@ -151,13 +155,6 @@ class Recovery:
         with self.budget.host_side():
             self.undo.restore()
         self.free()
-
-
-def may_pass(error: Exception, where: Where) -> bool:
-    """Whether it is device memory that ran out, in the words of PyTorch or of a library, and left the device
-    and the ranks' connections as they were."""
-    broken = any(isinstance(one, (torch.AcceleratorError, dist.DistError)) for one in causes(error))
-    return not broken and classify(error, where) == "gpu-oom"
 
 
 def sizes_of(batch: Any) -> list[int]:
