@@ -100,6 +100,8 @@ class Verdict(Value):
     confidence: Confidence = "certain"
     memory: OutOfMemory | None = None
     "Of gpu-oom and host-oom."
+    why_not_in_process: str | None = None
+    "Why the step in which memory ran out was not repeated by the same processes, where the phase allows it."
 
     @property
     def ok(self) -> bool:

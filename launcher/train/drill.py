@@ -40,6 +40,11 @@ class Drills:
                     return drill.text
         return None
 
+    def missed(self, attempt: int) -> list[str]:
+        """Texts of those that have not struck, at the end of the training in this attempt. A later attempt
+        than theirs does not know: they may have struck in the one before."""
+        return [drill.text for drill in self.coming if (drill.attempt or 0) == attempt]
+
 
 def read_drills(rank: Rank, where: Where) -> Drills | None:
     """What the environment asks of this rank. Raises SetupError."""

@@ -261,12 +261,14 @@ class Trainer:
 
     def _save(self, step: int, *, leaving: bool) -> None:
         """`leaving`: it must be complete before this returns, and need not be written twice."""
-        with self.where.during("checkpoint"), self.budget.host_side():
-            self._tell(self.checkpoints.finished(wait=True))
-            if not leaving:
-                self._tell(self.checkpoints.save(step))
-            elif self.checkpoints.saved != step:
-                self._tell(self.checkpoints.save_last(step))
+        with self.where.during("checkpoint"):
+            self._zero()  # for a fire drill: what follows is the host's and counts for nothing
+            with self.budget.host_side():
+                self._tell(self.checkpoints.finished(wait=True))
+                if not leaving:
+                    self._tell(self.checkpoints.save(step))
+                elif self.checkpoints.saved != step:
+                    self._tell(self.checkpoints.save_last(step))
 
     def _tell(self, saved: Saved | None) -> None:
         """A checkpoint that failed costs the steps since the last good one if worse follows, and no more."""

@@ -9,7 +9,7 @@ import torch
 
 from launcher.runs.layout import RunDir
 from launcher.train.budget import MIB, MemoryBudget, open_budget
-from launcher.train.drill import Drill, parse_drills, read_drills
+from launcher.train.drill import Drill, Drills, parse_drills, read_drills
 from launcher.train.rank import SetupError
 from launcher.train.where import Where
 from tests.train.runs import one_rank, recipe
@@ -86,6 +86,14 @@ def test_the_allocation_that_fails_can_be_counted_from_now() -> None:
         budget.fail_in(1)
         budget.fail_in(None)
         assert allocations_until_failure() is None
+
+
+def test_what_never_came_about_is_told_by_the_attempt_that_it_was_meant_for() -> None:
+    coming = parse_drills("phase=data;phase=forward,attempt=0;phase=backward,attempt=1", world=1)
+    drills = Drills(coming, Where("data", 1), micro_batch=8)
+    assert drills.strikes() == "phase=data"
+    assert drills.missed(0) == ["phase=forward,attempt=0"]
+    assert drills.missed(1) == ["phase=backward,attempt=1"]
 
 
 def test_ranks_have_names() -> None:
