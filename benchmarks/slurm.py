@@ -56,6 +56,8 @@ class Bench:
             **os.environ, **cluster.env(), "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
             "XDG_STATE_HOME": str(folder / "state"), "XDG_CACHE_HOME": str(folder / "cache"),
         }  # fmt: skip
+        # An installed package comes with its bytecode; a checkout keeps it only where it may.
+        self.env.pop("PYTHONDONTWRITEBYTECODE", None)
         (folder / "payload.py").write_text(PAYLOAD)
         (folder / "with_submitit.py").write_text(SUBMITIT)
         for name, command in (("plain", PLAIN), ("torchrun", TORCHRUN)):

@@ -50,6 +50,8 @@ class Scale:
             **os.environ, **cluster.env(), "PYTHONPATH": str(ROOT), "COLUMNS": "120", "TZ": "UTC",
             "XDG_STATE_HOME": str(folder / "state"), "XDG_CACHE_HOME": str(folder / "cache"),
         }  # fmt: skip
+        # An installed package comes with its bytecode; a checkout keeps it only where it may.
+        self.env.pop("PYTHONDONTWRITEBYTECODE", None)
         stub = folder / "stub"
         stub.write_text(STUB.replace("LINES_OF_EACH", str(lines)).replace("RANKS", str(RANKS)))
         stub.chmod(0o755)

@@ -21,8 +21,9 @@ from pydantic import JsonValue, NonNegativeInt, PositiveInt
 
 from launcher.runs.files import replace_json
 from launcher.runs.time import now
-from launcher.spec.base import Value, parse_bytes
+from launcher.spec.base import Value
 from launcher.spec.cluster import Cluster
+from launcher.spec.drill import BUDGET, parse_budget
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
@@ -195,9 +196,7 @@ def capacity_of(job: Job, cluster: Cluster, *, on_gpu: bool) -> int | None:
     """Bytes that each rank has on its device; on the CPU the budget of a trial. None: not known."""
     if on_gpu:
         return cluster.node.gpu.memory if cluster.node.gpu is not None else None
-    with contextlib.suppress(KeyError, ValueError):
-        return int(parse_bytes(job.env["TRAIN_MEMORY_BUDGET"]))
-    return None
+    return parse_budget(job.env.get(BUDGET, ""))
 
 
 def _changed(one: Recipe, other: Recipe) -> set[str]:

@@ -10,11 +10,10 @@ from launcher.runs.downgrades import changes_within, ran_out, recipe_in_force
 from launcher.runs.files import read_record
 from launcher.runs.layout import AttemptDir, RunDir
 from launcher.spec.cluster import Cluster
+from launcher.spec.drill import DRILLS
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
-DRILLS = "TRAIN_MEMORY_FAIL"
-"In the job's `env:`: memory runs out where it says, and nothing is learnt from that."
 HEAD = 2**20
 "Bytes that are read of each rank's file: some thousand steps, in which every peak has come."
 MOMENTS = {
@@ -117,7 +116,7 @@ def _entry(
         predicted=_predicted(plan) if as_planned else {},
         reserved=held.reserved,
         retries=held.retries,
-        ran_out=() if DRILLS in job.env else ran_out(events),
+        ran_out=() if DRILLS in job.env else ran_out(events),  # a drill teaches nothing
         capacity=capacity_of(job, cluster, on_gpu=on_gpu),
         versions=versions,
         run=run.id,

@@ -20,7 +20,8 @@ def known_of(job: Job, cluster: Cluster, ledger: Path, *, on_gpu: bool) -> tuple
 
 def begun_where_it_fitted(plan: Plan, job: Job, cluster: Cluster, known: Sequence[Entry]) -> Plan:
     """As it is, where the job fixes its micro-batch or nothing is known."""
-    if job.recipe.micro_batch_size is not None or job.recipe.grad_accum is not None:
+    fixed = job.recipe.micro_batch_size is not None or job.recipe.grad_accum is not None
+    if fixed or not known:
         return plan
     capacity = capacity_of(job, cluster, on_gpu=plan.layout.gpus_per_node > 0)
     rungs = (plan.recipe, *plan.ladder)

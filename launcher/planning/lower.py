@@ -60,19 +60,22 @@ def lower(recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[
 
 
 def lower_within(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = ()) -> Recipe | None:
-    """What a run that ran out of memory in forward or backward goes on with, without a restart: a smaller
-    micro-batch. None at their end, and for BatchNorm, whose statistics it changes, while the plan has
-    anything else to give up."""
-    if setting.batch_norm and any(
-        rung.micro_batch_size == recipe.micro_batch_size for rung in _below(recipe, planned)
-    ):
+    """What a run that ran out of memory in forward or backward goes on with, without a restart: the plan's
+    next rung where that changes nothing that is built, else a smaller micro-batch. None at their end, and for
+    BatchNorm, whose statistics it changes, while the plan has anything else to give up."""
+    below = _below(recipe, planned)
+    for rung in below[:1]:
+        if rung.changes_from(recipe).keys() <= WITHIN_A_RUN and not broken_rules(rung, setting):
+            return rung
+    if setting.batch_norm and any(rung.micro_batch_size == recipe.micro_batch_size for rung in below):
         return None
     return one_lower(recipe, setting)
 
 
 def _below(recipe: Recipe, planned: Sequence[Recipe], *, tried: bool = False) -> Sequence[Recipe]:
-    """The plan's rungs below `recipe`, which may have left the ladder for micro-batches of its own: then at
-    its micro-batch. `tried`: no micro-batch of it will do, so those with something else changed."""
+    """The plan's rungs below `recipe`, which may have left the ladder for micro-batches of its own: then
+    nothing comes back that it has given up. `tried`: no micro-batch of it will do, so those with something
+    else changed."""
     size = recipe.micro_batch_size
     alike = [at for at, rung in enumerate(planned) if rung.changes_from(recipe).keys() <= WITHIN_A_RUN]
     if not alike:
@@ -83,7 +86,15 @@ def _below(recipe: Recipe, planned: Sequence[Recipe], *, tried: bool = False) ->
         return planned[planned.index(recipe) + 1 :]
     above = [at for at in alike if planned[at].micro_batch_size >= size]
     below = planned[above[-1] + 1 :] if above else planned[alike[0] :]
-    return [with_micro_batch(rung, min(size, rung.micro_batch_size)) for rung in below]
+    return [lower for rung in below if (lower := _with_less_of(rung, recipe)) != recipe]
+
+
+def _with_less_of(rung: Recipe, recipe: Recipe) -> Recipe:
+    """`rung`, with no more of WITHIN_A_RUN than `recipe` has."""
+    smaller = with_micro_batch(rung, min(recipe.micro_batch_size, rung.micro_batch_size))
+    each = "each" if "each" in (recipe.grad_sync, rung.grad_sync) else "last"
+    chunks = max(recipe.loss_chunks, rung.loss_chunks)
+    return smaller.model_copy(update={"grad_sync": each, "loss_chunks": chunks})
 
 
 def _helps(rung: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> bool:

@@ -7,13 +7,14 @@ from launcher.memory.states import Ranks
 from launcher.planning.batches import ladder
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
+from launcher.spec.drill import BUDGET, DRILLS, env_problems
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules, changes_line, nearest_valid
 from launcher.spec.supported import unsupported
 
-PRETENDED = frozenset({"TRAIN_MEMORY_BUDGET", "TRAIN_MEMORY_FAIL"})
+PRETENDED = frozenset({BUDGET, DRILLS})
 "In the job's `env:`: memory runs out on a CPU as if it were a GPU's."
 
 
@@ -76,6 +77,9 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
                 f"nearest: {_nearest_multiple(job.batch.global_, layout.ranks)}",
             )
         )
+    if job.task is not None:
+        found = env_problems(job.env, layout.ranks)
+        problems += [_refusal(f"env.{name}", message) for name, message in found]
     if problems:
         raise PlanRefusedError(problems)
     recipe, reason = _recipe(job, layout)

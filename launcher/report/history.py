@@ -125,7 +125,7 @@ def _follows(line: dict[str, Any], turn: Event, attempt: int) -> bool:
 def _summary(turns: Sequence[Turn]) -> str:
     kinds = [
         (
-            sum(turn.event.get("in_process", False) for turn in turns),
+            sum(turn.event["event"] == "downgrade" and not turn.restart for turn in turns),
             "downgrade in process",
             "downgrades in process",
         ),
@@ -138,7 +138,10 @@ def _summary(turns: Sequence[Turn]) -> str:
 
 
 def _turn(turn: Turn, what: str, planned: float | None) -> list[str]:
-    parts = ["in process" if not turn.restart else f"attempt {turn.attempt + 1}", str(turn.event["reason"])]
+    where = "in process" if not turn.restart else f"attempt {turn.attempt + 1}"
+    if why_not := turn.event.get("why_not_in_process"):
+        where += f", not in process: {why_not}"
+    parts = [where, str(turn.event["reason"])]
     if planned is not None:
         parts.append(f"planned {_slower(planned)}")
     if measured := _measured(turn):

@@ -26,10 +26,15 @@ def changes_within(events: Iterable[dict[str, Any]], attempt: int) -> list[dict[
 
 def recipe_in_force(begun: Recipe, events: Iterable[dict[str, Any]], attempt: int) -> Recipe:
     """The attempt's recipe as it is now, or was at its end. `recipe.json` keeps what it began with."""
-    values = begun.model_dump()
+    recipe = begun
     for event in changes_within(events, attempt):
-        values |= _new(event)
-    return Recipe.model_validate(values)
+        recipe = changed(recipe, event)
+    return recipe
+
+
+def changed(recipe: Recipe, event: dict[str, Any]) -> Recipe:
+    """`recipe` after one of CHANGES."""
+    return Recipe.model_validate(recipe.model_dump() | _new(event))
 
 
 def ran_out(events: Iterable[dict[str, Any]]) -> tuple[Recipe, ...]:

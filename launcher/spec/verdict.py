@@ -48,6 +48,9 @@ def exit_code(failure: str | None) -> int:
 
 Confidence = Literal["certain", "likely"]
 
+Phase = Literal["init", "probe", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
+"Of a rank of the built-in entrypoint."
+
 MemoryKind = Literal["gpu", "host", "shared"]
 "shared: /dev/shm, through which DataLoader workers and NCCL hand data from process to process."
 
@@ -82,7 +85,7 @@ class Verdict(Value):
     reason: str
     "One sentence for a person."
     phase: str | None = None
-    "init, probe, data, forward, backward, optimizer, evaluation or checkpoint, where known."
+    "A Phase, where known."
     rank: int | None = None
     node: int | None = None
     step: int | None = None
@@ -97,6 +100,8 @@ class Verdict(Value):
     confidence: Confidence = "certain"
     memory: OutOfMemory | None = None
     "Of gpu-oom and host-oom."
+    why_not_in_process: str | None = None
+    "Why the step in which memory ran out was not repeated by the same processes, where the phase allows it."
 
     @property
     def ok(self) -> bool:

@@ -131,6 +131,7 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
             evidence=(f"errors/rank-{rank:03d}.json",),
             confidence="certain" if error in roots else "likely",
             memory=memory,
+            why_not_in_process=error.get("why_not_in_process"),
         )
     return None
 

@@ -294,6 +294,7 @@ def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> dict[str
         "phase": verdict.phase,
         "rank": verdict.rank,
         "step": verdict.step,
+        "why_not_in_process": verdict.why_not_in_process,
         "changes": {name: list(pair) for name, pair in changes.items()},
     }
 

@@ -47,13 +47,16 @@ def _train(failing: Failing) -> None:
     join_ranks(rank)
     if "LAUNCHER_SUPERVISED" in os.environ:  # started by hand there is no next attempt
         failing.restart = Restart(rank)
-    with open_budget(rank.device, where, read_drills(rank, where)) as budget:
+    drills = read_drills(rank, where)
+    with open_budget(rank.device, where, drills) as budget:
         watch_out_of_memory(rank, budget, where)
         trainer = Trainer(rank, where, budget, feed, failing.restart)
         closing.callback(trainer.recorder.close, failed=True)
         finished = trainer.train()
         if peak := budget.report():
             rank.say(peak)
+        for drill in drills.missed(rank.attempt.number) if drills and finished else ():
+            print(f"this fire drill never came about: {drill}", flush=True)
         if within(UPLOAD_SECONDS if finished else CLOSING_SECONDS, trainer.recorder.close):
             atexit._run_exitfuncs()  # what user code registered, such as its own tracker's last upload
         # Every rank has passed the barrier behind the last checkpoint. After a request to stop they leave

@@ -19,13 +19,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from launcher.spec.base import parse_bytes
-from launcher.train.drill import VARIABLE as DRILLS
+from launcher.spec.drill import BUDGET, DRILLS, parse_budget
 from launcher.train.drill import Drills
 from launcher.train.rank import SetupError
 from launcher.train.where import Where
 
-VARIABLE = "TRAIN_MEMORY_BUDGET"
 MIB = 2**20
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -194,7 +192,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.limit is not None and self.live + size > self.limit:
                 self._refuse(
                     size,
-                    f"The budget ({VARIABLE}) has a total capacity of {_words(self.limit)} "
+                    f"The budget ({BUDGET}) has a total capacity of {_words(self.limit)} "
                     f"of which {_words(self.limit - self.live)} is free.",
                 )
             if self.drills is not None and (drill := self.drills.strikes()):
@@ -260,8 +258,7 @@ def open_budget(device: torch.device, where: Where | None = None, drills: Drills
 
 
 def _limit() -> int | None:
-    text = os.environ.get(VARIABLE)
     try:
-        return int(parse_bytes(text)) if text else None
+        return parse_budget(os.environ.get(BUDGET, ""))
     except ValueError as error:
-        raise SetupError(f"{VARIABLE}: {error}") from None
+        raise SetupError(f"{BUDGET}: {error}") from None

@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+import torch
 import torch.distributed as dist
 
 from launcher.logs.mask import masked_text
@@ -40,6 +42,10 @@ _PEER_GONE = re.compile(
 MAX_CHAIN = 10
 "Exceptions that came of each other, from the last one back."
 
+FRAMES = 3
+"Of each exception of a full memory, on the screen."
+_NOT_THEIRS = (f"{Path(__file__).parent}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
+
 CLOSING_SECONDS = 10.0
 "For a tracker's last upload after a failure or a request to stop: others are waiting."
 UPLOAD_SECONDS = 300.0
@@ -66,13 +72,18 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
 
 def memory_of(error: BaseException) -> OutOfMemory | None:
     """Which memory ran out, when that is what the exception says, or the one that it came of."""
-    found, seen = None, 0
+    found = (out_of_memory(in_a_line(cause)) for cause in causes(error))
+    return next(filter(None, found), None)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """`error`, the one that it came of, and so on."""
     cause: BaseException | None = error
-    while found is None and cause is not None and seen < MAX_CHAIN:
-        found = out_of_memory(f"{type(cause).__name__}: {cause}")
+    for _ in range(MAX_CHAIN):
+        if cause is None:
+            return
+        yield cause
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-        seen += 1
-    return found
 
 
 def write_error(place: Place, error: BaseException, where: Where) -> FailureClass | None:
@@ -86,13 +97,14 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "failure": failure,
         "phase": where.phase,
         "step": where.step,
-        "exception": masked_text(f"{type(error).__name__}: {error}{_remedy(str(error))}", os.environ),
-        "traceback": masked_text("".join(_lines(error)), os.environ),
+        "exception": masked_text(f"{in_a_line(error)}{_remedy(str(error))}", os.environ),
+        "traceback": masked_text("".join(where.traceback or _lines(error)), os.environ),
     }
     if (memory := memory_of(error)) is not None:
         snapshot = place.attempt.oom_snapshot(place.number) if memory.kind == "gpu" else None
         memory = with_tensors(memory, where.failed, str(snapshot) if snapshot is not None else None)
         content["memory"] = memory.model_dump()
+        content["why_not_in_process"] = where.why_not
     with contextlib.suppress(OSError):
         path = place.attempt.error(place.number)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,11 +112,26 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
     return failure
 
 
-def _lines(error: BaseException, limit: int | None = None) -> list[str]:
+def in_a_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _lines(error: BaseException) -> list[str]:
     """USERS_OWN say what is wrong and what to do: where in launcher they were raised helps nobody."""
     if isinstance(error, USERS_OWN):
         return traceback.format_exception_only(error)
-    return traceback.format_exception(error, limit=limit)
+    return traceback.format_exception(error)
+
+
+def shortened(error: BaseException) -> list[str]:
+    """The traceback, with the innermost frames that are the user's own, where there are any."""
+    whole = traceback.TracebackException.from_exception(error)
+    one: traceback.TracebackException | None = whole
+    while one is not None:
+        theirs = [frame for frame in one.stack if not frame.filename.startswith(_NOT_THEIRS)]
+        one.stack = traceback.StackSummary.from_list((theirs or one.stack)[-FRAMES:])
+        one = one.__cause__ or one.__context__
+    return list(whole.format())
 
 
 def _remedy(text: str) -> str:
@@ -157,7 +184,7 @@ def fail(
     failure = write_error(place, error, where)
     out_of_memory = failure in ("gpu-oom", "host-oom")
     # Where memory ran out is chance, and the supervisor goes on: a few lines do. The error file has them all.
-    sys.stderr.writelines(_lines(error, limit=-3 if out_of_memory else None))
+    sys.stderr.writelines((where.traceback or shortened(error)) if out_of_memory else _lines(error))
     if restart is not None and out_of_memory:
         restart.out_of_memory(close)
     else:

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from launcher.spec.recipe import Recipe
 from launcher.spec.supported import unsupported
+from launcher.spec.verdict import Phase
 from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
@@ -36,7 +37,7 @@ from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
 from launcher.train.sharding import accumulate
-from launcher.train.where import Phase, Where
+from launcher.train.where import Where
 
 
 class Trainer:
@@ -260,12 +261,14 @@ class Trainer:
 
     def _save(self, step: int, *, leaving: bool) -> None:
         """`leaving`: it must be complete before this returns, and need not be written twice."""
-        with self.where.during("checkpoint"), self.budget.host_side():
-            self._tell(self.checkpoints.finished(wait=True))
-            if not leaving:
-                self._tell(self.checkpoints.save(step))
-            elif self.checkpoints.saved != step:
-                self._tell(self.checkpoints.save_last(step))
+        with self.where.during("checkpoint"):
+            self._zero()  # for a fire drill: what follows is the host's and counts for nothing
+            with self.budget.host_side():
+                self._tell(self.checkpoints.finished(wait=True))
+                if not leaving:
+                    self._tell(self.checkpoints.save(step))
+                elif self.checkpoints.saved != step:
+                    self._tell(self.checkpoints.save_last(step))
 
     def _tell(self, saved: Saved | None) -> None:
         """A checkpoint that failed costs the steps since the last good one if worse follows, and no more."""

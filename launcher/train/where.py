@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
+from launcher.spec.verdict import Phase
 from launcher.train.live import Moment
-
-Phase = Literal["init", "probe", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
 
 
 @dataclass
@@ -23,6 +21,12 @@ class Where:
     "The code that runs is the user's: their task, model or data."
     failed: Moment | None = None
     "The last allocation that failed; the run may have gone on after it."
+    why_not: str | None = None
+    "Why a step that ran out of memory is not repeated in process."
+    trying: bool = False
+    "Nothing is lost when memory runs out: the probe has something smaller to try."
+    traceback: tuple[str, ...] = ()
+    "Lines of what ends the attempt, when it was caught at first, and the frames with it."
 
     @contextmanager
     def during(self, phase: Phase, *, users: bool = False) -> Iterator[None]:

@@ -83,6 +83,9 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
         ("gpu-oom", "checkpoint", 8),
         ("succeeded", None, None),
     ], lab.all_logs(ours)
+    why_not = "sharding: ddp cannot be retried after a failure in backward"
+    assert [one["reason"] for one in events(ours, "recovery-off")] == [why_not] * 4
+    assert [one["why_not_in_process"] for one in events(ours, "downgrade")] == [why_not, None, None]
     assert resumed(ours) == [(step, "shared-memory") for step in (4, 6, 8)]
     assert [event["reason"] for event in events(ours, "downgrade")][-1] == "offload none -> cpu-optimizer"
     assert [event["step"] for event in events(ours, "handover")] == [4, 6, 8]

@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from launcher.runs.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.spec.verdict import Phase
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints import checkpoints
 from launcher.train.checkpoints.checkpoints import load as read
@@ -31,7 +32,7 @@ from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.where import Phase, Where
+from launcher.train.where import Where
 
 EVALUATED = 2
 "Batches of the held-out data: the second one meets what the first one left."

@@ -257,6 +257,27 @@ def test_within_a_run_the_micro_batch_shrinks_but_with_batch_norm_only_when_noth
     )
 
 
+def test_within_a_run_the_plans_next_rung_is_taken_where_nothing_is_built_for_it():
+    chunked = BASE.model_copy(update={"loss_chunks": 4})
+    gathered = BASE.model_copy(update={"activations": "checkpoint"})
+    assert lower_within(BASE, SETTING, (BASE, chunked, SMALLER)) == chunked
+    statistics = Setting(8, 1, 8, batch_norm=True, entrypoint=True)
+    assert lower_within(BASE, statistics, (BASE, chunked, SMALLER)) == chunked
+    assert lower_within(BASE, SETTING, (BASE, gathered, SMALLER)) == SMALLER, "half: no restart"
+    # The probe has left the ladder: it gave up grad_sync, and six samples at once were too many.
+    found = BASE.model_copy(update={"micro_batch_size": 4, "grad_accum": 3, "grad_sync": "each"})
+    planned = [found.model_copy(update=with_) for with_ in LATE]
+    small = lower_within(found, SETTING, planned)
+    assert small == found.model_copy(update={"micro_batch_size": 2, "grad_accum": 6, "loss_chunks": 2})
+
+
+LATE: list[dict[str, Any]] = [
+    {"micro_batch_size": 12, "grad_accum": 1, "grad_sync": "last"},
+    {"micro_batch_size": 6, "grad_accum": 2, "grad_sync": "last"},
+    {"micro_batch_size": 2, "grad_accum": 6, "grad_sync": "last", "loss_chunks": 2},
+]
+
+
 def test_the_micro_batches_that_a_probe_may_ask_about_are_all_divisors():
     twelve = PLAIN.model_copy(update={"micro_batch_size": 12, "grad_accum": 1})
     assert [one.micro_batch_size for one in micro_batches(twelve, SETTING)] == [12, 6, 4, 3, 2, 1]

@@ -132,6 +132,17 @@ def test_compile_with_offloaded_activations_is_refused_with_what_runs():
     assert "activations: checkpoint runs with it" in text
 
 
+def test_a_drill_or_a_budget_that_cannot_be_is_refused_before_anything_starts():
+    env = {"TRAIN_MEMORY_BUDGET": "0", "TRAIN_MEMORY_FAIL": "phase=forward,rank=8"}
+    message = refusal(job(env=env), A6000)
+    assert "env.TRAIN_MEMORY_BUDGET: '0' is no memory to train in" in message
+    assert "env.TRAIN_MEMORY_FAIL: rank '8' is not one of the 8" in message
+    assert "'abc' is not a size" in refusal(job(env={"TRAIN_MEMORY_BUDGET": "abc"}), LAPTOP)
+    assert make_plan(job(env={"TRAIN_MEMORY_FAIL": "phase=forward,rank=7"}), A6000)
+    theirs = {"task": None, "command": "python train.py", "env": {"TRAIN_MEMORY_BUDGET": "abc"}}
+    assert make_plan(job(**theirs), LAPTOP), "of a command it is the command's own"
+
+
 def test_every_reason_is_given_at_once():
     text = refusal(job(resources={"nodes": 3, "gpus_per_node": 16}, batch={"global": 7}), A6000)
     assert len(text.splitlines()) == 3

@@ -84,11 +84,14 @@ def test_every_turn_is_told_with_what_it_cost(log: Log) -> None:
     run.attempt(0).path.mkdir(parents=True)
     replace_json(run.attempt(0).verdict, {**verdict.model_dump(), "then": ""})
     log.event("ended", attempt=0, failure="gpu-oom", reason=verdict.reason, action="retry-lower")
-    log.event("downgrade", in_process=False, phase="optimizer", rank=0, step=21, **to(4, 8))
+    log.event(
+        "downgrade", in_process=False, phase="optimizer", rank=0, step=21, why_not_in_process="a reason",
+        **to(4, 8),
+    )  # fmt: skip
     log.event("attempt", attempt=1, recipe=recipe(4))
     log.event("resumed", after=3.0, step=20, **{"from": "shared-memory"})
     log.steps(1, 21, 25, 1.0)
-    log.event("climb", attempt=1, step=26, **to(8, 4))
+    log.event("climb", attempt=1, step=26, in_process=True, because="no failure in 200 steps", **to(8, 4))
     log.steps(1, 26, 30, 0.625)
     assert history(run) == [
         "history   1 downgrade in process, 1 restart, 1 climb: 4.3 s lost",
@@ -97,7 +100,8 @@ def test_every_turn_is_told_with_what_it_cost(log: Log) -> None:
         "    -> in process; micro-batch 16 -> 8; planned 3 % slower; 2 -> 1.82 steps/s, 9 % slower; "
         "0.3 s lost",
         "  attempt 0  rank 0 ran out of GPU memory in optimizer of step 21, 1 GiB asked for",
-        "    -> attempt 1; micro-batch 8 -> 4; planned 7 % slower; 1.82 -> 1 steps/s, 45 % slower; 4 s lost",
+        "    -> attempt 1, not in process: a reason; micro-batch 8 -> 4; planned 7 % slower; "
+        "1.82 -> 1 steps/s, 45 % slower; 4 s lost",
         "    handed over in shared memory: step 20, 3 GiB",
         "    attempt 1 goes on after step 20, from shared memory",
         "  attempt 1  room again before step 26",

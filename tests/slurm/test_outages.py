@@ -41,9 +41,10 @@ def job(lab: SlurmLab, seconds: float = 1, code: int = 0) -> str:
         "import pathlib, sys, time\n"
         f"end = time.monotonic() + {seconds}\n"
         "while time.monotonic() < end and not pathlib.Path('go').exists(): time.sleep(0.05)\n"
-        f"sys.exit({code})\n"
+        f"sys.exit({code})\n",
+        f"for-{seconds}-{code}.py",
     )
-    return str(lab.job(command="python train.py", resources=ONE_RANK))
+    return str(lab.job(command=f"python for-{seconds}-{code}.py", resources=ONE_RANK))
 
 
 def jobs_of(lab: SlurmLab) -> list[str]:

@@ -47,9 +47,9 @@ def to_the_end(lab: Laptop) -> Told:
     status = lab.status(run)
     before = lab.sshd.sessions
     lab.said("list")
-    lab.said("status", run.id)
+    shown = lab.said("status", run.id)
     trips["list and status of a run that has ended"] = lab.sshd.sessions - before
-    return Told(lab, run, status, {"followed": followed, "trips": trips})
+    return Told(lab, run, status, {"followed": followed, "shown": shown, "trips": trips})
 
 
 @tells(to_the_end)
@@ -63,6 +63,7 @@ def test_uncommitted_work_trains_on_two_nodes_and_its_lines_come_as_they_are_wri
     )
     assert len(it.losses) == 12
     assert it.more["trips"] == {"submit": 4, "list and status of a run that has ended": 0}
+    assert f"{it.lab.sshd.host}:{it.lab.on_disk(it.run).path}" in it.more["shown"]
     only = it.lab.said("logs", it.run.id, "--rank", "1")
     assert "edition 2" in only and "rank 0" not in only
     ((state, nodes),) = it.lab.accounted(job_id(it.run), "NNodes")
@@ -70,8 +71,8 @@ def test_uncommitted_work_trains_on_two_nodes_and_its_lines_come_as_they_are_wri
 
 
 def cancelled_and_resumed(lab: Laptop) -> Told:
-    env = {"PACE": "0.5", "TRAIN_MEMORY_BUDGET": "64MiB"}
-    fields = {**GPT, "task": "mine:Mine", "steps": 40, "train": {"checkpoint_every": None, "lr": 1e-3}}
+    env = {"PACE": "1.5", "TRAIN_MEMORY_BUDGET": "64MiB"}
+    fields = {**GPT, "task": "mine:Mine", "steps": 80, "train": {"checkpoint_every": None, "lr": 1e-3}}
     run = lab.submit(str(lab.job(**fields, env=env, resources=ONE_RANK)))
     there = lab.on_disk(run)
     wait_for(lambda: len(metrics(there)) > 2, "some steps", 120)
@@ -97,7 +98,7 @@ def test_a_run_that_is_cancelled_and_resumed_goes_on_from_its_checkpoint(it: Tol
     assert cancelled["state"] == "cancelled" and cancelled["checkpoint_step"] >= 3
     assert it.status["state"] == "succeeded", lab.all_logs(it.run)
     assert [event["step"] for event in events(it.run, "resumed")] == [cancelled["checkpoint_step"]]
-    assert sorted(it.losses) == list(range(1, 41))
+    assert sorted(it.losses) == list(range(1, 81))
     assert it.run.events.read_text() == lab.on_disk(it.run).events.read_text()
     assert (lab.sshd.logins, it.more["trips"]) == (1, [1, 1])
     said = lab.said("export", it.run.id, "--to", "weights", code=4)
@@ -156,6 +157,8 @@ def refused(lab: Laptop) -> dict[str, str]:
     lab.profile("wrong.yaml", partition="nowhere")
     said["partition"] = lab.said("submit", job, "-c", "wrong.yaml", code=4)
     said["secret"] = lab.said("submit", job, "-c", "lab.yaml", "--set", "secrets=[TOKEN]", code=4)
+    secret_in_a_sweep = ["--sweep", "lr=1e-3,3e-4", "--set", "secrets=[TOKEN]"]
+    said["sweep"] = lab.said("submit", job, "-c", "lab.yaml", *secret_in_a_sweep, code=4)
     said["runs"] = " ".join(path.name for path in (lab.there / "runs").glob("[!.]*"))
     said["queue"] = lab.slurm("squeue", "-h", "-t", "all", "-o", "%Z")
     said["listed"] = lab.said("list", "--json")
@@ -168,5 +171,6 @@ def refused(lab: Laptop) -> dict[str, str]:
 def test_what_cannot_run_there_is_refused_before_there_is_a_job(it: dict[str, str]) -> None:
     assert "nowhere" in it["partition"] and "main" in it["partition"]
     assert "TOKEN is not set there" in it["secret"] and "the laptop's own" not in it["secret"]
+    assert "TOKEN is not set there" in it["sweep"]
     assert it["runs"] == "" and it["folder"] not in it["queue"] and json.loads(it["listed"]) == []
     assert f"login: {Sshd.host}" in it["detected"] and "partition: short" in it["detected"]

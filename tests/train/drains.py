@@ -117,7 +117,7 @@ class Case:
         except torch.OutOfMemoryError:
             pass  # what the exception holds is let go here
         gc.collect()
-        assert self.collectives.can_drain
+        assert self.collectives.why_not is None
         self.collectives.drain()
         return True
 
@@ -218,14 +218,14 @@ def reset(model: Any) -> None:
     no_gradients(model)
 
 
-def skipped(rank: Rank, budget: MemoryBudget) -> list[bool]:
-    """Whether a failure could be drained: in the second step, in one after an evaluation, and in one after a
+def skipped(rank: Rank, budget: MemoryBudget) -> list[str | None]:
+    """Why a failure could not be drained: in the second step, in one after an evaluation, and in one after a
     step that left a block out."""
     case, able = Case(rank, {"sharding": "fsdp"}, budget), []
     for happens in (case.passes, partial(evaluate, case), partial(leave_out, case)):
         happens()
         case.collectives.begin(case.meet(0))
-        able.append(case.collectives.can_drain)
+        able.append(case.collectives.why_not)
         case.passes()
     return able
 
@@ -263,7 +263,7 @@ def main(out: Path) -> None:
     join_ranks(rank)
     result: dict[str, Any] = {"sweeps": {}, "careless": {}}
     with MemoryBudget(2**30) as budget:
-        result["can drain"] = skipped(rank, budget)
+        result["why not"] = skipped(rank, budget)
         shardings = {fields["sharding"] for fields in BY_WORLD[rank.world]}
         result["self tests"] = {sharding: self_tests(rank, sharding) for sharding in sorted(shardings)}
         for fields in BY_WORLD[rank.world]:

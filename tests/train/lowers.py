@@ -114,6 +114,18 @@ def outgrown(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str
     }
 
 
+def varying(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str, Any]:
+    """Batches of one step differ in how many tensors they have."""
+    fields = {"task": "varying:Varying", "steps": STEPS, **fields}
+    ours = Training(rank, folder / "ours", asked, **fields)
+    without = Training(rank, folder / "without", asked, train={"probe": "never"}, **fields)
+    return {
+        "different": everywhere(different(ours.bits, without.bits)),
+        "steps": ours.steps,
+        "asked": [one["asked"] for one in ours.events if one["event"] == "probe"],
+    }
+
+
 def _between_example_and_longest(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> int:
     """Bytes that do for `asked` with the example, and do not with the longest sample."""
     if rank.first:
@@ -164,6 +176,9 @@ def main(out: Path) -> None:
         }
     result = {name: lowered(rank, folder / name, asked, **batch) for name, asked in cases.items()}
     further = {}
+    if rank.world < 4:
+        asked = recipe("fsdp" if rank.world == 2 else "none", 2, 4)
+        further["varying"] = varying(rank, folder / "varying", asked, **batch)
     if rank.world == 2:
         further["outgrown"] = outgrown(rank, folder / "outgrown", recipe("fsdp", 8), **batch)
         further["climbs"] = climbs(rank, folder / "climbs", recipe("fsdp", 8), **batch)

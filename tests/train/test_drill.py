@@ -9,7 +9,7 @@ import torch
 
 from launcher.runs.layout import RunDir
 from launcher.train.budget import MIB, MemoryBudget, open_budget
-from launcher.train.drill import Drill, parse_drills, read_drills
+from launcher.train.drill import Drill, Drills, parse_drills, read_drills
 from launcher.train.rank import SetupError
 from launcher.train.where import Where
 from tests.train.runs import one_rank, recipe
@@ -88,6 +88,14 @@ def test_the_allocation_that_fails_can_be_counted_from_now() -> None:
         assert allocations_until_failure() is None
 
 
+def test_what_never_came_about_is_told_by_the_attempt_that_it_was_meant_for() -> None:
+    coming = parse_drills("phase=data;phase=forward,attempt=0;phase=backward,attempt=1", world=1)
+    drills = Drills(coming, Where("data", 1), micro_batch=8)
+    assert drills.strikes() == "phase=data"
+    assert drills.missed(0) == ["phase=forward,attempt=0"]
+    assert drills.missed(1) == ["phase=backward,attempt=1"]
+
+
 def test_ranks_have_names() -> None:
     text = "phase=data,rank=last;phase=data,rank=first;phase=data,rank=all;phase=data;phase=data,rank=2"
     assert [drill.rank for drill in parse_drills(text, world=4)] == [3, 0, None, None, 2]
@@ -115,6 +123,14 @@ def test_only_the_rank_that_is_named_counts_anything(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_drill_that_cannot_be_is_refused_with_what_can(text: str, what: str) -> None:
-    with pytest.raises(SetupError, match=f"TRAIN_MEMORY_FAIL: {what}") as caught:
+    with pytest.raises(ValueError, match=what) as caught:
         parse_drills(text, world=2)
     assert "rank: all, first, last or a number" in str(caught.value)
+
+
+def test_a_rank_that_is_started_with_one_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRAIN_MEMORY_FAIL", "step=2")
+    with pytest.raises(SetupError, match="TRAIN_MEMORY_FAIL: phase is missing"):
+        read_drills(one_rank(RunDir(Path("run"))), Where())

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
+from launcher.runs.layout import RunDir
+from launcher.train.budget import Unlimited
 from launcher.train.recovery.recovery import Recovery
-from tests.train.runs import measure
+from launcher.train.where import Where
+from tests.train.runs import measure, one_rank
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
@@ -51,11 +57,64 @@ def test_a_batch_larger_than_what_was_probed_is_probed_before_any_rank_computes_
     assert found["steps"] == [1, 2, 3, 4]
 
 
+def test_batches_of_any_number_of_tensors_are_probed_a_few_times_and_trained_with(
+    measured: dict[str, Any],
+) -> None:
+    """Two batches of one step, one with more tensors, the other with larger ones."""
+    if (found := measured.get("varying")) is None:
+        pytest.skip("tried on one and two ranks")
+    assert found["steps"] == [1, 2, 3, 4] and not any(found["different"]), found
+    assert 2 < len(found["asked"]) < 20, found
+    assert set(found["asked"]) == {1}, "the planned micro-batch fits each time"
+
+
 def test_a_failure_that_passed_is_forgiven_once(measured: dict[str, Any]) -> None:
     if (found := measured.get("climbs")) is None:
         pytest.skip("tried on two ranks")
     assert found["passes"] == [["downgrade", 2], ["climb", 5]]
     assert found["comes again"] == [["downgrade", 2], ["climb", 5], ["downgrade", 6]]
+
+
+def alone(where: Where) -> Recovery:
+    return Recovery(nn.Linear(2, 2), one_rank(RunDir(Path("run"))), where, Unlimited())
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), False),
+        (dist.DistBackendError("NCCL error ... Cuda failure 2 'out of memory'"), False),
+        (MemoryError(), False),
+        (ValueError("no such label"), False),
+    ],
+)
+def test_a_step_is_repeated_whichever_library_ran_out_of_device_memory(
+    error: Exception, goes_on: bool
+) -> None:
+    """Not when the device or the connection may be broken, nor for host memory."""
+
+    def passing() -> None:
+        raise error
+
+    def wrapping() -> None:
+        try:
+            passing()
+        except Exception as cause:
+            raise KeyError("the user's own") from cause
+
+    for micro_batch in (passing, wrapping):
+        recovery = alone(Where("forward", 3, users=True))
+        if not goes_on:
+            with pytest.raises((type(error), KeyError)):
+                recovery.attempt("kind", micro_batch)
+            broken = isinstance(error, (torch.AcceleratorError, dist.DistError))
+            assert (recovery.where.why_not is not None) == broken
+            continue
+        assert recovery.attempt("kind", micro_batch) is None
+        assert recovery.failure is not None and recovery.failure.phase == "forward"
 
 
 def test_a_batch_that_was_met_once_is_no_surprise_again_whichever_of_its_tensors_is_long() -> None:

@@ -104,6 +104,62 @@ def test_a_rank_out_of_memory_ends_at_once_and_says_so_with_a_snapshot(tmp_path:
     assert [line["step"] for line in read_json_lines(run.attempt(0).memory(1))] == [1]
 
 
+def test_memory_that_ran_out_in_the_probe_is_told_like_any_other(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(train={"probe": "always"}))
+    ended = start(run, recipe("none", micro=8), ranks=1, env={"TRAIN_MEMORY_BUDGET": "56KiB"})
+    assert ended.codes == {0: EXIT_OOM}, ended.output
+    failure = error(run.attempt(0), 0)
+    memory = OutOfMemory.model_validate(failure["memory"])
+    assert failure["phase"] == "probe" and memory.requested and memory.total == 56 * 2**10
+    assert {one.name for one in memory.largest} >= {"embedding.weight", "head.weight"}
+    assert memory.snapshot == str(run.attempt(0).oom_snapshot(0))
+    assert read_json(Path(memory.snapshot))["phase"] == "probe"
+    for text in (failure["traceback"], ended.output):
+        assert "ragged.py" in text and "in_force.py" not in text
+
+
+def test_a_probe_that_finds_something_smaller_leaves_no_snapshot(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(steps=1, train={"probe": "always"}))
+    ended = start(run, recipe("none", micro=8), ranks=1, env={"TRAIN_MEMORY_BUDGET": "150KiB"})
+    assert ended.codes == {0: 0}, ended.output
+    *_, probe = [event for event in run.read_events() if event["event"] == "probe"]
+    assert probe["micro_batch_size"] < 8
+    assert run.attempt(0).oom_snapshot(0) is None
+
+
+def test_a_full_memory_is_told_with_the_users_own_lines_and_why_no_step_was_repeated(tmp_path: Path) -> None:
+    """Where it passes through launcher, and at the end of the rungs, where it is raised once more."""
+    for name, chosen in {"ddp": recipe("ddp", 4), "one": recipe("none", 1, 8)}.items():
+        run = prepare(tmp_path / name, job(steps=2))
+        drill = {"TRAIN_MEMORY_FAIL": "step=2,phase=forward"}
+        ended = start(run, chosen, ranks=2 if name == "ddp" else 1, env=drill)
+        assert EXIT_OOM in ended.codes.values(), ended.output
+        assert "ragged.py" in ended.output and "in_force.py" not in ended.output, ended.output
+        assert "launcher/train/budget.py" not in ended.output, ended.output
+        why_not = {
+            "ddp": "sharding: ddp cannot be retried after a failure in backward",
+            "one": "nothing is left to give up without a restart",
+        }
+        assert error(run.attempt(0), 0)["why_not_in_process"] == why_not[name]
+        off = [event["reason"] for event in run.read_events() if event["event"] == "recovery-off"]
+        assert off == ([why_not[name]] if name == "ddp" else [])
+
+
+def test_a_fire_drill_can_strike_a_save_and_one_that_never_struck_is_told(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(steps=2, train={"checkpoint_every": 1}))
+    drills = {"TRAIN_MEMORY_FAIL": "step=1,phase=checkpoint,attempt=0;step=2,phase=evaluation,attempt=1"}
+    ended = start(run, recipe("none", micro=8), ranks=1, env=drills)
+    assert ended.codes == {0: EXIT_OOM}, ended.output
+    failure = error(run.attempt(0), 0)
+    assert (failure["phase"], failure["step"]) == ("checkpoint", 1) and "This is a drill" in failure[
+        "exception"
+    ]
+
+    ended = start(run, recipe("none", micro=8), ranks=1, env=drills)
+    assert ended.codes == {0: 0}
+    assert "never came about: step=2,phase=evaluation,attempt=1" in ended.output
+
+
 def test_the_demo_of_a_downgrade_runs_out_after_one_step_and_fits_in_halves(tmp_path: Path) -> None:
     shown = job(**YAML(typ="safe").load(EXAMPLES / "demo-oom.yaml"))
     run = prepare(tmp_path / "run", shown.model_copy(update={"steps": 3}))

@@ -16,7 +16,7 @@ from submitit.slurm import slurm
 from launcher.runs.files import read_record
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import LIVING
-from launcher.schedulers.slurm.jobs import job_id, sbatch_command, submit
+from launcher.schedulers.slurm.jobs import job_id, sbatch_command, submission_of, submit
 from launcher.schedulers.slurm.login import Here, LoginError, ask
 from launcher.schedulers.slurm.records import questions, records
 from launcher.spec.verdict import Verdict
@@ -97,9 +97,9 @@ class ScriptExecutor(slurm.SlurmExecutor):
 
     job_class = RunJob
 
-    def __init__(self, folder: Path, script: Path, comment: str) -> None:
+    def __init__(self, folder: Path, script: Path, comment: str, submission: int = 1) -> None:
         super().__init__(folder / FOLDER)
-        self.script, self.comment = script, comment
+        self.script, self.comment, self.submission = script, comment, submission
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         """Job and profile are rendered already."""
@@ -109,7 +109,7 @@ class ScriptExecutor(slurm.SlurmExecutor):
         return self.script.read_text(encoding="utf-8")
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return list(sbatch_command(submission_file_path))
+        return list(sbatch_command(submission_file_path, self.submission))
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
@@ -133,7 +133,7 @@ class RunExecutor(ScriptExecutor):
     """One run."""
 
     def __init__(self, run: RunDir) -> None:
-        super().__init__(run.path, run.scripts / "job.sbatch", run.id)
+        super().__init__(run.path, run.scripts / "job.sbatch", run.id, submission_of(run))
 
 
 class ArrayExecutor(ScriptExecutor):

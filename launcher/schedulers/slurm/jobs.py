@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import PurePath
 
+from launcher.runs.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.slurm.login import NOT_FOUND, Answer, Login, LoginError, ask
 
@@ -56,8 +57,14 @@ class _NotYetError(Exception):
         self.unclear = unclear
 
 
-def sbatch_command(script: PurePath | str, *options: str) -> tuple[str, ...]:
-    return ("sbatch", "--parsable", *options, str(script))
+def sbatch_command(script: PurePath | str, submission: int = 1) -> tuple[str, ...]:
+    """`submission`: which of its run, for the script: of two jobs of one submission the first has the run."""
+    return ("sbatch", "--parsable", str(script), str(submission))
+
+
+def submission_of(run: RunDir) -> int:
+    """The number of the one that is being made."""
+    return sum(event.get("event") == "submitting" for event in run.read_events())
 
 
 def sbatch_text(command: tuple[str, ...], first: str = "", then: str = "") -> str:

@@ -20,7 +20,7 @@ from launcher.schedulers.base import Capabilities, SchedulerError, Status
 from launcher.schedulers.rundir import write_run
 from launcher.schedulers.slurm import snapshot
 from launcher.schedulers.slurm.exchange import Wanted
-from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submit
+from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submission_of, submit
 from launcher.schedulers.slurm.login import LoginError, ask
 from launcher.schedulers.slurm.mirror import Mirrored, RefusedError
 from launcher.schedulers.slurm.rsh import quote
@@ -135,7 +135,8 @@ class RemoteSlurm(SlurmScheduler):
             self.remove(runs)
 
     def _command(self, run: RunDir) -> tuple[str, ...]:
-        return sbatch_command(f"{self.there}/{run.scripts.relative_to(run.path.parent)}/job.sbatch")
+        script = f"{self.there}/{run.scripts.relative_to(run.path.parent)}/job.sbatch"
+        return sbatch_command(script, submission_of(run))
 
     def _sbatch(self, run: RunDir, event: str) -> str:
         return self._submit([run], run.id, Submission(event, self._command(run)))

@@ -17,7 +17,14 @@ from launcher.runs.layout import RunDir
 from launcher.runs.time import now
 from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.rundir import in_force, status_of, write_run
-from launcher.schedulers.slurm.jobs import BY_HAND, QUEUE, NotSubmittedError, found, sbatch_command
+from launcher.schedulers.slurm.jobs import (
+    BY_HAND,
+    QUEUE,
+    NotSubmittedError,
+    found,
+    sbatch_command,
+    submission_of,
+)
 from launcher.schedulers.slurm.login import Answer, Here, Login, LoginError, ask
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records, questions, records
@@ -261,7 +268,7 @@ class SlurmScheduler:
         return handle
 
     def _command(self, run: RunDir) -> tuple[str, ...]:
-        return sbatch_command(run.scripts / "job.sbatch")
+        return sbatch_command(run.scripts / "job.sbatch", submission_of(run))
 
     def record(self, run: RunDir, event: str, handle: str, command: tuple[str, ...]) -> None:
         run.event(event, handle=handle, command=list(command))
@@ -302,9 +309,10 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
     if not lives(state):
         return status_of(run, handle_text(run), state)
     record = known.get(job) if job is not None else None
-    if record is None:
+    slurm = meaning(record) if record is not None else None
+    # Without the controller there is only accounting, which knows ends; of what goes on the run tells more.
+    if record is None or slurm is None or (trouble and slurm.state in LIVING):
         return status_of(run, handle, {**state, **_unknown(state, job, trouble)})
-    slurm = meaning(record)
     if slurm.state == "submitted":
         told = {
             "state": "submitted",

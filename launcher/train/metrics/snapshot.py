@@ -144,18 +144,18 @@ def recording_of(device: torch.device, budget: Budget) -> Recording | None:
 
 
 def watch_out_of_memory(rank: Rank, budget: Budget, where: Where) -> None:
-    """From now on write a snapshot when memory runs out, and note in `where` what filled it. Not for the
-    probe, which looks for the limit. A later one replaces it: the last one was fatal."""
+    """From now on note in `where` what filled the memory when it runs out, and write a snapshot, but for a
+    probe that has something smaller to try. A later one replaces it: the last one was fatal."""
     recording = recording_of(rank.device, budget)
     if recording is None:
         return
     path = rank.attempt.snapshot(rank.number, None, recording.suffix)
 
     def observer(*told: int) -> None:
-        if where.phase == "probe":
-            return
         try:
             where.failed = recording.moment(*told)
+            if where.trying:
+                return
             path.parent.mkdir(parents=True, exist_ok=True)
             recording.dump(path)
         except (OSError, RuntimeError) as error:  # the exception that is under way says more

@@ -89,15 +89,18 @@ class Collectives:
         self._issued = None
 
     @property
-    def can_drain(self) -> bool:
-        """Whether the rest of the micro-batch that has begun is known."""
-        known = self._issued is not None and self._kind in self._known
-        return self.static and known and not self._sending
+    def why_not(self) -> str | None:
+        """Why the rest of the micro-batch that has begun is not known; None: `drain` can finish it."""
+        if not self.static:
+            return "the model does not send the same in every micro-batch"
+        if self._issued is None or self._kind not in self._known:
+            return "what the ranks send in a micro-batch was not known yet, this is the first of its kind"
+        return "it came in the middle of a collective" if self._sending else None
 
     def drain(self) -> None:
         """Issue the rest of the micro-batch with zeros. First free what the failed pass held: it needs memory
         for one unit's parameters or gradients at a time."""
-        assert self.can_drain and self._issued is not None
+        assert self.why_not is None and self._issued is not None
         rest = self._known[self._kind][len(self._issued) :]
         self._issued = None
         if not self._local:

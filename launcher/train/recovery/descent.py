@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.planning.batches import WITHIN_A_RUN
 from launcher.planning.lower import lower_within
 from launcher.planning.plan import Plan
+from launcher.runs.downgrades import CHANGES, changed
 from launcher.runs.files import read_record
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
@@ -26,6 +31,29 @@ class Descent:
         self._left: dict[Recipe, int] = {}
         "Recipes that had fitted before memory ran out under them -> the step in which it did."
         self._given_up: set[Recipe] = set()
+        if rank.first:
+            self._remember(self._events())
+        self._left, self._given_up = gate.firsts((self._left, self._given_up))
+
+    def _remember(self, events: Sequence[dict[str, Any]]) -> None:
+        """What the attempts before this one went down from, and came back to."""
+        recipe, done = self.rank.recipe, 0  # under `recipe`, after so many steps of the run
+        for event in events:
+            kind = event.get("event")
+            if kind == "attempt":
+                recipe, done = Recipe.model_validate(event["recipe"]), 0
+            elif kind == "resumed":
+                done = event["step"]
+            elif kind in CHANGES:
+                before, recipe = recipe, changed(recipe, event)
+                step = event.get("step")
+                if kind == "climb":
+                    self.climbed(recipe)
+                else:
+                    self.went_down(before, step or 0, had_fitted=step is not None and step > done + 1)
+                done = step - 1 if step is not None else done
+        for other in [one for one in self._left if one.changes_from(self.rank.recipe).keys() - WITHIN_A_RUN]:
+            del self._left[other]  # not without a restart
 
     def below(self, recipe: Recipe) -> Recipe | None:
         """What to go on with, without a restart; the same on every rank. None where that is not possible, or
@@ -37,13 +65,16 @@ class Descent:
         return found
 
     def _may_go_lower(self) -> bool:
+        spent = [one for one in self._events() if one.get("event") == "downgrade"]
+        return len(spent) < self.rank.job.retries.lower
+
+    def _events(self) -> list[dict[str, Any]]:
+        """Since somebody last submitted or resumed the run."""
         events = self.rank.run.read_events()
         submissions = [
             at for at, one in enumerate(events) if one.get("event") in ("submitted", "resubmitted")
         ]
-        since = events[max(submissions, default=0) :]
-        spent = [one for one in since if one.get("event") == "downgrade"]
-        return len(spent) < self.rank.job.retries.lower
+        return events[max(submissions, default=0) :]
 
     def went_down(self, recipe: Recipe, step: int, *, had_fitted: bool) -> None:
         """From `recipe`. One that had fitted may do so again, once."""
@@ -59,4 +90,4 @@ class Descent:
 
     def climbed(self, recipe: Recipe) -> None:
         """Tried again, with success or without: never a third time."""
-        del self._left[recipe]
+        self._left.pop(recipe, None)

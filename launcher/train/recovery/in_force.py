@@ -34,6 +34,8 @@ class InForce:
         self.rank, self.setting, self.recovery, self.probe = rank, setting, recovery, probe
         self.recorder, self.apply = recorder, apply
         self.recipe = rank.recipe
+        if recovery.why_not is not None:
+            self._event("recovery-off", reason=recovery.why_not)
         self.descent = Descent(rank, setting, recovery.gate)
         self._fitted = False
 
@@ -44,19 +46,19 @@ class InForce:
     def probed(self) -> None:
         """Take the largest micro-batch that fits on every rank. Nobody waits until each knows its own."""
         began, gate, before = time.perf_counter(), self.recovery.gate, self.recipe
-        rungs = micro_batches(before, self.setting)
+        rungs, asked = micro_batches(before, self.setting), self.probe.asked
         found = self.probe.largest(rungs)
         [lowest] = gate.highest(len(rungs) if found is None else found)
         if off := next(filter(None, gate.everyones(self.probe.off)), None):
             self._event("probe-skipped", reason=off)
             return
         if lowest == len(rungs):
-            self._give_up(Failure(self.rank.number, "probe", self.probe.told) if found is None else None)
+            self._give_up(self.probe.failure if found is None else None)
         self._take(rungs[lowest])
         self.recovery.meets(self.probe.batch(self.recipe.micro_batch_size), self.recipe.micro_batch_size)
         seconds = round(time.perf_counter() - began, 3)
         sizes = {"planned": before.micro_batch_size, "micro_batch_size": self.recipe.micro_batch_size}
-        self._event("probe", **sizes, asked=self.probe.asked, seconds=seconds)
+        self._event("probe", **sizes, asked=self.probe.asked - asked, seconds=seconds)
         if self.recipe != before:
             text = f"{before.micro_batch_size} samples at once do not fit"
             self._tell("downgrade", before, text, phase="probe", seconds=seconds)
@@ -76,6 +78,7 @@ class InForce:
             return
         recipe = self.descent.below(before)
         if recipe is None:
+            recovery.where.why_not = "nothing is left to give up without a restart"
             self._give_up(recovery.failure)
         self.descent.went_down(before, step, had_fitted=self._fitted)
         self._take(recipe)
@@ -100,7 +103,7 @@ class InForce:
         """What is left is a restart, which the ranks that failed bring about."""
         if failure is None:
             self.recovery.gate.wait_for_the_end()
-        self.recovery.where.phase = failure.phase
+        self.recovery.where.phase, self.recovery.where.traceback = failure.phase, failure.traceback
         raise torch.OutOfMemoryError(failure.text)
 
     def _take(self, recipe: Recipe) -> None:
@@ -110,7 +113,7 @@ class InForce:
 
     def _tell(self, event: str, before: Recipe, text: str, **fields: Any) -> None:
         """`text`: what brought it about."""
-        words, text = words_of(self.recipe, before, self.setting), text.splitlines()[0]
+        words, text = words_of(self.recipe, before, self.setting), text.partition("\n")[0]
         changes = {name: list(pair) for name, pair in self.recipe.changes_from(before).items()}
         self._event(event, in_process=True, changes=changes, reason=words, because=text, **fields)
         self.rank.say(f"{event}: {words} ({text})")

@@ -25,6 +25,7 @@ from launcher.train.rank import Rank
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import Collectives, kind_of
+from launcher.train.recovery.recovery import Failure, failure_of
 from launcher.train.recovery.rehearsal import rehearsal_of
 from launcher.train.recovery.undo import Undo
 from launcher.train.scaler import LossScaler
@@ -63,17 +64,21 @@ class Probe:
         "The largest that is known, as the task's dataset has it; the task's example before there is another."
         self.asked = 0
         "Recipes so far."
-        self.told = ""
-        "What the last that did not fit said."
+        self.failure: Failure | None = None
+        "Of the last that did not fit."
 
     def largest(self, rungs: Sequence[Recipe]) -> int | None:
         """The index of the first that fits, None when none does; `rungs` in falling order of their memory."""
-        if self.fits(rungs[0]):
+
+        def fits(at: int) -> bool:
+            return self.fits(rungs[at], last=at == len(rungs) - 1)
+
+        if fits(0):
             return 0
         misfit, fit = 0, len(rungs)
         while fit - misfit > 1:
             middle = (misfit + fit) // 2
-            if self.fits(rungs[middle]):
+            if fits(middle):
                 fit = middle
             else:
                 misfit = middle
@@ -82,17 +87,19 @@ class Probe:
             torch.compiler.reset()
         return fit if fit < len(rungs) else None
 
-    def fits(self, recipe: Recipe) -> bool:
-        """Whether a step of `recipe` fits into the memory of this rank."""
+    def fits(self, recipe: Recipe, *, last: bool = False) -> bool:
+        """Whether a step of `recipe` fits into the memory of this rank. `last`: nothing smaller is left."""
         if self.off is not None:
             return True
         self.asked += 1
         before = self.where.phase, self.where.users
+        self.where.trying = not last
         completed = self._completes(recipe)
         # A buffer is seen to change for the first time: in a step there is a copy of it.
         while self.undo.restore() and completed:
             completed = self._completes(recipe)
         self.where.phase, self.where.users = before
+        self.where.trying = False
         self._forget_peak()
         return completed or self.off is not None
 
@@ -109,7 +116,7 @@ class Probe:
         except Exception as error:
             if classify(error, self.where) != "gpu-oom":
                 raise
-            self.told = str(error)
+            self.failure = failure_of(error, self.rank, self.where)
         # The exception is gone, and with it the frames that hold the activations.
         clean(self.model)
         if not completed:

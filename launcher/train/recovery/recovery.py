@@ -7,33 +7,46 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
+from launcher.logs.out_of_memory import out_of_memory
+from launcher.spec.verdict import Phase
 from launcher.train.budget import Budget
+from launcher.train.failure import causes, classify, in_a_line, shortened
 from launcher.train.rank import Rank
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.recovery.gate import Gate
 from launcher.train.recovery.selftest import self_test
 from launcher.train.recovery.undo import Undo
-from launcher.train.where import Phase, Where
+from launcher.train.where import Where
 
 T = TypeVar("T")
 _self_tested: dict[tuple[str, str], str | None] = {}
 
 
 class Failure(NamedTuple):
-    """Memory that ran out on one rank, in its words."""
+    """Memory that ran out on one rank. Nothing of the exception, which would keep every activation alive."""
 
     rank: int
     phase: Phase
     text: str
+    "In its words."
+    traceback: tuple[str, ...]
+
+
+def failure_of(error: Exception, rank: Rank, where: Where) -> Failure:
+    """`error`: of memory, or came of one that is."""
+    words = next(str(cause) for cause in causes(error) if out_of_memory(in_a_line(cause)))
+    return Failure(rank.number, where.phase, words, tuple(shortened(error)))
 
 
 class Recovery:
@@ -47,7 +60,8 @@ class Recovery:
         self.collectives = Collectives(model, rank.device) if isinstance(model, FSDPModule) else None
         self.failure: Failure | None = None
         self.probed: list[int] | None = None
-        "Elements per sample of each tensor of a batch, the most that was probed; None: nothing was."
+        """Elements per sample of the first tensor of a batch, the second ..., the most that was probed; None:
+        nothing was. It only ever grows, in number and in size: probing comes to an end."""
         self.why_not = self._why_not()
 
     def _why_not(self) -> str | None:
@@ -78,17 +92,20 @@ class Recovery:
     def attempt(self, kind: object, micro_batch: Callable[[], T]) -> T | None:
         """What `micro_batch` returns; None when memory ran out in it and the ranks can go on together.
 
-        `kind`: micro-batches of one kind send the same. Raises torch.OutOfMemoryError where they cannot.
+        `kind`: micro-batches of one kind send the same. Where they cannot, the exception passes.
         """
         if self.collectives is not None:
             self.collectives.begin(kind)
         before = self.where.phase, self.where.users
         try:
             result = micro_batch()
-        except torch.OutOfMemoryError as error:
-            if self.why_not is not None or not self._can_drain:
+        except Exception as error:
+            if classify(error, self.where) != "gpu-oom":
                 raise
-            self.failure = Failure(self.rank.number, self.where.phase, str(error))
+            self.where.why_not = self.why_not or self._why_not_after(error)
+            if self.where.why_not is not None:
+                raise
+            self.failure = failure_of(error, self.rank, self.where)
             del error
         else:
             if self.collectives is not None:
@@ -102,9 +119,10 @@ class Recovery:
             self.free()
         return None
 
-    @property
-    def _can_drain(self) -> bool:
-        return self.rank.world == 1 or (self.collectives is not None and self.collectives.can_drain)
+    def _why_not_after(self, error: Exception) -> str | None:
+        if any(isinstance(one, (torch.AcceleratorError, dist.DistError)) for one in causes(error)):
+            return "the device, or what connects the ranks, may be in no good state after such an error"
+        return self.collectives.why_not if self.collectives is not None and self.rank.world > 1 else None
 
     def free(self) -> None:
         gc.collect()
@@ -123,17 +141,14 @@ class Recovery:
         """A batch of so many samples: whether a sample of it is larger than what was probed."""
         if self.probed is None:
             return False
-        sizes = sizes_of(batch)
-        return len(sizes) != len(self.probed) or any(
-            size > most * micro_batch_size for size, most in zip(sizes, self.probed, strict=True)
-        )
+        known = zip_longest(sizes_of(batch), self.probed, fillvalue=0)
+        return any(size > most * micro_batch_size for size, most in known)
 
     def meets(self, batch: Any, micro_batch_size: int) -> None:
         """From here on no batch of these sizes is a surprise, nor of any before: one sample may be the
-        longest in one tensor and another one in another."""
+        longest in one tensor and another one in another, or have fewer of them."""
         sizes = [-(-size // micro_batch_size) for size in sizes_of(batch)]
-        before = self.probed if self.probed is not None and len(self.probed) == len(sizes) else sizes
-        self.probed = [max(pair) for pair in zip(sizes, before, strict=True)]
+        self.probed = [max(pair) for pair in zip_longest(sizes, self.probed or (), fillvalue=0)]
 
     def discard(self) -> None:
         """On every rank: as the step began."""

@@ -1,0 +1,95 @@
+"""The way back up: what a rank knows of the attempts before its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs.layout import RunDir
+from launcher.spec.recipe import Recipe
+from launcher.train.budget import Unlimited
+from launcher.train.recovery.descent import CLIMB_AFTER, Descent
+from launcher.train.recovery.gate import Gate
+from tests.train.runs import job, one_rank, prepare, recipe
+
+LARGE, SMALL, LEAST = recipe("ddp", 4, 2), recipe("ddp", 2, 4), recipe("ddp", 1, 8)
+
+
+class Log:
+    """The events of a run, as the supervisor and rank 0 write them."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run, self.attempts = run, 0
+
+    def attempt(self, begins: Recipe, after: int = 0) -> None:
+        self.run.event("attempt", attempt=self.attempts, recipe=begins.model_dump())
+        self.attempts += 1
+        if after:
+            self.run.event("resumed", step=after, **{"from": "shared-memory"})
+
+    def change(self, kind: str, before: Recipe, after: Recipe, step: int | None, restart: bool) -> None:
+        changes = {name: list(pair) for name, pair in after.changes_from(before).items()}
+        where: dict[str, Any] = {} if step is None else {"step": step}
+        self.run.event(kind, in_process=not restart, changes=changes, reason="words", **where)
+
+    def restart(self, before: Recipe, after: Recipe, step: int | None) -> None:
+        self.change("downgrade", before, after, step, restart=True)
+        self.attempt(after, after=(step or 1) - 1)
+
+    def descent(self, now: Recipe) -> Descent:
+        rank = one_rank(self.run, job=job(), recipe=now)
+        return Descent(rank, rank.setting(batch_norm=False), Gate(1, Unlimited()))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    log = Log(prepare(tmp_path / "run", job()))
+    log.run.event("submitted")
+    log.attempt(LARGE)
+    return log
+
+
+def test_what_had_fitted_before_a_restart_is_tried_again(log: Log) -> None:
+    log.restart(LARGE, SMALL, step=50)
+    descent = log.descent(SMALL)
+    assert descent.to_climb_to(50 + CLIMB_AFTER - 1) is None
+    assert descent.to_climb_to(50 + CLIMB_AFTER) == LARGE
+
+
+@pytest.mark.parametrize("step", [1, None])
+def test_what_had_never_fitted_is_not(log: Log, step: int | None) -> None:
+    log.restart(LARGE, SMALL, step=step)
+    assert log.descent(SMALL).to_climb_to(10_000) is None
+
+
+def test_the_way_back_goes_over_every_recipe_that_had_fitted_whoever_left_it(log: Log) -> None:
+    log.change("downgrade", LARGE, SMALL, step=50, restart=False)
+    log.restart(SMALL, LEAST, step=90)
+    log.run.event("retry", reason="the same recipe again")
+    log.attempt(LEAST, after=94)
+    descent = log.descent(LEAST)
+    assert descent.to_climb_to(90 + CLIMB_AFTER) == SMALL
+    descent.climbed(SMALL)
+    assert descent.to_climb_to(90 + CLIMB_AFTER) == LARGE
+
+
+def test_a_restart_is_no_third_chance(log: Log) -> None:
+    log.restart(LARGE, SMALL, step=50)
+    log.change("climb", SMALL, LARGE, step=250, restart=False)
+    log.restart(LARGE, SMALL, step=300)
+    assert log.descent(SMALL).to_climb_to(10_000) is None
+
+
+def test_what_would_be_another_restart_is_not_tried(log: Log) -> None:
+    checkpointed = SMALL.model_copy(update={"activations": "checkpoint"})
+    log.restart(LARGE, checkpointed, step=50)
+    assert log.descent(checkpointed).to_climb_to(10_000) is None
+
+
+def test_a_run_that_somebody_resumed_begins_anew(log: Log) -> None:
+    log.restart(LARGE, SMALL, step=50)
+    log.run.event("resubmitted")
+    log.attempt(SMALL, after=60)
+    assert log.descent(SMALL).to_climb_to(10_000) is None
