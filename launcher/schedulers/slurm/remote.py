@@ -131,7 +131,7 @@ class RemoteSlurm(SlurmScheduler):
         return write_run(replace(prepared, run_dir=str(self.mirror.here / prepared.request.run_id)))
 
     def withdraw(self, runs: Sequence[RunDir]) -> None:
-        with suppress(LoginError):  # then they stay on both sides, and say so
+        with suppress(SchedulerError):  # then they stay on both sides
             self.remove(runs)
 
     def _command(self, run: RunDir) -> tuple[str, ...]:
