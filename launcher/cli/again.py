@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from launcher.cli.planned import planned
 from launcher.cli.prepare import named_cluster, prepare
 from launcher.planning.again import changes, no_higher
 from launcher.runs.layout import RunDir
-from launcher.schedulers.base import Prepared, Request
+from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.local import with_detected_gpus
+from launcher.schedulers.of_run import scheduler_of, site
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.load import from_record
@@ -32,6 +34,7 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
         cluster = from_record(Cluster, about["cluster"], f"{run.id}/run.json")
     else:
         cluster = with_detected_gpus(named_cluster(cluster_name))
+        _same_place(run, about["cluster"], cluster)
     job_file, runs_root = Path(about["job_file"]), run.path.parent
     request = Request(
         job=job,
@@ -48,3 +51,13 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
     )
     more = {"created": about["created"], "changed": changed, "set": list(sets)}
     return replace(ready, about={**ready.about, **more})
+
+
+def _same_place(run: RunDir, before: Mapping[str, Any], cluster: Cluster) -> None:
+    """A run directory does not travel. Raises SchedulerError."""
+    if site(cluster.model_dump()) != site(before):
+        where = scheduler_of(run)[0].where(run)
+        raise SchedulerError(
+            f"{run.id} and its checkpoints are in {where}; the profile {cluster.name} has another login or "
+            "paths.runs: give one with the same, or submit the job there anew"
+        )

@@ -26,11 +26,15 @@ def export(
     """Write the weights of a checkpoint as safetensors, with the names of your model."""
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.runs.find import find_run
+    from launcher.schedulers.of_run import scheduler_of
     from launcher.spec.base import format_bytes
 
     if dtype not in (None, "fp32", "bf16"):
         fail(f"--dtype {dtype}: there are fp32, bf16")
     found = find_run(run)
+    if (where := scheduler_of(found)[0].where(found)) != str(found.path):
+        host, _, path = where.partition(":")
+        fail(f"its checkpoints are on {host}: run `launcher export {path} --to DIR` there", EXIT_REFUSED)
     try:
         import safetensors  # noqa: F401
         import torch

@@ -32,19 +32,22 @@ def list_runs(
 
 def status(run: RunName = None, json: AsJson = False) -> None:
     """The true state of a run. Exit code 0 while it runs or when it succeeded, else its verdict's."""
+    from dataclasses import replace
+
     from launcher.cli.output import console, print_json
     from launcher.report.terminal import show_status
     from launcher.report.why import why
     from launcher.runs.find import find_run
-    from launcher.schedulers.of_run import status_of
+    from launcher.schedulers.of_run import scheduler_of
 
     found = find_run(run)
-    now = status_of(found)
+    scheduler, handle = scheduler_of(found)
+    now = scheduler.status(handle)
     if json:
         print_json({**now.as_json(), "why": why(found, now.state, now.reason)})
     else:
         lines = why(found, now.state, now.reason)[1:4] if now.resumable else []
-        show_status(console(), now, lines)
+        show_status(console(), replace(now, path=scheduler.where(found)), lines)
     raise SystemExit(now.exit_code)
 
 

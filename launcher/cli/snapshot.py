@@ -34,9 +34,9 @@ def snapshot(
     attempt = attempts[-1]
     replace_json(attempt.snapshot_request, {"time": now(), "rank": rank})
     scheduler.fetch(found)
-    folder = attempt.memory(0).parent
+    folder = f"{scheduler.where(found)}/{attempt.memory(0).parent.relative_to(found.path)}"
     if json:
-        print_json({"run_id": found.id, "attempt": attempt.number, "rank": rank, "folder": str(folder)})
+        print_json({"run_id": found.id, "attempt": attempt.number, "rank": rank, "folder": folder})
     else:
         who = "every rank" if rank is None else f"rank {rank}"
         print(f"{found.id}: asked; {who} records its next step and writes it into {folder}")

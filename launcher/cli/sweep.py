@@ -10,7 +10,7 @@ from typing import Any
 from launcher.cli.prepare import named_cluster, prepared, runs_root
 from launcher.schedulers.base import Prepared, SchedulerError
 from launcher.schedulers.prepare import new_run_id
-from launcher.schedulers.registry import of_cluster
+from launcher.schedulers.registry import of_cluster, slurm_at
 from launcher.schedulers.slurm.sweep import Sweep, combinations, prepare
 from launcher.spec.job import Batch, Job, Training
 from launcher.spec.load import read
@@ -75,9 +75,10 @@ def submit_sweep(
         print(f"{len(sweep.runs)} runs: {sweep.runs[0].request.run_id} .. {sweep.runs[-1].request.run_id}")
         return
     request = first.request
-    warnings = (*first.warnings, *of_cluster(request.cluster).check(first))
+    scheduler = slurm_at(request.cluster.login, request.cluster.paths.runs)
+    warnings = (*first.warnings, *scheduler.check(first))
     show_plan(console(), request.job, request.cluster, request.plan, warnings)
-    handles = submit(sweep)
+    handles = submit(sweep, scheduler)
     print(f"\n{len(handles)} runs submitted as one array ({handles[0].rpartition('_')[0]})")
     for ready, handle in zip(sweep.runs, handles, strict=True):
         print(f"{ready.request.run_id}  {handle}  {' '.join(ready.about['sweep']['values'])}")

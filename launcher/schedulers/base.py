@@ -146,6 +146,10 @@ class Scheduler(Protocol):
         is on this machine, there is nothing to do."""
         ...
 
+    def where(self, run: RunDir) -> str:
+        """Its run directory, as a person finds it: `host:path` where it is not on this machine."""
+        ...
+
     def remove(self, runs: Sequence[RunDir]) -> None:
         """Delete everything of runs that have ended. Raises SchedulerError, OSError."""
         ...

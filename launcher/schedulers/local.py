@@ -146,6 +146,9 @@ class LocalScheduler:
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         pass
 
+    def where(self, run: RunDir) -> str:
+        return str(run.path)
+
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
             remove_handover(run, 0)  # of a run whose every process was killed

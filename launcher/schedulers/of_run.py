@@ -19,7 +19,7 @@ def scheduler_of(run: RunDir) -> tuple[Scheduler, str]:
         from launcher.schedulers.registry import slurm_at
         from launcher.schedulers.slurm.scheduler import handle_of
 
-        slurm = slurm_at(*_site(cluster))
+        slurm = slurm_at(*site(cluster))
         slurm.known.append(run)
         return slurm, str(handle_of(run))
     return local.LocalScheduler(), local.handle_of(run)
@@ -38,14 +38,14 @@ def statuses(runs: Iterable[RunDir]) -> list[Status]:
     for run in chosen:
         cluster: dict[str, Any] = run.read_about().get("cluster", {})
         if cluster.get("scheduler") == "slurm" and _was_sent(run):
-            by_cluster.setdefault(_site(cluster), []).append(run)
+            by_cluster.setdefault(site(cluster), []).append(run)
             continue
         with contextlib.suppress(RunNotFoundError):
             found[run] = local.LocalScheduler().status(local.handle_of(run))
-    for site, its in by_cluster.items():
+    for where, its in by_cluster.items():
         from launcher.schedulers.registry import slurm_at
 
-        found |= dict(zip(its, slurm_at(*site).statuses(its), strict=True))
+        found |= dict(zip(its, slurm_at(*where).statuses(its), strict=True))
     return [found[run] for run in chosen if run in found]
 
 
@@ -54,13 +54,13 @@ def remove(runs: Iterable[RunDir]) -> None:
     by_scheduler: dict[Any, tuple[Scheduler, list[RunDir]]] = {}
     for run in runs:
         scheduler = scheduler_of(run)[0]
-        site = _site(run.read_about().get("cluster", {}))
-        by_scheduler.setdefault((type(scheduler), site), (scheduler, []))[1].append(run)
+        where = site(run.read_about().get("cluster", {}))
+        by_scheduler.setdefault((type(scheduler), where), (scheduler, []))[1].append(run)
     for scheduler, its in by_scheduler.values():
         scheduler.remove(its)
 
 
-def _site(cluster: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def site(cluster: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Where its commands run, and where its runs are if that is not here."""
     login = cluster.get("login")
     return login, cluster.get("paths", {}).get("runs") if login is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from launcher.schedulers.base import Scheduler
@@ -23,8 +24,10 @@ def of_cluster(cluster: Cluster) -> Scheduler:
     return LocalScheduler()
 
 
+@functools.cache
 def slurm_at(login: str | None, runs: str | None) -> SlurmScheduler:
-    """On this host, or at a login node that has its runs in the folder `runs`."""
+    """On this host, or at a login node that has its runs in the folder `runs`. One for each place: what it
+    prepares, it also sends."""
     if login is not None:
         from launcher.schedulers.slurm.remote import RemoteSlurm
 

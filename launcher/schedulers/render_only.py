@@ -46,6 +46,9 @@ class RenderOnly:
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         pass
 
+    def where(self, run: RunDir) -> str:
+        return str(run.path)
+
     def remove(self, runs: Sequence[RunDir]) -> None:
         raise self._refusal(runs[0].id)
 

@@ -67,13 +67,21 @@ def it(request: pytest.FixtureRequest, told: dict[Story, Future[Any]]) -> Any:
 
 
 @pytest.fixture(scope="module")
+def lab_in(cluster: Cluster) -> Callable[[Path], SlurmLab]:
+    """Where a story takes place."""
+    return lambda folder: SlurmLab(folder, cluster)
+
+
+@pytest.fixture(scope="module")
 def told(
-    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    lab_in: Callable[[Path], SlurmLab],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[Story, Future[Any]]]:
     """The stories of the tests that were asked for, side by side: most of their time is Slurm's."""
     tests = [item for item in request.session.items if item.parent is request.node]
     stories: list[Story] = [test.callspec.params["it"] for test in tests]  # type: ignore[attr-defined]
-    labs = {story: SlurmLab(tmp_path_factory.mktemp(story.__name__), cluster) for story in stories}
+    labs = {story: lab_in(tmp_path_factory.mktemp(story.__name__)) for story in stories}
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         yield {story: pool.submit(story, lab) for story, lab in labs.items()}
     for lab in labs.values():

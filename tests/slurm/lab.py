@@ -38,6 +38,11 @@ class SlurmLab(Lab):
             del self.environ[name]
         self.profile(**(options or {}))
 
+    @property
+    def on_the_cluster(self) -> dict[str, str]:
+        """The environment of Slurm's own commands."""
+        return {**self.environ, **self.cluster.env()}
+
     def profile(self, **slurm: Any) -> None:
         fields = {
             "name": "lab",
@@ -60,7 +65,7 @@ class SlurmLab(Lab):
     def slurm(self, *command: str, timeout: float = 30) -> str:
         """What one of Slurm's commands prints; fails the test when it fails."""
         done = subprocess.run(
-            command, env=self.environ, cwd=self.folder, capture_output=True, text=True, timeout=timeout
+            command, env=self.on_the_cluster, cwd=self.folder, capture_output=True, text=True, timeout=timeout
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
@@ -100,7 +105,7 @@ class SlurmLab(Lab):
     def queued(self, run: RunDir) -> str:
         """State of the run's latest job while Slurm's queue knows it."""
         command = ["squeue", "-h", "-t", "all", "-j", job_id(run), "-o", "%i %T %r"]
-        done = subprocess.run(command, env=self.environ, capture_output=True, text=True)
+        done = subprocess.run(command, env=self.on_the_cluster, capture_output=True, text=True)
         return done.stdout
 
     def all_logs(self, run: RunDir) -> str:

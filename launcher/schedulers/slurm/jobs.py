@@ -67,13 +67,14 @@ def submission_of(run: RunDir) -> int:
     return sum(event.get("event") == "submitting" for event in run.read_events())
 
 
-def sbatch_text(command: tuple[str, ...], then: str = "") -> str:
-    """POSIX shell that submits in a clean environment; `then` runs where a job, `$job`, was taken."""
+def sbatch_text(command: tuple[str, ...], first: str = "", then: str = "") -> str:
+    """POSIX shell that submits in a clean environment, after `first`; `then` runs where a job, `$job`, was
+    taken."""
     if not then:
-        return f"{_CLEAN}export LC_ALL=C\nexec {shlex.join(command)}"
+        return f"{first}{_CLEAN}export LC_ALL=C\nexec {shlex.join(command)}"
     pick = "sed -n 's/^\\([0-9][0-9]*\\)\\(;.*\\)*$/\\1/p' | tail -n 1"
     return (
-        f"{_CLEAN}export LC_ALL=C\nsaid=$({shlex.join(command)}) || exit\n"
+        f"{first}{_CLEAN}export LC_ALL=C\nsaid=$({shlex.join(command)}) || exit\n"
         f"printf '%s\\n' \"$said\"\njob=$(printf '%s\\n' \"$said\" | {pick})\n{then}"
     )
 
@@ -84,9 +85,10 @@ def submit(
     comment: str,
     patience: float = PATIENCE_SECONDS,
     *,
+    first: str = "",
     then: str = "",
 ) -> str:
-    """The id of the job, which bears `comment`. `then`: see `sbatch_text`.
+    """The id of the job, which bears `comment`. `first` and `then`: see `sbatch_text`.
 
     Tries again while there is certainly no job, and looks for one of which the answer was lost.
     Raises NotSubmittedError, UnclearError.
@@ -106,7 +108,7 @@ def submit(
         if doubt and (found := find(login, comment)):
             return found
         try:
-            return _once(login, sbatch_text(command, then))
+            return _once(login, sbatch_text(command, first, then))
         except _NotYetError as error:
             doubt = doubt or error.unclear
             raise

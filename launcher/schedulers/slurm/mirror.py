@@ -25,6 +25,8 @@ from launcher.schedulers.slurm.login import Login, LoginError
 
 INDEX = ".mirror.json"
 "In the copy of a run: its files as of the last round trip."
+SLOWEST = 2**18
+"Bytes per second at which what was written here goes over: a sweep brings many runs."
 _REMOVED = ("cancel", "slurm-excluded")
 _TOP = (*_REMOVED, "events.jsonl", "state.json", "run.json", "plan.json")
 _BELOW = ("scripts/*", "plans/*/*.json", "plans/*/scripts/*", "attempts/*/snapshot.json")
@@ -92,7 +94,8 @@ class Mirrored:
                 self._wanted,
                 self.strict,
             )
-            done = self.login.run(text, stdin=parcel + stdin, timeout=timeout)
+            patience = timeout + len(parcel) / SLOWEST
+            done = self.login.run(text, stdin=parcel + stdin, timeout=patience)
             try:
                 came = exchange.parse(done, mark)
             except exchange.NotWholeError as error:

@@ -6,8 +6,8 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +21,16 @@ from launcher.schedulers.rundir import write_run
 from launcher.schedulers.slurm import snapshot
 from launcher.schedulers.slurm.exchange import Wanted
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submission_of, submit
-from launcher.schedulers.slurm.login import ask
+from launcher.schedulers.slurm.login import LoginError, ask
 from launcher.schedulers.slurm.mirror import Mirrored, RefusedError
 from launcher.schedulers.slurm.rsh import quote
 from launcher.schedulers.slurm.scheduler import Handle, SlurmScheduler, handle_of, lives
 from launcher.schedulers.slurm.ssh import Over
+from launcher.schedulers.slurm.sweep import folder_text
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
+    from launcher.schedulers.slurm.sweep import Sweep
 
 LOOK_SECONDS = 1.0
 "Between two looks at a run that goes on; one that waits in the queue is looked at ten times as seldom."
@@ -39,7 +41,7 @@ SENT = ".sent"
 class RemoteSlurm(SlurmScheduler):
     """`runs` is a folder on a file system that the login node shares with the nodes."""
 
-    capabilities = Capabilities(submit=True, multi_node=True)
+    capabilities = Capabilities(submit=True, multi_node=True, arrays=True)
 
     def __init__(self, login: str, runs: str | None) -> None:
         super().__init__()
@@ -92,7 +94,7 @@ class RemoteSlurm(SlurmScheduler):
             return super().cancel(handle)
         self._last = None
         replace_text(run.cancel, f"{time.time()}\n")
-        with self._strictly(run):
+        with self._strictly([run]):
             command = ["scancel", *([] if again else ["--state=PENDING"]), job]
             answer = ask(self.login, {"scancel": command})["scancel"]
         if not lives(state := run.read_state()):
@@ -111,6 +113,9 @@ class RemoteSlurm(SlurmScheduler):
             where = f"{self.there}/{run.id} is not on {self.ssh.name} any more"
             raise SchedulerError(f"{where}; what was copied of it is in {run.path}")
 
+    def where(self, run: RunDir) -> str:
+        return f"{self.ssh.name}:{self.there}/{run.id}"
+
     def remove(self, runs: Sequence[RunDir]) -> None:
         done = self.ssh.run(
             "rm -rf " + " ".join(quote(f"{self.there}/{run.id}") for run in runs), timeout=600
@@ -122,46 +127,69 @@ class RemoteSlurm(SlurmScheduler):
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         return self._ask_before_the_queue(prepared, self.ssh)
 
-    def _write(self, prepared: Prepared) -> RunDir:
+    def write(self, prepared: Prepared) -> RunDir:
         return write_run(replace(prepared, run_dir=str(self.mirror.here / prepared.request.run_id)))
 
+    def withdraw(self, runs: Sequence[RunDir]) -> None:
+        with suppress(SchedulerError):  # then they stay on both sides
+            self.remove(runs)
+
+    def _command(self, run: RunDir) -> tuple[str, ...]:
+        script = f"{self.there}/{run.scripts.relative_to(run.path.parent)}/job.sbatch"
+        return sbatch_command(script, submission_of(run))
+
     def _sbatch(self, run: RunDir, event: str) -> str:
-        """Run directory, job and its event in one round trip, after the code where that is new there."""
+        return self._submit([run], run.id, Submission(event, self._command(run)))
+
+    def send_array(self, sweep: Sweep, runs: Sequence[RunDir]) -> str:
+        array = Submission("submitted", sweep.command, folder_text(sweep, runs), task="_$i")
+        try:
+            return self._submit(runs, sweep.id, array)
+        except NotSubmittedError:
+            with suppress(LoginError):
+                self.ssh.run(f"rm -rf {quote(str(sweep.folder))}")
+            raise
+
+    def _submit(self, runs: Sequence[RunDir], comment: str, what: Submission) -> str:
+        """Run directories, job and their events in one round trip, after the code where that is new there."""
         self._last = None
-        digest = run.read_about()["workdir"].rpartition("/")[2]
-        code = self._snapshots.get(digest)
-        if code is not None and digest not in self._sent():
-            self._send_code(code)
+        digests = sorted({run.read_about()["workdir"].rpartition("/")[2] for run in runs})
+        codes = [self._snapshots[digest] for digest in digests if digest in self._snapshots]
+        for code in codes:
+            if code.digest not in self._sent():
+                self._send_code(code)
         try:
-            return self._sbatch_once(run, event, digest)
+            return self._submit_once(runs, comment, what, digests)
         except RefusedError as error:
-            if code is None or snapshot.MISSING not in str(error):
+            if not codes or snapshot.MISSING not in str(error):
                 raise NotSubmittedError(str(error)) from None
-        self._send_code(code)  # somebody has cleaned up there
+        for code in codes:
+            self._send_code(code)  # somebody has cleaned up there
         try:
-            return self._sbatch_once(run, event, digest)
+            return self._submit_once(runs, comment, what, digests)
         except RefusedError as error:
             raise NotSubmittedError(str(error)) from None
 
-    def _sbatch_once(self, run: RunDir, event: str, digest: str) -> str:
-        about = run.read_about()
-        script = f"{self.there}/{run.scripts.relative_to(run.path.parent)}/job.sbatch"
-        command = sbatch_command(script, submission_of(run))
-        handle = str(Handle(about["cluster"]["name"], "@"))
-        before, after = json.dumps({"event": event, "handle": handle, "command": command})[1:].split("@", 1)
-        events = quote(f"{self.there}/{run.id}/events.jsonl")
-        then = (
-            f'printf \'{{"time": "%s", %s%s%s\\n\' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" '
-            f'{quote(before)} "$job" {quote(after)} >>{events}'
-        )
-        checks = _secret_checks(about["job"]["secrets"], bool(about["cluster"]["setup"]))
-        with self._strictly(run, " &&\n".join([*checks, snapshot.adopt(self.there, digest)])):
-            return submit(self.login, command, run.id, then=then)
+    def _submit_once(
+        self, runs: Sequence[RunDir], comment: str, what: Submission, digests: Sequence[str]
+    ) -> str:
+        abouts = [run.read_about() for run in runs]
+        secrets = [
+            check
+            for about in abouts
+            for check in _secret_checks(about["job"]["secrets"], bool(about["cluster"]["setup"]))
+        ]
+        checks = [*dict.fromkeys(secrets), *(snapshot.adopt(self.there, digest) for digest in digests)]
+        cluster = abouts[0]["cluster"]["name"]
+        with self._strictly(runs, " &&\n".join(checks)):
+            return submit(
+                self.login, what.command, comment, first=what.first, then=what.then(self.there, runs, cluster)
+            )
 
     @contextmanager
-    def _strictly(self, run: RunDir, first: str = "") -> Iterator[None]:
+    def _strictly(self, runs: Sequence[RunDir], first: str = "") -> Iterator[None]:
         """What is done depends on what was written here."""
-        self.mirror.choose([run])
+        self.mirror.choose(runs)
         self.mirror.first, self.mirror.strict = first, True
         try:
             yield
@@ -183,10 +211,33 @@ class RemoteSlurm(SlurmScheduler):
         self.mirror.here.mkdir(parents=True, exist_ok=True)
         replace_text(self.mirror.here / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
 
-    def _record(self, run: RunDir, event: str, handle: str) -> None:
+    def record(self, run: RunDir, event: str, handle: str, command: tuple[str, ...]) -> None:
         if str(handle_of(run)) != handle:  # the job was found in the queue: sbatch's answer was lost
-            super()._record(run, event, handle)
+            super().record(run, event, handle, command)
             self.fetch(run)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One job, or an array."""
+
+    event: str
+    command: tuple[str, ...]
+    first: str = ""
+    "Shell, before it."
+    task: str = ""
+    "Behind the job's id in a run's handle, for the run number `$i`."
+
+    def then(self, root: str, runs: Sequence[RunDir], cluster: str) -> str:
+        """Shell that tells each run of its job."""
+        told = {"event": self.event, "handle": str(Handle(cluster, "@")), "command": self.command}
+        before, after = map(quote, json.dumps(told)[1:].split("@", 1))
+        ids = " ".join(quote(run.id) for run in runs)
+        event = f'\'{{"time": "%s", %s%s%s\\n\' "$now" {before} "${{job}}{self.task}" {after}'
+        return (
+            f"now=$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ) i=0\nfor r in {ids}; do\n"
+            f'printf {event} >>{quote(root)}/"$r"/events.jsonl\ni=$((i + 1))\ndone'
+        )
 
 
 def copies(login: str, runs: str) -> Path:

@@ -35,6 +35,7 @@ from launcher.schedulers.slurm.states import Meaning, meaning
 if TYPE_CHECKING:
     from launcher.schedulers.slurm.exchange import Wanted
     from launcher.schedulers.slurm.records import JobRecord
+    from launcher.schedulers.slurm.sweep import Sweep
 
 PREFIX = "slurm:"
 DEFAULT_PYTHON = "python3"
@@ -102,13 +103,13 @@ class SlurmScheduler:
     def submit(self, prepared: Prepared) -> str:
         """Raises SchedulerError; where there is certainly no job, nothing is left behind."""
         try:
-            run = self._write(prepared)
+            run = self.write(prepared)
         except OSError as error:
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
         try:
             handle = self._send(run, "submitted")
         except NotSubmittedError:
-            shutil.rmtree(run.path)
+            self.withdraw([run])
             raise
         finally:
             if run.path.exists():
@@ -138,8 +139,14 @@ class SlurmScheduler:
             raise SchedulerError("\n".join(found.refusals))
         return found.warnings
 
-    def _write(self, prepared: Prepared) -> RunDir:
+    def write(self, prepared: Prepared) -> RunDir:
+        """Raises OSError."""
         return write_run(prepared)
+
+    def withdraw(self, runs: Sequence[RunDir]) -> None:
+        """What was written for a submission that Slurm has refused."""
+        for run in runs:
+            shutil.rmtree(run.path)
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:
         """A new job for the run, which goes on from its last checkpoint."""
@@ -201,6 +208,9 @@ class SlurmScheduler:
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         pass
 
+    def where(self, run: RunDir) -> str:
+        return str(run.path)
+
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
             shutil.rmtree(run.path)
@@ -254,17 +264,33 @@ class SlurmScheduler:
             replace_json(run.state, {**before, "reason": str(error)})
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))
-        self._record(run, event, handle)
+        self.record(run, event, handle, self._command(run))
         return handle
 
-    def _record(self, run: RunDir, event: str, handle: str) -> None:
-        command = sbatch_command(run.scripts / "job.sbatch", submission_of(run))
+    def _command(self, run: RunDir) -> tuple[str, ...]:
+        return sbatch_command(run.scripts / "job.sbatch", submission_of(run))
+
+    def record(self, run: RunDir, event: str, handle: str, command: tuple[str, ...]) -> None:
         run.event(event, handle=handle, command=list(command))
 
     def _sbatch(self, run: RunDir, event: str) -> str:
         from launcher.schedulers.slurm.executor import RunExecutor, Supervise
 
         return str(RunExecutor(run).submit(Supervise(str(run.path))).job_id)
+
+    def send_array(self, sweep: Sweep, runs: Sequence[RunDir]) -> str:
+        """The array's id. Raises SchedulerError."""
+        from launcher.schedulers.slurm.executor import ArrayExecutor, Supervise
+        from launcher.schedulers.slurm.sweep import write_folder
+
+        write_folder(sweep, runs)
+        executor = ArrayExecutor(sweep.folder, sweep.id, sweep.array.path)
+        try:
+            jobs = executor.submit_array([Supervise(str(run.path)) for run in runs])
+        except NotSubmittedError:
+            shutil.rmtree(sweep.folder)
+            raise
+        return str(jobs[0].job_id).partition("_")[0]
 
 
 def _doing(status: Status) -> str:

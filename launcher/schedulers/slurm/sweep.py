@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.render.render import RenderedFile, render_array
 from launcher.runs.files import replace_text
 from launcher.runs.find import remember_root
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import Prepared, SchedulerError
-from launcher.schedulers.rundir import write_run
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command
 from launcher.schedulers.slurm.scheduler import Handle
+
+if TYPE_CHECKING:
+    from launcher.schedulers.slurm.scheduler import SlurmScheduler
 
 FOLDER = "sweeps"
 "Below the runs' root: `sweeps/<id>/array.sbatch`, and a link `<task>` to each run's directory."
@@ -66,36 +69,51 @@ def _asked(prepared: Prepared) -> list[str]:
     return [line for line in lines if not line.startswith(("job-name=", "comment=", "output="))]
 
 
-def submit(sweep: Sweep) -> list[str]:
-    """The handle of each run. Raises SchedulerError when Slurm takes no job."""
-    from launcher.schedulers.slurm.executor import ArrayExecutor, Supervise
-
+def submit(sweep: Sweep, scheduler: SlurmScheduler) -> list[str]:
+    """The handle of each run. Raises SchedulerError; where there is certainly no job, nothing stays."""
     runs: list[RunDir] = []
     try:
-        sweep.folder.mkdir(parents=True)
-        for task, prepared in enumerate(sweep.runs):
-            runs.append(write_run(prepared))
-            (sweep.folder / str(task)).symlink_to(Path("../..") / runs[-1].id)
-        replace_text(sweep.folder / sweep.array.path, sweep.array.text, sweep.array.mode)
+        for prepared in sweep.runs:
+            runs.append(scheduler.write(prepared))
     except OSError as error:
-        raise SchedulerError(f"cannot write {sweep.folder}: {error.strerror}") from None
+        raise SchedulerError(f"cannot write {sweep.runs[len(runs)].run_dir}: {error.strerror}") from None
     for run in runs:
         run.event("submitting")
-    executor = ArrayExecutor(sweep.folder, sweep.id, sweep.array.path)
     try:
-        jobs = executor.submit_array([Supervise(str(run.path)) for run in runs])
+        array = scheduler.send_array(sweep, runs)
     except NotSubmittedError:
-        for folder in (sweep.folder, *(run.path for run in runs)):
-            shutil.rmtree(folder)
+        scheduler.withdraw(runs)
         raise
     finally:
         if runs[0].path.exists():
             remember_root(runs[0].path.parent)
-    handles = []
-    for run, prepared, job in zip(runs, sweep.runs, jobs, strict=True):
-        handles.append(str(Handle(prepared.request.cluster.name, job.job_id)))
-        run.event("submitted", handle=handles[-1], command=list(sweep.command))
+    cluster = sweep.runs[0].request.cluster.name
+    handles = [str(Handle(cluster, f"{array}_{task}")) for task in range(len(runs))]
+    for run, handle in zip(runs, handles, strict=True):
+        scheduler.record(run, "submitted", handle, sweep.command)
     return handles
+
+
+def write_folder(sweep: Sweep, runs: Sequence[RunDir]) -> None:
+    """Raises SchedulerError."""
+    try:
+        sweep.folder.mkdir(parents=True)
+        for task, run in enumerate(runs):
+            (sweep.folder / str(task)).symlink_to(Path("../..") / run.id)
+        replace_text(sweep.folder / sweep.array.path, sweep.array.text, sweep.array.mode)
+    except OSError as error:
+        raise SchedulerError(f"cannot write {sweep.folder}: {error.strerror}") from None
+
+
+def folder_text(sweep: Sweep, runs: Sequence[RunDir]) -> str:
+    """Shell that does the same; more than once does no harm."""
+    ids = " ".join(shlex.quote(run.id) for run in runs)
+    folder, script = shlex.quote(str(sweep.folder)), shlex.quote(sweep.array.text)
+    return (
+        f"(mkdir -p {folder} && cd {folder} || exit\n"
+        f'i=0; for r in {ids}; do ln -sfn "../../$r" $i || exit; i=$((i + 1)); done\n'
+        f"printf %s {script} >{sweep.array.path}) || exit\n"
+    )
 
 
 def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:

@@ -29,9 +29,10 @@ def absent() -> str | None:
 
 
 class Sshd:
-    """`host` is the name that `ssh` knows it by."""
+    """`host` is a name that `ssh` knows it by."""
 
-    host = "login-node"
+    host, docs_host = "login-node", "della"
+    "The second is what the documentation calls it."
 
     def __init__(self, folder: Path, ask: bool = False) -> None:
         if why := absent():
@@ -51,7 +52,8 @@ class Sshd:
             "SetEnv SHLVL=2\n"  # bash then leaves the start-up files of whoever runs the tests alone
         )
         (folder / "config").write_text(
-            f"Host {self.host}\n HostName 127.0.0.1\n Port {self.port}\n User {getpass.getuser()}\n"
+            f"Host {self.host} {self.docs_host}\n"
+            f" HostName 127.0.0.1\n Port {self.port}\n User {getpass.getuser()}\n"
             f" IdentityFile {folder}/user_key\n IdentitiesOnly yes\n IdentityAgent none\n"
             f" UserKnownHostsFile {folder}/known_hosts\n StrictHostKeyChecking accept-new\n"
         )
@@ -94,15 +96,18 @@ class Sshd:
         """Round trips so far."""
         return self.log.read_text(errors="replace").count("Starting session:")
 
-    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`ssh` reads the tests' configuration, and shares its connections in their folder."""
+    def environ(self) -> dict[str, str]:
+        """With it `ssh` reads the tests' configuration, and shares its connections in their folder."""
         programs = self.folder / "bin"
         programs.mkdir(exist_ok=True)
         wrapper = programs / "ssh"
         wrapper.write_text(f'#!/bin/sh\nexec {REAL_SSH} -F {self.folder}/config "$@"\n')
         wrapper.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(self.folder))
+        return {"PATH": f"{programs}:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(self.folder)}
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in self.environ().items():
+            monkeypatch.setenv(name, value)
 
     def close(self) -> None:
         self.stop()
