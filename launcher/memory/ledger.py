@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import secrets
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from pydantic import JsonValue, NonNegativeInt, PositiveInt
 
 from launcher.runs.files import replace_json
 from launcher.runs.time import now
+from launcher.runs.versions import version_of
 from launcher.spec.base import Value
 from launcher.spec.cluster import Cluster
 from launcher.spec.drill import BUDGET, parse_budget
@@ -103,13 +103,9 @@ class Correction(Value):
 
 def family_of(job: Job, cluster: Cluster, *, on_gpu: bool) -> Family | None:
     """None for a foreign command, and where torch's version is not known."""
+    if job.task is None or (version := version_of("torch")) is None:
+        return None
     gpu = cluster.node.gpu
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    if job.task is None:
-        return None
     kind = gpu.type if on_gpu and gpu is not None else "cpu"
     return Family(task=job.task, gpu=kind, torch=minor(version))
 

@@ -6,8 +6,8 @@ the libraries. One folder per model; files are written atomically, a broken one 
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -18,6 +18,7 @@ from launcher.memory.peaks import Like
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.trace import Law, Storage, Trace, Work
 from launcher.runs.files import read_json, replace_text
+from launcher.runs.versions import version_of
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARIES = ("torch", "transformers")
@@ -70,16 +71,12 @@ def _digest_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+@functools.cache
 def _versions() -> list[Any]:
     """Of the libraries, and of this package's own files, which a checkout changes between releases."""
-    found: list[Any] = []
-    for name in LIBRARIES:
-        try:
-            found.append(importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            found.append(None)
     files = [file.stat() for file in sorted(PACKAGE.rglob("*.py"))]
-    return [*found, sum(file.st_size for file in files), max(file.st_mtime_ns for file in files)]
+    libraries = [version_of(name) for name in LIBRARIES]
+    return [*libraries, sum(file.st_size for file in files), max(file.st_mtime_ns for file in files)]
 
 
 def pack_trace(trace: Trace) -> dict[str, Any]:

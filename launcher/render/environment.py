@@ -43,19 +43,25 @@ class _Loader(jinja2.BaseLoader):
     def get_source(
         self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str, Callable[[], bool]]:
+        found = self._read(template)
+        if found is None:
+            raise jinja2.TemplateNotFound(template)
+        folder, source = found
+        # The shipped ones are checked by the tests: here it would take a third of the rendering.
+        if kind_of(template) == "sh" and folder != shipped.templates_dir():
+            try:
+                check_shell_template(environment, source, template)
+            except jinja2.TemplateSyntaxError as error:
+                error.source = source
+                raise
+        return source, template, lambda: self._read(template) == found
+
+    def _read(self, template: str) -> tuple[Path, str] | None:
         for folder in self.folders:
             path = folder.joinpath(*jinja2.loaders.split_template_path(template))
             if path.is_file():
-                source = path.read_text(encoding="utf-8")
-                # The shipped ones are checked by the tests: here it would take a third of the rendering.
-                if kind_of(template) == "sh" and folder != shipped.templates_dir():
-                    try:
-                        check_shell_template(environment, source, template)
-                    except jinja2.TemplateSyntaxError as error:
-                        error.source = source
-                        raise
-                return source, template, lambda: True
-        raise jinja2.TemplateNotFound(template)
+                return folder, path.read_text(encoding="utf-8")
+        return None
 
 
 def _strict(quoter: Callable[[object], quote.Written]) -> Callable[[object], quote.Written]:
@@ -69,6 +75,7 @@ def _strict(quoter: Callable[[object], quote.Written]) -> Callable[[object], quo
     return checked
 
 
+@lru_cache(maxsize=16)
 def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=_Loader(folders),
@@ -87,11 +94,6 @@ def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
     return environment
 
 
-@lru_cache(maxsize=16)
-def _cached(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
-    return _environment(folders, kind)
-
-
 def folders(project_dir: Path | None) -> tuple[Path, ...]:
     """Where templates are looked up, in this order."""
     shipped_folder = shipped.templates_dir()
@@ -104,10 +106,7 @@ def render_template(template: str, values: Mapping[str, Any], project_dir: Path 
 
     Raises RenderError, as `templates/slurm/job.sbatch.j2:12: 'jobb' is undefined; did you mean 'job'?`.
     """
-    # Templates are few and small; a fresh environment for a project lets an edited one count at once.
-    kind = kind_of(template)
-    search = folders(project_dir)
-    environment = _cached(search, kind) if project_dir is None else _environment(search, kind)
+    environment = _environment(folders(project_dir), kind_of(template))
     try:
         return environment.get_template(template).render(values)
     except jinja2.TemplateSyntaxError as error:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
+import functools
 import platform
 import re
 import secrets
@@ -15,6 +14,7 @@ from typing import Any
 from launcher import __version__
 from launcher.render.values import Target
 from launcher.runs.time import now
+from launcher.runs.versions import version_of
 from launcher.schedulers.base import Request
 
 
@@ -61,12 +61,12 @@ def target(request: Request, run_dir: str, workdir: str, python: str, carried: d
 
 def _versions() -> dict[str, str]:
     versions = {"launcher": __version__, "python": platform.python_version()}
-    for package in ("torch", "bitsandbytes", "numpy"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
+    found = {package: version_of(package) for package in ("torch", "bitsandbytes", "numpy")}
+    return versions | {package: version for package, version in found.items() if version is not None}
 
 
+# A sweep prepares a thousand runs of the same code.
+@functools.cache
 def _code(workdir: Path) -> dict[str, Any] | None:
     """The git commit of the working directory, and whether it has uncommitted changes."""
 

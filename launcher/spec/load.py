@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,13 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Document:
 
 def parse(text: bytes | str, name: str) -> Document:
     """Parse one YAML mapping. `name` stands in front of the line number in errors."""
+    parsed = _parsed(text, name)
+    return Document(copy.deepcopy(parsed.data), name, dict(parsed.places))
+
+
+# A sweep reads the same job and profile for each of its runs.
+@functools.lru_cache(maxsize=8)
+def _parsed(text: bytes | str, name: str) -> Document:
     try:
         root = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:
