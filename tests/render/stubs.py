@@ -49,6 +49,7 @@ _SRUN = (
 _SCONTROL = (
     "#!/bin/bash\n" + _RECORD + 'case "$1 $2" in\n'
     "'show hostnames') if [[ $3 ]]; then tr , '\\n' <<<\"$3\"; fi;;\n"
+    "'show hostlist') echo \"$3\";;\n"
     "'show job') echo 'JobId=1 JobName=x PreemptTime=2026 Restarts=9'; echo \"   ${STUB_JOB:-}\";;\n"
     'requeue*) exit "${STUB_REQUEUE_EXIT:-0}";;\nesac\n'
 )

@@ -199,7 +199,7 @@ def test_where_a_requeue_is_refused_the_run_goes_on_in_a_linked_job_with_a_clean
     mine = {"SLURM_CPUS_PER_TASK": "8", "SBATCH_PARTITION": "x", "SLURM_CONF": "/c", "SLURM_JOB_ACCOUNT": "a"}
     interrupted(tmp_path, stub, STUB_JOB=NEAR, STUB_REQUEUE_EXIT="1", **mine, **ARRAY)
     called = [item.decode() for item in stub.called("sbatch")]
-    assert called == ["sbatch", "--parsable", "--account=a", f"{tmp_path}/run/scripts/job.sbatch"]
+    assert called == ["sbatch", "--parsable", "--account=a", f"{tmp_path}/run/scripts/job.sbatch", "70007-0"]
     env = Path(f"{stub.out}.sbatch.env").read_bytes().split(b"\0")
     names = {item.partition(b"=")[0].decode() for item in env if item}
     assert {name for name in names if name.startswith(("SLURM", "SBATCH", "SRUN"))} == {"SLURM_CONF"}
@@ -374,3 +374,24 @@ def test_a_rendezvous_port_on_which_somebody_listens_is_passed_over(tmp_path: Pa
             code, errors = finish(start(script, stub, **env))
         assert code == 0, errors
         assert str(first + taken).encode() in stub.called("srun")
+
+
+def test_of_two_jobs_of_one_submission_the_first_has_the_run(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+
+    def job(number: str, *submission: str) -> int:
+        slurm = {
+            "SLURM_JOB_ID": number,
+            "SLURM_JOB_NODELIST": "n1",
+            "SLURMD_NODENAME": "n1",
+            "STUB_EXIT": "3",
+        }
+        return subprocess.run(["bash", script, *submission], env=stub.env(**slurm), check=False).returncode
+
+    assert [job("7", "1"), job("8", "1"), job("7", "1"), job("9", "2"), job("10")] == [3, 0, 3, 3, 3]
+    twin = next(event for event in events(tmp_path) if event["event"] == "twin")
+    assert (twin["job"], twin["handle"]) == ("8", "slurm:s:7")
+    assert [event["handle"] for event in events(tmp_path) if event["event"] == "job"] == [
+        f"slurm:s:{number}" for number in (7, 7, 9, 10)
+    ]

@@ -57,7 +57,8 @@ done
 """
 # What may be otherwise when the job's turn comes, and sbatch itself takes.
 _PASSES = re.compile(
-    r"busy|not available \(down|Required partition not available|partition configuration not", re.I
+    r"busy|not available \(down|Required partition not available|(partition|node) configuration (is )?not",
+    re.I,
 )
 
 
