@@ -9,6 +9,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster, missing
 from tests.slurm.lab import SlurmLab
+from tests.slurm.laptop import Laptop
 from tests.slurm.shape import PARTITIONS, Shape
 
 # Nodes of their own for what would disturb others.
@@ -70,6 +71,20 @@ def it(request: pytest.FixtureRequest, told: dict[Story, Future[Any]]) -> Any:
 def lab_in(cluster: Cluster) -> Callable[[Path], SlurmLab]:
     """Where a story takes place."""
     return lambda folder: SlurmLab(folder, cluster)
+
+
+@pytest.fixture(scope="module")
+def laptops(cluster: Cluster) -> Iterator[Callable[[Path], Laptop]]:
+    """Each with a login node of its own."""
+    made: list[Laptop] = []
+
+    def laptop(folder: Path) -> Laptop:
+        made.append(Laptop(folder, cluster))
+        return made[-1]
+
+    yield laptop
+    for one in made:
+        one.sshd.close()
 
 
 @pytest.fixture(scope="module")

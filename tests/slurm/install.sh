@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Slurm for the tests, from the packages of Debian or Ubuntu. Says why where it cannot; that fails nobody's build:
+# Slurm and a login node for the tests, from the packages of Debian or Ubuntu. Says why where it cannot; that fails nobody's build:
 # the tests are skipped then.
 set -eu -o pipefail
 PATH=$PATH:/usr/sbin:/sbin
 
 absent=no
-for command in munged slurmctld slurmd sbatch slurmdbd mariadbd mariadb-install-db my_print_defaults ip; do
+for command in munged slurmctld slurmd sbatch slurmdbd mariadbd mariadb-install-db my_print_defaults ip sshd ssh rsync; do
   command -v "$command" >/dev/null || absent=$command
 done
 if [[ $absent == no ]]; then exit 0; fi
@@ -29,4 +29,4 @@ apt_get() {
 }
 apt_get update
 apt_get install --yes --no-install-recommends ${keep[@]+"${keep[@]}"} munge slurmctld slurmd slurm-client slurmdbd \
-  mariadb-server-core mariadb-client-core iproute2 >/dev/null
+  mariadb-server-core mariadb-client-core iproute2 openssh-server openssh-client rsync >/dev/null

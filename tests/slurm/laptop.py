@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ruamel.yaml import YAML
 
 from launcher.runs.layout import RunDir
@@ -35,6 +37,8 @@ class Laptop(SlurmLab):
     """A laptop: `folder` is a project under git, `there` the cluster's disk."""
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
+        if shutil.which("rsync") is None:
+            pytest.skip("rsync is not installed")
         self.sshd = Sshd(Path(tempfile.mkdtemp(prefix="ls-", dir="/tmp")))
         super().__init__(folder, cluster)
         for name in ("SLURM_CONF", "PYTHONPATH"):

@@ -6,21 +6,20 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.slurm.cluster import ROOT, Cluster
-from tests.slurm.conftest import clean_up
-from tests.slurm.lab import GPT, SlurmLab
+from tests.slurm.cluster import ROOT
+from tests.slurm.lab import GPT
 from tests.slurm.laptop import Laptop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-JOB = {**GPT, "steps": 4, "resources": {"nodes": 2, "ranks_per_node": 1}}
+JOB = {**GPT, "steps": 4, "resources": {"nodes": 1, "ranks_per_node": 1}}
 
 
 def lines(page: str) -> list[str]:
@@ -33,8 +32,9 @@ def lines(page: str) -> list[str]:
 class Reader:
     """Types what the page says, in a folder that has a job file."""
 
-    lab: SlurmLab
+    lab: Laptop
     runs: Path
+    printed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         (self.lab.folder / "lab.yaml").unlink()
@@ -45,24 +45,22 @@ class Reader:
         (programs / "launcher").chmod(0o755)
         self.lab.environ["PATH"] = f"{programs}:{self.lab.environ['PATH']}"
 
-    def types(self, page: str) -> dict[str, str]:
-        """What each line printed."""
-        printed = {}
+    def types(self, page: str) -> Reader:
         for line in lines(page):
             done = subprocess.run(
                 ["bash", "-c", line], cwd=self.lab.folder, env=self.lab.environ, stdin=subprocess.DEVNULL,
                 capture_output=True, text=True, timeout=240,
             )  # fmt: skip
             assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-            printed[line] = done.stdout
+            self.printed[line] = done.stdout
             if "clusters detect" in line:
                 self.looks_at_the_lines_with_check(self.lab.folder / line.rpartition("> ")[2])
-        return printed
+        return self
 
     def looks_at_the_lines_with_check(self, profile: Path) -> None:
         text = profile.read_text()
-        for field, value in (("runs", str(self.runs)), ("python", sys.executable)):
-            text, found = re.subn(rf"^  {field}: .*", f"  {field}: {value}", text, flags=re.M)
+        for name, value in (("runs", str(self.runs)), ("python", sys.executable)):
+            text, found = re.subn(rf"^  {name}: .*", f"  {name}: {value}", text, flags=re.M)
             assert found == 1, text
         assert "CHECK" in profile.read_text()
         profile.write_text(text)
@@ -71,31 +69,30 @@ class Reader:
         return json.loads(self.lab.cli("list", "--json").stdout)
 
 
-@pytest.fixture
-def on_the_login_node(tmp_path: Path, cluster: Cluster) -> Iterator[Reader]:
-    lab = SlurmLab(tmp_path, cluster)
-    yield Reader(lab, tmp_path / "runs")
-    clean_up(lab)
+@pytest.fixture(scope="module")
+def lab_in(laptops: Callable[[Path], Laptop]) -> Callable[[Path], Laptop]:
+    return laptops
 
 
-@pytest.fixture
-def on_a_laptop(tmp_path: Path, cluster: Cluster) -> Iterator[Reader]:
-    laptop = Laptop(tmp_path, cluster)
-    yield Reader(laptop, laptop.there / "runs")
-    clean_up(laptop)
-    laptop.sshd.close()
+def on_the_login_node(lab: Laptop) -> Reader:
+    lab.environ |= lab.cluster.env()
+    return Reader(lab, lab.folder / "runs").types("slurm")
 
 
-def test_every_command_of_the_page_about_slurm_runs(on_the_login_node: Reader) -> None:
-    printed = on_the_login_node.types("slurm")
-    *sweep, first = on_the_login_node.runs_listed()
-    assert (first["state"], first["step"]) == ("succeeded", 4), printed
+def on_a_laptop(lab: Laptop) -> Reader:
+    return Reader(lab, lab.there / "runs").types("remote-login")
+
+
+@pytest.mark.parametrize("it", [on_the_login_node], indirect=True)
+def test_every_command_of_the_page_about_slurm_runs(it: Reader) -> None:
+    *sweep, first = it.runs_listed()
+    assert (first["state"], first["step"]) == ("succeeded", 4), it.printed
     assert len(sweep) == 4 and len({run["handle"].partition("_")[0] for run in sweep}) == 1
     assert len({run["path"] for run in sweep}) == 4
 
 
-def test_every_command_of_the_page_about_a_login_node_runs(on_a_laptop: Reader) -> None:
-    printed = on_a_laptop.types("remote-login")
-    (run,) = on_a_laptop.runs_listed()
-    assert (run["state"], run["step"]) == ("succeeded", 4), printed
-    assert on_a_laptop.lab.folder / "state" in Path(run["path"]).parents
+@pytest.mark.parametrize("it", [on_a_laptop], indirect=True)
+def test_every_command_of_the_page_about_a_login_node_runs(it: Reader) -> None:
+    (run,) = it.runs_listed()
+    assert (run["state"], run["step"]) == ("succeeded", 4), it.printed
+    assert it.lab.folder / "state" in Path(run["path"]).parents

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from launcher.runs.layout import RunDir
 from launcher.spec.verdict import EXIT_CODES
 from tests.lab import events, metrics, wait_for
 from tests.schedulers.slurm.sshd import Sshd
-from tests.slurm.cluster import Cluster
 from tests.slurm.lab import GPT, job_id
 from tests.slurm.laptop import Laptop
 from tests.slurm.test_runs import ONE_RANK, Told, tells
@@ -21,16 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def lab_in(cluster: Cluster) -> Iterator[Callable[[Path], Laptop]]:
-    labs: list[Laptop] = []
-
-    def made(folder: Path) -> Laptop:
-        labs.append(Laptop(folder, cluster))
-        return labs[-1]
-
-    yield made
-    for lab in labs:
-        lab.sshd.close()
+def lab_in(laptops: Callable[[Path], Laptop]) -> Callable[[Path], Laptop]:
+    return laptops
 
 
 def to_the_end(lab: Laptop) -> Told:
