@@ -220,6 +220,12 @@ _MANAGED = frozenset(
     | {"no-requeue", "export", "array", "time", "cpus-per-task", "gpus", "gres", "gpus-per-node"}
     | {"gpus-per-task", "partition", "account", "qos", "constraint", "reservation", "exclusive", "wrap"}
 )
+# With these sbatch submits nothing, waits, answers in other words, asks another cluster or as another user,
+# or the step has other tasks or nodes than the supervisors expect.
+_UNFIT = frozenset(
+    {"test-only", "wait", "parsable", "quiet", "verbose", "help", "usage", "version", "uid", "gid", "input"}
+    | {"clusters", "cluster-constraint", "export-file", "get-user-env", "no-kill", "ntasks-per-gpu"}
+)
 
 CHECK_SECONDS = 300
 "For all nodes to answer the check before the start; a first import from a cold file system is slow."
@@ -334,6 +340,8 @@ def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
             raise RenderError(f"slurm.extra {name!r} is not the long name of an sbatch option")
         if name in _MANAGED or name.startswith("container-"):
             raise RenderError(f"slurm.extra {name}: launcher sets this option itself")
+        if name in _UNFIT:
+            raise RenderError(f"slurm.extra {name}: launcher could not submit or follow such a job")
         if name in _MEMORY and resources.memory_per_node is not None:
             raise RenderError(f"slurm.extra {name} and resources.memory_per_node exclude each other")
         if extra is True:

@@ -338,6 +338,8 @@ def test_an_exclusive_node_comes_with_all_of_its_memory(
     [
         ({"extra": {"ntasks": 4}}, {}, "launcher sets this option itself"),
         ({"extra": {"container-image": "x"}}, {}, "launcher sets this option itself"),
+        ({"extra": {"test-only": True}}, {}, "test-only: launcher could not submit or follow"),
+        ({"extra": {"clusters": "b"}}, {}, "clusters: launcher could not submit or follow"),
         ({"extra": {"a b": "x"}}, {}, "not the long name of an sbatch option"),
         ({"extra": {"mem-per-cpu": "1G"}}, {"memory_per_node": "1GiB"}, "exclude each other"),
         ({"extra": {"mem": 0}}, {"memory_per_node": "1GiB"}, "exclude each other"),
