@@ -137,6 +137,12 @@ def request(where: str | Site, slurm: dict[str, object], **resources: object) ->
             {"time": "20m"},
             "20m asked for, partition short allows 10m",
         ),
+        (
+            "22.05.8-site",
+            {"partition": "short"},
+            {},
+            "partition short gives 1m to a job that asks for none, and slurm.signal_seconds is 2m",
+        ),
         ("22.05.8-site", {}, {"nodes": 4}, "resources.nodes: 4 asked for, partition main gives 3"),
         ("22.05.8-site", {}, {"gpus_per_node": 3}, "3 GPUs on one node asked for; partition main has 2 x"),
         ("22.05.8-site", {"gres_type": "a100"}, {}, "no node of partition main has GPUs of type a100"),

@@ -16,6 +16,9 @@ from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.cluster import Cluster, Slurm
 from launcher.spec.job import Job
 
+STARTS_SECONDS = 60
+"From the start of a job to its first step, at least: nodes are looked at, ranks import torch and meet."
+
 
 @dataclass(frozen=True)
 class Request:
@@ -65,6 +68,13 @@ class Request:
             yield (
                 f"resources.time: {format_duration(wanted.time)} asked for, partition {name} allows"
                 f" {format_duration(partition.max_time)}; training goes on in the next job by itself"
+            )
+        given = partition.time_given
+        if wanted.time is None and given is not None and given <= slurm.signal_seconds + STARTS_SECONDS:
+            yield (
+                f"resources.time: partition {name} gives {format_duration(given)} to a job without one,"
+                f" and slurm.signal_seconds is {format_duration(slurm.signal_seconds)}: it would be asked to"
+                " stop before its first step"
             )
         most = min(partition.max_nodes or partition.node_count, partition.node_count)
         if nodes > most:
@@ -171,7 +181,7 @@ class Request:
             return
         partition = self.partitions[0]
         groups = self.site.of(partition.name)
-        default = partition.default_time if partition.default_time is not None else partition.max_time
+        default = partition.time_given
         if self.job.resources.time is None and default is not None and math.isfinite(default):
             yield (
                 f"no resources.time: each Slurm job of this run gets partition {partition.name}'s"

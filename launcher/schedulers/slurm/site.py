@@ -27,6 +27,11 @@ class Partition:
     "All that `scontrol show partition` says, by its own names."
 
     @property
+    def time_given(self) -> float | None:
+        """Seconds that a job gets which asks for none."""
+        return self.default_time if self.default_time is not None else self.max_time
+
+    @property
     def qos(self) -> str:
         value = self.fields.get("QoS", "")
         return "" if value == "N/A" else value
