@@ -8,9 +8,10 @@ import pytest
 
 from launcher.memory.estimate import Estimate
 from launcher.planning.plan import make_plan
+from launcher.schedulers.slurm import checks
 from launcher.schedulers.slurm.cards import likely_cards
 from launcher.schedulers.slurm.detect import as_yaml, choose, found, name_of
-from launcher.schedulers.slurm.login import Answer
+from launcher.schedulers.slurm.login import Answer, Here
 from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import Site, gpus_of, site
 from launcher.spec.cluster import Cluster
@@ -141,7 +142,7 @@ def request(where: str | Site, slurm: dict[str, object], **resources: object) ->
             "22.05.8-site",
             {"partition": "short"},
             {},
-            "partition short gives 1m to a job that asks for none, and slurm.signal_seconds is 2m",
+            "partition short gives 1m to a job without one, and slurm.signal_seconds is 2m",
         ),
         ("22.05.8-site", {}, {"nodes": 4}, "resources.nodes: 4 asked for, partition main gives 3"),
         ("22.05.8-site", {}, {"gpus_per_node": 3}, "3 GPUs on one node asked for; partition main has 2 x"),
@@ -187,6 +188,15 @@ def test_what_fits_is_not_refused_and_one_of_several_partitions_is_enough() -> N
     assert not list(
         request("other-partitions", {"partition": "gpu", "gres_type": "a100"}, nodes=20).refusals()
     )
+
+
+def test_what_sbatch_says_to_a_test_is_told_without_its_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "sbatch: unrecognized option '--nix'\nTry \"sbatch --help\" for more information\n"
+    told = answers("22.05.8-site") | {"test": Answer(1, "", said), "paths": Answer(0, "dw\n", "")}
+    monkeypatch.setattr(checks, "ask", lambda login, questions: told)
+    asked = request("22.05.8-site", {"partition": "main"}, time="1h")
+    found = checks.problems(Here(), asked.cluster, asked.job, asked.plan, "")
+    assert found.refusals == ("sbatch --test-only: unrecognized option '--nix'",)
 
 
 def test_what_may_go_wrong_is_a_warning() -> None:
