@@ -206,6 +206,16 @@ def test_what_may_go_wrong_is_a_warning() -> None:
     assert "but a GPU of type v100 has 31.7 GiB at most" in " ".join(warned)
 
 
+def test_what_slurm_takes_without_a_look_at_it_is_a_warning() -> None:
+    slurm = {"partition": "main", "account": "nix", "gres_type": "h100"}
+    asked = request("22.05.8-site", slurm, gpus_per_node=0, time="1h")
+    assert not list(asked.refusals())
+    assert list(asked.warnings()) == [
+        "slurm.account: nix was not checked: this site's Slurm takes any",
+        "slurm.gres_type: no node of partition main has GPUs of type h100",
+    ]
+
+
 def test_host_memory_that_the_site_gives_by_default_is_held_against_the_plan() -> None:
     for partition, gives in (
         ("cray", "57.5 GiB (DefMemPerGPU=29440 for 2 GPUs)"),
