@@ -56,13 +56,17 @@ def cancel(run: RunName = None, json: AsJson = False) -> None:
     from launcher.cli.output import print_json
     from launcher.runs.find import find_run
     from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.slurm.scheduler import PREFIX
 
     found = find_run(run)
     again = found.cancel.exists() or not found.read_about().get("job", {}).get("task")
     scheduler, handle = scheduler_of(found)
+    waits = handle.startswith(PREFIX) and scheduler.status(handle).state == "submitted"
     scheduler.cancel(handle)
     if json:
         print_json({"run_id": found.id, "cancelled": True})
+    elif waits:
+        print(f"{found.id}: taken out of the queue")
     elif again:
         print(f"{found.id}: its ranks are being ended; `launcher status {found.id}` shows when they have")
     else:

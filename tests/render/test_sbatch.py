@@ -72,6 +72,37 @@ def test_the_code_of_the_first_node_counts_when_srun_ends_the_others(tmp_path: P
     assert finish(start(script, stub, STUB_EXIT="17"))[0] == 143
 
 
+@pytest.mark.parametrize(
+    ("said", "code", "failure", "reason"),
+    [
+        (
+            "[launcher] hello\n[launcher] secrets: no file /t\nbye",
+            2,
+            "unknown",
+            "secrets: no file /t (exit code",
+        ),
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0",
+            11,
+            "host-oom",
+            "too little host memory",
+        ),
+        ("Traceback", 2, "unknown", "ended without a word (exit code 2); see "),
+    ],
+)
+def test_what_a_node_said_last_is_the_reason_where_no_verdict_came(
+    tmp_path: Path, said: str, code: int, failure: str, reason: str
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    file = tmp_path / "run" / "slurm-70007-0-node-0.out"
+    file.write_text(said + "\n")
+    assert finish(start(script, stub, STUB_EXIT="2"))[0] == code
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert state["failure"] == failure and reason in state["reason"]
+    assert (str(file) in state["reason"]) == said.startswith("[launcher]")
+
+
 def test_srun_gets_every_rule_of_the_catalogue(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
     script = write(tmp_path, stub, resources={"nodes": 2, "cpus_per_node": 8})

@@ -265,8 +265,10 @@ class Cluster:
         _wait(lambda: _answers("munge", "-n", f"--socket={socket_}"), "munged", self._log("munged"))
 
     def _database(self, shape: Shape) -> None:
-        data = self.folder / "db"
-        options = [f"--datadir={data}", "--user=root", "--innodb-log-file-size=8M"]
+        data, scratch = self.folder / "db", self.folder / "db-scratch"
+        # Two databases that are made at the same time would take each other's temporary tables.
+        scratch.mkdir(exist_ok=True)
+        options = [f"--datadir={data}", f"--tmpdir={scratch}", "--user=root", "--innodb-log-file-size=8M"]
         if not data.exists():
             install = ["mariadb-install-db", "--no-defaults", *options, "--skip-test-db"]
             _run(*install, "--auth-root-authentication-method=normal")

@@ -90,6 +90,8 @@ def test_a_requeued_job_tells_its_restarts_and_a_killed_one_its_signal() -> None
     assert of("22.05.8-ends", "102").restarts == 2
     assert (of("22.05.8-jobs", "84").exit_code, of("22.05.8-jobs", "84").signal) == (0, 9)
     assert meaning(of("22.05.8-jobs", "84")).words == "was ended by SIGKILL"
+    unopened = meaning(JobRecord(id="9", state="FAILED", exit_code=0, signal=53))
+    assert "working directory or its output file is not there" in unopened.words
 
 
 def test_an_unknown_job_is_no_trouble_and_no_record() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from launcher.memory.estimate import Estimate
 from launcher.planning.plan import make_plan
+from launcher.schedulers.slurm import checks
 from launcher.schedulers.slurm.cards import likely_cards
 from launcher.schedulers.slurm.detect import as_yaml, choose, found, name_of
-from launcher.schedulers.slurm.login import Answer
+from launcher.schedulers.slurm.login import Answer, Here
 from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import Site, gpus_of, site
 from launcher.spec.cluster import Cluster
@@ -141,7 +142,7 @@ def request(where: str | Site, slurm: dict[str, object], **resources: object) ->
             "22.05.8-site",
             {"partition": "short"},
             {},
-            "partition short gives 1m to a job that asks for none, and slurm.signal_seconds is 2m",
+            "partition short gives 1m to a job without one, and slurm.signal_seconds is 2m",
         ),
         ("22.05.8-site", {}, {"nodes": 4}, "resources.nodes: 4 asked for, partition main gives 3"),
         ("22.05.8-site", {}, {"gpus_per_node": 3}, "3 GPUs on one node asked for; partition main has 2 x"),
@@ -189,11 +190,30 @@ def test_what_fits_is_not_refused_and_one_of_several_partitions_is_enough() -> N
     )
 
 
+def test_what_sbatch_says_to_a_test_is_told_without_its_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "sbatch: unrecognized option '--nix'\nTry \"sbatch --help\" for more information\n"
+    told = answers("22.05.8-site") | {"test": Answer(1, "", said), "paths": Answer(0, "dw\n", "")}
+    monkeypatch.setattr(checks, "ask", lambda login, questions: told)
+    asked = request("22.05.8-site", {"partition": "main"}, time="1h")
+    found = checks.problems(Here(), asked.cluster, asked.job, asked.plan, "")
+    assert found.refusals == ("sbatch --test-only: unrecognized option '--nix'",)
+
+
 def test_what_may_go_wrong_is_a_warning() -> None:
     warned = list(request("other-partitions", {"partition": "gpu"}).warnings())
     assert "no resources.time: each Slurm job of this run gets partition gpu's 10m" in warned
     assert "slurm.gres_type is not set, and the job may get any of a100, a100_1g.5gb, v100" in warned
     assert "but a GPU of type v100 has 31.7 GiB at most" in " ".join(warned)
+
+
+def test_what_slurm_takes_without_a_look_at_it_is_a_warning() -> None:
+    slurm = {"partition": "main", "account": "nix", "gres_type": "h100"}
+    asked = request("22.05.8-site", slurm, gpus_per_node=0, time="1h")
+    assert not list(asked.refusals())
+    assert list(asked.warnings()) == [
+        "slurm.account: nix was not checked: this site's Slurm takes any",
+        "slurm.gres_type: no node of partition main has GPUs of type h100",
+    ]
 
 
 def test_host_memory_that_the_site_gives_by_default_is_held_against_the_plan() -> None:

@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from launcher.runs.files import read_json_lines, replace_json
 from launcher.runs.layout import RunDir
+from launcher.spec.drill import BUDGET
 from launcher.spec.recipe import Recipe
-from launcher.train.budget import VARIABLE, MemoryBudget, open_budget
+from launcher.train.budget import MemoryBudget, open_budget
 from launcher.train.drill import Drills, parse_drills
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
@@ -104,9 +105,9 @@ def lowered(rank: Rank, folder: Path, first: Recipe, **fields: Any) -> dict[str,
 def outgrown(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str, Any]:
     """The task's example is not its longest sample. In a budget between the two, a longer one comes."""
     limits = everywhere(_between_example_and_longest(rank, folder / "limits", asked, **fields))
-    os.environ[VARIABLE] = str(max(limits))
+    os.environ[BUDGET] = str(max(limits))
     ours = Training(rank, folder / "ours", asked, task="ragged:Ragged", **{"steps": STEPS, **fields})
-    del os.environ[VARIABLE]
+    del os.environ[BUDGET]
     return {
         "events": [[one["event"], one.get("phase")] for one in ours.events],
         "sizes": [one["micro_batch_size"] for one in ours.events if one["event"] == "probe"],

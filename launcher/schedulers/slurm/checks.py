@@ -29,13 +29,13 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str) 
     here = site(answers)
     told = answers["test"]
     if "Unable to contact slurm controller" in told.err or told.code == NOT_FOUND:
-        return Findings(warnings=(f"not checked before the queue: {_last_line(told)}",))
+        return Findings(warnings=(f"not checked before the queue: {_words(told)}",))
     request = Request(cluster, job, plan, here)
     refusals = [*request.refusals(), *_path_refusals(paths, answers["paths"])]
     warnings = [*request.warnings(), *_path_warnings(cluster, job, paths, answers)]
     if told.code != 0 and not refusals:
         kind = warnings if _PASSES.search(told.err) else refusals
-        kind.append(f"sbatch --test-only: {_last_line(told)}")
+        kind.append(f"sbatch --test-only: {_words(told)}")
     return Findings(tuple(refusals), tuple(warnings))
 
 
@@ -78,11 +78,13 @@ _RUNTIMES = {
 }
 
 
-def _last_line(answer: Answer) -> str:
-    lines = [line for line in answer.err.splitlines() if line.strip()]
-    return (
-        re.sub(r"^(sbatch: error: |allocation failure: )+", "", lines[-1]) if lines else f"exit {answer.code}"
+def _words(answer: Answer) -> str:
+    """sbatch's own, without its name before each line and its advice."""
+    lines = (
+        re.sub(r"^(sbatch: |error: |allocation failure: )+", "", line) for line in answer.err.splitlines()
     )
+    said = "; ".join(line for line in lines if line.strip() and not line.startswith('Try "sbatch --help"'))
+    return said or f"exit {answer.code}"
 
 
 def _paths(cluster: Cluster, job: Job) -> list[tuple[str, str]]:

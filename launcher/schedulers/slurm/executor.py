@@ -61,11 +61,21 @@ class RunJob(slurm.SlurmJob[Verdict]):
     """A run behind one Slurm job, or several: `result` is its Verdict."""
 
     watcher = RecordWatcher()
+    _waited = False
 
     @property
     def run(self) -> RunDir:
         payload: Any = self.submission().function
         return RunDir(Path(payload.run_dir))
+
+    @property
+    def state(self) -> str:
+        """Slurm's; after `result()` it is asked again, and not what was seen while the run went on."""
+        return self.watcher.get_state(self.job_id, mode="force" if self._waited else "standard")
+
+    def wait(self) -> None:
+        super().wait()
+        self._waited = True
 
     def done(self, force_check: bool = False) -> bool:
         """A run that goes back into the queue has not ended."""

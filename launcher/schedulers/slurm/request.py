@@ -72,7 +72,7 @@ class Request:
         given = partition.time_given
         if wanted.time is None and given is not None and given <= slurm.signal_seconds + STARTS_SECONDS:
             yield (
-                f"resources.time: partition {name} gives {format_duration(given)} to a job that asks for none,"
+                f"resources.time: partition {name} gives {format_duration(given)} to a job without one,"
                 f" and slurm.signal_seconds is {format_duration(slurm.signal_seconds)}: it would be asked to"
                 " stop before its first step"
             )
@@ -187,11 +187,24 @@ class Request:
                 f"no resources.time: each Slurm job of this run gets partition {partition.name}'s"
                 f" {format_duration(default)}"
             )
+        yield from self._unchecked(groups)
         usable = _count([group for group in groups if group.usable])
         if usable < self.plan.layout.nodes <= _count(groups):
             yield f"only {usable} nodes of partition {partition.name} are up: the job will wait for more"
         yield from self._gpu_memory(groups)
         yield from self._host_memory(partition, groups)
+
+    def _unchecked(self, groups: list[Nodes]) -> Iterator[str]:
+        """What Slurm takes, whether it means anything or not."""
+        slurm = self.slurm
+        if self.site.config and "associations" not in self.site.enforces:
+            for field, value in (("account", slurm.account), ("qos", slurm.qos)):
+                if value is not None:
+                    yield f"slurm.{field}: {value} was not checked: this site's Slurm takes any"
+        asks = self.plan.layout.gpus_per_node and slurm.gpu_request != "none"
+        type_ = slurm.gres_type
+        if type_ and groups and not asks and not any(group.has(1, type_) for group in groups):
+            yield f"slurm.gres_type: no node of partition {groups[0].partition} has GPUs of type {type_}"
 
     def _gpu_memory(self, groups: list[Nodes]) -> Iterator[str]:
         """The profile's GPU, by which was planned, against those that the job may get."""

@@ -70,9 +70,15 @@ def meaning(record: JobRecord) -> Meaning:
 
 _CLASS_OF_EXIT = {code: failure for failure, code in EXIT_CODES.items()}
 
+_NOT_SET_UP = 53
+"The signal that Slurm names where it could not open a job's input or output, or enter its directory."
+
 
 def _failed(record: JobRecord) -> Meaning:
     """The batch script ends with the verdict's exit code, so that the class survives in accounting."""
+    if record.signal == _NOT_SET_UP:
+        words = "could not be started: its working directory or its output file is not there or not writable"
+        return Meaning("failed", "unknown", f"{words} on its node")
     if record.signal is not None:
         return Meaning("failed", "unknown", f"was ended by {_signal_name(record.signal)}")
     if record.exit_code is None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.cli.runs import cancel
 from launcher.runs.files import replace_json
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.registry import slurm_at
 from launcher.schedulers.slurm.records import NO_ACCOUNTING, JobRecord, Records
 from launcher.schedulers.slurm.scheduler import SlurmScheduler, handle_of, judged
+from tests.schedulers.slurm.test_submitit import Queue
 
 
 def a_run(folder: Path, **state: Any) -> RunDir:
@@ -75,6 +79,26 @@ def test_a_controller_that_does_not_answer_loses_no_run(tmp_path: Path) -> None:
 def test_a_job_that_slurm_has_forgotten_without_an_end_is_lost(tmp_path: Path) -> None:
     status = judged(a_run(tmp_path, **RUNNING), "7", Records(accounting=NO_ACCOUNTING), "")
     assert (status.state, status.ended, status.resumable) == ("lost", True, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"), [("PENDING", "taken out of the queue"), ("RUNNING", "asked to write a checkpoint")]
+)
+def test_cancel_says_what_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str, said: str
+) -> None:
+    run = a_run(tmp_path, state="submitted")
+    replace_json(run.run, {**run.read_about(), "job": {"name": "j", "task": "tasks.py"}})
+    queue = Queue(tmp_path)
+    queue.has(_7=state)
+    for name in ("scancel", "sinfo", "sacctmgr"):
+        (queue.bin / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{queue.sent}\n')
+        (queue.bin / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
+    slurm_at.cache_clear()
+    cancel(str(run.path))
+    assert said in capsys.readouterr().out
+    assert "scancel --state=PENDING 7" in queue.sent.read_text()
 
 
 def test_the_handle_is_that_of_the_latest_job(tmp_path: Path) -> None:

@@ -104,8 +104,23 @@ def test_a_job_has_its_id_its_state_its_logs_and_the_verdict_as_its_result(
     ended(run, "succeeded")
     assert job.done()
     assert job.result().ok
+    queue.has(_12="COMPLETED")
+    assert job.state == "COMPLETED"
     assert job.exception() is None
     assert job.stdout() == "hop"
+
+
+def test_the_lines_of_the_page_run(
+    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path / "runs", "mine")
+    (queue.bin / "sbatch").write_text("#!/bin/sh\necho 12\n")
+    ended(run, "succeeded")
+    queue.has(_12="COMPLETED")
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[3] / "docs" / "slurm.md"
+    exec(page.read_text().partition("```python\n")[2].partition("```")[0], {})
+    assert "succeeded" in (said := capsys.readouterr().out) and said.endswith(" COMPLETED\n")
 
 
 @pytest.mark.parametrize("batch", [False, True])
