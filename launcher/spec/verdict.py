@@ -24,6 +24,7 @@ FailureClass = Literal[
 EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
 EXIT_OOM = 86  # out of memory, wrote an error file
 EXIT_FOLLOWED = 87  # another rank was out of memory, and this one left with it
+EXIT_TAKEN = 88  # of a supervisor: another living one holds the run
 
 # Exit codes of `launcher run`, `launcher status` and the supervisor: stable, see docs/exit-codes.md.
 EXIT_CODES: dict[FailureClass, int] = {

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launcher.runs.files import read_json
 from launcher.spec.job import Job
+from launcher.spec.verdict import EXIT_TAKEN
 from launcher.supervise.attempt import NodePlace
 from launcher.supervise.host import AlreadySupervisedError, SupervisorLock
 from launcher.supervise.nodes import NodesError
@@ -45,7 +46,7 @@ def main() -> int:
             return Supervisor(run, place, secrets, options.stop_file).main()
     except (RunUnreadableError, AlreadySupervisedError, SecretMissingError, NodesError) as error:
         print(f"[launcher] {error}", file=sys.stderr)
-        return 2
+        return EXIT_TAKEN if isinstance(error, AlreadySupervisedError) else 2
 
 
 if __name__ == "__main__":

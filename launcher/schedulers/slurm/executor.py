@@ -16,7 +16,7 @@ from submitit.slurm import slurm
 from launcher.runs.files import read_record
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import LIVING
-from launcher.schedulers.slurm.jobs import job_id, sbatch_command, submission_of, submit
+from launcher.schedulers.slurm.jobs import job_id, jobs_of, sbatch_command, submission_of, submit
 from launcher.schedulers.slurm.login import Here, LoginError, ask
 from launcher.schedulers.slurm.records import questions, records
 from launcher.spec.verdict import Verdict
@@ -110,6 +110,7 @@ class ScriptExecutor(slurm.SlurmExecutor):
     def __init__(self, folder: Path, script: Path, comment: str, submission: int = 1) -> None:
         super().__init__(folder / FOLDER)
         self.script, self.comment, self.submission = script, comment, submission
+        self.earlier: set[str] = set()
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         """Job and profile are rendered already."""
@@ -133,7 +134,9 @@ class ScriptExecutor(slurm.SlurmExecutor):
         uid = uuid.uuid4().hex
         script = self.folder / f".submission_file_{uid}.sh"
         script.write_text(self._make_submission_file_text(command, uid), encoding="utf-8")
-        found = submit(Here(), tuple(self._make_submission_command(script)), self.comment)
+        found = submit(
+            Here(), tuple(self._make_submission_command(script)), self.comment, earlier=self.earlier
+        )
         job = self.job_class(self.folder, found)
         job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
         return job
@@ -144,6 +147,7 @@ class RunExecutor(ScriptExecutor):
 
     def __init__(self, run: RunDir) -> None:
         super().__init__(run.path, run.scripts / "job.sbatch", run.id, submission_of(run))
+        self.earlier = jobs_of(run)
 
 
 class ArrayExecutor(ScriptExecutor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Collection
 from pathlib import PurePath
 
 from launcher.runs.layout import RunDir
@@ -32,7 +33,8 @@ _NOT_TAKEN = re.compile(
 )
 # The controller was reached, and its answer did not come: there may be one.
 _UNCLEAR = re.compile(
-    r"timed out|Zero Bytes|Unable to contact|Communication connection|Connection reset|Unexpected message",
+    r"timed out|Zero Bytes|Unable to contact|Communication connection|Connection reset|Unexpected message"
+    r"|Message (receive|send) failure|Insane message length",
     re.IGNORECASE,
 )
 
@@ -85,10 +87,13 @@ def submit(
     comment: str,
     patience: float = PATIENCE_SECONDS,
     *,
+    earlier: Collection[str] = (),
     first: str = "",
     then: str = "",
 ) -> str:
-    """The id of the job, which bears `comment`. `first` and `then`: see `sbatch_text`.
+    """The id of the job, which bears `comment`, as the `earlier` jobs of its run do.
+
+    `first` and `then`: see `sbatch_text`.
 
     Tries again while there is certainly no job, and looks for one of which the answer was lost.
     Raises NotSubmittedError, UnclearError.
@@ -105,7 +110,7 @@ def submit(
 
     def once() -> str:
         nonlocal doubt
-        if doubt and (found := find(login, comment)):
+        if doubt and (found := find(login, comment, earlier)):
             return found
         try:
             return _once(login, sbatch_text(command, first, then))
@@ -133,7 +138,9 @@ def _once(login: Login, script: str) -> str:
     if done.returncode == 0:
         return job_id(done.stdout.decode(errors="replace"))
     if _NOT_TAKEN.search(said) or _UNCLEAR.search(said):
-        raise _NotYetError(_last(said), unclear=not _NOT_TAKEN.search(said))
+        # Of two controllers the first may have taken it before the second could not be reached.
+        unclear = any(_UNCLEAR.search(line) and not _NOT_TAKEN.search(line) for line in said.splitlines())
+        raise _NotYetError(_last(said), unclear=unclear)
     if done.returncode == NOT_FOUND or "configuration source" in said:
         raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
     raise NotSubmittedError(f"sbatch: {_words(said) or f'exit code {done.returncode}'}")
@@ -147,15 +154,18 @@ def job_id(out: str) -> str:
     raise UnclearError(f"sbatch answered {out!r}, in which there is no job id")
 
 
-def find(login: Login, comment: str) -> str | None:
-    """The newest job with this comment that the controller knows. Raises _NotYetError without an answer."""
+def find(login: Login, comment: str, earlier: Collection[str]) -> str | None:
+    """The newest job with this comment that the controller knows, but for earlier ones.
+
+    Raises _NotYetError without an answer.
+    """
     try:
         answer = ask(login, {"squeue": QUEUE})["squeue"]
     except LoginError as error:
         raise _NotYetError(str(error), unclear=True) from None
     if answer.code:
         raise _NotYetError(_last(answer.err), unclear=True)
-    return found(answer).get(comment)
+    return found(answer, earlier).get(comment)
 
 
 QUEUE = [
@@ -164,10 +174,18 @@ QUEUE = [
 ]
 
 
-def found(answer: Answer) -> dict[str, str]:
-    """Comment -> the newest job that bears it."""
+def found(answer: Answer, earlier: Collection[str] = ()) -> dict[str, str]:
+    """Comment -> the newest job that bears it, but for earlier ones."""
     pairs = [line.partition("|")[::2] for line in answer.out.splitlines()]
-    return {comment: job for job, comment in sorted(pairs, key=lambda pair: int(pair[0]))}
+    return {
+        comment: job for job, comment in sorted(pairs, key=lambda pair: int(pair[0])) if job not in earlier
+    }
+
+
+def jobs_of(run: RunDir) -> set[str]:
+    """Every job that the run's records name; of an array the array's."""
+    handles = (str(event.get("handle", "")) for event in run.read_events())
+    return {handle.rpartition(":")[2].partition("_")[0] for handle in handles} - {""}
 
 
 def _last(said: str) -> str:

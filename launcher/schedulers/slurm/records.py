@@ -52,6 +52,9 @@ class JobRecord:
     priority: int | None = None
 
 
+NO_ACCOUNTING = "this cluster keeps no accounting: Slurm forgets a job some minutes after its end"
+
+
 @dataclass(frozen=True)
 class Records:
     """The answers, and why one of them is missing."""
@@ -64,6 +67,11 @@ class Records:
 
     def get(self, job: str) -> JobRecord | None:
         return self.jobs.get(job)
+
+    @property
+    def silent(self) -> str:
+        """Why a job that is not here may be known to Slurm all the same."""
+        return "" if self.accounting == NO_ACCOUNTING else self.accounting
 
     @property
     def trouble(self) -> str:
@@ -184,7 +192,7 @@ def controller_trouble(answer: Answer) -> str:
 def accounting_trouble(answer: Answer) -> str:
     """Why sacct or sacctmgr failed, which many clusters live with."""
     if answer.code == NOT_FOUND or re.search("accounting storage is disabled", answer.err, re.IGNORECASE):
-        return "this cluster keeps no accounting: Slurm forgets a job some minutes after its end"
+        return NO_ACCOUNTING
     return f"Slurm's accounting does not answer: {_last_line(answer)}"
 
 

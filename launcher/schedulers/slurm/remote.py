@@ -20,7 +20,7 @@ from launcher.schedulers.base import Capabilities, SchedulerError, Status
 from launcher.schedulers.rundir import write_run
 from launcher.schedulers.slurm import snapshot
 from launcher.schedulers.slurm.exchange import Wanted
-from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submission_of, submit
+from launcher.schedulers.slurm.jobs import NotSubmittedError, jobs_of, sbatch_command, submission_of, submit
 from launcher.schedulers.slurm.login import LoginError, ask
 from launcher.schedulers.slurm.mirror import Mirrored, RefusedError
 from launcher.schedulers.slurm.rsh import quote
@@ -183,7 +183,12 @@ class RemoteSlurm(SlurmScheduler):
         cluster = abouts[0]["cluster"]["name"]
         with self._strictly(runs, " &&\n".join(checks)):
             return submit(
-                self.login, what.command, comment, first=what.first, then=what.then(self.there, runs, cluster)
+                self.login,
+                what.command,
+                comment,
+                earlier=set().union(*map(jobs_of, runs)),
+                first=what.first,
+                then=what.then(self.there, runs, cluster),
             )
 
     @contextmanager

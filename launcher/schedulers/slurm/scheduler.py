@@ -22,6 +22,7 @@ from launcher.schedulers.slurm.jobs import (
     QUEUE,
     NotSubmittedError,
     found,
+    jobs_of,
     sbatch_command,
     submission_of,
 )
@@ -56,12 +57,16 @@ class Handle:
 
 
 def handle_of(run: RunDir) -> Handle:
-    """Of the run's latest job."""
+    """Of the run's latest job. Its number is not known where the answer to the last submission was lost."""
     cluster = run.read_about().get("cluster", {}).get("name", "")
+    refused = False
     for event in reversed(run.read_events()):
         name = str(event.get("handle", ""))
         if name.startswith(PREFIX):
             return Handle(cluster, name.rpartition(":")[2])
+        if event.get("event") == "submitting" and not refused:
+            break
+        refused = event.get("event") == "refused"
     return Handle(cluster, None)
 
 
@@ -172,12 +177,11 @@ class SlurmScheduler:
             if lives(run.read_state()):
                 jobs[run.path] = handle_of(run).job
         known, trouble, here = Records(), "", None
-        named: Mapping[str, str] = {}
-        if jobs:
-            ids = [job for job in jobs.values() if job is not None]
-            asked = questions(ids) if ids else {}
-            if None in jobs.values():
-                asked["comments"] = QUEUE
+        if unknown := [run for run in chosen if jobs.get(run.path, "") is None]:
+            found_now, trouble = self._by_comment(unknown)
+            jobs |= found_now
+        if ids := [job for job in jobs.values() if job is not None]:
+            asked = questions(ids)
             waiting = [run for run in chosen if run.read_state().get("state") == "submitted"]
             if len(chosen) == 1 and waiting:  # worth its few questions more for one run alone
                 asked |= SITE
@@ -186,24 +190,31 @@ class SlurmScheduler:
             except LoginError as error:
                 trouble = str(error)
             else:
-                if None in jobs.values():
-                    named = found(answers.pop("comments"))
                 here = site(answers) if SITE.keys() <= answers.keys() else None
-                if ids:
-                    known = records(answers)
-                    trouble = known.controller
+                known = records(answers)
+                trouble = known.controller
         # A job may have handed over to a linked one while Slurm was asked for it.
         moved = [
-            run for run in chosen if not trouble and jobs.get(run.path) not in (None, handle_of(run).job)
+            run
+            for run in chosen
+            if not trouble and run not in unknown and jobs.get(run.path) not in (None, handle_of(run).job)
         ]
-        for run in chosen:
-            if run.path in jobs and jobs[run.path] is None:
-                jobs[run.path] = _by_comment(run, named)
         later = {status.path: status for status in self.statuses(moved)} if moved else {}
         return [
             later.get(str(run.path)) or judged(run, jobs.get(run.path), known, trouble, here)
             for run in chosen
         ]
+
+    def _by_comment(self, runs: Sequence[RunDir]) -> tuple[dict[Path, str | None], str]:
+        """Jobs of runs of which sbatch's answer was lost, and why Slurm did not tell."""
+        try:
+            answer = ask(self.login, {"queue": QUEUE})["queue"]
+        except LoginError as error:
+            return {}, str(error)
+        if answer.code:
+            return {}, f"Slurm does not answer: {answer.err.strip()}"
+        named = found(answer, set[str]().union(*map(jobs_of, runs)))
+        return {run.path: _named_job(run, named) for run in runs}, ""
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         pass
@@ -261,6 +272,7 @@ class SlurmScheduler:
         try:
             job = self._sbatch(run, event)
         except NotSubmittedError as error:
+            run.event("refused", reason=str(error))
             replace_json(run.state, {**before, "reason": str(error)})
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))
@@ -312,7 +324,7 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
     slurm = meaning(record) if record is not None else None
     # Without the controller there is only accounting, which knows ends; of what goes on the run tells more.
     if record is None or slurm is None or (trouble and slurm.state in LIVING):
-        return status_of(run, handle, {**state, **_unknown(state, job, trouble)})
+        return status_of(run, handle, {**state, **_unknown(state, job, trouble or known.silent)})
     if slurm.state == "submitted":
         told = {
             "state": "submitted",
@@ -329,8 +341,7 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
     return status_of(run, handle, {**state, **told})
 
 
-def _by_comment(run: RunDir, named: Mapping[str, str]) -> str | None:
-    """The job of a run of which sbatch's answer was lost."""
+def _named_job(run: RunDir, named: Mapping[str, str]) -> str | None:
     sweep = run.read_about().get("sweep", {})
     if (array := named.get(sweep.get("id", ""))) is not None:
         return f"{array}_{sweep['task']}"

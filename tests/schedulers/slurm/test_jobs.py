@@ -53,6 +53,23 @@ def test_a_controller_that_is_down_is_tried_again_and_then_told_of(
     assert calls.read_text().count("call") >= 2
 
 
+def test_a_job_of_an_earlier_submission_is_not_taken_for_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = f'if [ "$n" -gt 1 ]; then echo 9; else echo "{LOST}" >&2; exit 1; fi'
+    commands(tmp_path, monkeypatch, sbatch, 'echo "8|my-run"')
+    assert submit(Here(), sbatch_command("job.sbatch", 2), "my-run", earlier={"8"}) == "9"
+
+
+def test_of_two_controllers_the_first_may_have_taken_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"sbatch: error: Zero Bytes were transmitted or received\n{DOWN}"
+    commands(tmp_path, monkeypatch, f'echo "{said}" >&2; exit 1', "echo gone >&2; exit 1")
+    with pytest.raises(UnclearError):
+        submit(Here(), sbatch_command("job.sbatch"), "my-run", patience=1)
+
+
 def test_without_any_answer_the_doubt_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = commands(tmp_path, monkeypatch, f'echo "{LOST}" >&2; exit 1', "echo gone >&2; exit 1")
     with pytest.raises(UnclearError, match="may be in its queue or not"):

@@ -11,9 +11,10 @@ import pytest
 from launcher.cli.runs import cancel
 from launcher.runs.files import replace_json
 from launcher.runs.layout import RunDir
+from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.registry import slurm_at
-from launcher.schedulers.slurm.records import JobRecord, Records
-from launcher.schedulers.slurm.scheduler import handle_of, judged
+from launcher.schedulers.slurm.records import NO_ACCOUNTING, JobRecord, Records
+from launcher.schedulers.slurm.scheduler import SlurmScheduler, handle_of, judged
 from tests.schedulers.slurm.test_submitit import Queue
 
 
@@ -76,7 +77,7 @@ def test_a_controller_that_does_not_answer_loses_no_run(tmp_path: Path) -> None:
 
 
 def test_a_job_that_slurm_has_forgotten_without_an_end_is_lost(tmp_path: Path) -> None:
-    status = judged(a_run(tmp_path, **RUNNING), "7", Records(accounting="none"), "")
+    status = judged(a_run(tmp_path, **RUNNING), "7", Records(accounting=NO_ACCOUNTING), "")
     assert (status.state, status.ended, status.resumable) == ("lost", True, True)
 
 
@@ -104,3 +105,31 @@ def test_the_handle_is_that_of_the_latest_job(tmp_path: Path) -> None:
     run = a_run(tmp_path, **RUNNING)
     run.event("requeued", handle="slurm:c:8", reason="preempted", linked=True)
     assert str(handle_of(run)) == "slurm:c:8"
+
+
+def test_accounting_that_does_not_answer_loses_no_run(tmp_path: Path) -> None:
+    status = judged(a_run(tmp_path, **RUNNING), "7", Records(accounting="accounting does not answer"), "")
+    assert (status.state, status.resumable) == ("running", False)
+    assert "accounting does not answer" in status.reason
+
+
+def test_after_a_lost_answer_the_job_is_looked_for_before_another_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = 'case "$*" in *%F*) printf "7|run\\n9|run\\n8|other\\n";; *) exit 1;; esac'
+    sacct = 'echo "sacct: error: Slurm accounting storage is disabled" >&2; exit 1'
+    for name, text in {"squeue": queue, "sacct": sacct, "sbatch": f"touch {tmp_path}/sent; echo 10"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    run = a_run(tmp_path, state="submitted")
+    run.event("submitting")
+    scheduler = SlurmScheduler()
+    scheduler.known.append(run)
+    assert handle_of(run).job is None
+    assert scheduler.statuses([run])[0].handle == "slurm:c:9", "7 is the job before"
+    with pytest.raises(SchedulerError, match="still in the queue"):
+        scheduler.resume(str(handle_of(run)))
+    assert not (tmp_path / "sent").exists()
+    run.event("refused")
+    assert str(handle_of(run)) == "slurm:c:7"

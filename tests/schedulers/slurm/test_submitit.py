@@ -214,7 +214,7 @@ def test_parameters_are_the_profiles_matter(tmp_path: Path, queue: Queue) -> Non
 def test_a_folder_may_have_any_name(tmp_path: Path, queue: Queue, name: str) -> None:
     run = a_run(tmp_path, name)
     assert submitted(run).job_id == "12"
-    assert Path(queue.sent.read_text().splitlines()[-1]).read_text().endswith("echo ours\n")
+    assert Path(queue.sent.read_text().splitlines()[-2]).read_text().endswith("echo ours\n")
 
 
 def test_a_job_survives_pickling(tmp_path: Path, queue: Queue) -> None:
