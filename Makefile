@@ -35,7 +35,7 @@ slurm-stop: venv ## end it
 	@$(BIN)/python -m tests.slurm.play stop
 
 test: venv ## every test; components that are absent are skipped with the reason
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25 $(ARGS)
 
 test-gpu: venv ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests $(ARGS)

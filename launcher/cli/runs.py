@@ -61,11 +61,12 @@ def cancel(run: RunName = None, json: AsJson = False) -> None:
     found = find_run(run)
     again = found.cancel.exists() or not found.read_about().get("job", {}).get("task")
     scheduler, handle = scheduler_of(found)
-    waits = handle.startswith(PREFIX) and scheduler.status(handle).state == "submitted"
     scheduler.cancel(handle)
+    # A job that has started says so as the first thing.
+    started = found.read_state().get("state") != "submitted" or found.read_events()[-1].get("event") == "job"
     if json:
         print_json({"run_id": found.id, "cancelled": True})
-    elif waits:
+    elif handle.startswith(PREFIX) and not started:
         print(f"{found.id}: taken out of the queue")
     elif again:
         print(f"{found.id}: its ranks are being ended; `launcher status {found.id}` shows when they have")

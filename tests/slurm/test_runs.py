@@ -185,10 +185,10 @@ def refused(lab: SlurmLab) -> Told:
 @tells(refused)
 def test_where_requeue_is_refused_a_linked_job_goes_on_with_the_run(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
-    (event,) = events(it.run, "requeued")
-    assert (event["reason"], event["linked"]) == ("time-limit", True)
-    first, second = handles(it.run)
-    assert first != second == event["handle"]
+    again = events(it.run, "requeued")  # on a slow machine the second job meets its limit, too
+    assert again and all((event["reason"], event["linked"]) == ("time-limit", True) for event in again)
+    first, *others = handles(it.run)
+    assert first not in others and others == [event["handle"] for event in again]
     assert [state for (state,) in it.lab.accounted(job_id(it.run))] == ["COMPLETED"]
 
 
@@ -252,7 +252,8 @@ def crash_of_the_batch_host(lab: SlurmLab) -> Told:
 @tells(crash_and_return, crash_of_the_batch_host)
 def test_a_node_that_dies_costs_a_requeue_without_it(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
-    assert [event["reason"] for event in events(it.run, "requeued")] == ["node-failed"]
+    # Where Slurm gives the job the same node again, a linked job follows without it.
+    assert {event["reason"] for event in events(it.run, "requeued")} == {"node-failed"}
     assert events(it.run, "resumed") and len(it.losses) == 80
     last = it.lab.accounted(job_id(it.run), "NodeList")[-1]
     assert last[0] == "COMPLETED"

@@ -91,6 +91,8 @@ def test_cancel_says_what_it_did(
     replace_json(run.run, {**run.read_about(), "job": {"name": "j", "task": "tasks.py"}})
     queue = Queue(tmp_path)
     queue.has(_7=state)
+    if state == "RUNNING":
+        run.event("job", handle="slurm:c:7")
     for name in ("scancel", "sinfo", "sacctmgr"):
         (queue.bin / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{queue.sent}\n')
         (queue.bin / name).chmod(0o755)
