@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo slurm slurm-stop test test-gpu lint bench goldens clean
+.PHONY: help venv demo slurm slurm-stop test test-thorough test-gpu lint bench goldens clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -34,8 +34,12 @@ slurm: venv ## a real Slurm cluster of four nodes on this machine, to try launch
 slurm-stop: venv ## end it
 	@$(BIN)/python -m tests.slurm.play stop
 
-test: venv ## every test; components that are absent are skipped with the reason
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25 $(ARGS)
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25
+test: venv ## all is tried once; components that are absent are skipped with the reason
+	$(PYTEST) -m "not thorough" $(ARGS)
+
+test-thorough: venv ## besides, any two values of a recipe together, and failures on four ranks
+	$(PYTEST) $(ARGS)
 
 test-gpu: venv ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests $(ARGS)

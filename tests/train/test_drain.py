@@ -9,7 +9,7 @@ import pytest
 from tests.train.runs import measure
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough)])
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A hang ends in the timeout. With 4 ranks they pretend to be on two nodes."""
     return measure("drains.py", tmp_path_factory.mktemp("drains"), request.param, 2)

@@ -21,10 +21,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_any_two_values_of_a_recipe_train_together(
-    ranks: int, reference: dict[str, list[float]], tmp_path: Path
+@pytest.mark.parametrize("together", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_each_value_of_a_recipe_trains_and_any_two_together(
+    ranks: int, together: int, reference: dict[str, list[float]], tmp_path: Path
 ) -> None:
-    recipes = covering(ranks)
+    recipes = covering(ranks, together)
     far = {}
     for one, curve in zip(recipes, curves(recipes, tmp_path, ranks), strict=True):
         if isinstance(curve, str):
