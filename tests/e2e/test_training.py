@@ -66,7 +66,9 @@ def test_memory_running_out_costs_an_attempt_and_no_optimizer_step(lab: Lab) -> 
     assert "gpu-oom" in lab.cli("why").stdout
 
 
-@pytest.mark.parametrize("victim", ["rank", "worker", "torchrun"])
+@pytest.mark.parametrize(
+    "victim", ["rank", *(pytest.param(who, marks=pytest.mark.thorough) for who in ("worker", "torchrun"))]
+)
 def test_a_killed_process_costs_a_restart_from_the_last_checkpoint(lab: Lab, victim: str) -> None:
     train = {"checkpoint_every": 4, "lr": 1e-3, "workers": 2}
     run = lab.submit(str(job(lab, steps=60, retries={"same": 3}, train=train)))

@@ -27,6 +27,7 @@ TOGETHER: tuple[Case, ...] = (
     case("odd tied", ranks=2, micro=32, sharding="fsdp-keep"),
 )
 MOST, MEDIAN = 0.08, 0.02
+pytestmark = pytest.mark.thorough
 PROFILED = ALONE[2]
 "No convolutions, whose kernels take scratch."
 
