@@ -185,10 +185,10 @@ def refused(lab: SlurmLab) -> Told:
 @tells(refused)
 def test_where_requeue_is_refused_a_linked_job_goes_on_with_the_run(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
-    again = events(it.run, "requeued")  # on a slow machine the second job meets its limit, too
-    assert again and all((event["reason"], event["linked"]) == ("time-limit", True) for event in again)
-    first, *others = handles(it.run)
-    assert first not in others and others == [event["handle"] for event in again]
+    first, second = events(it.run, "submitted")[0]["handle"], events(it.run, "requeued")[0]
+    assert (second["reason"], second["linked"]) == ("time-limit", True)
+    # On a slow machine the second job meets its limit, too, and may be requeued.
+    assert first != second["handle"] and handles(it.run)[:2] == [first, second["handle"]]
     assert [state for (state,) in it.lab.accounted(job_id(it.run))] == ["COMPLETED"]
 
 
