@@ -36,7 +36,7 @@ def test_a_downgrade_stops_at_a_micro_batch_of_two(lab: Lab, probe: str) -> None
     job = lab.job(
         task="normed:Normed",
         steps=2,
-        recipe={"sharding": "none", "micro_batch_size": 8},
+        recipe={"sharding": "none", "micro_batch_size": 8, "offload": "none"},
         resources={"gpus_per_node": 0, "ranks_per_node": 1},
         env={"TRAIN_MEMORY_BUDGET": "6MiB"},
         train={"probe": probe},
