@@ -62,6 +62,8 @@ bench: venv ## every benchmark, with its peer beside it; results go to benchmark
 	$(BIN)/python benchmarks/memory_published.py --save
 	$(BIN)/python benchmarks/oom.py --save
 	$(BIN)/python benchmarks/oom_matrix.py --save
+	$(BIN)/python benchmarks/slurm.py --save
+	$(BIN)/python benchmarks/slurm_scale.py --save
 
 goldens: venv ## write the golden files of every rendered template again
 	$(BIN)/python -m tests.render.update_goldens

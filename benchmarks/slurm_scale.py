@@ -1,7 +1,7 @@
 """Arrays of 1,000 tasks and jobs of 256 nodes, on as many simulated nodes under the real controller.
 
-The array waits in the queue, as it would most of the time. On the nodes a shell script stands for the
-supervisor and writes the logs of eight ranks: 256 real ones would need more memory than one machine has.
+Both wait in the queue, as they would most of the time: 256 supervisors with eight ranks each would need more
+memory than one machine has. The logs that are followed are written here, by a thread in the ranks' place.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,30 +22,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from launcher.runs.layout import RunDir  # noqa: E402
+from launcher.runs.time import now  # noqa: E402
 from tests.slurm.cluster import Cluster, missing, slurm_version  # noqa: E402
 from tests.slurm.shape import Shape  # noqa: E402
 
 LAUNCHER = [sys.executable, "-m", "launcher"]
 RANKS = 8
-STUB = """#!/bin/bash
-[[ $1 == -m && $2 == launcher.supervise ]] || exit 0
-run=$3 rank=0
-while (($#)); do [[ $1 == --node-rank ]] && rank=$2; shift; done
-logs=$(printf '%s/attempts/000/logs/node-%02d' "$run" "$rank")
-mkdir -p "$logs"
-for ((line = 0; line < LINES_OF_EACH; line++)); do
-  printf -v stamp '%(%Y-%m-%dT%H:%M:%S)T.000000Z' -1
-  for ((local = 0; local < RANKS; local++)); do
-    printf '%s step %d loss %d.%d\\n' "$stamp" "$line" "$rank" "$local" >>"$(
-      printf '%s/rank-%03d.out' "$logs" $((rank * RANKS + local)))"
-  done
-  sleep 1
-done
-"""
 
 
 class Scale:
-    def __init__(self, folder: Path, cluster: Cluster, lines: int) -> None:
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
         self.folder = folder
         self.env = {
             **os.environ, **cluster.env(), "PYTHONPATH": str(ROOT), "COLUMNS": "120", "TZ": "UTC",
@@ -52,15 +40,12 @@ class Scale:
         }  # fmt: skip
         # An installed package comes with its bytecode; a checkout keeps it only where it may.
         self.env.pop("PYTHONDONTWRITEBYTECODE", None)
-        stub = folder / "stub"
-        stub.write_text(STUB.replace("LINES_OF_EACH", str(lines)).replace("RANKS", str(RANKS)))
-        stub.chmod(0o755)
         self.rows: list[dict[str, Any]] = []
 
     def profile(self, name: str, **slurm: Any) -> str:
         fields = {
             "name": name, "scheduler": "slurm", "max_nodes": 1000,
-            "paths": {"python": str(self.folder / "stub"), "runs": str(self.folder / "runs")},
+            "paths": {"python": sys.executable, "runs": str(self.folder / "runs")},
             "slurm": {"partition": "main", "gpu_request": "none", **slurm},
         }  # fmt: skip
         path = self.folder / f"{name}.yaml"
@@ -119,23 +104,20 @@ class Scale:
 
     def nodes(self, count: int) -> dict[str, Any]:
         before = set(self.runs())
-        now = self.profile("now")
-        self.timed(f"launcher submit, {count} nodes", [*LAUNCHER, "submit", self.job(count), "-c", now])
+        waits = self.profile("waits", extra={"begin": "now+1hour"})
+        self.timed(f"launcher submit, {count} nodes", [*LAUNCHER, "submit", self.job(count), "-c", waits])
         (run,) = set(self.runs()) - before
-        began = time.perf_counter()
-        logs = self.folder / "runs" / run / "attempts" / "000" / "logs"
-        while not logs.is_dir() or len(list(logs.iterdir())) < count:
-            if time.perf_counter() - began > 240:
-                said = "\n".join(f.read_text()[-2000:] for f in (self.folder / "runs" / run).glob("*.out"))
-                raise SystemExit(f"{count} nodes did not start\n{said}")
-            time.sleep(0.1)
-        started = time.perf_counter() - began
-        print(f"{count} nodes write {count * RANKS} logs after {started:.1f} s")
         self.timed(f"launcher status, {count} nodes", [*LAUNCHER, "status", run])
+        stop = threading.Event()
+        ranks = threading.Thread(target=write_logs, args=(RunDir(self.folder / "runs" / run), count, stop))
+        ranks.start()
+        time.sleep(3)
         found = self.follow(run)
+        stop.set()
+        ranks.join()
         self.timed(f"launcher logs, {count * RANKS} ranks", [*LAUNCHER, "logs", run])
         self.timed(f"launcher cancel, {count} nodes", [*LAUNCHER, "cancel", run])
-        return {"nodes": count, "ranks": count * RANKS, "start_seconds": round(started, 1), **found}
+        return {"nodes": count, "ranks": count * RANKS, **found}
 
     def follow(self, run: str, seconds: float = 10) -> dict[str, Any]:
         """The most memory and file handles of `launcher logs -f` while all ranks write a line a second."""
@@ -160,6 +142,21 @@ class Scale:
         return {"follow_mib": peak, "follow_handles": handles, "follow_lines": lines, "follow_cpus": share}
 
 
+def write_logs(run: RunDir, nodes: int, stop: threading.Event) -> None:
+    """A line of each rank every second."""
+    attempt, step = run.attempt(0), 0
+    files = [
+        attempt.rank_log(node, node * RANKS + rank, "out") for node in range(nodes) for rank in range(RANKS)
+    ]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    while not stop.wait(1):
+        step += 1
+        for rank, file in enumerate(files):
+            with open(file, "a") as log:
+                log.write(f"{now()} step {step} loss {rank / 7:.4f}\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--nodes", type=int, default=256)
@@ -176,7 +173,7 @@ def main() -> int:
     cluster.start(Shape(nodes=options.nodes, gpus_per_node=0))
     print(f"{options.nodes} simulated nodes are idle after {time.perf_counter() - began:.0f} s")
     try:
-        scale = Scale(folder, cluster, lines=120)
+        scale = Scale(folder, cluster)
         scale.array(options.tasks)
         found = scale.nodes(options.nodes)
     finally:
