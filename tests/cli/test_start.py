@@ -69,7 +69,11 @@ def test_help_takes_less_than_three_tenths_of_a_second_of_processor_time(tmp_pat
     ],
 )
 def test_a_mistake_gets_one_clear_message_and_a_documented_exit_code(arguments, code, message, tmp_path):
-    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PATH": str(Path(sys.executable).parent)}  # no Slurm
+    env = {
+        **os.environ,
+        "XDG_STATE_HOME": str(tmp_path),
+        "PATH": str(Path(sys.executable).parent),
+    }  # no Slurm
     done = subprocess.run(
         [sys.executable, "-m", "launcher", *arguments], cwd=tmp_path, env=env, capture_output=True, text=True
     )
