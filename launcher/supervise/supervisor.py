@@ -40,6 +40,8 @@ SIGNALS = {
 }
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 "Before the n-th restart with the same recipe: what failed may need a moment."
+REASON_SECONDS = 5.0
+"For the batch script to ask its controller why SIGTERM came; Slurm kills 30 s after it (KillWait)."
 
 
 class RunUnreadableError(Exception):
@@ -111,7 +113,8 @@ class Supervisor:
                 self.journal.event("retry", reason=decision.reason)
                 self._pause(self._spent.get("same", 1))
             if requests := self._requests():
-                verdict = stopped_between_attempts(requests[0])
+                self._stop_reason = requests[0]
+                verdict = stopped_between_attempts(self._why_stopped() or requests[0])
                 self._finish(verdict, Decision("stop", None, verdict.reason))
                 return EXIT_CODES[verdict.failure]
             recipe = decision.recipe
@@ -141,6 +144,10 @@ class Supervisor:
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
         )
         verdict = judge(evidence)
+        if verdict.failure == "unknown" and (requests := self._requests()):
+            # A signal to every process of the job ended the ranks before this one could pass it on.
+            self._stop_reason = self._stop_reason or requests[0]
+            verdict = judge(replace(evidence, stop_reason=self._why_stopped()))
         events = self.run.read_events()
         recipe = recipe_in_force(recipe, events, attempt.number)
         self._spend("lower", len(downgrades_within(events, attempt.number)))
@@ -206,6 +213,9 @@ class Supervisor:
     def _why_stopped(self) -> str | None:
         if self._stop_reason in (None, "cancelled"):
             return self._stop_reason
+        deadline = time.monotonic() + REASON_SECONDS
+        while self._stop_file is not None and not self._reason_told() and time.monotonic() < deadline:
+            time.sleep(0.1)
         return self._reason_told() or self._stop_reason
 
     def _requests(self) -> list[str]:
