@@ -124,9 +124,9 @@ def detect(
     import sys
 
     from launcher.cli.output import fail
+    from launcher.schedulers.over_ssh.login import Here
+    from launcher.schedulers.over_ssh.ssh import Over
     from launcher.schedulers.slurm import detect as slurm
-    from launcher.schedulers.slurm.login import Here
-    from launcher.schedulers.slurm.ssh import Over
 
     found = slurm.detect(Here() if login is None else Over(login), login)
     choice = slurm.choose(found, partition, gpu)

@@ -17,7 +17,7 @@ from launcher.report.why import why
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_metrics, progress_text
 from launcher.schedulers.base import Scheduler, Status
-from launcher.schedulers.slurm.exchange import Wanted
+from launcher.schedulers.over_ssh.exchange import Wanted
 
 if TYPE_CHECKING:
     from rich.console import Console

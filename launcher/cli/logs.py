@@ -32,7 +32,7 @@ def logs(
     from launcher.logs.show import LogOptions, show_logs
     from launcher.runs.find import find_run
     from launcher.schedulers.of_run import scheduler_of
-    from launcher.schedulers.slurm.exchange import Wanted
+    from launcher.schedulers.over_ssh.exchange import Wanted
 
     found = find_run(run)
     scheduler, handle = scheduler_of(found)

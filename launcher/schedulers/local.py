@@ -24,7 +24,7 @@ from launcher.supervise.process import end_processes, processes_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.schedulers.slurm.exchange import Wanted
+    from launcher.schedulers.over_ssh.exchange import Wanted
     from launcher.spec.cluster import Cluster
 
 PREFIX = "local:"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launcher.runs.layout import RunDir
-    from launcher.schedulers.slurm.exchange import Wanted
+    from launcher.schedulers.over_ssh.exchange import Wanted
 
 DEFAULT_PYTHON = "python3"
 

@@ -1,4 +1,4 @@
-"""A scheduler that ends a job sends SIGTERM to every process of it: to the supervisor and its ranks at once."""
+"""A scheduler that ends a job sends SIGTERM to all of it: to the supervisor and its ranks at once."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from launcher.runs.layout import RunDir
-from tests.schedulers.slurm.sshd import Sshd
+from tests.schedulers.sshd import Sshd
 from tests.slurm.cluster import ROOT, Cluster
 from tests.slurm.lab import SlurmLab
 

@@ -13,8 +13,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from launcher.planning.plan import make_plan
+from launcher.schedulers.over_ssh.login import Here, ask
 from launcher.schedulers.slurm.checks import Findings, problems
-from launcher.schedulers.slurm.login import Here, ask
 from launcher.schedulers.slurm.records import questions, records
 from launcher.spec.cluster import Cluster as Profile
 from launcher.spec.job import Job

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from launcher.schedulers.slurm.login import Answer
+from launcher.schedulers.over_ssh.login import Answer
 from launcher.schedulers.slurm.records import JobRecord, duration, moment, questions, records
 from launcher.schedulers.slurm.states import SLURM_STATES, meaning
 from tests.slurm.recorded import answers

@@ -11,7 +11,7 @@ import pytest
 from launcher.runs.layout import RunDir
 from launcher.spec.verdict import EXIT_CODES
 from tests.lab import events, metrics, wait_for
-from tests.schedulers.slurm.sshd import Sshd
+from tests.schedulers.sshd import Sshd
 from tests.slurm.lab import GPT, job_id
 from tests.slurm.laptop import Laptop
 from tests.slurm.test_runs import ONE_RANK, Told, tells

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
-from launcher.schedulers.slurm.login import NOT_FOUND, Answer, Login, ask
+from launcher.schedulers.over_ssh.login import NOT_FOUND, Answer, Login, ask
 from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import questions, site
 from launcher.spec.cluster import Cluster

@@ -16,8 +16,8 @@ from submitit.slurm import slurm
 from launcher.runs.files import read_record
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import LIVING
+from launcher.schedulers.over_ssh.login import Here, LoginError, ask
 from launcher.schedulers.slurm.jobs import job_id, jobs_of, sbatch_command, submission_of, submit
-from launcher.schedulers.slurm.login import Here, LoginError, ask
 from launcher.schedulers.slurm.records import questions, records
 from launcher.spec.verdict import Verdict
 

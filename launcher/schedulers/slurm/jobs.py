@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.slurm.login import NOT_FOUND, Answer, Login, LoginError, ask
+from launcher.schedulers.over_ssh.login import NOT_FOUND, Answer, Login, LoginError, ask
 
 PATIENCE_SECONDS = 20.0
 "For a controller that is down or busy; a restart of one takes less."

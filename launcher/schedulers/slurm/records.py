@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
-from launcher.schedulers.slurm.login import NOT_FOUND, Answer
+from launcher.schedulers.over_ssh.login import NOT_FOUND, Answer
 
 RUNAWAY = "RUNAWAY"
 "Slurm's word for a job that accounting takes for alive and the controller does not know."

@@ -17,15 +17,15 @@ from launcher.runs.files import replace_text
 from launcher.runs.find import default_root
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import Capabilities, SchedulerError, Status
+from launcher.schedulers.over_ssh import snapshot
+from launcher.schedulers.over_ssh.exchange import Wanted
+from launcher.schedulers.over_ssh.login import LoginError, ask
+from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
+from launcher.schedulers.over_ssh.rsh import quote
+from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.rundir import write_run
-from launcher.schedulers.slurm import snapshot
-from launcher.schedulers.slurm.exchange import Wanted
 from launcher.schedulers.slurm.jobs import NotSubmittedError, jobs_of, sbatch_command, submission_of, submit
-from launcher.schedulers.slurm.login import LoginError, ask
-from launcher.schedulers.slurm.mirror import Mirrored, RefusedError
-from launcher.schedulers.slurm.rsh import quote
 from launcher.schedulers.slurm.scheduler import Handle, SlurmScheduler, handle_of, lives
-from launcher.schedulers.slurm.ssh import Over
 from launcher.schedulers.slurm.sweep import folder_text
 
 if TYPE_CHECKING:

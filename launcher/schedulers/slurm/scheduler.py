@@ -16,6 +16,7 @@ from launcher.runs.find import RunNotFoundError, remember_root, runs_in
 from launcher.runs.layout import RunDir
 from launcher.runs.time import now
 from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.over_ssh.login import Answer, Here, Login, LoginError, ask
 from launcher.schedulers.rundir import in_force, status_of, write_run
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
@@ -26,7 +27,6 @@ from launcher.schedulers.slurm.jobs import (
     sbatch_command,
     submission_of,
 )
-from launcher.schedulers.slurm.login import Answer, Here, Login, LoginError, ask
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records, questions, records
 from launcher.schedulers.slurm.site import Site, site
@@ -34,7 +34,7 @@ from launcher.schedulers.slurm.site import questions as site_questions
 from launcher.schedulers.slurm.states import Meaning, meaning
 
 if TYPE_CHECKING:
-    from launcher.schedulers.slurm.exchange import Wanted
+    from launcher.schedulers.over_ssh.exchange import Wanted
     from launcher.schedulers.slurm.records import JobRecord
     from launcher.schedulers.slurm.sweep import Sweep
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from launcher.schedulers.slurm.login import Answer
+from launcher.schedulers.over_ssh.login import Answer
 from launcher.schedulers.slurm.records import CLEAN, duration
 
 MIB = 2**20

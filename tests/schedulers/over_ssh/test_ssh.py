@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.slurm.login import LoginError, ask
-from launcher.schedulers.slurm.ssh import Over
-from tests.schedulers.slurm.sshd import PASSWORD, Sshd
+from launcher.schedulers.over_ssh.login import LoginError, ask
+from launcher.schedulers.over_ssh.ssh import Over
+from tests.schedulers.sshd import PASSWORD, Sshd
 
 
 def test_a_script_gets_its_stdin_and_gives_its_output_and_exit_code(sshd: Sshd) -> None:
@@ -26,9 +26,8 @@ def test_a_script_gets_its_stdin_and_gives_its_output_and_exit_code(sshd: Sshd) 
 
 
 def test_many_round_trips_are_one_login_also_from_several_processes_at_once(sshd: Sshd) -> None:
-    text = (
-        f"from launcher.schedulers.slurm.ssh import Over\nprint(Over({sshd.host!r}).run('echo hello').stdout)"
-    )
+    ssh = "launcher.schedulers.over_ssh.ssh"
+    text = f"from {ssh} import Over\nprint(Over({sshd.host!r}).run('echo hello').stdout)"
     several = [subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) for _ in range(3)]
     assert [one.communicate()[0] for one in several] == [b"b'hello\\n'\n"] * 3
     assert Over(sshd.host).run("true").returncode == 0
@@ -144,7 +143,7 @@ def test_what_ssh_asks_on_the_terminal_is_asked_once(monkeypatch: pytest.MonkeyP
     sshd = Sshd(Path(tempfile.mkdtemp(prefix="ls-", dir="/tmp")), ask=True)
     sshd.use(monkeypatch)
     text = (
-        "from launcher.schedulers.slurm.ssh import Over\n"
+        "from launcher.schedulers.over_ssh.ssh import Over\n"
         f"print([Over({sshd.host!r}).run('echo answer').stdout for _ in range(2)])"
     )
     pid, terminal = pty.fork()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.schedulers.slurm.sshd import Sshd
+from tests.schedulers.sshd import Sshd
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.slurm import snapshot
-from launcher.schedulers.slurm.snapshot import SnapshotError, adopt, place, send, take
-from launcher.schedulers.slurm.ssh import Over
-from tests.schedulers.slurm.sshd import Sshd
+from launcher.schedulers.over_ssh import snapshot
+from launcher.schedulers.over_ssh.snapshot import SnapshotError, adopt, place, send, take
+from launcher.schedulers.over_ssh.ssh import Over
+from tests.schedulers.sshd import Sshd
 
 needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
 

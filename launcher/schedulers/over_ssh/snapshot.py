@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.slurm import rsh
-from launcher.schedulers.slurm.ssh import Over
+from launcher.schedulers.over_ssh import rsh
+from launcher.schedulers.over_ssh.ssh import Over
 from launcher.spec.base import format_bytes
 
 LIMIT = 256 * 2**20

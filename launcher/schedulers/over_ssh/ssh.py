@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.runs.shared import private_folder
-from launcher.schedulers.slurm.login import LoginError
+from launcher.schedulers.over_ssh.login import LoginError
 
 STAYS_OPEN = "1h"
 "An unused connection stays open this long (ControlPersist), unless the user's ssh config says otherwise."

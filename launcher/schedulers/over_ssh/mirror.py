@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 from launcher.runs.files import read_record
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.slurm import exchange
-from launcher.schedulers.slurm.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
-from launcher.schedulers.slurm.login import Login, LoginError
+from launcher.schedulers.over_ssh import exchange
+from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
+from launcher.schedulers.over_ssh.login import Login, LoginError
 
 INDEX = ".mirror.json"
 "In the copy of a run: its files as of the last round trip."

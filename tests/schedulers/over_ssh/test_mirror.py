@@ -14,12 +14,12 @@ import pytest
 from launcher.runs.files import replace_json
 from launcher.runs.find import latest_checkpoint
 from launcher.runs.layout import RunDir
-from launcher.schedulers.slurm import exchange
-from launcher.schedulers.slurm.exchange import Wanted
-from launcher.schedulers.slurm.login import Here, LoginError, ask
-from launcher.schedulers.slurm.mirror import Mirrored, RefusedError
-from launcher.schedulers.slurm.ssh import Over
-from tests.schedulers.slurm.sshd import Sshd
+from launcher.schedulers.over_ssh import exchange
+from launcher.schedulers.over_ssh.exchange import Wanted
+from launcher.schedulers.over_ssh.login import Here, LoginError, ask
+from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
+from launcher.schedulers.over_ssh.ssh import Over
+from tests.schedulers.sshd import Sshd
 
 
 class Counted(Here):
