@@ -117,6 +117,7 @@ def test_a_larger_batch_and_another_schedule_are_the_users_to_ask_for_and_are_no
     assert max(losses(run)) == 6
 
 
+@pytest.mark.thorough
 def test_8_bit_states_that_cannot_be_cut_again_say_so_and_the_way_back_is_open(lab: Lab) -> None:
     states = {"optimizer": "adamw-8bit", "sharding": "fsdp"}
     assert lab.cli("run", job(lab, 2, recipe=states, steps=4)).returncode == EXIT_CODES["user-error"]

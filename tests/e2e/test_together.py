@@ -50,6 +50,7 @@ def test_two_runs_at_once_do_not_meet(lab: Lab) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_twenty_concurrent_starts_all_succeed(lab: Lab) -> None:
     lab.script("import os\nprint('rank', os.environ['RANK'])\n")
     job = lab.job(command="python train.py")
