@@ -47,7 +47,8 @@ def changing(
         one = made(offload)
         assert one.checkpoints.restore() == step - 1
         losses += steps(one, step, step)
-        one.checkpoints.save(step)
+        saved = one.checkpoints.save(step)
+        assert saved is not None and saved.problem is None, saved
     straight = made("none")
     return {
         "losses": [losses, steps(straight, 1, len(losses))],
