@@ -64,6 +64,7 @@ def test_a_controller_that_is_down_at_submission_is_named_and_no_job_appears_lat
         lab.cluster.start_controller()
     assert done.returncode == 4, done.stdout + done.stderr
     assert "controller" in done.stderr.lower() and "Traceback" not in done.stderr
+    assert done.stderr.count("trying for 20 s") == 1
     assert seconds < 60
     assert jobs_of(lab) == []
     assert all(run["state"] == "failed" for run in json.loads(lab.cli("list", "--json").stdout))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Collection
 from pathlib import PurePath
 
@@ -100,10 +101,15 @@ def submit(
     """
     import tenacity
 
+    def say(state: tenacity.RetryCallState) -> None:
+        if state.attempt_number == 1 and state.outcome is not None:
+            print(f"Slurm: {state.outcome.exception()}; trying for {patience:.0f} s", file=sys.stderr)
+
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(_NotYetError),
         stop=tenacity.stop_after_delay(patience),
         wait=tenacity.wait_exponential(multiplier=0.5, max=4),
+        before_sleep=say,
         reraise=True,
     )
     doubt = False
