@@ -83,7 +83,7 @@ def gpu(one: Gpu, available: bool) -> dict[str, Any]:
         "maxCount": {"secure": one.max_count, "community": one.max_count},
     }
     if available:
-        answer["availability"] = _best(one.stock.values())
+        answer["availability"] = best(one.stock.values())
         answer["dataCenters"] = [
             {"id": centre, "name": centre, "availability": level} for centre, level in one.stock.items()
         ]
@@ -128,6 +128,6 @@ def centre(id: str, include: set[str]) -> dict[str, Any]:
     return answer
 
 
-def _best(levels: Iterable[str]) -> str:
+def best(levels: Iterable[str]) -> str:
     order = ("NONE", "LOW", "MEDIUM", "HIGH")
     return max(levels, key=order.index)

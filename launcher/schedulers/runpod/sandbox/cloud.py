@@ -19,6 +19,7 @@ from launcher.schedulers.runpod.sandbox.asked import CreateCluster, CreatePod, G
 from launcher.schedulers.runpod.sandbox.container import MARK, Container
 from launcher.schedulers.runpod.sandbox.faults import Dice
 from launcher.schedulers.runpod.sandbox.isolation import Isolation, kill_marked
+from launcher.schedulers.runpod.sandbox.placing import place, price_of
 from launcher.schedulers.runpod.sandbox.podlog import PodLog
 from launcher.schedulers.runpod.sandbox.problem import ProblemError
 from launcher.schedulers.runpod.sandbox.records import ACTIONS, Cluster, Ledger, Pod, Seat, Volume
@@ -87,13 +88,19 @@ class Cloud:
 
     # Creation
 
-    def create(self, body: CreatePod, interruptible: bool = False, bid: float | None = None) -> Pod:
+    def create(
+        self,
+        body: CreatePod,
+        interruptible: bool = False,
+        bid: float | None = None,
+        terminate_after: float | None = None,
+    ) -> Pod:
         if (body.gpu is None) == (body.cpu is None):
             raise ProblemError(400, "exactly one of gpu or cpu must be set")
         if body.cpu is not None and body.mounts.persistent is not None:
             raise ProblemError(400, "mounts.persistent is not valid for CPU pods")
-        centre = self._place(body, body.gpu)
-        price = self._price(body, bid)
+        centre = place(body, body.gpu, self.volumes, self.dice)
+        price = self._factor() * price_of(body, bid)
         cpu = None
         if body.cpu is not None:
             flavor = catalogue.CPUS[body.cpu.id]
@@ -102,15 +109,16 @@ class Cloud:
         gpu = {"id": body.gpu.id, "count": body.gpu.count} if body.gpu is not None else None
         pod = self._pod(body, centre, price, gpu, cpu, body.cloud, interruptible)
         pod.registry = body.registry
+        pod.terminate_after = terminate_after
         self._begin(pod)
         return pod
 
     def create_cluster(self, body: CreateCluster) -> Cluster:
         compute = body.compute
         gpu = GpuConfig(id=compute.gpuTypeId, count=compute.gpuCountPerPod)
-        centre = self._place(body, gpu)
+        centre = place(body, gpu, self.volumes, self.dice)
         one = catalogue.GPUS[gpu.id]
-        price = one.secure * gpu.count * (self.dice.falls("price") or 1.0)
+        price = self._factor() * one.secure * gpu.count
         now = time.time()
         unlisted = self.dice.falls("unlisted") or 0.0
         cluster = Cluster(self._id(), body.name, body.type, compute.model_dump(), centre, now, now + unlisted)
@@ -125,61 +133,6 @@ class Cloud:
             self._begin(pod)
         return cluster
 
-    def _place(self, body: Body, gpu: GpuConfig | None) -> str:
-        """A data centre that has it; ProblemError 400 where none has."""
-        wanted = body.dataCenterIds or list(catalogue.CENTRES)
-        for mount in body.mounts.network:
-            if mount.volumeId not in self.volumes:
-                raise ProblemError(400, f"network volume {mount.volumeId} not found")
-            if not mount.path.startswith("/"):
-                raise ProblemError(400, f"mount path {mount.path!r} must be absolute")
-            wanted = [centre for centre in wanted if centre == self.volumes[mount.volumeId].centre]
-        if body.mounts.network and body.mounts.persistent:
-            raise ProblemError(400, "mounts.persistent and mounts.network are mutually exclusive")
-        if len(body.env) > 50:
-            raise ProblemError(400, "at most 50 environment variables")
-        none = ProblemError(
-            400, "There are no longer any instances available with the requested specifications"
-        )
-        if isinstance(body, CreatePod) and body.cpu is not None:
-            flavor = catalogue.CPUS.get(body.cpu.id)
-            count = body.cpu.vcpuCount
-            if flavor is None or count > flavor.max_vcpu or count & (count - 1):
-                raise ProblemError(400, f"cpu flavor {body.cpu.id} with {count} vCPUs does not exist")
-            found = [centre for centre in wanted if centre in catalogue.CENTRES]
-        else:
-            assert gpu is not None
-            one = catalogue.GPUS.get(gpu.id)
-            if one is None:
-                raise ProblemError(400, f"gpu type {gpu.id} not found")
-            if gpu.count > one.max_count:
-                raise ProblemError(400, f"at most {one.max_count} of {gpu.id} in one pod")
-            if gpu.allowedCudaVersions and not set(gpu.allowedCudaVersions) & set(catalogue.CUDA):
-                raise none
-            found = [centre for centre in wanted if one.stock.get(centre, "NONE") != "NONE"]
-        if not found:
-            raise none
-        if self.dice.falls("forbidden") is not None:
-            raise ProblemError(403, "access to this resource pool is denied")
-        if self.dice.falls("no-balance") is not None:
-            raise ProblemError(402, "insufficient balance")
-        if self.dice.falls("no-capacity") is not None:
-            raise none
-        return found[0]
-
-    def _price(self, body: CreatePod, bid: float | None) -> float:
-        factor = self.dice.falls("price") or 1.0
-        if body.cpu is not None:
-            return factor * catalogue.CPUS[body.cpu.id].per_vcpu * body.cpu.vcpuCount
-        assert body.gpu is not None
-        one = catalogue.GPUS[body.gpu.id]
-        each = one.secure if body.cloud == "SECURE" else one.community
-        if bid is not None:
-            if bid < each * catalogue.SPOT:
-                raise ProblemError(400, f"bid {bid} is below the lowest, {each * catalogue.SPOT}")
-            each = bid
-        return factor * each * body.gpu.count
-
     def _pod(
         self, body: Body, centre: str, price: float, gpu: dict[str, Any] | None, cpu: dict[str, Any] | None,
         cloud: str, interruptible: bool,
@@ -192,6 +145,9 @@ class Cloud:
             key=f"rpa_pod_{secrets.token_hex(16)}", interruptible=interruptible, created=now,
             listed_from=now + (self.dice.falls("unlisted") or 0.0),
         )  # fmt: skip
+
+    def _factor(self) -> float:
+        return self.dice.falls("price") or 1.0
 
     def _id(self) -> str:
         return "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(14))

@@ -22,6 +22,7 @@ KINDS = {
     "interrupt": "a spot pod is taken away VALUE seconds after its start (2)",
     "price": "the pod costs VALUE times the catalogue's price (3)",
     "unlisted": "a new pod or cluster is missing from the list for VALUE seconds (3)",
+    "s3-error": "an answer of the S3 endpoint is VALUE (503)",
     "huge-body": "an answer of VALUE MiB (256)",
     "wrong-types": "an answer whose fields have other types",
     "not-json": "an answer that is a page of HTML",
@@ -29,7 +30,8 @@ KINDS = {
 }
 DEFAULTS = {
     "rate-limit": 1.0, "server-error": 500.0, "slow-answer": 2.0, "slow-pull": 10.0, "interrupt": 2.0,
-    "price": 3.0, "unlisted": 3.0, "huge-body": 256.0,
+    "price": 3.0,
+    "s3-error": 503.0, "unlisted": 3.0, "huge-body": 256.0,
 }  # fmt: skip
 _TEXT = re.compile(r"(?P<p>[0-9.]+)(:(?P<value>[0-9.]+))?(x(?P<times>[0-9]+))?")
 

@@ -18,10 +18,12 @@ from launcher.schedulers.runpod.sandbox.cloud import Cloud, Pace
 from launcher.schedulers.runpod.sandbox.contract import Contract
 from launcher.schedulers.runpod.sandbox.control import Control
 from launcher.schedulers.runpod.sandbox.faults import Dice, Fault
+from launcher.schedulers.runpod.sandbox.graphql import GraphQL
 from launcher.schedulers.runpod.sandbox.guard import Guard
 from launcher.schedulers.runpod.sandbox.isolation import find_isolation
 from launcher.schedulers.runpod.sandbox.records import Volume
 from launcher.schedulers.runpod.sandbox.rest import Rest
+from launcher.schedulers.runpod.sandbox.s3 import S3
 
 VOLUME = "sandbox"
 "Id of the network volume that is there from the start."
@@ -64,7 +66,12 @@ def serve(options: Options, ready: Callable[[dict[str, str]], None]) -> None:
         beating.cancel()
         await cloud.close()
 
-    routes = [*Rest(cloud, guard).routes(), *Control(cloud, keys.api).routes()]
+    routes = [
+        *Rest(cloud, guard).routes(),
+        *S3(cloud, keys.s3_access).routes(),
+        *GraphQL(cloud, guard).routes(),
+        *Control(cloud, keys.api).routes(),
+    ]
     app = Starlette(routes=routes, lifespan=lifespan)
     config = uvicorn.Config(
         app, host="127.0.0.1", port=options.port, log_level="critical", timeout_graceful_shutdown=1
