@@ -43,6 +43,7 @@ class Sandbox:
             "Authorization": f"Bearer {key or self.environ['RUNPOD_API_KEY']}",
             **more.pop("headers", {}),
         }
+        assert self.process.poll() is None, f"the sandbox has ended: {self.process.returncode}"
         return httpx.request(method, url, headers=headers, timeout=30, **more)
 
     def state(self) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Cloud:
         self._containers: dict[str, Container] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._halting: set[str] = set()
         self._timers: set[asyncio.Task[None]] = set()
         self.logs: dict[str, PodLog] = {}
         self.gone: list[dict[str, Any]] = []
@@ -195,7 +196,7 @@ class Cloud:
             self._later(after, lambda: self.interrupt(pod))
         pod.started = time.time()
         self._turn(pod, "RUNNING")
-        while pod.live:
+        while pod.live and pod.id not in self._halting:
             pod.starts += 1
             log.add("system", "start container")
             code = await self._containers[pod.id].run(self.api)
@@ -208,18 +209,22 @@ class Cloud:
 
     async def _halt(self, pod: Pod, grace: float) -> None:
         """No process and no bill afterwards."""
+        self._halting.add(pod.id)
         await self._containers[pod.id].stop(grace)
         task = self._tasks.pop(pod.id, None)
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        self._halting.discard(pod.id)
         self.ledger.close(pod.id, time.time())
 
     async def stop(self, pod: Pod, why: str, grace: float | None = None) -> None:
         self.logs[pod.id].add("system", f"stop container: {why}")
-        pod.status = "EXITED"
         await self._halt(pod, self.pace.grace if grace is None else grace)
+        if not pod.live:
+            return
+        pod.status = "EXITED"
         pod.started = None
         shutil.rmtree(self.folder / "pods" / pod.id / "disk", ignore_errors=True)
         self.save()

@@ -74,6 +74,7 @@ class Container:
         self.log = log
         self.volumes = volumes
         self.process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Future[asyncio.subprocess.Process] | None = None
 
     async def run(self, api: str) -> int:
         """Runs the command once; its exit code."""
@@ -89,8 +90,9 @@ class Container:
         visible = [package, Path(sys.prefix), Path(sys.base_prefix)]
         argv = self.isolation.argv(self.folder, shlex.split(args), mounts, visible)
         volume = self.volumes[0][0] if self.volumes else None
-        try:
-            self.process = await asyncio.create_subprocess_exec(
+        # A task of its own: who ends the pod meanwhile waits until there is a process to end.
+        self._starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
                 *argv,
                 env=environment(self.pod, home, volume, api),
                 cwd=disk,
@@ -99,6 +101,9 @@ class Container:
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
             )
+        )
+        try:
+            self.process = await asyncio.shield(self._starting)
         except OSError as error:
             self.log.add("system", f"cannot start the command: {error.strerror}")
             return 127
@@ -113,8 +118,13 @@ class Container:
 
     async def stop(self, grace: float) -> None:
         """SIGTERM to the first process, as container runtimes do; SIGKILL to all after `grace` seconds."""
-        process = self.process
-        if process is None or process.returncode is not None:
+        if self._starting is None:
+            return
+        try:
+            process = await asyncio.shield(self._starting)
+        except OSError:
+            return
+        if process.returncode is not None:
             return
         if grace > 0:
             with contextlib.suppress(ProcessLookupError):
@@ -129,9 +139,8 @@ class Container:
         await process.wait()
 
     def _sweep(self) -> None:
-        """Without a process namespace what the command left behind is looked for."""
-        if not self.isolation:
-            kill_marked(f"{MARK}={self.pod.id}")
+        """What the command left behind where it had no process namespace, or one that was not ready yet."""
+        kill_marked(f"{MARK}={self.pod.id}")
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

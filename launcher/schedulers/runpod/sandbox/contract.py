@@ -12,8 +12,12 @@ from jsonschema import Draft202012Validator
 
 class Contract:
     def __init__(self, file: Path) -> None:
-        document = json.loads(file.read_text())
-        if not str(document.get("openapi", "")).startswith("3.1") or "/v2/pods" not in document["paths"]:
+        try:
+            document = json.loads(file.read_text())
+            known = document["openapi"].startswith("3.1") and "/v2/pods" in document["paths"]
+        except (ValueError, KeyError, TypeError):
+            known = False
+        if not known:
             raise ValueError(
                 f"{file}: not RunPod's OpenAPI 3.1 document of /v2 (https://api.runpod.io/v2/openapi.json)"
             )

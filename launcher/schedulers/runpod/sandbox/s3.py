@@ -6,6 +6,7 @@ access key is checked, the signature is not: who reaches this server is on this 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -50,6 +51,7 @@ class S3:
             Route("/s3/{bucket}", self.bucket, methods=["GET", "HEAD", "POST"]),
             Route("/s3/{bucket}/", self.bucket, methods=["GET", "HEAD", "POST"]),
             Route("/s3/{bucket}/{key:path}", self.object, methods=["GET", "HEAD", "PUT", "POST", "DELETE"]),
+            Route("/s3/{rest:path}", self.nothing, methods=["GET", "HEAD", "PUT", "POST", "DELETE"]),
         ]
 
     async def bucket(self, request: Request) -> Response:
@@ -65,7 +67,10 @@ class S3:
                 return self._list(volume, dict(request.query_params), request.path_params["bucket"])
             raise S3Error(501, "NotImplemented", f"{request.method} of a bucket")
         except S3Error as error:
-            return _refusal(error)
+            return await _refusal(request, error)
+
+    async def nothing(self, request: Request) -> Response:
+        return await _refusal(request, S3Error(404, "NoSuchKey", "no bucket, or no key"))
 
     async def object(self, request: Request) -> Response:
         try:
@@ -93,7 +98,7 @@ class S3:
                 return await self._put(part, request)
             return await self._put(path, request)
         except S3Error as error:
-            return _refusal(error)
+            return await _refusal(request, error)
 
     def _volume(self, request: Request) -> Path:
         found = re.search(r"Credential=([^/,]+)/", request.headers.get("authorization", ""))
@@ -303,10 +308,13 @@ def _xml(name: str, fields: list[tuple[str, Any]], status: int = 200) -> Respons
             else:
                 element.text = value
 
-    root = ElementTree.Element(name, xmlns=_NAMESPACE)
+    root = ElementTree.Element(name, {} if status >= 400 else {"xmlns": _NAMESPACE})
     fill(root, fields)
     return Response(ElementTree.tostring(root, "utf-8", xml_declaration=True), status, media_type="text/xml")
 
 
-def _refusal(error: S3Error) -> Response:
+async def _refusal(request: Request, error: S3Error) -> Response:
+    # boto3 sends a body only when it is asked to, and mistakes the answers when it never is.
+    with contextlib.suppress(RuntimeError):  # it was read
+        await request.body()
     return _xml("Error", [("Code", error.code), ("Message", str(error))], error.status)

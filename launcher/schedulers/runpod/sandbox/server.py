@@ -50,9 +50,9 @@ class Keys:
 
 def serve(options: Options, ready: Callable[[dict[str, str]], None]) -> None:
     """Until SIGINT or SIGTERM; then every pod is ended. `ready` gets the variables for the user's shell."""
+    contract = Contract(options.openapi) if options.openapi is not None else None
     options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = options.folder.resolve()
-    contract = Contract(options.openapi) if options.openapi is not None else None
     cloud = Cloud(folder, find_isolation(), Dice(options.seed, options.faults), options.pace)
     if VOLUME not in cloud.volumes:
         cloud.add_volume(Volume(VOLUME, VOLUME, 100, CENTRE))
@@ -66,12 +66,13 @@ def serve(options: Options, ready: Callable[[dict[str, str]], None]) -> None:
         beating.cancel()
         await cloud.close()
 
-    routes = [
-        *Rest(cloud, guard).routes(),
-        *S3(cloud, keys.s3_access).routes(),
-        *GraphQL(cloud, guard).routes(),
-        *Control(cloud, keys.api).routes(),
-    ]
+    parts = (
+        Rest(cloud, guard),
+        GraphQL(cloud, guard),
+        S3(cloud, keys.s3_access),
+        Control(cloud, keys.api),
+    )
+    routes = [route for part in parts for route in part.routes()]
     app = Starlette(routes=routes, lifespan=lifespan)
     config = uvicorn.Config(
         app, host="127.0.0.1", port=options.port, log_level="critical", timeout_graceful_shutdown=1
