@@ -118,7 +118,7 @@ class RunPod(Value):
     bid_per_gpu: PositiveFloat | None = None
     "USD per hour: rents an interruptible (spot) pod. RunPod takes it away when somebody pays more."
     server_limit: bool = False
-    "RunPod itself ends the pod after `max_hours`, too; created by GraphQL. An interruptible pod always has it."
+    "RunPod itself ends the pod after `max_hours`, too; an interruptible one it always ends."
 
     @model_validator(mode="after")
     def _something_to_rent(self) -> RunPod:
