@@ -7,15 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="RunPod.")
 
-
-@app.callback()
-def _root() -> None:
-    pass
-
-
-@app.command()
 def sandbox(
     folder: Annotated[
         Optional[Path],  # noqa: UP045
