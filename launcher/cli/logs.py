@@ -31,6 +31,7 @@ def logs(
     from launcher.logs.files import parse_selection
     from launcher.logs.show import LogOptions, show_logs
     from launcher.runs.find import find_run
+    from launcher.schedulers.base import Streaming
     from launcher.schedulers.of_run import scheduler_of
     from launcher.schedulers.over_ssh.exchange import Wanted
 
@@ -42,6 +43,11 @@ def logs(
     except ValueError as error:
         fail(str(error))
     scheduler.fetch(found, Wanted(logs=not supervisor, ranks=ranks, nodes=nodes))
+    if supervisor and follow and isinstance(scheduler, Streaming):
+        for line in scheduler.stream(handle):
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+        return
     if supervisor:
         sys.stdout.buffer.write(scheduler.logs(handle, 0))
         return

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from launcher import __version__
-from launcher.cli import clusters, export, job, logs, plan, render, resume, runs, snapshot, submit
+from launcher.cli import clusters, export, job, logs, plan, render, resume, runpod, runs, snapshot, submit
 from launcher.cli.output import EXIT_NOT_FOUND, EXIT_REFUSED, fail
 
 app = typer.Typer(
@@ -53,6 +53,7 @@ app.command(rich_help_panel=FILES)(export.export)
 app.add_typer(job.app, name="job", rich_help_panel=FILES)
 app.add_typer(clusters.app, name="clusters", rich_help_panel=FILES)
 app.add_typer(render.templates_app, name="templates", rich_help_panel=FILES)
+app.add_typer(runpod.app, name="runpod", rich_help_panel=FILES)
 app.command(rich_help_panel=FILES)(job.schema)
 
 

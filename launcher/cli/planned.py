@@ -40,6 +40,8 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     except NotPlannedError:
         doubt = ASK
     except PlanRefusedError as error:
+        if cluster.runpod is not None:  # hours of a card that is too small are paid for
+            raise
         doubt = f"by its plan the job does not fit: {'; '.join(one.message for one in error.problems)}"
     return plan.model_copy(update={"warnings": (*plan.warnings, doubt)})
 

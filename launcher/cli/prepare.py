@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 from launcher.cli.planned import planned
+from launcher.planning.plan import PlanRefusedError
 from launcher.render.shipped import clusters_dir
 from launcher.runs.find import default_root
 from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerError
@@ -14,6 +17,7 @@ from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
 from launcher.spec.cluster import Cluster
 from launcher.spec.find import cluster_folders, find_cluster
+from launcher.spec.job import Job
 from launcher.spec.load import load_cluster, load_job
 
 
@@ -28,25 +32,72 @@ def runs_root(cluster: Cluster) -> Path:
 
 
 def prepared(
-    job_file: Path, cluster_name: str, sets: Sequence[str], run_dir: Path | None = None
+    job_file: Path,
+    cluster_name: str,
+    sets: Sequence[str],
+    run_dir: Path | None = None,
+    limits: Limits | None = None,
 ) -> tuple[Scheduler, Prepared]:
     """Everything short of doing it. `run_dir` fixes where the run lies.
 
     Raises SpecError, PlanRefusedError, RenderError, SchedulerError.
     """
     job = load_job(job_file, sets)
-    cluster = with_detected_gpus(named_cluster(cluster_name))
+    cluster = within(limits or Limits(), with_detected_gpus(named_cluster(cluster_name)))
     root = run_dir.parent if run_dir is not None else runs_root(cluster)
-    request = Request(
-        job=job,
-        job_file=job_file,
-        cluster=cluster,
-        plan=planned(job, job_file, cluster, root),
-        run_id=run_dir.name if run_dir is not None else new_run_id(job.name),
-        runs_root=root,
-        project_dir=Path.cwd(),
-    )
-    return prepare(request)
+    run_id = run_dir.name if run_dir is not None else new_run_id(job.name)
+    requests: list[Request] = []
+    refused: list[PlanRefusedError] = []
+    for one in (cluster, *(cluster.with_gpu(gpu) for gpu in _other_gpus(job, cluster))):
+        try:
+            plan = planned(job, job_file, one, root)
+        except PlanRefusedError as error:
+            refused.append(error)
+            continue
+        requests.append(
+            Request(
+                job=job,
+                job_file=job_file,
+                cluster=one,
+                plan=plan,
+                run_id=run_id,
+                runs_root=root,
+                project_dir=Path.cwd(),
+            )
+        )
+    if not requests:
+        raise refused[0]
+    return prepare(replace(requests[0], others=tuple(requests[1:])))
+
+
+def _other_gpus(job: Job, cluster: Cluster) -> tuple[str, ...]:
+    """What may be rented instead of the card that the profile is written for."""
+    if cluster.runpod is None or job.resources.gpus_per_node == 0:
+        return ()
+    return tuple(cluster.runpod.other_gpus)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of what is rented. USD per hour, USD, hours; None: what the profile says."""
+
+    max_price: float | None = None
+    budget: float | None = None
+    max_hours: float | None = None
+
+
+def within(limits: Limits, cluster: Cluster) -> Cluster:
+    """Raises SchedulerError where nothing is rented."""
+    given = {name: value for name, value in asdict(limits).items() if value is not None}
+    if not given:
+        return cluster
+    if cluster.runpod is None:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise SchedulerError(f"{options}: nothing is rented on {cluster.name}; give a runpod profile")
+    for name, value in given.items():
+        if not (isfinite(value) and value > 0):
+            raise SchedulerError(f"--{name.replace('_', '-')}: {value:g} is not above 0")
+    return cluster.model_copy(update={"runpod": cluster.runpod.model_copy(update=given)})
 
 
 def prepare(request: Request) -> tuple[Scheduler, Prepared]:

@@ -68,6 +68,8 @@ def cancel(run: RunName = None, json: AsJson = False) -> None:
         print_json({"run_id": found.id, "cancelled": True})
     elif handle.startswith(PREFIX) and not started:
         print(f"{found.id}: taken out of the queue")
+    elif found.read_state().get("state") == "cancelled":
+        print(f"{found.id}: its pod was ended before the run began")
     elif again:
         print(f"{found.id}: its ranks are being ended; `launcher status {found.id}` shows when they have")
     else:

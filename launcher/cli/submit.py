@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
+
+if TYPE_CHECKING:
+    from launcher.spec.cluster import Cluster
 
 from launcher.cli.options import ClusterName, JobFile, Sets
 
@@ -12,6 +15,18 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="show every file and com
 
 NoDowngrade = Annotated[
     bool, typer.Option("--no-downgrade", help="fail when memory runs out: no probe, no smaller recipe")
+]
+MaxPrice = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(metavar="USD", help="per hour of all that is rented; what costs more is not, or ended"),
+]
+Budget = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(metavar="USD", help="for all that is rented for the run; limits its hours"),
+]
+MaxHours = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(metavar="HOURS", help="after which what is rented ends, whatever the training does"),
 ]
 FORBIDDEN = ("retries.lower=0", "train.probe=never")
 "What --no-downgrade overrides in the job."
@@ -34,10 +49,13 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="stream the logs until the run ends")
     ] = False,
+    max_price: MaxPrice = None,
+    budget: Budget = None,
+    max_hours: MaxHours = None,
 ) -> None:
     """Plan a job, show the plan, start it detached."""
     from launcher.cli.output import console
-    from launcher.cli.prepare import prepared
+    from launcher.cli.prepare import Limits, prepared
     from launcher.report.terminal import show_plan, show_prepared
     from launcher.runs.find import find_run
 
@@ -50,7 +68,7 @@ def submit(
             fail("give --sweep or --follow, not both: `launcher logs RUN -f` follows one run of a sweep")
         submit_sweep(job, cluster, sets, sweep, dry_run)
         return
-    scheduler, ready = prepared(job, cluster, sets)
+    scheduler, ready = prepared(job, cluster, sets, limits=Limits(max_price, budget, max_hours))
     if dry_run:
         show_prepared(console(), ready)
         return
@@ -64,7 +82,7 @@ def submit(
 
         raise SystemExit(
             follow_run(
-                scheduler, handle, find_run(request.run_id if request.cluster.login else ready.run_dir)
+                scheduler, handle, find_run(request.run_id if _elsewhere(request.cluster) else ready.run_dir)
             )
         )
     print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
@@ -75,6 +93,17 @@ def run(
     cluster: ClusterName = "local",
     set_: Sets = None,
     no_downgrade: NoDowngrade = False,
+    max_price: MaxPrice = None,
+    budget: Budget = None,
+    max_hours: MaxHours = None,
 ) -> None:
     """Submit and follow; the exit code is the run's verdict."""
-    submit(job, cluster, set_, dry_run=False, no_downgrade=no_downgrade, follow=True)
+    submit(
+        job, cluster, set_, dry_run=False, no_downgrade=no_downgrade, follow=True,
+        max_price=max_price, budget=budget, max_hours=max_hours,
+    )  # fmt: skip
+
+
+def _elsewhere(cluster: Cluster) -> bool:
+    """Only a copy of the run directory is here."""
+    return cluster.login is not None or cluster.runpod is not None

@@ -38,6 +38,8 @@ def no_higher(plan: Plan, events: Sequence[Mapping[str, Any]], sets: Sequence[st
     if plan.ladder_speed:
         now, *below = plan.ladder_speed[start - 1 :]
         lower["ladder_speed"] = tuple(speed / now for speed in below)
+        if plan.samples_per_second is not None:
+            lower["samples_per_second"] = plan.samples_per_second * now
     return plan.model_copy(update=lower)
 
 

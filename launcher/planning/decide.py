@@ -143,7 +143,13 @@ class Decider:
         if misfit := self.room.misfit(chosen.estimate):
             raise PlanRefusedError([Problem("job", "recipe", misfit)])
         model = self.evaluate.traces.model(chosen.recipe)
-        plan = plan.model_copy(update={"estimate": chosen.estimate, "parameters": model.numel})
+        plan = plan.model_copy(
+            update={
+                "estimate": chosen.estimate,
+                "parameters": model.numel,
+                "samples_per_second": chosen.speed or None,
+            }
+        )
         return Decision(
             plan=plan,
             trained=sum(p.numel for p in model.trained),

@@ -58,6 +58,8 @@ class Plan(Value):
     parameters: int | None = None
     "Of the model, each of tied ones once."
     usd_per_hour: float | None = None
+    samples_per_second: float | None = None
+    "Predicted, where the model and the hardware are known."
 
 
 class PlanRefusedError(SpecError):

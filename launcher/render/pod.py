@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import posixpath
+import re
 from dataclasses import dataclass
 
 from launcher import __version__
@@ -17,6 +18,10 @@ MAX_VARIABLES = 50
 "RunPod's limit per pod."
 # Linux carries at most 128 KiB in one argument (MAX_ARG_STRLEN), and `args` becomes one argument of bash.
 MAX_ARGS = 120_000
+
+
+class TooLongError(RenderError):
+    """What the pod is started with does not fit into its arguments."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,16 @@ class OnPodValues:
     python: str
     nodes: int
     max_seconds: int
-    cluster_name: str
+    handle_prefix: str
+    "The id of the pod or cluster follows."
     setup: tuple[quote.Written, ...]
     files: tuple[Carried, ...]
     code: str | None
     "The folder that must be there before the run starts; None when the job brings no code of its own."
+    archive: str | None
+    "What is unpacked into it; None where it is there already."
+    packed: quote.Written | None
+    "The archive itself, in base64, where it is small; else it is on the volume."
 
 
 @dataclass(frozen=True)
@@ -56,8 +66,10 @@ class RequestValues:
     name: str
     image: str
     cloud: str
-    gpu_id: str
+    gpu_id: str | None
     gpu_count: int
+    cpu_id: str | None
+    vcpu: int | None
     cuda_versions: tuple[str, ...]
     nodes: int
     disk_gb: int
@@ -75,27 +87,33 @@ def pod_run_dir(cluster: Cluster, run_id: str) -> str:
     return posixpath.join(cluster.paths.runs or posixpath.join(_section(cluster).volume_path, "runs"), run_id)
 
 
-def pod_workdir(cluster: Cluster, job: Job, run_dir: str, local: str) -> str:
-    """Where the job's code lies on the pod; nothing copies it there, the user does.
-
-    An absolute `workdir:` as it is, else the folder below `volume_path` with the name of `local`, the local
-    working directory. A task of launcher's own package needs no code: its run directory.
-    """
-    if job.task is not None and job.task.startswith("launcher."):
-        return run_dir
-    if posixpath.isabs(job.workdir):
-        return job.workdir
-    return posixpath.join(_section(cluster).volume_path, posixpath.basename(local))
+def code_folder(cluster: Cluster) -> str:
+    """On the volume: a folder for each snapshot of a job's code, and beside it the archive."""
+    return posixpath.join(_section(cluster).volume_path, ".launcher", "code")
 
 
-def code_note(target: Target) -> str | None:
-    """What the user must do so that the job's code is on the pod."""
-    runpod = _section(target.cluster)
-    if target.workdir == target.run_dir:
-        return None
-    if runpod.volume_id is not None and target.workdir.startswith(runpod.volume_path.rstrip("/") + "/"):
-        return f"put the job's code on the network volume: the pod looks for it in {target.workdir}"
-    return f"the job's code must be in the image: the pod looks for it in {target.workdir}"
+def brings_code(job: Job) -> bool:
+    """A task of launcher's own package needs none; an absolute `workdir:` is one of the pod's own."""
+    own = job.task is not None and job.task.startswith("launcher.")
+    return not own and not posixpath.isabs(job.workdir)
+
+
+def pod_workdir(cluster: Cluster, job: Job, run_dir: str, digest: str | None) -> str:
+    """Where the job's processes start on the pod."""
+    if digest is not None:
+        return posixpath.join(code_folder(cluster), digest)
+    return job.workdir if posixpath.isabs(job.workdir) else run_dir
+
+
+def pod_name(run_id: str, submission: int) -> str:
+    """Unique: by it a pod is found again whose creation was not answered."""
+    return f"launcher-{run_id}-{submission}"
+
+
+def max_seconds(cluster: Cluster, job: Job) -> int:
+    """Of one pod."""
+    hours = int(_section(cluster).max_hours * 3600)
+    return hours if job.resources.time is None else min(hours, job.resources.time)
 
 
 def added_at_creation(target: Target) -> tuple[Secret, ...]:
@@ -115,6 +133,8 @@ def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
         if posixpath.isabs(normal) or normal.startswith("..") or normal != file.path:
             raise RenderError(f"carried file {file.path!r} is not a plain path below the run directory")
     files.append(Carried("scripts/start.sh", _base64(start_sh), "755", replace=True))
+    code = target.workdir if target.workdir != target.run_dir else None
+    packed = target.code.inline if target.code is not None else None
     return OnPodValues(
         version=__version__,
         job_name=target.job.name,
@@ -122,11 +142,13 @@ def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
         run_dir=target.run_dir,
         python=target.python,
         nodes=target.nodes,
-        max_seconds=_section(target.cluster).max_hours * 3600,
-        cluster_name=target.cluster.name,
+        max_seconds=max_seconds(target.cluster, target.job),
+        handle_prefix=f"runpod:{target.cluster.name}:" + ("cluster/" if target.nodes > 1 else ""),
         setup=setup_lines(target.cluster),
         files=tuple(files),
-        code=target.workdir if target.workdir != target.run_dir else None,
+        code=code,
+        archive=f"{code}.tar.gz" if target.code is not None else None,
+        packed=quote.Written(base64.b64encode(packed).decode()) if packed is not None else None,
     )
 
 
@@ -135,26 +157,37 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
     runpod = _section(target.cluster)
     if target.image is None:
         raise RenderError("RunPod needs an image: `image:` in the job or `container.image` in the cluster")
-    env = {"LAUNCHER_RUN_ID": target.run_id}
+    gpus = target.gpus_per_node
+    env = {
+        "LAUNCHER_RUN_ID": target.run_id,
+        "LAUNCHER_SUBMISSION": "1",
+        "LAUNCHER_MAX_SECONDS": str(max_seconds(target.cluster, target.job)),
+    }
     for secret in target.job.secrets:
         if secret.runpod is not None:
             quote.name(secret.runpod)
             env[secret.name] = f"{{{{ RUNPOD_SECRET_{secret.runpod} }}}}"
     count = len(env) + len(added_at_creation(target))
     if count > MAX_VARIABLES:
-        raise RenderError(f"{count} variables (secrets and one of launcher's); a pod takes {MAX_VARIABLES}")
+        raise RenderError(f"{count} variables (secrets and three of launcher's); a pod takes {MAX_VARIABLES}")
     if target.nodes > 1 and runpod.registry_id is not None:
         raise RenderError("runpod.registry_id: several nodes cannot use a private registry (RunPod's API)")
     if target.nodes > 1 and runpod.volume_id is None:
         raise RenderError("several nodes need runpod.volume_id: they meet in the run directory on it")
-    if target.gpus_per_node < 1:
-        raise RenderError("RunPod: resources.gpus_per_node must be 1 or more")
+    if not gpus and runpod.cpu_id is None:
+        raise RenderError("resources.gpus_per_node is 0: name a runpod.cpu_id and runpod.vcpu in the profile")
+    if gpus and runpod.gpu_id is None:
+        raise RenderError("the profile has no runpod.gpu_id: resources.gpus_per_node must be 0")
+    if not gpus and target.nodes > 1:
+        raise RenderError("RunPod's clusters are of GPU pods: a job of several nodes needs GPUs")
     return RequestValues(
-        name=target.job.name,
+        name=pod_name(target.run_id, 1),
         image=quote.image(target.image),
-        cloud=runpod.cloud,
-        gpu_id=runpod.gpu_id,
-        gpu_count=target.gpus_per_node,
+        cloud=runpod.clouds[0],
+        gpu_id=runpod.gpu_id if gpus else None,
+        gpu_count=gpus,
+        cpu_id=runpod.cpu_id,
+        vcpu=runpod.vcpu,
         cuda_versions=runpod.cuda_versions,
         nodes=target.nodes,
         disk_gb=runpod.disk_gb,
@@ -164,20 +197,20 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
         registry_id=runpod.registry_id,
         ports=runpod.ports,
         env=env,
-        args=_args(on_pod_sh),
+        args=_args(on_pod_sh, target.run_id),
     )
 
 
-def _args(script: str) -> str:
+def _args(script: str, run_id: str) -> str:
     """One string for the image's command line.
 
     How RunPod splits it is not documented, so it holds base64, blanks and one fixed pair of quotes. The
     script goes through a file: were it bash's standard input, the processes it starts could read from it.
     """
-    path = "/tmp/launcher-on-pod.sh"
+    path = f"/tmp/launcher-{re.sub('[^A-Za-z0-9_.-]', '-', run_id)}.sh"
     args = f"bash -c 'echo {_base64(script)} | base64 -d > {path} && exec bash {path}'"
     if len(args) > MAX_ARGS:
-        raise RenderError(f"the start script takes {len(args)} characters of base64; at most {MAX_ARGS} fit")
+        raise TooLongError(f"the start script takes {len(args)} characters of base64; at most {MAX_ARGS} fit")
     return args
 
 

@@ -14,7 +14,6 @@ from launcher.render import quote, shipped
 from launcher.render.environment import RenderError, render_template
 from launcher.render.pod import (
     added_at_creation,
-    code_note,
     on_pod_values,
     pod_run_dir,
     pod_workdir,
@@ -155,14 +154,13 @@ def notes(target: Target) -> tuple[str, ...]:
             found.append(
                 "runpod.volume_id is not set: the run directory lies on the pod's disk and is lost with it"
             )
-        code = code_note(target)
-        if code is not None:
-            found.append(code)
+        if target.code is None and target.workdir != target.run_dir:
+            found.append(f"workdir is absolute: the job's code must be on the pod, in {target.workdir}")
         found += [
             f"secret {secret.name} is added to the request when it is sent; it is in no file"
             for secret in added_at_creation(target)
         ]
-        found.append(f"the pod ends itself after {runpod.max_hours} h at the latest")
+        found.append(f"the pod ends itself after {runpod.max_hours:g} h at the latest")
     own = shipped.project_templates(target.project_dir) if target.project_dir is not None else None
     if own is not None:
         names = [name for name in shipped.template_names() if (own / name).is_file()]

@@ -29,6 +29,15 @@ _BASH_OWN = re.compile(
 
 
 @dataclass(frozen=True)
+class PodCode:
+    """A snapshot of the job's code, for a pod."""
+
+    digest: str
+    inline: bytes | None
+    "The archive (tar.gz) where it travels in the start script; None: it is on the volume."
+
+
+@dataclass(frozen=True)
 class Target:
     """One run, complete enough to write its scripts. Paths are text, valid where the processes run."""
 
@@ -49,6 +58,8 @@ class Target:
     "`templates/` in it win over the shipped ones."
     carried: Mapping[str, str] = field(default_factory=dict)
     "RunPod: what the run directory holds at start, path below it -> text (run.json ...)."
+    code: PodCode | None = None
+    "RunPod: what is unpacked into `workdir`."
 
     def __post_init__(self) -> None:
         for what in ("run_dir", "workdir"):

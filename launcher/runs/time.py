@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import time as _time
 
 STAMP_LENGTH = 27
@@ -15,3 +16,12 @@ def stamp(seconds: float) -> str:
 
 def now() -> str:
     return stamp(_time.time())
+
+
+def seconds_of(text: str) -> float | None:
+    """The inverse of `stamp`; None for what is none."""
+    try:
+        whole = calendar.timegm(_time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
+        return whole + float(f"0.{text[20:].rstrip('Z') or '0'}")
+    except ValueError:
+        return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from launcher.planning.plan import Plan
     from launcher.render.render import RenderedFile
@@ -44,6 +44,8 @@ class Request:
     run_id: str
     runs_root: Path
     project_dir: Path
+    others: tuple[Request, ...] = ()
+    "RunPod: the same run as it is planned for other GPU types that may be rented instead."
 
     @property
     def workdir(self) -> Path:
@@ -109,6 +111,15 @@ class Status:
 
 class SchedulerError(Exception):
     """A scheduler cannot do what is asked; the message says what to do instead."""
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A scheduler that tells its own log of a run while it is written."""
+
+    def stream(self, handle: str) -> Iterator[bytes]:
+        """Lines, until the run ends. Raises SchedulerError."""
+        ...
 
 
 class Scheduler(Protocol):

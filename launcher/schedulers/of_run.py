@@ -22,6 +22,13 @@ def scheduler_of(run: RunDir) -> tuple[Scheduler, str]:
         slurm = slurm_at(*site(cluster))
         slurm.known.append(run)
         return slurm, str(handle_of(run))
+    if cluster.get("scheduler") == "runpod" and _was_sent(run):
+        from launcher.schedulers.registry import runpod
+        from launcher.schedulers.runpod.place import handle_of as pod_of
+
+        scheduler = runpod()
+        scheduler.known.append(run)
+        return scheduler, str(pod_of(run))
     return local.LocalScheduler(), local.handle_of(run)
 
 
@@ -39,6 +46,11 @@ def statuses(runs: Iterable[RunDir]) -> list[Status]:
         cluster: dict[str, Any] = run.read_about().get("cluster", {})
         if cluster.get("scheduler") == "slurm" and _was_sent(run):
             by_cluster.setdefault(site(cluster), []).append(run)
+            continue
+        if cluster.get("scheduler") == "runpod" and _was_sent(run):
+            from launcher.schedulers.registry import runpod
+
+            found[run] = runpod().statuses([run])[0]
             continue
         with contextlib.suppress(RunNotFoundError):
             found[run] = local.LocalScheduler().status(local.handle_of(run))
@@ -62,6 +74,9 @@ def remove(runs: Iterable[RunDir]) -> None:
 
 def site(cluster: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Where its commands run, and where its runs are if that is not here."""
+    if cluster.get("scheduler") == "runpod":  # one volume is one place
+        section = cluster.get("runpod") or {}
+        return f"runpod {section.get('volume_id')}", cluster.get("paths", {}).get("runs")
     login = cluster.get("login")
     return login, cluster.get("paths", {}).get("runs") if login is not None else None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.schedulers.base import Scheduler
 
 if TYPE_CHECKING:
+    from launcher.schedulers.runpod.scheduler import RunPodScheduler
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
     from launcher.spec.cluster import Cluster
 
@@ -16,9 +17,7 @@ def of_cluster(cluster: Cluster) -> Scheduler:
     if cluster.scheduler == "slurm":
         return slurm_at(cluster.login, cluster.paths.runs)
     if cluster.scheduler == "runpod":
-        from launcher.schedulers.render_only import RunPodScheduler
-
-        return RunPodScheduler()
+        return runpod()
     from launcher.schedulers.local import LocalScheduler
 
     return LocalScheduler()
@@ -35,3 +34,11 @@ def slurm_at(login: str | None, runs: str | None) -> SlurmScheduler:
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
 
     return SlurmScheduler()
+
+
+@functools.cache
+def runpod() -> RunPodScheduler:
+    """One: what it prepares, it also sends."""
+    from launcher.schedulers.runpod.scheduler import RunPodScheduler
+
+    return RunPodScheduler()

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import platformdirs
 
 from launcher.runs.files import replace_json, replace_text
 from launcher.runs.find import latest_checkpoint
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_step
 from launcher.schedulers.base import Prepared, SchedulerError, Status
+
+
+def copies(place: str, runs: str) -> Path:
+    """Where the copies of run directories are kept that lie in the folder `runs` of another `place`."""
+    where = hashlib.sha256(f"{place}:{runs}".encode()).hexdigest()[:8]
+    return Path(platformdirs.user_state_dir("launcher")) / "mirrors" / f"{place}-{where}"
 
 
 def write_run(prepared: Prepared) -> RunDir:
@@ -45,6 +54,12 @@ def write_plan(run: RunDir, prepared: Prepared) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return final
+
+
+def rewrite_run(run: RunDir, prepared: Prepared) -> None:
+    """Before anything has begun: as it was planned for another kind of node. Raises OSError."""
+    shutil.rmtree(run.scripts)
+    _write_plan(run.path, prepared)
 
 
 def _write_plan(folder: Path, prepared: Prepared) -> None:

@@ -10,6 +10,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     model_validator,
 )
@@ -89,10 +90,17 @@ class Slurm(Value):
 
 
 class RunPod(Value):
-    """What the create request needs; one GPU type per request."""
+    """What may be rented, and for how much."""
 
-    gpu_id: str
-    cloud: Literal["SECURE", "COMMUNITY"] = "SECURE"
+    gpu_id: str | None = None
+    "As RunPod's catalogue names the card of `node.gpu`."
+    other_gpus: dict[str, Bytes] = {}
+    "Further GPU types that may be rented, with the memory of one card: the job is planned for each."
+    cpu_id: str | None = None
+    "Flavor of the pods of jobs without a GPU, e.g. cpu5c."
+    vcpu: int | None = Field(None, ge=2)
+    "vCPUs of such a pod: a power of two."
+    clouds: tuple[Literal["SECURE", "COMMUNITY"], ...] = Field(("SECURE",), min_length=1)
     data_centers: tuple[str, ...] = ()
     disk_gb: PositiveInt = 50
     volume_id: str | None = None
@@ -101,8 +109,28 @@ class RunPod(Value):
     registry_id: str | None = None
     cuda_versions: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
-    max_hours: PositiveInt = 24
-    "The start script ends the pod after this long, whatever the training does."
+    max_hours: PositiveFloat = 24
+    "Of one pod: it ends after this long, whatever the training does."
+    max_price: PositiveFloat | None = None
+    "USD per hour of all pods of a run together; what costs more is not rented, or ended at once."
+    budget: PositiveFloat | None = None
+    "USD for all pods that a run ever has: what is left of it limits the hours."
+    bid_per_gpu: PositiveFloat | None = None
+    "USD per hour: rents an interruptible (spot) pod. RunPod takes it away when somebody pays more."
+    server_limit: bool = False
+    "RunPod itself ends the pod after `max_hours`, too; an interruptible one it always ends."
+
+    @model_validator(mode="after")
+    def _something_to_rent(self) -> RunPod:
+        if self.gpu_id is None and self.cpu_id is None:
+            raise ValueError("give gpu_id (with node.gpu), or cpu_id and vcpu")
+        if (self.cpu_id is None) != (self.vcpu is None):
+            raise ValueError("cpu_id and vcpu belong together")
+        if self.vcpu is not None and self.vcpu & (self.vcpu - 1):
+            raise ValueError(f"vcpu: {self.vcpu} is no power of two")
+        if self.gpu_id is None and (self.other_gpus or self.bid_per_gpu):
+            raise ValueError("other_gpus and bid_per_gpu need gpu_id")
+        return self
 
 
 class Paths(Value):
@@ -135,9 +163,11 @@ class Cluster(Value):
     @model_validator(mode="after")
     def _section_of_scheduler(self) -> Cluster:
         if self.scheduler == "runpod" and self.runpod is None:
-            raise ValueError("scheduler: runpod needs a `runpod:` section with at least gpu_id")
-        if self.scheduler == "runpod" and self.node.gpu is None:
-            raise ValueError("scheduler: runpod needs `node.gpu` (type, count, memory)")
+            raise ValueError("scheduler: runpod needs a `runpod:` section with at least gpu_id or cpu_id")
+        if self.runpod is not None and self.runpod.gpu_id is not None and self.node.gpu is None:
+            raise ValueError("runpod.gpu_id needs `node.gpu` (type, count, memory)")
+        if self.runpod is not None and self.runpod.gpu_id is None and self.gpus_per_node:
+            raise ValueError("node.gpu needs runpod.gpu_id")
         if self.login is not None and self.scheduler != "slurm":
             raise ValueError(f"`login:` is given but scheduler is {self.scheduler}")
         for section in ("slurm", "runpod"):
@@ -148,3 +178,16 @@ class Cluster(Value):
     @property
     def gpus_per_node(self) -> int:
         return self.node.gpu.count if self.node.gpu is not None else 0
+
+    def with_gpu(self, gpu_id: str) -> Cluster:
+        """RunPod: the same profile with another of its GPU types as the one that is planned for."""
+        if self.runpod is None or self.node.gpu is None or gpu_id == self.runpod.gpu_id:
+            return self
+        gpu = self.node.gpu.model_copy(update={"type": gpu_id, "memory": self.runpod.other_gpus[gpu_id]})
+        return self.model_copy(
+            update={
+                "node": self.node.model_copy(update={"gpu": gpu}),
+                "runpod": self.runpod.model_copy(update={"gpu_id": gpu_id}),
+                "usd_per_gpu_hour": None,
+            }
+        )

@@ -18,6 +18,8 @@ from launcher.spec.job import Job
 from launcher.spec.load import load_cluster
 
 GOLDEN = Path(__file__).parent.parent / "golden"
+CODE = Path(__file__).parent / "code"
+"What a pod gets as the job's code."
 
 TASK = Job.model_validate(
     {
@@ -66,7 +68,9 @@ def target(cluster: Cluster, kind: str) -> Target:
     job = JOBS[kind].model_copy(update={"resources": resources})
     request = Request(
         job=job,
-        job_file=Path("/shared/code of user/job.yaml"),
+        job_file=CODE / "job.yaml"
+        if cluster.scheduler == "runpod"
+        else Path("/shared/code of user/job.yaml"),
         cluster=cluster,
         plan=make_plan(job, cluster),
         run_id=f"{kind}-20261121-085401",

@@ -97,7 +97,7 @@ def test_no_script_shows_its_commands_or_falls_back_to_localhost() -> None:
         assert ":=localhost" not in text and ":-localhost" not in text, path
 
 
-def test_notes_tell_where_the_code_goes_and_local_ones_nothing() -> None:
+def test_notes_tell_what_is_left_to_do_and_local_ones_nothing() -> None:
     told = notes(target(clusters()["runpod-a6000"], "command"))
-    assert "put the job's code on the network volume: the pod looks for it in /workspace/code of user" in told
+    assert "runpod.volume_id is still CHANGE-ME: put the id of your network volume there" in told
     assert notes(target(clusters()["local"], "task")) == ()

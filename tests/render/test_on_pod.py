@@ -18,8 +18,11 @@ import pytest
 
 from launcher.planning.plan import make_plan
 from launcher.render.render import RenderError, Target, added_at_creation, notes, render_run
-from launcher.schedulers.base import Request, SchedulerError
-from launcher.schedulers.render_only import RunPodScheduler
+from launcher.render.values import PodCode
+from launcher.schedulers.base import Request
+from launcher.schedulers.over_ssh import snapshot
+from launcher.schedulers.runpod.code import pack
+from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from tests.render import stubs
@@ -74,7 +77,8 @@ class Pod:
         self.apis: list[Api] = []
         # Pauses pass quickly; the script is the same.
         (self.stub.bin / "sleep").write_text(
-            '#!/bin/bash\necho "$1" >>"$STUB_OUT.sleeps"\nexec /bin/sleep 0.05\n'
+            '#!/bin/bash\necho "$1" >>"$STUB_OUT.sleeps"\n'
+            'if (($1 > 1000)); then exec /bin/sleep "$1"; fi\nexec /bin/sleep 0.05\n'
         )
         (self.stub.bin / "sleep").chmod(0o755)
 
@@ -135,7 +139,22 @@ def test_it_unpacks_supervises_ends_the_pod_and_never_returns(pod: Pod, client: 
     if client == "curl" and shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     if client == "python":
-        for name in ("bash", "env", "base64", "chmod", "mkdir", "mv", "tee", "timeout", "tr"):
+        for name in (
+            "bash",
+            "base64",
+            "cat",
+            "chmod",
+            "date",
+            "env",
+            "grep",
+            "mkdir",
+            "mv",
+            "rm",
+            "sed",
+            "tail",
+        ):
+            (pod.stub.bin / name).symlink_to(shutil.which(name) or name)
+        for name in ("tee", "timeout", "tr"):
             (pod.stub.bin / name).symlink_to(shutil.which(name) or name)
     api = Api(("DELETE", 500, "oops"), ("DELETE", 429, ""), ("DELETE", 204, ""))
     path = {"PATH": str(pod.stub.bin)} if client == "python" else {}
@@ -146,7 +165,8 @@ def test_it_unpacks_supervises_ends_the_pod_and_never_returns(pod: Pod, client: 
     assert "RunPod answered '500'" in log and "key-1" not in log
     assert (pod.run_dir / "run.json").read_text() == NASTY
     assert os.access(pod.run_dir / "scripts" / "start.sh", os.X_OK)
-    assert pod.stub.python_argv() == [b"-m", b"launcher.supervise", str(pod.run_dir).encode()]
+    argv = [b"-m", b"launcher.supervise", str(pod.run_dir).encode()]
+    assert pod.stub.python_argv() == [*argv, b"--stop-file", str(pod.run_dir / "pod-pod1.stop").encode()]
     assert not list(pod.folder.rglob("PWNED"))
     time.sleep(0.3)
     assert pod.process is not None and pod.process.poll() is None
@@ -181,21 +201,18 @@ def test_a_job_without_code_of_its_own_starts_in_the_run_directory(pod: Pod) -> 
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected", "note"),
+    ("fields", "expected"),
     [
-        ({}, "/workspace/my code", "put the job's code on the network volume: the pod looks for it in"),
-        ({"workdir": "src"}, "/workspace/src", "on the network volume"),
-        ({"workdir": "/workspace/a/b"}, "/workspace/a/b", "on the network volume"),
-        ({"workdir": "/opt/code"}, "/opt/code", "must be in the image"),
-        ({"command": None, "steps": 1, "task": "my.gpt:GPT"}, "/workspace/my code", "network volume"),
-        (
-            {"command": None, "steps": 1, "task": "launcher.tasks.gpt:PydocGPT"},
-            "/workspace/runs/r1",
-            "",
-        ),
+        ({}, "/workspace/.launcher/code/"),
+        ({"workdir": "src"}, "/workspace/.launcher/code/"),
+        ({"workdir": "/opt/code"}, "/opt/code"),
+        ({"command": None, "steps": 1, "task": "my.gpt:GPT"}, "/workspace/.launcher/code/"),
+        ({"command": None, "steps": 1, "task": "launcher.tasks.gpt:PydocGPT"}, "/workspace/runs/r1"),
     ],
 )
-def test_the_code_lies_where_a_user_can_put_it(fields: dict[str, object], expected: str, note: str) -> None:
+def test_the_jobs_code_goes_to_the_pod(tmp_path: Path, fields: dict[str, object], expected: str) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("1")
     fields = {
         "name": "j",
         "batch": {"global": 8},
@@ -206,7 +223,7 @@ def test_the_code_lies_where_a_user_can_put_it(fields: dict[str, object], expect
     job, cluster = Job.model_validate(fields), Cluster.model_validate(CLUSTER)
     request = Request(
         job=job,
-        job_file=Path("/home/u/my code/job.yaml"),
+        job_file=tmp_path / "job.yaml",
         cluster=cluster,
         plan=make_plan(job, cluster),
         run_id="r1",
@@ -214,11 +231,65 @@ def test_the_code_lies_where_a_user_can_put_it(fields: dict[str, object], expect
         project_dir=Path("/unused"),
     )
     prepared = RunPodScheduler().prepare(request)
-    assert (prepared.target.workdir, prepared.about["workdir"]) == (expected, expected)
-    told = [text for text in prepared.warnings if "code" in text]
-    assert (len(told) == 1 and note in told[0] and told[0].endswith(expected)) if note else not told
-    with pytest.raises(SchedulerError, match=r"^runpod: rendering works"):
-        RunPodScheduler().submit(prepared)
+    assert prepared.target.workdir.startswith(expected)
+    assert prepared.about["workdir"] == prepared.target.workdir
+    assert (prepared.target.code is not None) == expected.endswith("/code/")
+    own = [text for text in prepared.warnings if "must be on the pod" in text]
+    assert bool(own) == (expected == "/opt/code")
+    # What is too large for the arguments of a command goes to the volume.
+    (tmp_path / "src" / "data").write_bytes(os.urandom(100_000))
+    if expected.endswith("/code/"):
+        large = RunPodScheduler().prepare(request)
+        assert large.archive is not None and large.target.code == PodCode(large.target.workdir[-20:], None)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_the_code_is_unpacked_once_for_all_runs(pod: Pod, inline: bool) -> None:
+    source = pod.folder / "source"
+    source.mkdir()
+    (source / "it's a file").write_text("content")
+    (source / "link").symlink_to("it's a file")
+    taken = snapshot.take(source)
+    packed = pack(taken)
+    assert packed == pack(taken)
+    code = pod.folder / "vol ume" / "code" / "abc"
+    if not inline:
+        code.parent.mkdir(parents=True)
+        (code.parent / "abc.tar.gz").write_bytes(packed)
+    target = replace(pod.target(), workdir=str(code), code=PodCode("abc", packed if inline else None))
+    pod.start(Api(("DELETE", 204, "")), target)
+    assert "exit code 0" in pod.wait_for("the pod is ending")
+    assert (code / "link").read_text() == "content"
+    assert sorted(path.name for path in code.parent.iterdir() if path.name != "abc.tar.gz") == ["abc"]
+
+
+def test_a_second_pod_of_one_submission_ends_itself_and_leaves_the_run_alone(pod: Pod) -> None:
+    pod.run_dir.mkdir(parents=True)
+    (pod.run_dir / "runpod-submission-1").write_text("other\n")
+    pod.start(Api(("DELETE", 204, "")), pod.target())
+    log = pod.wait_for("the pod is ending")
+    assert "other has this run" in log and not pod.stub.out.exists()
+    event = json.loads((pod.run_dir / "events.jsonl").read_text())
+    assert (event["event"], event["pod"], event["handle"]) == ("twin", "pod1", "runpod:pods:other")
+    assert not (pod.run_dir / "state.json").exists() and not (pod.run_dir / "scripts").exists()
+
+
+def test_a_pod_of_an_earlier_submission_ends_itself(pod: Pod) -> None:
+    pod.run_dir.mkdir(parents=True)
+    (pod.run_dir / "runpod-submission-1").write_text("pod1\n")
+    (pod.run_dir / "runpod-submission-2").write_text("newer\n")
+    pod.start(Api(("DELETE", 204, "")), pod.target())
+    assert "newer has this run" in pod.wait_for("the pod is ending")
+    assert not pod.stub.out.exists()
+
+
+def test_where_no_supervisor_came_the_script_says_why_the_run_failed(pod: Pod) -> None:
+    pod.start(Api(("DELETE", 204, "")), pod.target(cluster={"setup": ["false"]}))
+    pod.wait_for("the pod is ending")
+    state = json.loads((pod.run_dir / "state.json").read_text())
+    assert (state["state"], state["failure"]) == ("failed", "unknown")
+    assert state["reason"] == "a setup line of the cluster profile failed with exit code 1 (exit code 78)"
+    assert json.loads((pod.run_dir / "events.jsonl").read_text())["event"] == "finished"
 
 
 def test_what_the_run_went_on_writing_is_kept_when_the_pod_starts_anew(pod: Pod) -> None:
@@ -242,16 +313,26 @@ def test_a_failing_setup_line_still_ends_the_pod(pod: Pod) -> None:
     assert not pod.stub.out.exists()
 
 
-def test_the_limit_of_hours_stops_the_supervisor_and_ends_the_pod(pod: Pod) -> None:
+@pytest.mark.parametrize(
+    ("limit", "signals", "said"),
+    [
+        # `sleep` is short below 1000 s: the run is asked to stop before its end comes.
+        ("600", "told: time-limit", "exit code 0"),
+        ("3600", "SIGTERM", "stopped by runpod.max_hours"),
+    ],
+)
+def test_the_limit_of_hours_asks_the_run_to_stop_and_then_ends_it(
+    pod: Pod, limit: str, signals: str, said: str
+) -> None:
     # A stub of `timeout` with seconds for hours; the real one does the rest.
     real = shutil.which("timeout")
     (pod.stub.bin / "timeout").write_text(
-        f'#!/bin/bash\n[[ $4 == 3600 ]] || exit 99\nexec {real} "$1" "$2" "$3" 1 "${{@:5}}"\n'
+        f'#!/bin/bash\n[[ $4 == {limit} ]] || exit 99\nexec {real} "$1" "$2" "$3" 1 "${{@:5}}"\n'
     )
     (pod.stub.bin / "timeout").chmod(0o755)
-    pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait")
-    assert "stopped by runpod.max_hours" in pod.wait_for("the pod is ending")
-    assert Path(f"{pod.stub.out}.signals").read_text() == "SIGTERM"
+    pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait", LAUNCHER_MAX_SECONDS=limit)
+    assert said in pod.wait_for("the pod is ending")
+    assert Path(f"{pod.stub.out}.signals").read_text() == signals
 
 
 def test_term_to_the_pod_reaches_the_supervisor(pod: Pod) -> None:
@@ -262,26 +343,32 @@ def test_term_to_the_pod_reaches_the_supervisor(pod: Pod) -> None:
     assert pod.process is not None
     pod.process.send_signal(signal.SIGTERM)
     assert "exit code 5" in pod.wait_for("the pod is ending")
-    assert Path(f"{pod.stub.out}.signals").read_text() == "SIGTERM"
+    assert Path(f"{pod.stub.out}.signals").read_text() == "SIGTERM told: preempted"
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_the_pods_of_a_cluster_end_with_the_cluster(pod: Pod, rank: str) -> None:
     body = json.dumps({"id": "pod1", "cluster": {"rank": 0, "id": "cl-7", "ip": "10.0.0.1"}}, indent=1)
-    api = Api(("DELETE", 409, "{}"), ("GET", 200, body), ("DELETE", 204, ""))
+    api = Api(("GET", 200, body), ("DELETE", 409, "{}"), ("GET", 200, body), ("DELETE", 204, ""))
     pod.start(api, pod.target(nodes=2), NODE_RANK=rank, PRIMARY_ADDR="10.0.0.1")
     pod.wait_for("the pod is ending")
     assert [request[:2] for request in api.requests] == [
-        *[("DELETE", "/pods/pod1"), ("GET", "/pods/pod1"), ("DELETE", "/clusters/cl-7")]
+        *[
+            ("GET", "/pods/pod1"),
+            ("DELETE", "/pods/pod1"),
+            ("GET", "/pods/pod1"),
+            ("DELETE", "/clusters/cl-7"),
+        ]
     ]
     argv = b" ".join(pod.stub.python_argv()).decode()
-    assert argv.endswith(f"--nodes 2 --node-rank {rank} --rendezvous 10.0.0.1 --port-base 61000")
+    assert f"--nodes 2 --node-rank {rank} --rendezvous 10.0.0.1 --port-base 61000 --stop-file" in argv
     sleeps = Path(f"{pod.stub.out}.sleeps").read_text().split()
-    assert sleeps[0] == {"0": "30", "1": "600"}[rank], "the first node gives the others time to finish"
+    assert {"0": "30", "1": "600"}[rank] in sleeps, "the first node gives the others time to finish"
+    assert (pod.run_dir / "runpod-submission-1").read_text() == "cl-7\n"
 
 
 def test_a_cluster_without_its_addresses_is_refused_and_ended(pod: Pod) -> None:
-    pod.start(Api(("DELETE", 204, "")), pod.target(nodes=2))
+    pod.start(Api(("GET", 404, ""), ("DELETE", 204, "")), pod.target(nodes=2))
     assert "RunPod gave no PRIMARY_ADDR" in pod.wait_for("the pod is ending")
     assert not pod.stub.out.exists()
 
@@ -296,7 +383,12 @@ def request(target: Target) -> dict[str, object]:
 def test_secrets_enter_the_request_by_reference_only(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf-value")
     target = pod.target(secrets=["HF_TOKEN", {"name": "WANDB", "runpod": "wandb_key"}])
-    assert request(target)["env"] == {"LAUNCHER_RUN_ID": "r1", "WANDB": "{{ RUNPOD_SECRET_wandb_key }}"}
+    assert request(target)["env"] == {
+        "LAUNCHER_RUN_ID": "r1",
+        "LAUNCHER_SUBMISSION": "1",
+        "LAUNCHER_MAX_SECONDS": "3600",
+        "WANDB": "{{ RUNPOD_SECRET_wandb_key }}",
+    }
     assert [secret.name for secret in added_at_creation(target)] == ["HF_TOKEN"]
     assert any("HF_TOKEN is added to the request when it is sent" in note for note in notes(target))
     assert not any("hf-value" in file.text for file in render_run(target))
@@ -304,7 +396,7 @@ def test_secrets_enter_the_request_by_reference_only(pod: Pod, monkeypatch: pyte
 
 def test_what_runpod_cannot_do_is_refused(pod: Pod) -> None:
     many = [f"S{number}" for number in range(50)]
-    with pytest.raises(RenderError, match="51 variables"):
+    with pytest.raises(RenderError, match="53 variables"):
         render_run(pod.target(secrets=many))
     without = {"runpod": {**CLUSTER["runpod"], "volume_id": None}}  # type: ignore[dict-item]
     with pytest.raises(RenderError, match=r"several nodes need runpod\.volume_id"):

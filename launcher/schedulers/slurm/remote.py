@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import platformdirs
 
 from launcher.runs.files import replace_text
 from launcher.runs.find import default_root
@@ -23,7 +19,7 @@ from launcher.schedulers.over_ssh.login import LoginError, ask
 from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
-from launcher.schedulers.rundir import write_run
+from launcher.schedulers.rundir import copies, write_run
 from launcher.schedulers.slurm.jobs import NotSubmittedError, jobs_of, sbatch_command, submission_of, submit
 from launcher.schedulers.slurm.scheduler import Handle, SlurmScheduler, handle_of, lives
 from launcher.schedulers.slurm.sweep import folder_text
@@ -243,12 +239,6 @@ class Submission:
             f"now=$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ) i=0\nfor r in {ids}; do\n"
             f'printf {event} >>{quote(root)}/"$r"/events.jsonl\ni=$((i + 1))\ndone'
         )
-
-
-def copies(login: str, runs: str) -> Path:
-    """Where the copies of the run directories are kept."""
-    where = hashlib.sha256(f"{login}:{runs}".encode()).hexdigest()[:8]
-    return Path(platformdirs.user_state_dir("launcher")) / "mirrors" / f"{login}-{where}"
 
 
 def _secret_checks(secrets: Sequence[Mapping[str, Any]], setup: bool) -> list[str]:

@@ -62,7 +62,7 @@ torchrun=(
   "${rendezvous[@]}"
 )
 
-cd '/workspace/code of user' || die 'the working directory of the job does not exist on this node: ''/workspace/code of user'
+cd '/workspace/.launcher/code/e5f47d2455779745b059' || die 'the working directory of the job does not exist on this node: ''/workspace/.launcher/code/e5f47d2455779745b059'
 
 # Secrets: values come from the supervisor's environment, or from where the job says. They stand in no file here.
 [[ -v HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'

@@ -7,10 +7,40 @@ run_dir='/workspace/runs/task-20261121-085401'
 python='python3'
 node_rank=0
 api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
-done_mark=$run_dir/pod-${RUNPOD_POD_ID:-unknown}.done
+pod=${RUNPOD_POD_ID:-unknown}
+submission=${LAUNCHER_SUBMISSION:-1}
+limit=${LAUNCHER_MAX_SECONDS:-86400}
+done_mark=$run_dir/pod-$pod.done
+# Appears with the reason when the run is to write a checkpoint and stop.
+stop=$run_dir/pod-$pod.stop
 
 say() {
   printf '[launcher] %s\n' "$*" >&2
+}
+
+# A JSON string.
+json() {
+  local text=${1//\\/\\\\}
+  text=${text//\"/\\\"}
+  printf '"%s"' "${text//[[:cntrl:]]/ }"
+}
+# event NAME MEMBERS: a line of events.jsonl, in one write.
+event() {
+  printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$run_dir/events.jsonl"
+}
+# Whether the supervisor has said how the run ended.
+judged() {
+  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$run_dir/state.json" 2>/dev/null
+}
+# judge EXIT_CODE: the verdict where no supervisor came to give one.
+judge() {
+  local class=unknown members reason
+  reason=$(sed -n 's/^\[launcher\] //p' "$run_dir/pod-node-$node_rank.log" 2>/dev/null | tail -n 1)
+  if [[ -s $stop ]]; then class=$(<"$stop"); fi
+  members='"state": "failed", "failure": '"$(json "$class")"', "reason": '"$(json "${reason:-no word} (exit code $1)")"
+  event finished "$members"
+  printf '{ %s, "time": "%s"}\n' "$members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$run_dir/.state.json.$pod" &&
+    mv "$run_dir/.state.json.$pod" "$run_dir/state.json"
 }
 
 # put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
@@ -21,11 +51,21 @@ put() {
   mkdir -p "${file%/*}" && printf '%s' "$3" | base64 -d >"$new" && chmod "$2" "$new" && mv "$new" "$file"
 }
 
+# The job's code, named by its content: several runs share it, and one of them unpacks it.
+unpack() {
+  local new='/workspace/.launcher/code/e5f47d2455779745b059'.$pod.new
+  if [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then return 0; fi
+  rm -rf "$new" && mkdir -p "$new" || return 1
+  printf '%s' H4sIAAAAAAAC/+3NsQrCMBSF4cw+xaWLupQrRt+ntqlGSlKSOPj2pi6CuyL4f8s5nOWU1PkgvrTz3XyKVkdrn1m9p+rBvvqy71T3akTNF9xy6VK9N/9pTj6UTVMuTvo4OImjLP0cp8EFGf3k8lqu8ZSb7coAAAAAAAAAAAAAAAAAAH7GA9V4nWkAKAAA | base64 -d | tar -xzf - -C "$new" || return 1
+  mv -T "$new" '/workspace/.launcher/code/e5f47d2455779745b059' 2>/dev/null || rm -rf "$new"
+  [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]
+}
+
 # Everything that may fail. Runs as a process of its own, under a time limit.
 work() {
   put 'plan.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
   put 'run.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
-  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIHRpbnktZ3B0LCBydW4gdGFzay0yMDI2MTEyMS0wODU0MDEuIFJlbmRlcmVkIGJ5IGxhdW5jaGVyIDAuMS4wLgojIFRoZSBzdXBlcnZpc29yIHJ1bnMgaXQ7IGBiYXNoIHN0YXJ0LnNoYCBieSBoYW5kIHJ1bnMgYXR0ZW1wdCAwIG9mIHRoZSBzYW1lIHJ1bi4KIyBzaGVsbGNoZWNrIGRpc2FibGU9U0MyMDE2ICMgdmFsdWVzIHN0YW5kIGluIHNpbmdsZSBxdW90ZXMsIHdoZXJlIG5vdGhpbmcgaW4gdGhlbSBpcyBleHBhbmRlZApzZXQgLWV1byBwaXBlZmFpbAoKZGllKCkgewogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCA3OAp9CgpweXRob249J3B5dGhvbjMnCgppZiBbWyAteiAke0xBVU5DSEVSX0FUVEVNUFQ6LX0gXV07IHRoZW4KICBlY2hvICdsYXVuY2hlcjogc3RhcnRlZCBieSBoYW5kOiB0aGlzIGlzIGF0dGVtcHQgMCwgYW5kIG5vIHN1cGVydmlzb3IganVkZ2VzIG9yIHJlc3RhcnRzIGl0JyA+JjIKICBleHBvcnQgTEFVTkNIRVJfQVRURU1QVD0wCiAgZXhwb3J0IExBVU5DSEVSX1JVTl9ESVI9Jy93b3Jrc3BhY2UvcnVucy90YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfUlVOX0lEPSd0YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfU1RPUF9GSUxFPSIkTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8wMDAvc3RvcCIKICBleHBvcnQgTEFVTkNIRVJfU0VDUkVUUz0nSEZfVE9LRU4sV0FOREJfQVBJX0tFWScKICBleHBvcnQgTEFVTkNIRVJfTk9ERVM9MQogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFX1JBTks9MApmaQpbWyAtbiAke0xBVU5DSEVSX1JVTl9ESVI6LX0gJiYgLW4gJHtMQVVOQ0hFUl9SVU5fSUQ6LX0gXV0gfHwgZGllICdMQVVOQ0hFUl9BVFRFTVBUIGlzIHNldCwgYnV0IG5vdCBMQVVOQ0hFUl9SVU5fRElSIGFuZCBMQVVOQ0hFUl9SVU5fSUQnCgojIEVudmlyb25tZW50IG9mIHRoZSBjbHVzdGVyLgpleHBvcnQgTkNDTF9ERUJVRz0nV0FSTicKCiMgYHNldHVwOmAgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSwgYXMgaXRzIGF1dGhvciB3cm90ZSBpdC4gQSBiYXRjaCBzY3JpcHQgbWF5IGhhdmUgcnVuIGl0IGJlZm9yZSB0aGUgY29udGFpbmVyLgppZiBbWyAteiAke0xBVU5DSEVSX1NFVFVQX0RPTkU6LX0gXV07IHRoZW4KICB0cmFwICdkaWUgImEgc2V0dXAgbGluZSBvZiB0aGUgY2x1c3RlciBwcm9maWxlIGZhaWxlZCB3aXRoIGV4aXQgY29kZSAkPyInIEVSUgogIHNldCArdQogIHB5dGhvbjMgLWMgJ2ltcG9ydCBsYXVuY2hlcicgMj4vZGV2L251bGwgfHwgcHl0aG9uMyAtbSBwaXAgaW5zdGFsbCAtLXF1aWV0IC93b3Jrc3BhY2Uvd2hlZWxzL2xhdW5jaGVyLSoud2hsCiAgc2V0IC11CiAgdHJhcCAtIEVSUgpmaQoKIyBBIEdQVSB0aGF0IGZlbGwgb2ZmIHRoZSBidXMgaXMgY2hlYXBlciB0byBmaW5kIGhlcmUgdGhhbiBpbiB0aGUgZmlyc3QgY29sbGVjdGl2ZS4KaWYgY29tbWFuZCAtdiBudmlkaWEtc21pID4vZGV2L251bGw7IHRoZW4KICBncHVzPSQobnZpZGlhLXNtaSAtTCAyPi9kZXYvbnVsbCB8IGdyZXAgLWNFICdeKEdQVXwgIE1JRyknIHx8IHRydWUpCiAgKChncHVzID49IDgpKSB8fCBkaWUgInRoaXMgbm9kZSBzaG93cyAkZ3B1cyBHUFVzLCB0aGUgam9iIG5lZWRzICI4CmVsaWYgISBjb21tYW5kIC12IHJvY20tc21pID4vZGV2L251bGwgJiYgISBjb21wZ2VuIC1HICcvZGV2L252aWRpYVswLTldKicgPi9kZXYvbnVsbDsgdGhlbgogICMgVHJhaW5pbmcgd291bGQgZ28gb24gb24gdGhlIENQVSwgc2lsZW50bHkgYW5kIGZvciBldmVyLgogIGRpZSAibm8gR1BVIG9uIHRoaXMgbm9kZTogbmVpdGhlciBudmlkaWEtc21pLCByb2NtLXNtaSBub3IgL2Rldi9udmlkaWEwIGlzIGhlcmU7IEdQVXMgcGVyIG5vZGUgb2YgdGhlIGpvYjogIjgKZmkKCiMgT25lIGhvc3Q6IHBvcnQgMCBsZXRzIHRoZSBrZXJuZWwgY2hvb3NlLCBzbyB0aGF0IHR3byBydW5zIG5ldmVyIG1lZXQuCnJlbmRlenZvdXM9KC0tbm5vZGVzIDEgLS1yZHp2LWVuZHBvaW50IDEyNy4wLjAuMTowIC0tbG9jYWwtYWRkciAxMjcuMC4wLjEpCgojIFdoYXQgZXZlcnkgcmFuayBydW5zLiBsYXVuY2hlcidzIHdvcmtlciBmaWxscyBwbGFjZWhvbGRlcnMgc3VjaCBhcyB7bWljcm9fYmF0Y2hfc2l6ZX0gZm9yIGVhY2ggYXR0ZW1wdC4KYXJndj0oJ3B5dGhvbjMnICctbScgJ2xhdW5jaGVyLnRyYWluJykKd29ya2VyPSgtbSBsYXVuY2hlci5zdXBlcnZpc2Uud29ya2VyIC0tICIke2FyZ3ZbQF19IikKIyB0b3JjaHJ1biB0YWtlcyAkJCBhbmQgJHtsb2NhbF9yYW5rfSBpbiBhcmd1bWVudHMgZm9yIGl0cyBvd246IHdpdGggZXZlcnkgJCBkb3VibGVkIHRoZXkgYXJyaXZlIGFzIHdyaXR0ZW4uCnR3bz0nJCQnCndvcmtlcj0oIiR7d29ya2VyW0BdLy9bJF0vJHR3b30iKQojIEVycm9yIGZpbGVzIG9mIHRvcmNocnVuOiBvbiB0aGUgcnVuIGRpcmVjdG9yeSwgbm90IGluIGEgdGVtcG9yYXJ5IGZvbGRlciB0aGF0IGlzIGxvc3Qgd2l0aCB0aGUgbm9kZS4KbG9nX2Rpcj0kTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8kKHByaW50ZiAnJTAzZCcgIiRMQVVOQ0hFUl9BVFRFTVBUIikvdG9yY2hydW4vbm9kZS0ke0xBVU5DSEVSX05PREVfUkFOSzotMH0KbWtkaXIgLXAgIiRsb2dfZGlyIiB8fCB0cnVlCnRvcmNocnVuPSgKICAtLW5wcm9jLXBlci1ub2RlIDggLS1tYXgtcmVzdGFydHMgMCAtLWxvZy1kaXIgIiRsb2dfZGlyIgogIC0tcmR6di1iYWNrZW5kIGMxMGQgLS1yZHp2LWlkICIkTEFVTkNIRVJfUlVOX0lELSRMQVVOQ0hFUl9BVFRFTVBUIgogICIke3JlbmRlenZvdXNbQF19IgopCgpjZCAnL3dvcmtzcGFjZS9jb2RlIG9mIHVzZXInIHx8IGRpZSAndGhlIHdvcmtpbmcgZGlyZWN0b3J5IG9mIHRoZSBqb2IgZG9lcyBub3QgZXhpc3Qgb24gdGhpcyBub2RlOiAnJy93b3Jrc3BhY2UvY29kZSBvZiB1c2VyJwoKIyBTZWNyZXRzOiB2YWx1ZXMgY29tZSBmcm9tIHRoZSBzdXBlcnZpc29yJ3MgZW52aXJvbm1lbnQsIG9yIGZyb20gd2hlcmUgdGhlIGpvYiBzYXlzLiBUaGV5IHN0YW5kIGluIG5vIGZpbGUgaGVyZS4KW1sgLXYgSEZfVE9LRU4gXV0gfHwgZGllICdzZWNyZXQgJydIRl9UT0tFTicnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBIRl9UT0tFTgpbWyAtdiBXQU5EQl9BUElfS0VZIF1dIHx8IGRpZSAnc2VjcmV0ICcnV0FOREJfQVBJX0tFWScnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBXQU5EQl9BUElfS0VZCgojIEVudmlyb25tZW50IG9mIHRoZSBqb2I6IGxhc3QsIHNvIHRoYXQgaXQgd2lucyBhbmQgbm90aGluZyBoZXJlIHJ1bnMgdW5kZXIgaXQuCmlmIFtbIC16ICR7UFlUT1JDSF9DVURBX0FMTE9DX0NPTkY6LX0ke1BZVE9SQ0hfQUxMT0NfQ09ORjotfSBdXTsgdGhlbgogIGV4cG9ydCBQWVRPUkNIX0NVREFfQUxMT0NfQ09ORj0nZXhwYW5kYWJsZV9zZWdtZW50czpUcnVlJwpmaQoKZXhlYyAiJHB5dGhvbiIgLW0gdG9yY2guZGlzdHJpYnV0ZWQucnVuICIke3RvcmNocnVuW0BdfSIgLS1uby1weXRob24gIiRweXRob24iICIke3dvcmtlcltAXX0iCg== || return 1
+  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIHRpbnktZ3B0LCBydW4gdGFzay0yMDI2MTEyMS0wODU0MDEuIFJlbmRlcmVkIGJ5IGxhdW5jaGVyIDAuMS4wLgojIFRoZSBzdXBlcnZpc29yIHJ1bnMgaXQ7IGBiYXNoIHN0YXJ0LnNoYCBieSBoYW5kIHJ1bnMgYXR0ZW1wdCAwIG9mIHRoZSBzYW1lIHJ1bi4KIyBzaGVsbGNoZWNrIGRpc2FibGU9U0MyMDE2ICMgdmFsdWVzIHN0YW5kIGluIHNpbmdsZSBxdW90ZXMsIHdoZXJlIG5vdGhpbmcgaW4gdGhlbSBpcyBleHBhbmRlZApzZXQgLWV1byBwaXBlZmFpbAoKZGllKCkgewogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCA3OAp9CgpweXRob249J3B5dGhvbjMnCgppZiBbWyAteiAke0xBVU5DSEVSX0FUVEVNUFQ6LX0gXV07IHRoZW4KICBlY2hvICdsYXVuY2hlcjogc3RhcnRlZCBieSBoYW5kOiB0aGlzIGlzIGF0dGVtcHQgMCwgYW5kIG5vIHN1cGVydmlzb3IganVkZ2VzIG9yIHJlc3RhcnRzIGl0JyA+JjIKICBleHBvcnQgTEFVTkNIRVJfQVRURU1QVD0wCiAgZXhwb3J0IExBVU5DSEVSX1JVTl9ESVI9Jy93b3Jrc3BhY2UvcnVucy90YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfUlVOX0lEPSd0YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfU1RPUF9GSUxFPSIkTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8wMDAvc3RvcCIKICBleHBvcnQgTEFVTkNIRVJfU0VDUkVUUz0nSEZfVE9LRU4sV0FOREJfQVBJX0tFWScKICBleHBvcnQgTEFVTkNIRVJfTk9ERVM9MQogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFX1JBTks9MApmaQpbWyAtbiAke0xBVU5DSEVSX1JVTl9ESVI6LX0gJiYgLW4gJHtMQVVOQ0hFUl9SVU5fSUQ6LX0gXV0gfHwgZGllICdMQVVOQ0hFUl9BVFRFTVBUIGlzIHNldCwgYnV0IG5vdCBMQVVOQ0hFUl9SVU5fRElSIGFuZCBMQVVOQ0hFUl9SVU5fSUQnCgojIEVudmlyb25tZW50IG9mIHRoZSBjbHVzdGVyLgpleHBvcnQgTkNDTF9ERUJVRz0nV0FSTicKCiMgYHNldHVwOmAgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSwgYXMgaXRzIGF1dGhvciB3cm90ZSBpdC4gQSBiYXRjaCBzY3JpcHQgbWF5IGhhdmUgcnVuIGl0IGJlZm9yZSB0aGUgY29udGFpbmVyLgppZiBbWyAteiAke0xBVU5DSEVSX1NFVFVQX0RPTkU6LX0gXV07IHRoZW4KICB0cmFwICdkaWUgImEgc2V0dXAgbGluZSBvZiB0aGUgY2x1c3RlciBwcm9maWxlIGZhaWxlZCB3aXRoIGV4aXQgY29kZSAkPyInIEVSUgogIHNldCArdQogIHB5dGhvbjMgLWMgJ2ltcG9ydCBsYXVuY2hlcicgMj4vZGV2L251bGwgfHwgcHl0aG9uMyAtbSBwaXAgaW5zdGFsbCAtLXF1aWV0IC93b3Jrc3BhY2Uvd2hlZWxzL2xhdW5jaGVyLSoud2hsCiAgc2V0IC11CiAgdHJhcCAtIEVSUgpmaQoKIyBBIEdQVSB0aGF0IGZlbGwgb2ZmIHRoZSBidXMgaXMgY2hlYXBlciB0byBmaW5kIGhlcmUgdGhhbiBpbiB0aGUgZmlyc3QgY29sbGVjdGl2ZS4KaWYgY29tbWFuZCAtdiBudmlkaWEtc21pID4vZGV2L251bGw7IHRoZW4KICBncHVzPSQobnZpZGlhLXNtaSAtTCAyPi9kZXYvbnVsbCB8IGdyZXAgLWNFICdeKEdQVXwgIE1JRyknIHx8IHRydWUpCiAgKChncHVzID49IDgpKSB8fCBkaWUgInRoaXMgbm9kZSBzaG93cyAkZ3B1cyBHUFVzLCB0aGUgam9iIG5lZWRzICI4CmVsaWYgISBjb21tYW5kIC12IHJvY20tc21pID4vZGV2L251bGwgJiYgISBjb21wZ2VuIC1HICcvZGV2L252aWRpYVswLTldKicgPi9kZXYvbnVsbDsgdGhlbgogICMgVHJhaW5pbmcgd291bGQgZ28gb24gb24gdGhlIENQVSwgc2lsZW50bHkgYW5kIGZvciBldmVyLgogIGRpZSAibm8gR1BVIG9uIHRoaXMgbm9kZTogbmVpdGhlciBudmlkaWEtc21pLCByb2NtLXNtaSBub3IgL2Rldi9udmlkaWEwIGlzIGhlcmU7IEdQVXMgcGVyIG5vZGUgb2YgdGhlIGpvYjogIjgKZmkKCiMgT25lIGhvc3Q6IHBvcnQgMCBsZXRzIHRoZSBrZXJuZWwgY2hvb3NlLCBzbyB0aGF0IHR3byBydW5zIG5ldmVyIG1lZXQuCnJlbmRlenZvdXM9KC0tbm5vZGVzIDEgLS1yZHp2LWVuZHBvaW50IDEyNy4wLjAuMTowIC0tbG9jYWwtYWRkciAxMjcuMC4wLjEpCgojIFdoYXQgZXZlcnkgcmFuayBydW5zLiBsYXVuY2hlcidzIHdvcmtlciBmaWxscyBwbGFjZWhvbGRlcnMgc3VjaCBhcyB7bWljcm9fYmF0Y2hfc2l6ZX0gZm9yIGVhY2ggYXR0ZW1wdC4KYXJndj0oJ3B5dGhvbjMnICctbScgJ2xhdW5jaGVyLnRyYWluJykKd29ya2VyPSgtbSBsYXVuY2hlci5zdXBlcnZpc2Uud29ya2VyIC0tICIke2FyZ3ZbQF19IikKIyB0b3JjaHJ1biB0YWtlcyAkJCBhbmQgJHtsb2NhbF9yYW5rfSBpbiBhcmd1bWVudHMgZm9yIGl0cyBvd246IHdpdGggZXZlcnkgJCBkb3VibGVkIHRoZXkgYXJyaXZlIGFzIHdyaXR0ZW4uCnR3bz0nJCQnCndvcmtlcj0oIiR7d29ya2VyW0BdLy9bJF0vJHR3b30iKQojIEVycm9yIGZpbGVzIG9mIHRvcmNocnVuOiBvbiB0aGUgcnVuIGRpcmVjdG9yeSwgbm90IGluIGEgdGVtcG9yYXJ5IGZvbGRlciB0aGF0IGlzIGxvc3Qgd2l0aCB0aGUgbm9kZS4KbG9nX2Rpcj0kTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8kKHByaW50ZiAnJTAzZCcgIiRMQVVOQ0hFUl9BVFRFTVBUIikvdG9yY2hydW4vbm9kZS0ke0xBVU5DSEVSX05PREVfUkFOSzotMH0KbWtkaXIgLXAgIiRsb2dfZGlyIiB8fCB0cnVlCnRvcmNocnVuPSgKICAtLW5wcm9jLXBlci1ub2RlIDggLS1tYXgtcmVzdGFydHMgMCAtLWxvZy1kaXIgIiRsb2dfZGlyIgogIC0tcmR6di1iYWNrZW5kIGMxMGQgLS1yZHp2LWlkICIkTEFVTkNIRVJfUlVOX0lELSRMQVVOQ0hFUl9BVFRFTVBUIgogICIke3JlbmRlenZvdXNbQF19IgopCgpjZCAnL3dvcmtzcGFjZS8ubGF1bmNoZXIvY29kZS9lNWY0N2QyNDU1Nzc5NzQ1YjA1OScgfHwgZGllICd0aGUgd29ya2luZyBkaXJlY3Rvcnkgb2YgdGhlIGpvYiBkb2VzIG5vdCBleGlzdCBvbiB0aGlzIG5vZGU6ICcnL3dvcmtzcGFjZS8ubGF1bmNoZXIvY29kZS9lNWY0N2QyNDU1Nzc5NzQ1YjA1OScKCiMgU2VjcmV0czogdmFsdWVzIGNvbWUgZnJvbSB0aGUgc3VwZXJ2aXNvcidzIGVudmlyb25tZW50LCBvciBmcm9tIHdoZXJlIHRoZSBqb2Igc2F5cy4gVGhleSBzdGFuZCBpbiBubyBmaWxlIGhlcmUuCltbIC12IEhGX1RPS0VOIF1dIHx8IGRpZSAnc2VjcmV0ICcnSEZfVE9LRU4nJyBoYXMgbm8gdmFsdWUgb24gdGhpcyBub2RlJwpleHBvcnQgSEZfVE9LRU4KW1sgLXYgV0FOREJfQVBJX0tFWSBdXSB8fCBkaWUgJ3NlY3JldCAnJ1dBTkRCX0FQSV9LRVknJyBoYXMgbm8gdmFsdWUgb24gdGhpcyBub2RlJwpleHBvcnQgV0FOREJfQVBJX0tFWQoKIyBFbnZpcm9ubWVudCBvZiB0aGUgam9iOiBsYXN0LCBzbyB0aGF0IGl0IHdpbnMgYW5kIG5vdGhpbmcgaGVyZSBydW5zIHVuZGVyIGl0LgppZiBbWyAteiAke1BZVE9SQ0hfQ1VEQV9BTExPQ19DT05GOi19JHtQWVRPUkNIX0FMTE9DX0NPTkY6LX0gXV07IHRoZW4KICBleHBvcnQgUFlUT1JDSF9DVURBX0FMTE9DX0NPTkY9J2V4cGFuZGFibGVfc2VnbWVudHM6VHJ1ZScKZmkKCmV4ZWMgIiRweXRob24iIC1tIHRvcmNoLmRpc3RyaWJ1dGVkLnJ1biAiJHt0b3JjaHJ1bltAXX0iIC0tbm8tcHl0aG9uICIkcHl0aG9uIiAiJHt3b3JrZXJbQF19Igo= || return 1
   # `setup:` of the cluster profile, as its author wrote it.
   trap 'say "a setup line of the cluster profile failed with exit code $?"; exit 78' ERR
   set -e +u
@@ -33,12 +73,16 @@ work() {
   set +e -u
   trap - ERR
   export LAUNCHER_SETUP_DONE=1
-  # Looked for after `setup:`, which may fetch it.
-  if [[ ! -d '/workspace/code of user' ]]; then
-    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/code of user'
+  if ! unpack; then
+    say "the job's code cannot be unpacked into "'/workspace/.launcher/code/e5f47d2455779745b059'
     return 78
   fi
-  exec "$python" -m launcher.supervise "$run_dir"
+  # Looked for after `setup:`, which may fetch it.
+  if [[ ! -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then
+    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/e5f47d2455779745b059'
+    return 78
+  fi
+  exec "$python" -m launcher.supervise "$run_dir" --stop-file "$stop"
 }
 
 # call METHOD PATH: answer on standard output, then the status as its last line. The key is in no argument.
@@ -60,25 +104,30 @@ print(answer.status)
   fi
 }
 
+# The cluster that this pod belongs to.
+cluster_id() {
+  local answer
+  answer=$(call GET "/pods/$pod" | tr -d ' \n')
+  [[ $answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
+}
+
 # Ends this pod, or the whole cluster that it belongs to. 404: it is gone already.
 end_once() {
   local answer status cluster
-  answer=$(call DELETE "/pods/${RUNPOD_POD_ID:-}")
+  answer=$(call DELETE "/pods/$pod")
   status=${answer##*$'\n'}
   case $status in
     2?? | 404) return 0 ;;
     409)
       # Pods of a cluster end with the cluster only.
-      answer=$(call GET "/pods/$RUNPOD_POD_ID" | tr -d ' \n')
-      if [[ $answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]]; then
-        cluster=${BASH_REMATCH[1]}
+      if cluster=$(cluster_id); then
         answer=$(call DELETE "/clusters/$cluster")
         status=${answer##*$'\n'}
         case $status in 2?? | 404) return 0 ;; esac
       fi
       ;;
   esac
-  say "RunPod answered '$status' to the request to end pod ${RUNPOD_POD_ID:-(no RUNPOD_POD_ID)}"
+  say "RunPod answered '$status' to the request to end pod $pod"
   return 1
 }
 
@@ -103,12 +152,40 @@ if [[ -e $done_mark ]]; then
   end_pod
 fi
 mkdir -p "$run_dir"
+# Where RunPod's answer was lost, one submission may have become two pods: the first that starts has the run, and
+# one of an earlier submission has nothing to do with it any more.
+me=$pod
+claim=$run_dir/runpod-submission-$submission
+(set -o noclobber && printf '%s\n' "$me" >"$claim") 2>/dev/null
+for _ in 1 2 3 4 5; do
+  owner=$(cat "$claim" 2>/dev/null)
+  if [[ -n $owner ]]; then break; fi
+  sleep 1
+done
+for file in "$run_dir"/runpod-submission-*; do
+  number=${file##*-}
+  if [[ $number =~ ^[0-9]+$ ]] && ((number > submission)); then owner=$(<"$file"); fi
+done
+if [[ -n $owner && $owner != "$me" ]]; then
+  say "$owner has this run: nothing is left to do here"
+  event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-8xh100:'"$owner")"
+  end_pod
+fi
+# The limit: first the run is asked to stop, with time for a checkpoint, then it is ended.
+grace=$((limit / 10 < 300 ? limit / 10 : 300))
+rm -f "$stop"
+{
+  sleep "$((limit - grace))"
+  printf 'time-limit\n' >"$stop"
+} &
+timer=$!
 # --foreground: a signal reaches the supervisor alone, which ends its ranks in order.
-timeout --foreground --signal=TERM --kill-after=180 86400 bash "$0" work \
+timeout --foreground --signal=TERM --kill-after=180 "$limit" bash "$0" work \
   > >(tee -a "$run_dir/pod-node-${node_rank:-unknown}.log") 2>&1 &
 child=$!
 woken=''
-trap 'woken=yes; kill -s TERM "$child" 2>/dev/null' TERM INT
+# RunPod takes an interruptible pod away: SIGKILL follows within seconds.
+trap 'woken=yes; [[ -s $stop ]] || echo preempted >"$stop"; kill -s TERM "$child" 2>/dev/null' TERM INT
 while :; do
   woken=''
   wait "$child"
@@ -116,9 +193,12 @@ while :; do
   [[ -n $woken ]] || break
 done
 trap '' TERM INT
+kill "$timer" 2>/dev/null
 if ((rc == 124 || rc == 137)); then
   say 'stopped by runpod.max_hours of the cluster profile, or killed'
 fi
 say "the run ended with exit code $rc"
+# 88: another pod has the run, and its records are not ours to write.
+if ((rc != 0 && rc != 88)) && [[ ${node_rank:-0} == 0 ]] && ! judged; then judge "$rc"; fi
 printf '%s\n' "$rc" >"$done_mark"
 end_pod

@@ -7,10 +7,40 @@ run_dir='/workspace/runs/command-20261121-085401'
 python='python3'
 node_rank=0
 api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
-done_mark=$run_dir/pod-${RUNPOD_POD_ID:-unknown}.done
+pod=${RUNPOD_POD_ID:-unknown}
+submission=${LAUNCHER_SUBMISSION:-1}
+limit=${LAUNCHER_MAX_SECONDS:-5400}
+done_mark=$run_dir/pod-$pod.done
+# Appears with the reason when the run is to write a checkpoint and stop.
+stop=$run_dir/pod-$pod.stop
 
 say() {
   printf '[launcher] %s\n' "$*" >&2
+}
+
+# A JSON string.
+json() {
+  local text=${1//\\/\\\\}
+  text=${text//\"/\\\"}
+  printf '"%s"' "${text//[[:cntrl:]]/ }"
+}
+# event NAME MEMBERS: a line of events.jsonl, in one write.
+event() {
+  printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$run_dir/events.jsonl"
+}
+# Whether the supervisor has said how the run ended.
+judged() {
+  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$run_dir/state.json" 2>/dev/null
+}
+# judge EXIT_CODE: the verdict where no supervisor came to give one.
+judge() {
+  local class=unknown members reason
+  reason=$(sed -n 's/^\[launcher\] //p' "$run_dir/pod-node-$node_rank.log" 2>/dev/null | tail -n 1)
+  if [[ -s $stop ]]; then class=$(<"$stop"); fi
+  members='"state": "failed", "failure": '"$(json "$class")"', "reason": '"$(json "${reason:-no word} (exit code $1)")"
+  event finished "$members"
+  printf '{ %s, "time": "%s"}\n' "$members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$run_dir/.state.json.$pod" &&
+    mv "$run_dir/.state.json.$pod" "$run_dir/state.json"
 }
 
 # put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
@@ -21,11 +51,21 @@ put() {
   mkdir -p "${file%/*}" && printf '%s' "$3" | base64 -d >"$new" && chmod "$2" "$new" && mv "$new" "$file"
 }
 
+# The job's code, named by its content: several runs share it, and one of them unpacks it.
+unpack() {
+  local new='/workspace/.launcher/code/e5f47d2455779745b059'.$pod.new
+  if [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then return 0; fi
+  rm -rf "$new" && mkdir -p "$new" || return 1
+  printf '%s' H4sIAAAAAAAC/+3NsQrCMBSF4cw+xaWLupQrRt+ntqlGSlKSOPj2pi6CuyL4f8s5nOWU1PkgvrTz3XyKVkdrn1m9p+rBvvqy71T3akTNF9xy6VK9N/9pTj6UTVMuTvo4OImjLP0cp8EFGf3k8lqu8ZSb7coAAAAAAAAAAAAAAAAAAH7GA9V4nWkAKAAA | base64 -d | tar -xzf - -C "$new" || return 1
+  mv -T "$new" '/workspace/.launcher/code/e5f47d2455779745b059' 2>/dev/null || rm -rf "$new"
+  [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]
+}
+
 # Everything that may fail. Runs as a process of its own, under a time limit.
 work() {
   put 'plan.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
   put 'run.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
-  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIGl0J3MgNTAlIG9mZjsgJCh0b3VjaCAvdG1wL3B3bmVkKSAjMSAicXVvdGVkIiBoZXRqb2Igw6ksIHJ1biBjb21tYW5kLTIwMjYxMTIxLTA4NTQwMS4gUmVuZGVyZWQgYnkgbGF1bmNoZXIgMC4xLjAuCiMgVGhlIHN1cGVydmlzb3IgcnVucyBpdDsgYGJhc2ggc3RhcnQuc2hgIGJ5IGhhbmQgcnVucyBhdHRlbXB0IDAgb2YgdGhlIHNhbWUgcnVuLgojIHNoZWxsY2hlY2sgZGlzYWJsZT1TQzIwMTYgIyB2YWx1ZXMgc3RhbmQgaW4gc2luZ2xlIHF1b3Rlcywgd2hlcmUgbm90aGluZyBpbiB0aGVtIGlzIGV4cGFuZGVkCnNldCAtZXVvIHBpcGVmYWlsCgpkaWUoKSB7CiAgcHJpbnRmICdsYXVuY2hlcjogJXNcbicgIiQqIiA+JjIKICBleGl0IDc4Cn0KCnB5dGhvbj0ncHl0aG9uMycKCmlmIFtbIC16ICR7TEFVTkNIRVJfQVRURU1QVDotfSBdXTsgdGhlbgogIGVjaG8gJ2xhdW5jaGVyOiBzdGFydGVkIGJ5IGhhbmQ6IHRoaXMgaXMgYXR0ZW1wdCAwLCBhbmQgbm8gc3VwZXJ2aXNvciBqdWRnZXMgb3IgcmVzdGFydHMgaXQnID4mMgogIGV4cG9ydCBMQVVOQ0hFUl9BVFRFTVBUPTAKICBleHBvcnQgTEFVTkNIRVJfUlVOX0RJUj0nL3dvcmtzcGFjZS9ydW5zL2NvbW1hbmQtMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9SVU5fSUQ9J2NvbW1hbmQtMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9TVE9QX0ZJTEU9IiRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLzAwMC9zdG9wIgogIGV4cG9ydCBMQVVOQ0hFUl9TRUNSRVRTPSdIRl9UT0tFTixXQU5EQl9BUElfS0VZJwogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFUz0xCiAgZXhwb3J0IExBVU5DSEVSX05PREVfUkFOSz0wCmZpCltbIC1uICR7TEFVTkNIRVJfUlVOX0RJUjotfSAmJiAtbiAke0xBVU5DSEVSX1JVTl9JRDotfSBdXSB8fCBkaWUgJ0xBVU5DSEVSX0FUVEVNUFQgaXMgc2V0LCBidXQgbm90IExBVU5DSEVSX1JVTl9ESVIgYW5kIExBVU5DSEVSX1JVTl9JRCcKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGNsdXN0ZXIuCgojIGBzZXR1cDpgIG9mIHRoZSBjbHVzdGVyIHByb2ZpbGUsIGFzIGl0cyBhdXRob3Igd3JvdGUgaXQuIEEgYmF0Y2ggc2NyaXB0IG1heSBoYXZlIHJ1biBpdCBiZWZvcmUgdGhlIGNvbnRhaW5lci4KaWYgW1sgLXogJHtMQVVOQ0hFUl9TRVRVUF9ET05FOi19IF1dOyB0aGVuCiAgdHJhcCAnZGllICJhIHNldHVwIGxpbmUgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSBmYWlsZWQgd2l0aCBleGl0IGNvZGUgJD8iJyBFUlIKICBzZXQgK3UKICBweXRob24zIC1jICdpbXBvcnQgbGF1bmNoZXInIDI+L2Rldi9udWxsIHx8IHB5dGhvbjMgLW0gcGlwIGluc3RhbGwgLS1xdWlldCAvd29ya3NwYWNlL3doZWVscy9sYXVuY2hlci0qLndobAogIHNldCAtdQogIHRyYXAgLSBFUlIKZmkKCiMgQSBHUFUgdGhhdCBmZWxsIG9mZiB0aGUgYnVzIGlzIGNoZWFwZXIgdG8gZmluZCBoZXJlIHRoYW4gaW4gdGhlIGZpcnN0IGNvbGxlY3RpdmUuCmlmIGNvbW1hbmQgLXYgbnZpZGlhLXNtaSA+L2Rldi9udWxsOyB0aGVuCiAgZ3B1cz0kKG52aWRpYS1zbWkgLUwgMj4vZGV2L251bGwgfCBncmVwIC1jRSAnXihHUFV8ICBNSUcpJyB8fCB0cnVlKQogICgoZ3B1cyA+PSAxKSkgfHwgZGllICJ0aGlzIG5vZGUgc2hvd3MgJGdwdXMgR1BVcywgdGhlIGpvYiBuZWVkcyAiMQplbGlmICEgY29tbWFuZCAtdiByb2NtLXNtaSA+L2Rldi9udWxsICYmICEgY29tcGdlbiAtRyAnL2Rldi9udmlkaWFbMC05XSonID4vZGV2L251bGw7IHRoZW4KICAjIFRyYWluaW5nIHdvdWxkIGdvIG9uIG9uIHRoZSBDUFUsIHNpbGVudGx5IGFuZCBmb3IgZXZlci4KICBkaWUgIm5vIEdQVSBvbiB0aGlzIG5vZGU6IG5laXRoZXIgbnZpZGlhLXNtaSwgcm9jbS1zbWkgbm9yIC9kZXYvbnZpZGlhMCBpcyBoZXJlOyBHUFVzIHBlciBub2RlIG9mIHRoZSBqb2I6ICIxCmZpCgojIE9uZSBob3N0OiBwb3J0IDAgbGV0cyB0aGUga2VybmVsIGNob29zZSwgc28gdGhhdCB0d28gcnVucyBuZXZlciBtZWV0LgpyZW5kZXp2b3VzPSgtLW5ub2RlcyAxIC0tcmR6di1lbmRwb2ludCAxMjcuMC4wLjE6MCAtLWxvY2FsLWFkZHIgMTI3LjAuMC4xKQoKIyBXaGF0IGV2ZXJ5IHJhbmsgcnVucy4gbGF1bmNoZXIncyB3b3JrZXIgZmlsbHMgcGxhY2Vob2xkZXJzIHN1Y2ggYXMge21pY3JvX2JhdGNoX3NpemV9IGZvciBlYWNoIGF0dGVtcHQuCmFyZ3Y9KCdweXRob24nICd0cmFpbiBpdC5weScgJy0tYmF0Y2g9e21pY3JvX2JhdGNoX3NpemV9JyAnLS1ub3RlPWBpZGA7IHJtIC1yZiAiJEhPTUUiICdcJyd4J1wnJyBcIConICd7ImxyIjogMWUtNCwgImNvc3QiOiAiJCQ1LCAke2xvY2FsX3Jhbmt9In0nICd0d28KbGluZXMnICcnICclaiwjMSwheCcpCndvcmtlcj0oLW0gbGF1bmNoZXIuc3VwZXJ2aXNlLndvcmtlciAtLSAiJHthcmd2W0BdfSIpCiMgdG9yY2hydW4gdGFrZXMgJCQgYW5kICR7bG9jYWxfcmFua30gaW4gYXJndW1lbnRzIGZvciBpdHMgb3duOiB3aXRoIGV2ZXJ5ICQgZG91YmxlZCB0aGV5IGFycml2ZSBhcyB3cml0dGVuLgp0d289JyQkJwp3b3JrZXI9KCIke3dvcmtlcltAXS8vWyRdLyR0d299IikKIyBFcnJvciBmaWxlcyBvZiB0b3JjaHJ1bjogb24gdGhlIHJ1biBkaXJlY3RvcnksIG5vdCBpbiBhIHRlbXBvcmFyeSBmb2xkZXIgdGhhdCBpcyBsb3N0IHdpdGggdGhlIG5vZGUuCmxvZ19kaXI9JExBVU5DSEVSX1JVTl9ESVIvYXR0ZW1wdHMvJChwcmludGYgJyUwM2QnICIkTEFVTkNIRVJfQVRURU1QVCIpL3RvcmNocnVuL25vZGUtJHtMQVVOQ0hFUl9OT0RFX1JBTks6LTB9Cm1rZGlyIC1wICIkbG9nX2RpciIgfHwgdHJ1ZQp0b3JjaHJ1bj0oCiAgLS1ucHJvYy1wZXItbm9kZSAxIC0tbWF4LXJlc3RhcnRzIDAgLS1sb2ctZGlyICIkbG9nX2RpciIKICAtLXJkenYtYmFja2VuZCBjMTBkIC0tcmR6di1pZCAiJExBVU5DSEVSX1JVTl9JRC0kTEFVTkNIRVJfQVRURU1QVCIKICAiJHtyZW5kZXp2b3VzW0BdfSIKKQoKY2QgJy93b3Jrc3BhY2UvY29kZSBvZiB1c2VyJyB8fCBkaWUgJ3RoZSB3b3JraW5nIGRpcmVjdG9yeSBvZiB0aGUgam9iIGRvZXMgbm90IGV4aXN0IG9uIHRoaXMgbm9kZTogJycvd29ya3NwYWNlL2NvZGUgb2YgdXNlcicKCiMgU2VjcmV0czogdmFsdWVzIGNvbWUgZnJvbSB0aGUgc3VwZXJ2aXNvcidzIGVudmlyb25tZW50LCBvciBmcm9tIHdoZXJlIHRoZSBqb2Igc2F5cy4gVGhleSBzdGFuZCBpbiBubyBmaWxlIGhlcmUuCltbIC12IEhGX1RPS0VOIF1dIHx8IGRpZSAnc2VjcmV0ICcnSEZfVE9LRU4nJyBoYXMgbm8gdmFsdWUgb24gdGhpcyBub2RlJwpleHBvcnQgSEZfVE9LRU4KW1sgLXYgV0FOREJfQVBJX0tFWSBdXSB8fCBkaWUgJ3NlY3JldCAnJ1dBTkRCX0FQSV9LRVknJyBoYXMgbm8gdmFsdWUgb24gdGhpcyBub2RlJwpleHBvcnQgV0FOREJfQVBJX0tFWQoKIyBFbnZpcm9ubWVudCBvZiB0aGUgam9iOiBsYXN0LCBzbyB0aGF0IGl0IHdpbnMgYW5kIG5vdGhpbmcgaGVyZSBydW5zIHVuZGVyIGl0LgpleHBvcnQgR1JFRVRJTkc9J2l0J1wnJ3MgJEhPTUUsCnRoZW4gYGlkYCAmICJtb3JlIiAjMScKZXhwb3J0IEVNUFRZPScnCmV4cG9ydCBPTVBfTlVNX1RIUkVBRFM9JzQnCmlmIFtbIC16ICR7UFlUT1JDSF9DVURBX0FMTE9DX0NPTkY6LX0ke1BZVE9SQ0hfQUxMT0NfQ09ORjotfSBdXTsgdGhlbgogIGV4cG9ydCBQWVRPUkNIX0NVREFfQUxMT0NfQ09ORj0nZXhwYW5kYWJsZV9zZWdtZW50czpUcnVlJwpmaQoKZXhlYyAiJHB5dGhvbiIgLW0gdG9yY2guZGlzdHJpYnV0ZWQucnVuICIke3RvcmNocnVuW0BdfSIgLS1uby1weXRob24gIiRweXRob24iICIke3dvcmtlcltAXX0iCg== || return 1
+  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIGl0J3MgNTAlIG9mZjsgJCh0b3VjaCAvdG1wL3B3bmVkKSAjMSAicXVvdGVkIiBoZXRqb2Igw6ksIHJ1biBjb21tYW5kLTIwMjYxMTIxLTA4NTQwMS4gUmVuZGVyZWQgYnkgbGF1bmNoZXIgMC4xLjAuCiMgVGhlIHN1cGVydmlzb3IgcnVucyBpdDsgYGJhc2ggc3RhcnQuc2hgIGJ5IGhhbmQgcnVucyBhdHRlbXB0IDAgb2YgdGhlIHNhbWUgcnVuLgojIHNoZWxsY2hlY2sgZGlzYWJsZT1TQzIwMTYgIyB2YWx1ZXMgc3RhbmQgaW4gc2luZ2xlIHF1b3Rlcywgd2hlcmUgbm90aGluZyBpbiB0aGVtIGlzIGV4cGFuZGVkCnNldCAtZXVvIHBpcGVmYWlsCgpkaWUoKSB7CiAgcHJpbnRmICdsYXVuY2hlcjogJXNcbicgIiQqIiA+JjIKICBleGl0IDc4Cn0KCnB5dGhvbj0ncHl0aG9uMycKCmlmIFtbIC16ICR7TEFVTkNIRVJfQVRURU1QVDotfSBdXTsgdGhlbgogIGVjaG8gJ2xhdW5jaGVyOiBzdGFydGVkIGJ5IGhhbmQ6IHRoaXMgaXMgYXR0ZW1wdCAwLCBhbmQgbm8gc3VwZXJ2aXNvciBqdWRnZXMgb3IgcmVzdGFydHMgaXQnID4mMgogIGV4cG9ydCBMQVVOQ0hFUl9BVFRFTVBUPTAKICBleHBvcnQgTEFVTkNIRVJfUlVOX0RJUj0nL3dvcmtzcGFjZS9ydW5zL2NvbW1hbmQtMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9SVU5fSUQ9J2NvbW1hbmQtMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9TVE9QX0ZJTEU9IiRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLzAwMC9zdG9wIgogIGV4cG9ydCBMQVVOQ0hFUl9TRUNSRVRTPSdIRl9UT0tFTixXQU5EQl9BUElfS0VZJwogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFUz0xCiAgZXhwb3J0IExBVU5DSEVSX05PREVfUkFOSz0wCmZpCltbIC1uICR7TEFVTkNIRVJfUlVOX0RJUjotfSAmJiAtbiAke0xBVU5DSEVSX1JVTl9JRDotfSBdXSB8fCBkaWUgJ0xBVU5DSEVSX0FUVEVNUFQgaXMgc2V0LCBidXQgbm90IExBVU5DSEVSX1JVTl9ESVIgYW5kIExBVU5DSEVSX1JVTl9JRCcKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGNsdXN0ZXIuCgojIGBzZXR1cDpgIG9mIHRoZSBjbHVzdGVyIHByb2ZpbGUsIGFzIGl0cyBhdXRob3Igd3JvdGUgaXQuIEEgYmF0Y2ggc2NyaXB0IG1heSBoYXZlIHJ1biBpdCBiZWZvcmUgdGhlIGNvbnRhaW5lci4KaWYgW1sgLXogJHtMQVVOQ0hFUl9TRVRVUF9ET05FOi19IF1dOyB0aGVuCiAgdHJhcCAnZGllICJhIHNldHVwIGxpbmUgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSBmYWlsZWQgd2l0aCBleGl0IGNvZGUgJD8iJyBFUlIKICBzZXQgK3UKICBweXRob24zIC1jICdpbXBvcnQgbGF1bmNoZXInIDI+L2Rldi9udWxsIHx8IHB5dGhvbjMgLW0gcGlwIGluc3RhbGwgLS1xdWlldCAvd29ya3NwYWNlL3doZWVscy9sYXVuY2hlci0qLndobAogIHNldCAtdQogIHRyYXAgLSBFUlIKZmkKCiMgQSBHUFUgdGhhdCBmZWxsIG9mZiB0aGUgYnVzIGlzIGNoZWFwZXIgdG8gZmluZCBoZXJlIHRoYW4gaW4gdGhlIGZpcnN0IGNvbGxlY3RpdmUuCmlmIGNvbW1hbmQgLXYgbnZpZGlhLXNtaSA+L2Rldi9udWxsOyB0aGVuCiAgZ3B1cz0kKG52aWRpYS1zbWkgLUwgMj4vZGV2L251bGwgfCBncmVwIC1jRSAnXihHUFV8ICBNSUcpJyB8fCB0cnVlKQogICgoZ3B1cyA+PSAxKSkgfHwgZGllICJ0aGlzIG5vZGUgc2hvd3MgJGdwdXMgR1BVcywgdGhlIGpvYiBuZWVkcyAiMQplbGlmICEgY29tbWFuZCAtdiByb2NtLXNtaSA+L2Rldi9udWxsICYmICEgY29tcGdlbiAtRyAnL2Rldi9udmlkaWFbMC05XSonID4vZGV2L251bGw7IHRoZW4KICAjIFRyYWluaW5nIHdvdWxkIGdvIG9uIG9uIHRoZSBDUFUsIHNpbGVudGx5IGFuZCBmb3IgZXZlci4KICBkaWUgIm5vIEdQVSBvbiB0aGlzIG5vZGU6IG5laXRoZXIgbnZpZGlhLXNtaSwgcm9jbS1zbWkgbm9yIC9kZXYvbnZpZGlhMCBpcyBoZXJlOyBHUFVzIHBlciBub2RlIG9mIHRoZSBqb2I6ICIxCmZpCgojIE9uZSBob3N0OiBwb3J0IDAgbGV0cyB0aGUga2VybmVsIGNob29zZSwgc28gdGhhdCB0d28gcnVucyBuZXZlciBtZWV0LgpyZW5kZXp2b3VzPSgtLW5ub2RlcyAxIC0tcmR6di1lbmRwb2ludCAxMjcuMC4wLjE6MCAtLWxvY2FsLWFkZHIgMTI3LjAuMC4xKQoKIyBXaGF0IGV2ZXJ5IHJhbmsgcnVucy4gbGF1bmNoZXIncyB3b3JrZXIgZmlsbHMgcGxhY2Vob2xkZXJzIHN1Y2ggYXMge21pY3JvX2JhdGNoX3NpemV9IGZvciBlYWNoIGF0dGVtcHQuCmFyZ3Y9KCdweXRob24nICd0cmFpbiBpdC5weScgJy0tYmF0Y2g9e21pY3JvX2JhdGNoX3NpemV9JyAnLS1ub3RlPWBpZGA7IHJtIC1yZiAiJEhPTUUiICdcJyd4J1wnJyBcIConICd7ImxyIjogMWUtNCwgImNvc3QiOiAiJCQ1LCAke2xvY2FsX3Jhbmt9In0nICd0d28KbGluZXMnICcnICclaiwjMSwheCcpCndvcmtlcj0oLW0gbGF1bmNoZXIuc3VwZXJ2aXNlLndvcmtlciAtLSAiJHthcmd2W0BdfSIpCiMgdG9yY2hydW4gdGFrZXMgJCQgYW5kICR7bG9jYWxfcmFua30gaW4gYXJndW1lbnRzIGZvciBpdHMgb3duOiB3aXRoIGV2ZXJ5ICQgZG91YmxlZCB0aGV5IGFycml2ZSBhcyB3cml0dGVuLgp0d289JyQkJwp3b3JrZXI9KCIke3dvcmtlcltAXS8vWyRdLyR0d299IikKIyBFcnJvciBmaWxlcyBvZiB0b3JjaHJ1bjogb24gdGhlIHJ1biBkaXJlY3RvcnksIG5vdCBpbiBhIHRlbXBvcmFyeSBmb2xkZXIgdGhhdCBpcyBsb3N0IHdpdGggdGhlIG5vZGUuCmxvZ19kaXI9JExBVU5DSEVSX1JVTl9ESVIvYXR0ZW1wdHMvJChwcmludGYgJyUwM2QnICIkTEFVTkNIRVJfQVRURU1QVCIpL3RvcmNocnVuL25vZGUtJHtMQVVOQ0hFUl9OT0RFX1JBTks6LTB9Cm1rZGlyIC1wICIkbG9nX2RpciIgfHwgdHJ1ZQp0b3JjaHJ1bj0oCiAgLS1ucHJvYy1wZXItbm9kZSAxIC0tbWF4LXJlc3RhcnRzIDAgLS1sb2ctZGlyICIkbG9nX2RpciIKICAtLXJkenYtYmFja2VuZCBjMTBkIC0tcmR6di1pZCAiJExBVU5DSEVSX1JVTl9JRC0kTEFVTkNIRVJfQVRURU1QVCIKICAiJHtyZW5kZXp2b3VzW0BdfSIKKQoKY2QgJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZTVmNDdkMjQ1NTc3OTc0NWIwNTknIHx8IGRpZSAndGhlIHdvcmtpbmcgZGlyZWN0b3J5IG9mIHRoZSBqb2IgZG9lcyBub3QgZXhpc3Qgb24gdGhpcyBub2RlOiAnJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZTVmNDdkMjQ1NTc3OTc0NWIwNTknCgojIFNlY3JldHM6IHZhbHVlcyBjb21lIGZyb20gdGhlIHN1cGVydmlzb3IncyBlbnZpcm9ubWVudCwgb3IgZnJvbSB3aGVyZSB0aGUgam9iIHNheXMuIFRoZXkgc3RhbmQgaW4gbm8gZmlsZSBoZXJlLgpbWyAtdiBIRl9UT0tFTiBdXSB8fCBkaWUgJ3NlY3JldCAnJ0hGX1RPS0VOJycgaGFzIG5vIHZhbHVlIG9uIHRoaXMgbm9kZScKZXhwb3J0IEhGX1RPS0VOCltbIC12IFdBTkRCX0FQSV9LRVkgXV0gfHwgZGllICdzZWNyZXQgJydXQU5EQl9BUElfS0VZJycgaGFzIG5vIHZhbHVlIG9uIHRoaXMgbm9kZScKZXhwb3J0IFdBTkRCX0FQSV9LRVkKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGpvYjogbGFzdCwgc28gdGhhdCBpdCB3aW5zIGFuZCBub3RoaW5nIGhlcmUgcnVucyB1bmRlciBpdC4KZXhwb3J0IEdSRUVUSU5HPSdpdCdcJydzICRIT01FLAp0aGVuIGBpZGAgJiAibW9yZSIgIzEnCmV4cG9ydCBFTVBUWT0nJwpleHBvcnQgT01QX05VTV9USFJFQURTPSc0JwppZiBbWyAteiAke1BZVE9SQ0hfQ1VEQV9BTExPQ19DT05GOi19JHtQWVRPUkNIX0FMTE9DX0NPTkY6LX0gXV07IHRoZW4KICBleHBvcnQgUFlUT1JDSF9DVURBX0FMTE9DX0NPTkY9J2V4cGFuZGFibGVfc2VnbWVudHM6VHJ1ZScKZmkKCmV4ZWMgIiRweXRob24iIC1tIHRvcmNoLmRpc3RyaWJ1dGVkLnJ1biAiJHt0b3JjaHJ1bltAXX0iIC0tbm8tcHl0aG9uICIkcHl0aG9uIiAiJHt3b3JrZXJbQF19Igo= || return 1
   # `setup:` of the cluster profile, as its author wrote it.
   trap 'say "a setup line of the cluster profile failed with exit code $?"; exit 78' ERR
   set -e +u
@@ -33,12 +73,16 @@ work() {
   set +e -u
   trap - ERR
   export LAUNCHER_SETUP_DONE=1
-  # Looked for after `setup:`, which may fetch it.
-  if [[ ! -d '/workspace/code of user' ]]; then
-    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/code of user'
+  if ! unpack; then
+    say "the job's code cannot be unpacked into "'/workspace/.launcher/code/e5f47d2455779745b059'
     return 78
   fi
-  exec "$python" -m launcher.supervise "$run_dir"
+  # Looked for after `setup:`, which may fetch it.
+  if [[ ! -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then
+    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/e5f47d2455779745b059'
+    return 78
+  fi
+  exec "$python" -m launcher.supervise "$run_dir" --stop-file "$stop"
 }
 
 # call METHOD PATH: answer on standard output, then the status as its last line. The key is in no argument.
@@ -60,25 +104,30 @@ print(answer.status)
   fi
 }
 
+# The cluster that this pod belongs to.
+cluster_id() {
+  local answer
+  answer=$(call GET "/pods/$pod" | tr -d ' \n')
+  [[ $answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
+}
+
 # Ends this pod, or the whole cluster that it belongs to. 404: it is gone already.
 end_once() {
   local answer status cluster
-  answer=$(call DELETE "/pods/${RUNPOD_POD_ID:-}")
+  answer=$(call DELETE "/pods/$pod")
   status=${answer##*$'\n'}
   case $status in
     2?? | 404) return 0 ;;
     409)
       # Pods of a cluster end with the cluster only.
-      answer=$(call GET "/pods/$RUNPOD_POD_ID" | tr -d ' \n')
-      if [[ $answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]]; then
-        cluster=${BASH_REMATCH[1]}
+      if cluster=$(cluster_id); then
         answer=$(call DELETE "/clusters/$cluster")
         status=${answer##*$'\n'}
         case $status in 2?? | 404) return 0 ;; esac
       fi
       ;;
   esac
-  say "RunPod answered '$status' to the request to end pod ${RUNPOD_POD_ID:-(no RUNPOD_POD_ID)}"
+  say "RunPod answered '$status' to the request to end pod $pod"
   return 1
 }
 
@@ -103,12 +152,40 @@ if [[ -e $done_mark ]]; then
   end_pod
 fi
 mkdir -p "$run_dir"
+# Where RunPod's answer was lost, one submission may have become two pods: the first that starts has the run, and
+# one of an earlier submission has nothing to do with it any more.
+me=$pod
+claim=$run_dir/runpod-submission-$submission
+(set -o noclobber && printf '%s\n' "$me" >"$claim") 2>/dev/null
+for _ in 1 2 3 4 5; do
+  owner=$(cat "$claim" 2>/dev/null)
+  if [[ -n $owner ]]; then break; fi
+  sleep 1
+done
+for file in "$run_dir"/runpod-submission-*; do
+  number=${file##*-}
+  if [[ $number =~ ^[0-9]+$ ]] && ((number > submission)); then owner=$(<"$file"); fi
+done
+if [[ -n $owner && $owner != "$me" ]]; then
+  say "$owner has this run: nothing is left to do here"
+  event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-a6000:'"$owner")"
+  end_pod
+fi
+# The limit: first the run is asked to stop, with time for a checkpoint, then it is ended.
+grace=$((limit / 10 < 300 ? limit / 10 : 300))
+rm -f "$stop"
+{
+  sleep "$((limit - grace))"
+  printf 'time-limit\n' >"$stop"
+} &
+timer=$!
 # --foreground: a signal reaches the supervisor alone, which ends its ranks in order.
-timeout --foreground --signal=TERM --kill-after=180 86400 bash "$0" work \
+timeout --foreground --signal=TERM --kill-after=180 "$limit" bash "$0" work \
   > >(tee -a "$run_dir/pod-node-${node_rank:-unknown}.log") 2>&1 &
 child=$!
 woken=''
-trap 'woken=yes; kill -s TERM "$child" 2>/dev/null' TERM INT
+# RunPod takes an interruptible pod away: SIGKILL follows within seconds.
+trap 'woken=yes; [[ -s $stop ]] || echo preempted >"$stop"; kill -s TERM "$child" 2>/dev/null' TERM INT
 while :; do
   woken=''
   wait "$child"
@@ -116,9 +193,12 @@ while :; do
   [[ -n $woken ]] || break
 done
 trap '' TERM INT
+kill "$timer" 2>/dev/null
 if ((rc == 124 || rc == 137)); then
   say 'stopped by runpod.max_hours of the cluster profile, or killed'
 fi
 say "the run ended with exit code $rc"
+# 88: another pod has the run, and its records are not ours to write.
+if ((rc != 0 && rc != 88)) && [[ ${node_rank:-0} == 0 ]] && ! judged; then judge "$rc"; fi
 printf '%s\n' "$rc" >"$done_mark"
 end_pod

@@ -7,10 +7,40 @@ run_dir='/workspace/runs/task-20261121-085401'
 python='python3'
 node_rank=0
 api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
-done_mark=$run_dir/pod-${RUNPOD_POD_ID:-unknown}.done
+pod=${RUNPOD_POD_ID:-unknown}
+submission=${LAUNCHER_SUBMISSION:-1}
+limit=${LAUNCHER_MAX_SECONDS:-86400}
+done_mark=$run_dir/pod-$pod.done
+# Appears with the reason when the run is to write a checkpoint and stop.
+stop=$run_dir/pod-$pod.stop
 
 say() {
   printf '[launcher] %s\n' "$*" >&2
+}
+
+# A JSON string.
+json() {
+  local text=${1//\\/\\\\}
+  text=${text//\"/\\\"}
+  printf '"%s"' "${text//[[:cntrl:]]/ }"
+}
+# event NAME MEMBERS: a line of events.jsonl, in one write.
+event() {
+  printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$run_dir/events.jsonl"
+}
+# Whether the supervisor has said how the run ended.
+judged() {
+  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$run_dir/state.json" 2>/dev/null
+}
+# judge EXIT_CODE: the verdict where no supervisor came to give one.
+judge() {
+  local class=unknown members reason
+  reason=$(sed -n 's/^\[launcher\] //p' "$run_dir/pod-node-$node_rank.log" 2>/dev/null | tail -n 1)
+  if [[ -s $stop ]]; then class=$(<"$stop"); fi
+  members='"state": "failed", "failure": '"$(json "$class")"', "reason": '"$(json "${reason:-no word} (exit code $1)")"
+  event finished "$members"
+  printf '{ %s, "time": "%s"}\n' "$members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$run_dir/.state.json.$pod" &&
+    mv "$run_dir/.state.json.$pod" "$run_dir/state.json"
 }
 
 # put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
@@ -21,11 +51,21 @@ put() {
   mkdir -p "${file%/*}" && printf '%s' "$3" | base64 -d >"$new" && chmod "$2" "$new" && mv "$new" "$file"
 }
 
+# The job's code, named by its content: several runs share it, and one of them unpacks it.
+unpack() {
+  local new='/workspace/.launcher/code/e5f47d2455779745b059'.$pod.new
+  if [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then return 0; fi
+  rm -rf "$new" && mkdir -p "$new" || return 1
+  printf '%s' H4sIAAAAAAAC/+3NsQrCMBSF4cw+xaWLupQrRt+ntqlGSlKSOPj2pi6CuyL4f8s5nOWU1PkgvrTz3XyKVkdrn1m9p+rBvvqy71T3akTNF9xy6VK9N/9pTj6UTVMuTvo4OImjLP0cp8EFGf3k8lqu8ZSb7coAAAAAAAAAAAAAAAAAAH7GA9V4nWkAKAAA | base64 -d | tar -xzf - -C "$new" || return 1
+  mv -T "$new" '/workspace/.launcher/code/e5f47d2455779745b059' 2>/dev/null || rm -rf "$new"
+  [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]
+}
+
 # Everything that may fail. Runs as a process of its own, under a time limit.
 work() {
   put 'plan.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
   put 'run.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
-  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIHRpbnktZ3B0LCBydW4gdGFzay0yMDI2MTEyMS0wODU0MDEuIFJlbmRlcmVkIGJ5IGxhdW5jaGVyIDAuMS4wLgojIFRoZSBzdXBlcnZpc29yIHJ1bnMgaXQ7IGBiYXNoIHN0YXJ0LnNoYCBieSBoYW5kIHJ1bnMgYXR0ZW1wdCAwIG9mIHRoZSBzYW1lIHJ1bi4KIyBzaGVsbGNoZWNrIGRpc2FibGU9U0MyMDE2ICMgdmFsdWVzIHN0YW5kIGluIHNpbmdsZSBxdW90ZXMsIHdoZXJlIG5vdGhpbmcgaW4gdGhlbSBpcyBleHBhbmRlZApzZXQgLWV1byBwaXBlZmFpbAoKZGllKCkgewogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCA3OAp9CgpweXRob249J3B5dGhvbjMnCgppZiBbWyAteiAke0xBVU5DSEVSX0FUVEVNUFQ6LX0gXV07IHRoZW4KICBlY2hvICdsYXVuY2hlcjogc3RhcnRlZCBieSBoYW5kOiB0aGlzIGlzIGF0dGVtcHQgMCwgYW5kIG5vIHN1cGVydmlzb3IganVkZ2VzIG9yIHJlc3RhcnRzIGl0JyA+JjIKICBleHBvcnQgTEFVTkNIRVJfQVRURU1QVD0wCiAgZXhwb3J0IExBVU5DSEVSX1JVTl9ESVI9Jy93b3Jrc3BhY2UvcnVucy90YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfUlVOX0lEPSd0YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfU1RPUF9GSUxFPSIkTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8wMDAvc3RvcCIKICBleHBvcnQgTEFVTkNIRVJfU0VDUkVUUz0nSEZfVE9LRU4sV0FOREJfQVBJX0tFWScKICBleHBvcnQgTEFVTkNIRVJfTk9ERVM9MQogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFX1JBTks9MApmaQpbWyAtbiAke0xBVU5DSEVSX1JVTl9ESVI6LX0gJiYgLW4gJHtMQVVOQ0hFUl9SVU5fSUQ6LX0gXV0gfHwgZGllICdMQVVOQ0hFUl9BVFRFTVBUIGlzIHNldCwgYnV0IG5vdCBMQVVOQ0hFUl9SVU5fRElSIGFuZCBMQVVOQ0hFUl9SVU5fSUQnCgojIEVudmlyb25tZW50IG9mIHRoZSBjbHVzdGVyLgoKIyBgc2V0dXA6YCBvZiB0aGUgY2x1c3RlciBwcm9maWxlLCBhcyBpdHMgYXV0aG9yIHdyb3RlIGl0LiBBIGJhdGNoIHNjcmlwdCBtYXkgaGF2ZSBydW4gaXQgYmVmb3JlIHRoZSBjb250YWluZXIuCmlmIFtbIC16ICR7TEFVTkNIRVJfU0VUVVBfRE9ORTotfSBdXTsgdGhlbgogIHRyYXAgJ2RpZSAiYSBzZXR1cCBsaW5lIG9mIHRoZSBjbHVzdGVyIHByb2ZpbGUgZmFpbGVkIHdpdGggZXhpdCBjb2RlICQ/IicgRVJSCiAgc2V0ICt1CiAgcHl0aG9uMyAtYyAnaW1wb3J0IGxhdW5jaGVyJyAyPi9kZXYvbnVsbCB8fCBweXRob24zIC1tIHBpcCBpbnN0YWxsIC0tcXVpZXQgL3dvcmtzcGFjZS93aGVlbHMvbGF1bmNoZXItKi53aGwKICBzZXQgLXUKICB0cmFwIC0gRVJSCmZpCgojIEEgR1BVIHRoYXQgZmVsbCBvZmYgdGhlIGJ1cyBpcyBjaGVhcGVyIHRvIGZpbmQgaGVyZSB0aGFuIGluIHRoZSBmaXJzdCBjb2xsZWN0aXZlLgppZiBjb21tYW5kIC12IG52aWRpYS1zbWkgPi9kZXYvbnVsbDsgdGhlbgogIGdwdXM9JChudmlkaWEtc21pIC1MIDI+L2Rldi9udWxsIHwgZ3JlcCAtY0UgJ14oR1BVfCAgTUlHKScgfHwgdHJ1ZSkKICAoKGdwdXMgPj0gMSkpIHx8IGRpZSAidGhpcyBub2RlIHNob3dzICRncHVzIEdQVXMsIHRoZSBqb2IgbmVlZHMgIjEKZWxpZiAhIGNvbW1hbmQgLXYgcm9jbS1zbWkgPi9kZXYvbnVsbCAmJiAhIGNvbXBnZW4gLUcgJy9kZXYvbnZpZGlhWzAtOV0qJyA+L2Rldi9udWxsOyB0aGVuCiAgIyBUcmFpbmluZyB3b3VsZCBnbyBvbiBvbiB0aGUgQ1BVLCBzaWxlbnRseSBhbmQgZm9yIGV2ZXIuCiAgZGllICJubyBHUFUgb24gdGhpcyBub2RlOiBuZWl0aGVyIG52aWRpYS1zbWksIHJvY20tc21pIG5vciAvZGV2L252aWRpYTAgaXMgaGVyZTsgR1BVcyBwZXIgbm9kZSBvZiB0aGUgam9iOiAiMQpmaQoKIyBPbmUgaG9zdDogcG9ydCAwIGxldHMgdGhlIGtlcm5lbCBjaG9vc2UsIHNvIHRoYXQgdHdvIHJ1bnMgbmV2ZXIgbWVldC4KcmVuZGV6dm91cz0oLS1ubm9kZXMgMSAtLXJkenYtZW5kcG9pbnQgMTI3LjAuMC4xOjAgLS1sb2NhbC1hZGRyIDEyNy4wLjAuMSkKCiMgV2hhdCBldmVyeSByYW5rIHJ1bnMuIGxhdW5jaGVyJ3Mgd29ya2VyIGZpbGxzIHBsYWNlaG9sZGVycyBzdWNoIGFzIHttaWNyb19iYXRjaF9zaXplfSBmb3IgZWFjaCBhdHRlbXB0Lgphcmd2PSgncHl0aG9uMycgJy1tJyAnbGF1bmNoZXIudHJhaW4nKQp3b3JrZXI9KC1tIGxhdW5jaGVyLnN1cGVydmlzZS53b3JrZXIgLS0gIiR7YXJndltAXX0iKQojIHRvcmNocnVuIHRha2VzICQkIGFuZCAke2xvY2FsX3Jhbmt9IGluIGFyZ3VtZW50cyBmb3IgaXRzIG93bjogd2l0aCBldmVyeSAkIGRvdWJsZWQgdGhleSBhcnJpdmUgYXMgd3JpdHRlbi4KdHdvPSckJCcKd29ya2VyPSgiJHt3b3JrZXJbQF0vL1skXS8kdHdvfSIpCiMgRXJyb3IgZmlsZXMgb2YgdG9yY2hydW46IG9uIHRoZSBydW4gZGlyZWN0b3J5LCBub3QgaW4gYSB0ZW1wb3JhcnkgZm9sZGVyIHRoYXQgaXMgbG9zdCB3aXRoIHRoZSBub2RlLgpsb2dfZGlyPSRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLyQocHJpbnRmICclMDNkJyAiJExBVU5DSEVSX0FUVEVNUFQiKS90b3JjaHJ1bi9ub2RlLSR7TEFVTkNIRVJfTk9ERV9SQU5LOi0wfQpta2RpciAtcCAiJGxvZ19kaXIiIHx8IHRydWUKdG9yY2hydW49KAogIC0tbnByb2MtcGVyLW5vZGUgMSAtLW1heC1yZXN0YXJ0cyAwIC0tbG9nLWRpciAiJGxvZ19kaXIiCiAgLS1yZHp2LWJhY2tlbmQgYzEwZCAtLXJkenYtaWQgIiRMQVVOQ0hFUl9SVU5fSUQtJExBVU5DSEVSX0FUVEVNUFQiCiAgIiR7cmVuZGV6dm91c1tAXX0iCikKCmNkICcvd29ya3NwYWNlL2NvZGUgb2YgdXNlcicgfHwgZGllICd0aGUgd29ya2luZyBkaXJlY3Rvcnkgb2YgdGhlIGpvYiBkb2VzIG5vdCBleGlzdCBvbiB0aGlzIG5vZGU6ICcnL3dvcmtzcGFjZS9jb2RlIG9mIHVzZXInCgojIFNlY3JldHM6IHZhbHVlcyBjb21lIGZyb20gdGhlIHN1cGVydmlzb3IncyBlbnZpcm9ubWVudCwgb3IgZnJvbSB3aGVyZSB0aGUgam9iIHNheXMuIFRoZXkgc3RhbmQgaW4gbm8gZmlsZSBoZXJlLgpbWyAtdiBIRl9UT0tFTiBdXSB8fCBkaWUgJ3NlY3JldCAnJ0hGX1RPS0VOJycgaGFzIG5vIHZhbHVlIG9uIHRoaXMgbm9kZScKZXhwb3J0IEhGX1RPS0VOCltbIC12IFdBTkRCX0FQSV9LRVkgXV0gfHwgZGllICdzZWNyZXQgJydXQU5EQl9BUElfS0VZJycgaGFzIG5vIHZhbHVlIG9uIHRoaXMgbm9kZScKZXhwb3J0IFdBTkRCX0FQSV9LRVkKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGpvYjogbGFzdCwgc28gdGhhdCBpdCB3aW5zIGFuZCBub3RoaW5nIGhlcmUgcnVucyB1bmRlciBpdC4KaWYgW1sgLXogJHtQWVRPUkNIX0NVREFfQUxMT0NfQ09ORjotfSR7UFlUT1JDSF9BTExPQ19DT05GOi19IF1dOyB0aGVuCiAgZXhwb3J0IFBZVE9SQ0hfQ1VEQV9BTExPQ19DT05GPSdleHBhbmRhYmxlX3NlZ21lbnRzOlRydWUnCmZpCgpleGVjICIkcHl0aG9uIiAtbSB0b3JjaC5kaXN0cmlidXRlZC5ydW4gIiR7dG9yY2hydW5bQF19IiAtLW5vLXB5dGhvbiAiJHB5dGhvbiIgIiR7d29ya2VyW0BdfSIK || return 1
+  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIHRpbnktZ3B0LCBydW4gdGFzay0yMDI2MTEyMS0wODU0MDEuIFJlbmRlcmVkIGJ5IGxhdW5jaGVyIDAuMS4wLgojIFRoZSBzdXBlcnZpc29yIHJ1bnMgaXQ7IGBiYXNoIHN0YXJ0LnNoYCBieSBoYW5kIHJ1bnMgYXR0ZW1wdCAwIG9mIHRoZSBzYW1lIHJ1bi4KIyBzaGVsbGNoZWNrIGRpc2FibGU9U0MyMDE2ICMgdmFsdWVzIHN0YW5kIGluIHNpbmdsZSBxdW90ZXMsIHdoZXJlIG5vdGhpbmcgaW4gdGhlbSBpcyBleHBhbmRlZApzZXQgLWV1byBwaXBlZmFpbAoKZGllKCkgewogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCA3OAp9CgpweXRob249J3B5dGhvbjMnCgppZiBbWyAteiAke0xBVU5DSEVSX0FUVEVNUFQ6LX0gXV07IHRoZW4KICBlY2hvICdsYXVuY2hlcjogc3RhcnRlZCBieSBoYW5kOiB0aGlzIGlzIGF0dGVtcHQgMCwgYW5kIG5vIHN1cGVydmlzb3IganVkZ2VzIG9yIHJlc3RhcnRzIGl0JyA+JjIKICBleHBvcnQgTEFVTkNIRVJfQVRURU1QVD0wCiAgZXhwb3J0IExBVU5DSEVSX1JVTl9ESVI9Jy93b3Jrc3BhY2UvcnVucy90YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfUlVOX0lEPSd0YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfU1RPUF9GSUxFPSIkTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8wMDAvc3RvcCIKICBleHBvcnQgTEFVTkNIRVJfU0VDUkVUUz0nSEZfVE9LRU4sV0FOREJfQVBJX0tFWScKICBleHBvcnQgTEFVTkNIRVJfTk9ERVM9MQogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFX1JBTks9MApmaQpbWyAtbiAke0xBVU5DSEVSX1JVTl9ESVI6LX0gJiYgLW4gJHtMQVVOQ0hFUl9SVU5fSUQ6LX0gXV0gfHwgZGllICdMQVVOQ0hFUl9BVFRFTVBUIGlzIHNldCwgYnV0IG5vdCBMQVVOQ0hFUl9SVU5fRElSIGFuZCBMQVVOQ0hFUl9SVU5fSUQnCgojIEVudmlyb25tZW50IG9mIHRoZSBjbHVzdGVyLgoKIyBgc2V0dXA6YCBvZiB0aGUgY2x1c3RlciBwcm9maWxlLCBhcyBpdHMgYXV0aG9yIHdyb3RlIGl0LiBBIGJhdGNoIHNjcmlwdCBtYXkgaGF2ZSBydW4gaXQgYmVmb3JlIHRoZSBjb250YWluZXIuCmlmIFtbIC16ICR7TEFVTkNIRVJfU0VUVVBfRE9ORTotfSBdXTsgdGhlbgogIHRyYXAgJ2RpZSAiYSBzZXR1cCBsaW5lIG9mIHRoZSBjbHVzdGVyIHByb2ZpbGUgZmFpbGVkIHdpdGggZXhpdCBjb2RlICQ/IicgRVJSCiAgc2V0ICt1CiAgcHl0aG9uMyAtYyAnaW1wb3J0IGxhdW5jaGVyJyAyPi9kZXYvbnVsbCB8fCBweXRob24zIC1tIHBpcCBpbnN0YWxsIC0tcXVpZXQgL3dvcmtzcGFjZS93aGVlbHMvbGF1bmNoZXItKi53aGwKICBzZXQgLXUKICB0cmFwIC0gRVJSCmZpCgojIEEgR1BVIHRoYXQgZmVsbCBvZmYgdGhlIGJ1cyBpcyBjaGVhcGVyIHRvIGZpbmQgaGVyZSB0aGFuIGluIHRoZSBmaXJzdCBjb2xsZWN0aXZlLgppZiBjb21tYW5kIC12IG52aWRpYS1zbWkgPi9kZXYvbnVsbDsgdGhlbgogIGdwdXM9JChudmlkaWEtc21pIC1MIDI+L2Rldi9udWxsIHwgZ3JlcCAtY0UgJ14oR1BVfCAgTUlHKScgfHwgdHJ1ZSkKICAoKGdwdXMgPj0gMSkpIHx8IGRpZSAidGhpcyBub2RlIHNob3dzICRncHVzIEdQVXMsIHRoZSBqb2IgbmVlZHMgIjEKZWxpZiAhIGNvbW1hbmQgLXYgcm9jbS1zbWkgPi9kZXYvbnVsbCAmJiAhIGNvbXBnZW4gLUcgJy9kZXYvbnZpZGlhWzAtOV0qJyA+L2Rldi9udWxsOyB0aGVuCiAgIyBUcmFpbmluZyB3b3VsZCBnbyBvbiBvbiB0aGUgQ1BVLCBzaWxlbnRseSBhbmQgZm9yIGV2ZXIuCiAgZGllICJubyBHUFUgb24gdGhpcyBub2RlOiBuZWl0aGVyIG52aWRpYS1zbWksIHJvY20tc21pIG5vciAvZGV2L252aWRpYTAgaXMgaGVyZTsgR1BVcyBwZXIgbm9kZSBvZiB0aGUgam9iOiAiMQpmaQoKIyBPbmUgaG9zdDogcG9ydCAwIGxldHMgdGhlIGtlcm5lbCBjaG9vc2UsIHNvIHRoYXQgdHdvIHJ1bnMgbmV2ZXIgbWVldC4KcmVuZGV6dm91cz0oLS1ubm9kZXMgMSAtLXJkenYtZW5kcG9pbnQgMTI3LjAuMC4xOjAgLS1sb2NhbC1hZGRyIDEyNy4wLjAuMSkKCiMgV2hhdCBldmVyeSByYW5rIHJ1bnMuIGxhdW5jaGVyJ3Mgd29ya2VyIGZpbGxzIHBsYWNlaG9sZGVycyBzdWNoIGFzIHttaWNyb19iYXRjaF9zaXplfSBmb3IgZWFjaCBhdHRlbXB0Lgphcmd2PSgncHl0aG9uMycgJy1tJyAnbGF1bmNoZXIudHJhaW4nKQp3b3JrZXI9KC1tIGxhdW5jaGVyLnN1cGVydmlzZS53b3JrZXIgLS0gIiR7YXJndltAXX0iKQojIHRvcmNocnVuIHRha2VzICQkIGFuZCAke2xvY2FsX3Jhbmt9IGluIGFyZ3VtZW50cyBmb3IgaXRzIG93bjogd2l0aCBldmVyeSAkIGRvdWJsZWQgdGhleSBhcnJpdmUgYXMgd3JpdHRlbi4KdHdvPSckJCcKd29ya2VyPSgiJHt3b3JrZXJbQF0vL1skXS8kdHdvfSIpCiMgRXJyb3IgZmlsZXMgb2YgdG9yY2hydW46IG9uIHRoZSBydW4gZGlyZWN0b3J5LCBub3QgaW4gYSB0ZW1wb3JhcnkgZm9sZGVyIHRoYXQgaXMgbG9zdCB3aXRoIHRoZSBub2RlLgpsb2dfZGlyPSRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLyQocHJpbnRmICclMDNkJyAiJExBVU5DSEVSX0FUVEVNUFQiKS90b3JjaHJ1bi9ub2RlLSR7TEFVTkNIRVJfTk9ERV9SQU5LOi0wfQpta2RpciAtcCAiJGxvZ19kaXIiIHx8IHRydWUKdG9yY2hydW49KAogIC0tbnByb2MtcGVyLW5vZGUgMSAtLW1heC1yZXN0YXJ0cyAwIC0tbG9nLWRpciAiJGxvZ19kaXIiCiAgLS1yZHp2LWJhY2tlbmQgYzEwZCAtLXJkenYtaWQgIiRMQVVOQ0hFUl9SVU5fSUQtJExBVU5DSEVSX0FUVEVNUFQiCiAgIiR7cmVuZGV6dm91c1tAXX0iCikKCmNkICcvd29ya3NwYWNlLy5sYXVuY2hlci9jb2RlL2U1ZjQ3ZDI0NTU3Nzk3NDViMDU5JyB8fCBkaWUgJ3RoZSB3b3JraW5nIGRpcmVjdG9yeSBvZiB0aGUgam9iIGRvZXMgbm90IGV4aXN0IG9uIHRoaXMgbm9kZTogJycvd29ya3NwYWNlLy5sYXVuY2hlci9jb2RlL2U1ZjQ3ZDI0NTU3Nzk3NDViMDU5JwoKIyBTZWNyZXRzOiB2YWx1ZXMgY29tZSBmcm9tIHRoZSBzdXBlcnZpc29yJ3MgZW52aXJvbm1lbnQsIG9yIGZyb20gd2hlcmUgdGhlIGpvYiBzYXlzLiBUaGV5IHN0YW5kIGluIG5vIGZpbGUgaGVyZS4KW1sgLXYgSEZfVE9LRU4gXV0gfHwgZGllICdzZWNyZXQgJydIRl9UT0tFTicnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBIRl9UT0tFTgpbWyAtdiBXQU5EQl9BUElfS0VZIF1dIHx8IGRpZSAnc2VjcmV0ICcnV0FOREJfQVBJX0tFWScnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBXQU5EQl9BUElfS0VZCgojIEVudmlyb25tZW50IG9mIHRoZSBqb2I6IGxhc3QsIHNvIHRoYXQgaXQgd2lucyBhbmQgbm90aGluZyBoZXJlIHJ1bnMgdW5kZXIgaXQuCmlmIFtbIC16ICR7UFlUT1JDSF9DVURBX0FMTE9DX0NPTkY6LX0ke1BZVE9SQ0hfQUxMT0NfQ09ORjotfSBdXTsgdGhlbgogIGV4cG9ydCBQWVRPUkNIX0NVREFfQUxMT0NfQ09ORj0nZXhwYW5kYWJsZV9zZWdtZW50czpUcnVlJwpmaQoKZXhlYyAiJHB5dGhvbiIgLW0gdG9yY2guZGlzdHJpYnV0ZWQucnVuICIke3RvcmNocnVuW0BdfSIgLS1uby1weXRob24gIiRweXRob24iICIke3dvcmtlcltAXX0iCg== || return 1
   # `setup:` of the cluster profile, as its author wrote it.
   trap 'say "a setup line of the cluster profile failed with exit code $?"; exit 78' ERR
   set -e +u
@@ -33,12 +73,16 @@ work() {
   set +e -u
   trap - ERR
   export LAUNCHER_SETUP_DONE=1
-  # Looked for after `setup:`, which may fetch it.
-  if [[ ! -d '/workspace/code of user' ]]; then
-    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/code of user'
+  if ! unpack; then
+    say "the job's code cannot be unpacked into "'/workspace/.launcher/code/e5f47d2455779745b059'
     return 78
   fi
-  exec "$python" -m launcher.supervise "$run_dir"
+  # Looked for after `setup:`, which may fetch it.
+  if [[ ! -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then
+    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/e5f47d2455779745b059'
+    return 78
+  fi
+  exec "$python" -m launcher.supervise "$run_dir" --stop-file "$stop"
 }
 
 # call METHOD PATH: answer on standard output, then the status as its last line. The key is in no argument.
@@ -60,25 +104,30 @@ print(answer.status)
   fi
 }
 
+# The cluster that this pod belongs to.
+cluster_id() {
+  local answer
+  answer=$(call GET "/pods/$pod" | tr -d ' \n')
+  [[ $answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
+}
+
 # Ends this pod, or the whole cluster that it belongs to. 404: it is gone already.
 end_once() {
   local answer status cluster
-  answer=$(call DELETE "/pods/${RUNPOD_POD_ID:-}")
+  answer=$(call DELETE "/pods/$pod")
   status=${answer##*$'\n'}
   case $status in
     2?? | 404) return 0 ;;
     409)
       # Pods of a cluster end with the cluster only.
-      answer=$(call GET "/pods/$RUNPOD_POD_ID" | tr -d ' \n')
-      if [[ $answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]]; then
-        cluster=${BASH_REMATCH[1]}
+      if cluster=$(cluster_id); then
         answer=$(call DELETE "/clusters/$cluster")
         status=${answer##*$'\n'}
         case $status in 2?? | 404) return 0 ;; esac
       fi
       ;;
   esac
-  say "RunPod answered '$status' to the request to end pod ${RUNPOD_POD_ID:-(no RUNPOD_POD_ID)}"
+  say "RunPod answered '$status' to the request to end pod $pod"
   return 1
 }
 
@@ -103,12 +152,40 @@ if [[ -e $done_mark ]]; then
   end_pod
 fi
 mkdir -p "$run_dir"
+# Where RunPod's answer was lost, one submission may have become two pods: the first that starts has the run, and
+# one of an earlier submission has nothing to do with it any more.
+me=$pod
+claim=$run_dir/runpod-submission-$submission
+(set -o noclobber && printf '%s\n' "$me" >"$claim") 2>/dev/null
+for _ in 1 2 3 4 5; do
+  owner=$(cat "$claim" 2>/dev/null)
+  if [[ -n $owner ]]; then break; fi
+  sleep 1
+done
+for file in "$run_dir"/runpod-submission-*; do
+  number=${file##*-}
+  if [[ $number =~ ^[0-9]+$ ]] && ((number > submission)); then owner=$(<"$file"); fi
+done
+if [[ -n $owner && $owner != "$me" ]]; then
+  say "$owner has this run: nothing is left to do here"
+  event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-a6000:'"$owner")"
+  end_pod
+fi
+# The limit: first the run is asked to stop, with time for a checkpoint, then it is ended.
+grace=$((limit / 10 < 300 ? limit / 10 : 300))
+rm -f "$stop"
+{
+  sleep "$((limit - grace))"
+  printf 'time-limit\n' >"$stop"
+} &
+timer=$!
 # --foreground: a signal reaches the supervisor alone, which ends its ranks in order.
-timeout --foreground --signal=TERM --kill-after=180 86400 bash "$0" work \
+timeout --foreground --signal=TERM --kill-after=180 "$limit" bash "$0" work \
   > >(tee -a "$run_dir/pod-node-${node_rank:-unknown}.log") 2>&1 &
 child=$!
 woken=''
-trap 'woken=yes; kill -s TERM "$child" 2>/dev/null' TERM INT
+# RunPod takes an interruptible pod away: SIGKILL follows within seconds.
+trap 'woken=yes; [[ -s $stop ]] || echo preempted >"$stop"; kill -s TERM "$child" 2>/dev/null' TERM INT
 while :; do
   woken=''
   wait "$child"
@@ -116,9 +193,12 @@ while :; do
   [[ -n $woken ]] || break
 done
 trap '' TERM INT
+kill "$timer" 2>/dev/null
 if ((rc == 124 || rc == 137)); then
   say 'stopped by runpod.max_hours of the cluster profile, or killed'
 fi
 say "the run ended with exit code $rc"
+# 88: another pod has the run, and its records are not ours to write.
+if ((rc != 0 && rc != 88)) && [[ ${node_rank:-0} == 0 ]] && ! judged; then judge "$rc"; fi
 printf '%s\n' "$rc" >"$done_mark"
 end_pod

@@ -1,0 +1,69 @@
+"""`launcher runpod leaks | sandbox`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from launcher.cli.options import AsJson
+from launcher.cli.sandbox import sandbox
+
+app = typer.Typer(no_args_is_help=True, help="RunPod.")
+app.command()(sandbox)
+
+
+@app.command()
+def leaks(
+    pods: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(
+            metavar="POD...", help="ids to end as well, e.g. of runs that another machine started"
+        ),
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="end those that leaked, and those named")] = False,
+    json: AsJson = False,
+) -> None:
+    """What launcher has rented and nobody needs any more. Exit code 1 when there is something, and it was not
+    ended."""
+    from rich.table import Table
+
+    from launcher.cli.output import console, fail, print_json
+    from launcher.runs.find import runs_in
+    from launcher.schedulers.of_run import statuses
+    from launcher.schedulers.runpod.api import Client
+    from launcher.schedulers.runpod.create import end as end_one
+    from launcher.schedulers.runpod.leaks import rented
+
+    if pods and not end:
+        fail("ids are given to end them: add --end")
+    client, runs = Client(), [run for run in runs_in() if run.read_about().get("runpod") is not None]
+    first = rented(client, runs)
+    named = {one.run_id for one in first}
+    statuses([run for run in runs if run.id in named])  # brings their records up to date
+    found = rented(client, runs)
+    unknown = set(pods or ()) - {one.path.rpartition("/")[2] for one in found}
+    if unknown:
+        fail(f"no pod or cluster of launcher's has the id {', '.join(sorted(unknown))}")
+    leaked = [one for one in found if one.why or one.path.rpartition("/")[2] in (pods or ())]
+    if end:
+        for one in leaked:
+            end_one(client, one.path)
+    if json:
+        ended = [one.path for one in leaked] if end else []
+        print_json([{**one.__dict__, "ended": one.path in ended} for one in found])
+    elif not found:
+        print("nothing of launcher's is rented")
+    else:
+        table = Table(box=None, pad_edge=False)
+        for column in ("ID", "RUN", "STATUS", "USD/H", "WHAT"):
+            table.add_column(column, no_wrap=column != "WHAT")
+        for one in found:
+            what = one.why or ("needed by its run" if one.known else "its run is not known on this machine")
+            if end and one in leaked:
+                what = f"ended: {one.why or 'named'}"
+            table.add_row(
+                one.path.rpartition("/")[2], one.run_id, one.status, f"{one.usd_per_hour:.3f}", what
+            )
+        console().print(table)
+    raise SystemExit(1 if leaked and not end else 0)

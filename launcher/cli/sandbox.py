@@ -1,0 +1,82 @@
+"""`launcher runpod sandbox`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def sandbox(
+    folder: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            help="where volumes, logs and the bill are kept",
+            show_default="~/.cache/launcher/runpod-sandbox",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="on 127.0.0.1; 0: any free one")] = 8765,
+    fault: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--fault",
+            metavar="NAME=P[:VALUE][xTIMES]",
+            help="something that goes wrong, e.g. no-capacity=0.3; may be repeated",
+        ),
+    ] = None,
+    faults: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="the same as YAML or JSON"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of the dice for faults")] = 0,
+    provisioning: Annotated[float, typer.Option(metavar="SECONDS", help="until a pod has its machine")] = 1.0,
+    pull: Annotated[float, typer.Option(metavar="SECONDS", help="until its image is there")] = 1.0,
+    restart: Annotated[
+        float, typer.Option(metavar="SECONDS", help="until a command that returned is started again")
+    ] = 1.0,
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", help="between SIGTERM and SIGKILL when a pod is ended")
+    ] = 10.0,
+    per_minute: Annotated[int, typer.Option(help="requests before 429")] = 600,
+    openapi: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="FILE",
+            envvar="RUNPOD_OPENAPI",
+            help="RunPod's OpenAPI document (/v2/openapi.json): requests are held against it",
+        ),
+    ] = None,
+) -> None:
+    """A RunPod of your own on this machine: pods are processes here, nothing is rented, nothing leaves."""
+    from launcher.cli.output import fail
+
+    try:
+        from launcher.schedulers.runpod.sandbox.cloud import Pace
+        from launcher.schedulers.runpod.sandbox.faults import Fault, parse, read
+        from launcher.schedulers.runpod.sandbox.server import Options, serve
+    except ModuleNotFoundError as error:
+        fail(f"the sandbox needs {error.name}: pip install 'launcher[sandbox]'", 2)
+    import platformdirs
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    where = folder or Path(platformdirs.user_cache_dir("launcher")) / "runpod-sandbox"
+    wanted: dict[str, Fault] = {}
+    try:
+        if faults is not None:
+            wanted.update(read(YAML(typ="safe").load(faults)))
+        wanted.update(dict(parse(text) for text in fault or []))
+        options = Options(
+            where, port, openapi, Pace(provisioning, pull, restart, grace), per_minute, seed, wanted
+        )
+        serve(options, _tell)
+    except (ValueError, YAMLError) as error:
+        fail(str(error), 2)
+
+
+def _tell(variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        print(f"export {name}={value}", flush=True)

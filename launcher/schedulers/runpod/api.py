@@ -1,0 +1,241 @@
+"""RunPod's REST API v2: what is safe to try again is tried again, and no answer is believed blindly."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+import tenacity
+
+from launcher import __version__
+from launcher.schedulers.runpod.errors import (
+    ApiError,
+    Fate,
+    HostileAnswerError,
+    LostAnswerError,
+    clean,
+    fate_of,
+)
+from launcher.schedulers.runpod.keys import api_key
+
+BASE = "https://api.runpod.io/v2"
+GRAPHQL = "https://api.runpod.io/graphql"
+LARGEST = 16 * 2**20
+"Bytes of one answer."
+SLOWEST = 60.0
+"Seconds that one answer may take altogether."
+TRIES = 6
+LONGEST_WAIT = 120.0
+"Seconds, whatever Retry-After says."
+
+
+def base_url() -> str:
+    return os.environ.get("LAUNCHER_RUNPOD_API", BASE).rstrip("/")
+
+
+def pause_seconds() -> float:
+    """Before a second try; each further pause is twice as long. A sandbox needs less patience."""
+    return float(os.environ.get("LAUNCHER_RUNPOD_PAUSE", "1"))
+
+
+class Client:
+    """One for each verb; the key is in no attribute that is printed."""
+
+    def __init__(self, base: str | None = None) -> None:
+        key = api_key()
+        self.base = base or base_url()
+        self.pause = pause_seconds()
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {key}", "User-Agent": f"launcher/{__version__}"},
+            timeout=httpx.Timeout(30.0, connect=10.0),
+            follow_redirects=False,
+        )
+        self._key = key
+
+    def __repr__(self) -> str:
+        return f"Client({self.base!r})"
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, **params: str) -> Any:
+        """Raises ApiError."""
+        return self._again("GET", path, params=params)
+
+    def delete(self, path: str) -> bool:
+        """False when it was gone already. Raises ApiError."""
+        try:
+            self._again("DELETE", path)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Sent again only where it was certainly not done. Raises ApiError; LostAnswerError where it may
+        have been."""
+        return self._again("POST", path, body=body)
+
+    @contextmanager
+    def stream(self, path: str, params: Mapping[str, str], headers: Mapping[str, str]) -> Iterator[Any]:
+        """An answer without an end, as it comes. Raises ApiError."""
+        timeout = httpx.Timeout(60.0, connect=10.0)
+        url = f"{self.base}{path}"
+        try:
+            with self._http.stream("GET", url, params=params, headers=headers, timeout=timeout) as answer:
+                if answer.status_code != 200:
+                    raise self._refusal(answer, f"GET {path}")
+                yield answer
+        except httpx.HTTPError as error:
+            raise ApiError(f"RunPod: GET {path}: {self._said(error)}", fate=Fate.RETRY) from None
+
+    def graphql(self, query: str, variables: Mapping[str, Any]) -> Any:
+        """`data` of the answer. Errors come with 200 as well. Raises ApiError, LostAnswerError."""
+        body = {"query": query, "variables": variables}
+        answer = self._again("POST", os.environ.get("LAUNCHER_RUNPOD_GRAPHQL", GRAPHQL), body=body)
+        errors = answer.get("errors") if isinstance(answer, dict) else None
+        if errors:
+            raise self._graphql_error(errors)
+        if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
+            raise LostAnswerError("RunPod: GraphQL: the answer has no `data`")
+        return answer["data"]
+
+    def _graphql_error(self, errors: Any) -> ApiError:
+        first = errors[0] if isinstance(errors, list) and isinstance(errors[0], dict) else {}
+        code = (
+            (first.get("extensions") or {}).get("code") if isinstance(first.get("extensions"), dict) else ""
+        )
+        told = self._shown(str(first.get("message", errors)).encode())
+        final = code in ("GRAPHQL_VALIDATION_FAILED", "BAD_USER_INPUT", "UNAUTHENTICATED")
+        broke = "balance" in told.lower() or "credit" in told.lower()
+        return ApiError(f"RunPod: GraphQL: {told}", 200, Fate.STOP if final or broke else Fate.SKIP)
+
+    def _again(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> Any:
+        def worth_it(error: BaseException) -> bool:
+            if body is not None:  # only what was certainly not done
+                return isinstance(error, NotReachedError) or _fate(error) is Fate.WAIT
+            return _fate(error) in (Fate.RETRY, Fate.WAIT)
+
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception(worth_it),
+            stop=tenacity.stop_after_attempt(TRIES),
+            wait=self._wait,
+            reraise=True,
+        )(self._once, method, path, params, body)
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if isinstance(error, ApiError) and error.wait is not None:
+            return min(error.wait, LONGEST_WAIT)
+        return float(min(self.pause * 2 ** (state.attempt_number - 1), 30.0))
+
+    def _once(
+        self, method: str, path: str, params: Mapping[str, str] | None, body: Mapping[str, Any] | None
+    ) -> Any:
+        what, url = f"{method} {path}", path if "://" in path else f"{self.base}{path}"
+        try:
+            with self._http.stream(method, url, params=params, json=body) as answer:
+                if answer.is_redirect:
+                    raise HostileAnswerError(
+                        f"RunPod: {what}: the answer sends us elsewhere, which its API does not do; "
+                        f"is {clean(self.base)} right (LAUNCHER_RUNPOD_API)?",
+                        answer.status_code,
+                    )
+                if not answer.is_success:
+                    raise self._refusal(answer, what)
+                data = self._read(answer, what)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise NotReachedError(f"RunPod is not reached ({what}): {self._said(error)}") from None
+        except httpx.HTTPError as error:
+            raise LostAnswerError(f"RunPod: {what}: {self._said(error)}", fate=Fate.RETRY) from None
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise ApiError(f"LAUNCHER_RUNPOD_API {clean(self.base)} is no address: {error}") from None
+        if not data:
+            return None
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            raise self._lost(method, f"RunPod: {what}: the answer is no JSON: {self._shown(data)}") from None
+
+    def _refusal(self, answer: httpx.Response, what: str) -> ApiError:
+        status = answer.status_code
+        fate, meaning = fate_of(status)
+        told = self._problem(answer, what)
+        message = "; ".join(part for part in (told, meaning) if part)
+        kind = LostAnswerError if status >= 500 else ApiError
+        return kind(f"RunPod: {what}: {status}: {message}", status, fate, _retry_after(answer))
+
+    def _problem(self, answer: httpx.Response, what: str) -> str:
+        """RFC 9457, or what there is."""
+        try:
+            data = self._read(answer, what)
+        except (ApiError, httpx.HTTPError):
+            return answer.reason_phrase
+        try:
+            problem = json.loads(data)
+        except (ValueError, RecursionError):
+            return self._shown(data) or answer.reason_phrase
+        if not isinstance(problem, dict):
+            return self._shown(data)
+        errors = problem.get("errors")
+        more = [str(one) for one in errors[:5]] if isinstance(errors, list) else []
+        said = [str(problem.get("detail") or problem.get("title") or ""), *more]
+        return self._shown("; ".join(part for part in said if part).encode()) or answer.reason_phrase
+
+    def _read(self, answer: httpx.Response, what: str) -> bytes:
+        deadline, data = time.monotonic() + SLOWEST, bytearray()
+        for block in answer.iter_bytes():
+            data += block
+            if len(data) > LARGEST:
+                raise self._lost(
+                    answer.request.method,
+                    f"RunPod: {what}: the answer is larger than {LARGEST // 2**20} MiB",
+                )
+            if time.monotonic() > deadline:
+                raise LostAnswerError(f"RunPod: {what}: no whole answer in {SLOWEST:.0f} s", fate=Fate.RETRY)
+        return bytes(data)
+
+    def _lost(self, method: str, message: str) -> ApiError:
+        """An answer that tells nothing: what a POST asked for may have been done."""
+        return LostAnswerError(message) if method == "POST" else HostileAnswerError(message)
+
+    def _shown(self, data: bytes) -> str:
+        return clean(data.decode(errors="replace").replace(self._key, "***"))
+
+    def _said(self, error: Exception) -> str:
+        return self._shown(str(error).encode()) or type(error).__name__
+
+
+class NotReachedError(ApiError):
+    """The request was certainly not sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, fate=Fate.RETRY)
+
+
+def _fate(error: BaseException) -> Fate | None:
+    return error.fate if isinstance(error, ApiError) else None
+
+
+def _retry_after(answer: httpx.Response) -> float | None:
+    """Seconds; a number or a date."""
+    text = answer.headers.get("Retry-After", "").strip()
+    if text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None

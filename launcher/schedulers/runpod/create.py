@@ -1,0 +1,251 @@
+"""Renting: the first offer that is taken, once, at no more than its limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from launcher.runs.time import stamp
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.runpod.answers import Answer, Clusters, Id, Money, Pod, Pods, read
+from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, LostAnswerError
+
+if TYPE_CHECKING:
+    from launcher.schedulers.runpod.api import Client
+    from launcher.schedulers.runpod.offers import Offer
+    from launcher.spec.cluster import RunPod
+
+LOOKS = 4
+"For one that was perhaps made: it can be missing from RunPod's list for a moment."
+TRIES = 3
+"Of one offer, where RunPod does not answer."
+ROUNDING = 1e-3
+"USD per hour by which a price may differ from what the catalogue says."
+
+
+class NotRentedError(SchedulerError):
+    """Nothing is rented. The message says why."""
+
+
+class UnclearError(SchedulerError):
+    """There may be a pod: nobody answered."""
+
+
+class _Created(Answer):
+    id: Id
+    costPerHr: Money = 0.0  # noqa: N815
+
+
+@dataclass(frozen=True)
+class Rented:
+    id: str
+    cluster: bool
+    "Several pods that begin and end together."
+    offer: Offer
+    usd_per_hour: float
+    "As it is billed."
+
+    @property
+    def path(self) -> str:
+        return f"/clusters/{self.id}" if self.cluster else f"/pods/{self.id}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked for, and how the scheduler answers what only it knows."""
+
+    section: RunPod
+    offers: Sequence[Offer]
+    name: str
+    body: Callable[[Offer], dict[str, Any]]
+    "The create request for an offer."
+    owner: Callable[[], str | None] = lambda: None
+    "Who of several of that name has begun the run."
+
+
+def rent(client: Client, order: Order) -> Rented:
+    """Raises NotRentedError, UnclearError."""
+    refused: list[tuple[Offer, ApiError | str]] = []
+    for offer in order.offers:
+        try:
+            rented = _create(client, order, offer)
+        except ApiError as error:
+            if error.fate is not Fate.SKIP:
+                raise NotRentedError(str(error)) from None
+            refused.append((offer, error))
+            continue
+        limit = limit_of(order.section, offer)
+        if limit is None or 0 < rented.usd_per_hour <= limit + ROUNDING:
+            return rented
+        end(client, rented.path)
+        said = f"{rented.usd_per_hour:.3f} USD/h" if rented.usd_per_hour else "a price that nobody tells"
+        refused.append((offer, f"it was billed at {said}, the limit is {limit:.3f}: ended at once"))
+    raise NotRentedError(_why_none(refused))
+
+
+def limit_of(section: RunPod, offer: Offer) -> float | None:
+    """USD per hour. The hours that a budget gives hold for the price that was shown."""
+    if section.budget is not None:
+        return offer.usd_per_hour
+    return section.max_price
+
+
+def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
+    lines = [
+        f"{offer.need.gpu_id or 'CPU'} ({offer.cloud}, {offer.data_center}): {why}" for offer, why in refused
+    ]
+    if all(isinstance(why, ApiError) and why.status == 400 for _, why in refused):
+        lines.append(
+            "every candidate was refused alike: read this as a mistake in the request, or as no room anywhere"
+        )
+    return "nothing is rented:\n" + "\n".join(lines)
+
+
+def _create(client: Client, order: Order, offer: Offer) -> Rented:
+    """One, or none: never two. Raises ApiError, UnclearError."""
+    body = order.body(offer) | {"name": order.name}
+    cluster = "compute" in body
+    doubt: ApiError | None = None
+    for attempt in range(TRIES):
+        if doubt is not None and (there := _look_for(client, order, cluster, doubt)):
+            return _billed(client, Rented(there, cluster, offer, 0.0))
+        try:
+            made, price = _send(client, order.section, offer, body, cluster)
+        except (LostAnswerError, HostileAnswerError) as error:
+            doubt = error
+            time.sleep(client.pause * 2**attempt)
+            continue
+        if doubt is not None:  # what was perhaps made before would be a second one
+            made = _keep_one(client, order, cluster, [made, *_named(client, order.name, cluster)])
+        return _billed(client, Rented(made, cluster, offer, price))
+    assert doubt is not None
+    if there := _look_for(client, order, cluster, doubt):
+        return _billed(client, Rented(there, cluster, offer, 0.0))
+    raise _unclear(order.name, doubt)
+
+
+def _unclear(name: str, doubt: ApiError) -> UnclearError:
+    return UnclearError(
+        f"RunPod does not tell whether it has made {name}: {doubt}\n"
+        "`launcher status` looks for it again, `launcher runpod leaks` lists what is there"
+    )
+
+
+def _look_for(client: Client, order: Order, cluster: bool, doubt: ApiError) -> str | None:
+    """It can be missing from the list for a moment. Raises UnclearError."""
+    for look in range(LOOKS):
+        try:
+            if there := _named(client, order.name, cluster):
+                return _keep_one(client, order, cluster, there)
+        except ApiError:
+            raise _unclear(order.name, doubt) from None
+        time.sleep(client.pause * 2**look)
+    return None
+
+
+def _keep_one(client: Client, order: Order, cluster: bool, ids: Sequence[str]) -> str:
+    """The one that has begun the run, or the first; the others are ended."""
+    owner = order.owner() if len(set(ids)) > 1 else None
+    kept = owner if owner in ids else ids[0]
+    for other in set(ids) - {kept}:
+        end(client, f"/clusters/{other}" if cluster else f"/pods/{other}")
+    return str(kept)
+
+
+def _send(
+    client: Client, section: RunPod, offer: Offer, body: Mapping[str, Any], cluster: bool
+) -> tuple[str, float]:
+    """Id, and USD per hour where the answer tells."""
+    if cluster:
+        return read(_Created, client.post("/clusters", body), "POST /clusters").id, 0.0
+    if section.bid_per_gpu is None and not section.server_limit:
+        pod = read(Pod, client.post("/pods", body), "POST /pods")
+        return pod.id, pod.cost
+    mutation = "podRentInterruptable" if section.bid_per_gpu is not None else "podFindAndDeployOnDemand"
+    kind = mutation[0].upper() + mutation[1:] + "Input"
+    query = f"mutation rent($input: {kind}) {{ {mutation}(input: $input) {{ id costPerHr }} }}"
+    data = client.graphql(query, {"input": _graphql_input(section, offer, body)})
+    made = data.get(mutation)
+    if made is None:
+        raise ApiError("RunPod: GraphQL: no pod, and no reason", 200, Fate.SKIP)
+    created = read(_Created, made, f"GraphQL {mutation}")
+    return created.id, created.costPerHr
+
+
+def _graphql_input(section: RunPod, offer: Offer, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The same request in GraphQL's words; it alone knows spot pods and an end that RunPod keeps itself."""
+    gpu, mounts = body["gpu"], body.get("mounts", {}).get("network", [])
+    wanted = {
+        "name": body["name"],
+        "imageName": body["image"],
+        "dockerArgs": body["args"],
+        "cloudType": body["cloud"],
+        "gpuTypeId": gpu["id"],
+        "gpuCount": gpu["count"],
+        "allowedCudaVersions": gpu.get("allowedCudaVersions"),
+        "containerDiskInGb": body["disk"],
+        "volumeInGb": 0,
+        "networkVolumeId": mounts[0]["volumeId"] if mounts else None,
+        "volumeMountPath": mounts[0]["path"] if mounts else None,
+        "dataCenterId": offer.data_center,
+        "ports": ",".join(body.get("ports", ())) or None,
+        "env": [{"key": key, "value": value} for key, value in body["env"].items()],
+        "containerRegistryAuthId": body.get("registry"),
+        "bidPerGpu": section.bid_per_gpu,
+        "terminateAfter": stamp(time.time() + offer.max_seconds),
+    }
+    return {key: value for key, value in wanted.items() if value is not None}
+
+
+def _named(client: Client, name: str, cluster: bool) -> list[str]:
+    """Ids of all of this name that live."""
+    if cluster:
+        clusters = read(Clusters, client.get("/clusters"), "GET /clusters").clusters
+        return [one.id for one in clusters if one.name == name]
+    pods = read(Pods, client.get("/pods"), "GET /pods").pods
+    return [pod.id for pod in pods if pod.name == name and pod.living]
+
+
+def named(client: Client, name: str, cluster: bool) -> str | None:
+    """One that was made and of which the answer was lost. Raises ApiError."""
+    there = _named(client, name, cluster)
+    for other in there[1:]:
+        end(client, f"/clusters/{other}" if cluster else f"/pods/{other}")
+    return there[0] if there else None
+
+
+def _billed(client: Client, rented: Rented) -> Rented:
+    """With the price that RunPod really asks; 0 where it does not tell. Raises SchedulerError."""
+    price = rented.usd_per_hour
+    for look in range(LOOKS):
+        try:
+            price = max(price, cost(client, rented.id, rented.cluster))
+        except ApiError as error:
+            if error.status != 404:  # not listed yet
+                end(client, rented.path)
+                raise NotRentedError(f"its price could not be read, so it was ended: {error}") from None
+        if price:
+            break
+        time.sleep(client.pause * 2**look)
+    return replace(rented, usd_per_hour=price)
+
+
+def cost(client: Client, which: str, cluster: bool) -> float:
+    """USD per hour. Raises ApiError."""
+    if cluster:
+        path = f"/clusters/{which}/pods"
+        return sum(pod.cost for pod in read(Pods, client.get(path), f"GET {path}").pods)
+    return read(Pod, client.get(f"/pods/{which}"), f"GET /pods/{which}").cost
+
+
+def end(client: Client, path: str) -> None:
+    """It is gone afterwards. Raises SchedulerError, which says what goes on costing money."""
+    try:
+        client.delete(path)
+    except ApiError as error:
+        raise SchedulerError(
+            f"{path.strip('/')} could not be ended and goes on costing money: {error}; "
+            "end it in RunPod's console"
+        ) from None

@@ -1,0 +1,66 @@
+"""Keys come from the environment or from a file of one's own, and go nowhere but into requests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from launcher.schedulers.base import SchedulerError
+
+
+def folder() -> Path:
+    return Path(platformdirs.user_config_dir("launcher"))
+
+
+def api_key() -> str:
+    """Raises SchedulerError."""
+    found = os.environ.get("RUNPOD_API_KEY", "").strip() or _file("runpod-key")
+    if not found:
+        raise SchedulerError(
+            "there is no RunPod API key: export RUNPOD_API_KEY, or write it into "
+            f"{folder() / 'runpod-key'} (chmod 600); RunPod's console makes one under Settings, API Keys"
+        )
+    return _plain(found, "RunPod's API key")
+
+
+def has_api_key() -> bool:
+    return bool(os.environ.get("RUNPOD_API_KEY", "").strip()) or (folder() / "runpod-key").exists()
+
+
+def s3_keys() -> tuple[str, str]:
+    """Access key and secret key of the S3 API of network volumes. Raises SchedulerError."""
+    access = os.environ.get("RUNPOD_S3_ACCESS_KEY", "").strip()
+    secret = os.environ.get("RUNPOD_S3_SECRET_KEY", "").strip()
+    if not (access and secret):
+        access, colon, secret = _file("runpod-s3-key").partition(":")
+        if not (access and colon and secret):
+            raise SchedulerError(
+                "there is no key for the S3 API of RunPod's network volumes (it is not the API key): export "
+                "RUNPOD_S3_ACCESS_KEY and RUNPOD_S3_SECRET_KEY, or write `access:secret` into "
+                f"{folder() / 'runpod-s3-key'} (chmod 600); RunPod's console makes one under Settings, "
+                "S3 API Keys"
+            )
+    return _plain(access, "the S3 access key"), _plain(secret, "the S3 secret key")
+
+
+def _file(name: str) -> str:
+    path = folder() / name
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            if mode & 0o077:
+                raise SchedulerError(f"{path} can be read by others (mode {mode:o}): chmod 600 {path}")
+            return file.read().strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise SchedulerError(f"{path}: {error.strerror}") from None
+
+
+def _plain(key: str, what: str) -> str:
+    """A line break in it would end a header, and be shown in an error about it."""
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise SchedulerError(f"{what} holds a blank, a line break or another character that no key has")
+    return key

@@ -1,0 +1,162 @@
+"""A pod for a run: what its request is made of, and what is written down about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.render.pod import max_seconds, pod_name
+from launcher.runs.files import read_record, replace_json
+from launcher.runs.layout import RunDir
+from launcher.runs.progress import last_step
+from launcher.runs.time import now
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.runpod.create import NotRentedError, Order, Rented, UnclearError, rent
+from launcher.schedulers.runpod.offers import Market, Need, Offer, hours_of, look, spent_of
+from launcher.schedulers.runpod.place import Handle, submissions
+from launcher.schedulers.runpod.prepared import scripts_request
+from launcher.spec.cluster import Cluster, RunPod
+from launcher.spec.job import Job
+
+if TYPE_CHECKING:
+    from launcher.schedulers.runpod.api import Client
+    from launcher.schedulers.runpod.mirror import Copy
+
+
+@dataclass(frozen=True)
+class Leased:
+    """A run as it is written down."""
+
+    run: RunDir
+    job: Job
+    cluster: Cluster
+    about: Mapping[str, Any]
+
+    @property
+    def section(self) -> RunPod:
+        assert self.cluster.runpod is not None  # it was submitted with one
+        return self.cluster.runpod
+
+
+def leased(run: RunDir) -> Leased:
+    about = run.read_about()
+    return Leased(run, Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"]), about)
+
+
+def market_again(client: Client, of: Leased) -> Market:
+    """For what is left of a run: its recipe fits on every card that is as large. Raises SchedulerError."""
+    section, gpu, gpus = of.section, of.cluster.node.gpu, int(of.about["gpus_per_node"])
+    ids: list[str | None] = [section.gpu_id if gpus else None]
+    if gpus and gpu is not None:
+        ids += [name for name, memory in section.other_gpus.items() if memory >= gpu.memory]
+    speed = read_record(of.run.plan).get("samples_per_second")
+    left = None if of.job.steps is None else max(of.job.steps - (last_step(of.run) or 0), 0)
+    hours = hours_of(left, of.job.batch.global_, speed)
+    needs = [Need(name, gpus, int(of.about["nodes"]), hours) for name in dict.fromkeys(ids)]
+    spent = spent_of(of.run.read_events(), time.time())
+    return look(client, section, needs, max_seconds(of.cluster, of.job), spent)
+
+
+def lease(
+    client: Client,
+    copy: Copy,
+    event: str,
+    market: Market,
+    planned_for: Callable[[Offer], None] = lambda _: None,
+    **told: Any,
+) -> str:
+    """The handle. `planned_for` makes the run directory that of the offer's GPU type.
+
+    Raises NotRentedError; then the run is as it was. Raises UnclearError.
+    """
+    run = copy.run
+    of, before = leased(run), run.read_state()
+    if not market.offers:
+        raise NotRentedError("nothing can be rented:\n" + "\n".join(market.left_out))
+    number = submissions(run) + 1
+    replace_json(run.state, {"state": "submitted", "time": now()})
+    run.event("submitting", submission=number)
+    try:
+        secrets = secret_values(of.job)
+        copy.push()
+
+        def body(offer: Offer) -> dict[str, Any]:
+            planned_for(offer)
+            return request_for(run, offer, number, secrets)
+
+        order = Order(
+            section=of.section,
+            offers=market.offers,
+            name=pod_name(run.id, number),
+            body=body,
+            owner=lambda: copy.text(f"runpod-submission-{number}"),
+        )
+        rented = rent(client, order)
+    except UnclearError:
+        raise
+    except (SchedulerError, OSError) as error:
+        run.event("refused", reason=str(error))
+        replace_json(run.state, {**before, "reason": str(error)})
+        raise NotRentedError(str(error)) from None
+    return write_down(run, event, rented, **told)
+
+
+def write_down(run: RunDir, event: str, rented: Rented, **told: Any) -> str:
+    profile = str(run.read_about()["cluster"]["name"])
+    handle = str(Handle(profile, f"cluster/{rented.id}" if rented.cluster else rented.id))
+    offer = rented.offer
+    run.event(
+        event,
+        handle=handle,
+        command=["POST", "/v2/clusters" if rented.cluster else "/v2/pods"],
+        gpu=offer.need.gpu_id,
+        cloud=offer.cloud,
+        data_center=offer.data_center,
+        usd_per_hour=rented.usd_per_hour,
+        seconds=offer.max_seconds,
+        **told,
+    )
+    return handle
+
+
+def secret_values(job: Job) -> dict[str, str]:
+    """Of those that RunPod does not keep itself. Raises SchedulerError."""
+    from launcher.supervise.secrets import SecretMissingError, read_secrets
+
+    try:
+        return read_secrets([secret for secret in job.secrets if secret.runpod is None])
+    except SecretMissingError as error:
+        raise SchedulerError(f"secrets: {error}") from None
+
+
+def request_for(run: RunDir, offer: Offer, number: int, secrets: Mapping[str, str]) -> dict[str, Any]:
+    """The request that was rendered, with what only the offer tells. Its secrets are in no file."""
+    body: dict[str, Any] = dict(scripts_request(run.scripts))
+    body["env"] = {
+        **body["env"],
+        "LAUNCHER_SUBMISSION": str(number),
+        "LAUNCHER_MAX_SECONDS": str(offer.max_seconds),
+        **secrets,
+    }
+    if offer.data_center is not None:
+        body["dataCenterIds"] = [offer.data_center]
+    if "compute" in body:
+        body["compute"] = {**body["compute"], "gpuTypeId": offer.need.gpu_id}
+        return body
+    body["cloud"] = offer.cloud
+    if offer.need.gpu_id is not None:
+        body["gpu"] = {**body["gpu"], "id": offer.need.gpu_id}
+    return body
+
+
+def words(event: Mapping[str, Any]) -> str:
+    """What was rented, from the event that tells of it."""
+    gpu, price = event.get("gpu") or "CPU", event.get("usd_per_hour")
+    parts = [str(gpu), *(str(event[name]) for name in ("cloud", "data_center") if event.get(name))]
+    return ", ".join([*parts, f"{price:.3f} USD/h"] if isinstance(price, int | float) else parts)
+
+
+def rented_events(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [event for event in events if event.get("usd_per_hour") is not None]

@@ -1,0 +1,186 @@
+"""The copy of a run directory that lies on a network volume: every reader works on it as on any other."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from launcher.runs.files import read_record
+from launcher.runs.layout import RunDir
+from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD, Wanted
+from launcher.schedulers.runpod.volume import GoneError, Object, Volume
+
+INDEX = ".volume.json"
+"In the copy, of each file: the bytes that were read, its mark there, the time (ns) of what was sent."
+_GROWING = (".out", ".err", ".log", ".jsonl")
+_RECORDS = (".json", ".exit", ".stop", ".done")
+_OURS = ("scripts", "plans")
+_NEVER = ("tensorboard", "wandb", "nodes")
+_LOGS = ("logs", "memory")
+_WRITTEN_HERE = ("cancel", "attempts/*/snapshot.json")
+
+Index = dict[str, list[int | str]]
+
+
+class Copy:
+    """Of one run; `prefix` is its folder on the volume, with a slash at its end."""
+
+    def __init__(self, run: RunDir, volume: Volume, prefix: str) -> None:
+        self.run, self.volume, self.prefix = run, volume, prefix
+
+    def fetch(self, wanted: Wanted) -> None:
+        """What is new there comes here; requests that were written here go there. Raises VolumeError."""
+        with self._index() as index:
+            self._send_requests(index)
+            state = self._state()  # first: once it tells of an end, everything that is read later is final
+            for item in self._listed("", wanted):
+                self._bring(item, index)
+            self._put_state(state, index)
+
+    def push(self) -> None:
+        """Everything that was written here, before a pod begins. Raises VolumeError."""
+        with self._index() as index:
+            names = ["run.json", "plan.json", "events.jsonl", "state.json"]
+            below = [path for name in _OURS for path in (self.run.path / name).rglob("*") if path.is_file()]
+            for name in [*names, *(str(path.relative_to(self.run.path)) for path in sorted(below))]:
+                if not PurePosixPath(name).name.startswith("."):
+                    data = (self.run.path / name).read_bytes()
+                    self.volume.write(self.prefix + name, data)
+                    index[name] = [len(data), "", 0]
+            index["state.json"][1] = self.volume.look(f"{self.prefix}state.json").mark
+            if not self.run.cancel.exists():
+                self.volume.delete(f"{self.prefix}cancel")
+                index.pop("cancel", None)
+
+    def remove(self) -> None:
+        """There. Raises VolumeError."""
+        for item in list(self.volume.all(self.prefix)):
+            self.volume.delete(item.key)
+
+    def text(self, name: str) -> str:
+        """Of a small file there; empty when there is none."""
+        try:
+            return self.volume.read(self.prefix + name, 0, 4096).decode(errors="replace").strip()
+        except GoneError:
+            return ""
+
+    def _send_requests(self, index: Index) -> None:
+        for pattern in _WRITTEN_HERE:
+            for path in self.run.path.glob(pattern):
+                name, now = str(path.relative_to(self.run.path)), path.stat().st_mtime_ns
+                if index.get(name, [0, "", 0])[2] != now:
+                    self.volume.write(self.prefix + name, path.read_bytes())
+                    index[name] = [path.stat().st_size, "", now]
+
+    def _listed(self, folder: str, wanted: Wanted) -> Iterator[Object]:
+        files, folders = self.volume.walk(self.prefix + folder)
+        yield from (item for item in files if self._is_wanted(item, wanted))
+        for name in folders:
+            if name == "checkpoints" and not folder:
+                self._copy_names(self.volume.walk(f"{self.prefix}checkpoints/")[1])
+            elif _skipped(folder, name) or not _plain(name) or (name in _LOGS and not wanted.logs):
+                continue
+            else:
+                yield from self._listed(f"{folder}{name}/", wanted)
+
+    def _is_wanted(self, item: Object, wanted: Wanted) -> bool:
+        name = item.key.removeprefix(self.prefix)
+        kind = PurePosixPath(name).suffix
+        fits = item.size <= (LARGEST_LOG if kind in _GROWING else LARGEST_RECORD)
+        ours = name in ("state.json", "run.json", "plan.json")
+        return _plain(name) and not ours and kind in (*_GROWING, *_RECORDS) and fits and wanted.covers(name)
+
+    def _bring(self, item: Object, index: Index) -> None:
+        name = item.key.removeprefix(self.prefix)
+        path, known = self.run.path / name, index.get(name, [0, "", 0])
+        if PurePosixPath(name).suffix in _GROWING:
+            index[name] = [self._append(path, item, int(known[0]), name == "events.jsonl"), item.mark, 0]
+        elif [item.size, item.mark] != known[:2] and name not in self._sent(index):
+            _replace(path, self._whole(item.key, item.size))
+            index[name] = [item.size, item.mark, 0]
+
+    def _sent(self, index: Index) -> set[str]:
+        """What goes there and never comes back."""
+        return {name for name, known in index.items() if known[2]}
+
+    def _append(self, path: Path, item: Object, start: int, whole_lines: bool) -> int:
+        """Gives up to where it has been read. Our own events stand in the same file, between lines."""
+        if item.size < start:  # written anew
+            if whole_lines:
+                return item.size
+            path.unlink(missing_ok=True)
+            start = 0
+        if item.size == start:
+            return start
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while start < item.size:
+            data = self.volume.read(item.key, start, item.size)
+            if whole_lines:
+                data = data[: data.rfind(b"\n") + 1]
+            if not data:
+                break
+            with open(path, "ab") as file:
+                file.write(data)
+            start += len(data)
+        return start
+
+    def _whole(self, key: str, size: int) -> bytes:
+        return self.volume.read(key, 0, size)
+
+    def _state(self) -> tuple[Object, bytes] | None:
+        try:
+            item = self.volume.look(f"{self.prefix}state.json")
+            return item, self._whole(item.key, min(item.size, LARGEST_RECORD))
+        except GoneError:
+            return None
+
+    def _put_state(self, found: tuple[Object, bytes] | None, index: Index) -> None:
+        """Where the run has written one since we wrote ours."""
+        if found is not None and index.get("state.json", [0, "", 0])[1] != found[0].mark:
+            with contextlib.suppress(ValueError):  # not whole yet: it comes the next time
+                json.loads(found[1])
+                _replace(self.run.state, found[1])
+                index["state.json"] = [found[0].size, found[0].mark, 0]
+
+    def _copy_names(self, steps: list[str]) -> None:
+        """Of checkpoints only the names are copied, as empty folders."""
+        for name in steps:
+            if _plain(name) and not name.startswith("."):
+                (self.run.checkpoints / name).mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            for entry in self.run.checkpoints.iterdir():
+                if entry.name not in steps:
+                    shutil.rmtree(entry, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _index(self) -> Iterator[Index]:
+        """Alone: a second follower would bring the same bytes."""
+        with open(self.run.path / ".volume.lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            index: Index = read_record(self.run.path / INDEX)
+            try:
+                yield index
+            finally:
+                _replace(self.run.path / INDEX, json.dumps(index).encode())
+
+
+def _skipped(folder: str, name: str) -> bool:
+    return name.startswith(".") or (not folder and name in (*_NEVER, *_OURS))
+
+
+def _plain(name: str) -> bool:
+    """A path below, whatever the volume's server makes of it."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Without a sync: a copy can be made again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(data)
+    temporary.replace(path)

@@ -1,0 +1,239 @@
+"""What may be rented for a run, the cheapest first, and why the rest may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.runpod.answers import CpuTypes, GpuTypes, Place, Stock, Volume, read
+from launcher.schedulers.runpod.errors import ApiError
+
+if TYPE_CHECKING:
+    from launcher.schedulers.runpod.api import Client
+    from launcher.spec.cluster import RunPod
+
+S3_CENTRES = (
+    *("EU-CZ-1", "EU-RO-1", "EUR-IS-1", "EUR-NO-1", "US-CA-2", "US-GA-2", "US-IL-1", "US-KS-2", "US-MD-1"),
+    *("US-MO-1", "US-MO-2", "US-NC-1", "US-NC-2", "US-NE-1", "US-WA-1"),
+)
+"Data centres whose network volumes have an S3 API (RunPod's documentation, 2026-08)."
+SHORTEST = 600
+"Seconds that a budget must pay for: what is shorter goes into pulling the image."
+_STOCK: dict[Stock, int] = {"HIGH": 0, "MEDIUM": 1, "LOW": 2, "NONE": 3}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a run asks for on one GPU type; `gpu_id` None is a CPU pod."""
+
+    gpu_id: str | None
+    gpus: int
+    "Per pod."
+    nodes: int
+    hours: float | None
+    "Predicted for the whole job."
+
+
+@dataclass(frozen=True)
+class Offer:
+    need: Need
+    cloud: str
+    data_center: str | None
+    stock: Stock
+    usd_per_hour: float
+    "Of all pods together."
+    max_seconds: int
+
+    @property
+    def usd(self) -> float | None:
+        """Predicted for the whole job."""
+        return None if self.need.hours is None else self.usd_per_hour * self.need.hours
+
+    def __str__(self) -> str:
+        what = f"{self.need.gpus} x {self.need.gpu_id}" if self.need.gpu_id else "CPU pod"
+        if self.need.nodes > 1:
+            what = f"{self.need.nodes} pods of {what}"
+        where = f"{self.cloud}, {self.data_center or 'any data centre'}, stock {self.stock}"
+        hours = self.max_seconds / 3600
+        most = f"at most {hours:.3g} h, {self.usd_per_hour * hours:.2f} USD"
+        if self.usd is not None and self.need.hours is not None:
+            most = f"about {self.need.hours:.3g} h, {self.usd:.2f} USD predicted; {most}"
+        return f"{what}, {where}: {self.usd_per_hour:.3f} USD/h; {most}"
+
+
+@dataclass(frozen=True)
+class Market:
+    offers: tuple[Offer, ...]
+    left_out: tuple[str, ...]
+    "What was not taken, each with the reason."
+    data_center: str | None
+    "Of the volume; None where RunPod does not tell."
+
+
+def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, spent: float = 0.0) -> Market:
+    """Of one pod, `seconds` is the limit. `spent`: USD of earlier pods of the run.
+
+    Raises SchedulerError when the profile contradicts itself, ApiError.
+    """
+    centre = volume_centre(client, section)
+    found: list[Offer] = []
+    out: list[str] = []
+    for cloud in section.clouds:
+        for need in needs:
+            for item in _offered(client, section, need, cloud, centre):
+                if isinstance(item, str):
+                    out.append(item)
+                    continue
+                place, price = item
+                limit = affordable(section, price, seconds, spent)
+                what = f"{need.gpu_id or section.cpu_id} ({cloud})"
+                if section.max_price is not None and price > section.max_price:
+                    out.append(f"{what}: {price:.3f} USD/h is above the {section.max_price:g} of max_price")
+                elif limit < min(SHORTEST, seconds):
+                    out.append(f"{what}: what is left of the budget pays for {limit / 60:.0f} minutes")
+                else:
+                    found.append(Offer(need, cloud, place.id or None, place.availability, price, limit))
+    return Market(ordered(found), tuple(dict.fromkeys(out)), centre)
+
+
+def ordered(offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """By what the whole job costs where that is known of all, else by the hour; then by stock."""
+    predicted = all(one.usd is not None for one in offers)
+    return tuple(
+        sorted(
+            offers,
+            key=lambda one: ((one.usd or 0.0) if predicted else one.usd_per_hour, _STOCK[one.stock]),
+        )
+    )
+
+
+def affordable(section: RunPod, usd_per_hour: float, seconds: int, spent: float) -> int:
+    """Seconds that one pod may have."""
+    if section.budget is None or not usd_per_hour:
+        return seconds
+    return max(0, min(seconds, int((section.budget - spent) / usd_per_hour * 3600)))
+
+
+def volume_centre(client: Client, section: RunPod) -> str | None:
+    """A pod must be where its volume is. Raises SchedulerError."""
+    if section.volume_id is None:
+        return None
+    what = f"/network-volumes/{section.volume_id}"
+    try:
+        centre = read(Volume, client.get(what), f"GET {what}").dataCenter
+    except ApiError as error:
+        if error.status == 404:
+            raise SchedulerError(
+                f"runpod.volume_id: this account has no network volume {section.volume_id}"
+            ) from None
+        if error.status != 403:
+            raise
+        return section.data_centers[0] if len(section.data_centers) == 1 else None
+    if section.data_centers and centre not in section.data_centers:
+        raise SchedulerError(
+            f"runpod.data_centers: the volume {section.volume_id} is in {centre}, and so must be its pods"
+        )
+    return centre
+
+
+def _offered(
+    client: Client, section: RunPod, need: Need, cloud: str, centre: str | None
+) -> Iterator[tuple[Place, float] | str]:
+    """Place and USD per hour of all pods together, or why not."""
+    name, price, places = (_gpu if need.gpu_id else _cpu)(client, section, need, cloud)
+    if isinstance(price, str):
+        yield f"{name} ({cloud}): {price}"
+        return
+    wanted = {centre} if centre is not None else set(section.data_centers)
+    chosen = [
+        place for place in places if (not wanted or place.id in wanted) and place.availability != "NONE"
+    ]
+    if not chosen:
+        yield f"{name} ({cloud}): none in stock in {', '.join(sorted(wanted)) or 'any data centre'}"
+    for place in chosen:
+        yield place, price * need.nodes
+
+
+_Found = tuple[str, float | str, Sequence[Place]]
+
+
+def _gpu(client: Client, section: RunPod, need: Need, cloud: str) -> _Found:
+    params = {
+        "include": "AVAILABILITY",
+        "product": "CLUSTER" if need.nodes > 1 else "POD",
+        "count": str(need.gpus),
+        "cloud": cloud,
+    }
+    if section.cuda_versions and need.nodes == 1:
+        params["cudaVersions"] = ",".join(section.cuda_versions)
+    types = read(GpuTypes, client.get("/catalog/gpus", **params), "GET /catalog/gpus").gpus
+    name = str(need.gpu_id)
+    one = next((gpu for gpu in types if gpu.id == name), None)
+    if one is None:
+        near = ", ".join(gpu.id for gpu in types[:5])
+        return name, f"RunPod's catalogue has no such GPU type; it has {near} ...", ()
+    secure = cloud == "SECURE"
+    if not (one.secure if secure else one.community):
+        return name, "not offered in this cloud", ()
+    most = one.maxCount.secure if secure else one.maxCount.community
+    if most < need.gpus:
+        return name, f"a pod has at most {most} of them", ()
+    price = section.bid_per_gpu or (one.price.secure if secure else one.price.community)
+    return name, price * need.gpus, one.dataCenters
+
+
+def _cpu(client: Client, section: RunPod, need: Need, cloud: str) -> _Found:
+    params = {"include": "AVAILABILITY", "product": "POD", "vcpuCount": str(section.vcpu)}
+    types = read(CpuTypes, client.get("/catalog/cpus", **params), "GET /catalog/cpus").cpus
+    name = str(section.cpu_id)
+    one = next((cpu for cpu in types if cpu.id == name), None)
+    if one is None:
+        near = ", ".join(cpu.id for cpu in types[:5])
+        return name, f"RunPod's catalogue has no such CPU flavor; it has {near} ...", ()
+    if cloud != "SECURE":
+        return name, "CPU pods are offered in the cloud SECURE only", ()
+    return name, one.price.securePerVcpu * (section.vcpu or 0), one.dataCenters
+
+
+def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> str | None:
+    """Why a run cannot be followed there; `endpoint`: one that somebody names."""
+    if volume is None:
+        return "runpod.volume_id is not set: without a network volume the results would end with the pod"
+    if endpoint is not None:
+        return None
+    if centre is None:
+        return (
+            f"RunPod does not tell where the volume {volume} is (the API key may not ask): name its data "
+            "centre, and only that, in runpod.data_centers"
+        )
+    if centre not in S3_CENTRES:
+        return (
+            f"the volume {volume} is in {centre}, which has no S3 API: without it nothing of the run can be "
+            f"read here. These have: {', '.join(S3_CENTRES)}"
+        )
+    return None
+
+
+def hours_of(steps: int | None, batch: int, samples_per_second: float | None) -> float | None:
+    if steps is None or not samples_per_second:
+        return None
+    return steps * batch / samples_per_second / 3600
+
+
+def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
+    """USD of the pods of a run so far, from what they were found to cost per hour."""
+    from launcher.runs.time import seconds_of
+
+    total, since, price = 0.0, None, 0.0
+    for event in events:
+        kind, at = event.get("event"), seconds_of(str(event.get("time", "")))
+        rented = event.get("usd_per_hour")
+        if at is None:
+            continue
+        if since is not None and (kind in ("finished", "pod-gone") or rented is not None):
+            total, since = total + (at - since) / 3600 * price, None
+        if isinstance(rented, int | float):
+            since, price = at, float(rented)
+    return total + ((now - since) / 3600 * price if since is not None else 0.0)

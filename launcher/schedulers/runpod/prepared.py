@@ -1,0 +1,167 @@
+"""A run as it goes to RunPod: what is sent for each GPU type that may be rented, and what that costs."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.render.pod import TooLongError, brings_code, max_seconds, pod_workdir
+from launcher.render.render import notes, pod_run_dir, render_run
+from launcher.render.values import PodCode
+from launcher.runs.find import default_root
+from launcher.schedulers.base import Prepared, Request, SchedulerError
+from launcher.schedulers.over_ssh import snapshot
+from launcher.schedulers.prepare import about, target
+from launcher.schedulers.runpod.code import pack
+
+if TYPE_CHECKING:
+    from launcher.schedulers.runpod.api import Client
+    from launcher.schedulers.runpod.offers import Market, Need
+    from launcher.spec.cluster import RunPod
+
+DEFAULT_PYTHON = "python3"
+SHOWN = 4
+"Offers."
+
+
+@dataclass(frozen=True)
+class PodPrepared(Prepared):
+    others: tuple[PodPrepared, ...] = ()
+    "The same run as it was planned for the other GPU types of the profile."
+    archive: bytes | None = None
+    "The job's code, where it is too large for the start script."
+
+    @property
+    def section(self) -> RunPod:
+        section = self.request.cluster.runpod
+        assert section is not None  # a cluster of this scheduler has one
+        return section
+
+    @property
+    def gpu_id(self) -> str | None:
+        """None of a CPU pod."""
+        return self.section.gpu_id if self.request.plan.layout.gpus_per_node else None
+
+    @property
+    def needs(self) -> list[Need]:
+        from launcher.schedulers.runpod.offers import Need, hours_of
+
+        found = []
+        for one in (self, *self.others):
+            plan, job = one.request.plan, one.request.job
+            hours = hours_of(job.steps, job.batch.global_, plan.samples_per_second)
+            found.append(Need(one.gpu_id, plan.layout.gpus_per_node, plan.layout.nodes, hours))
+        return found
+
+
+def prepare(request: Request) -> PodPrepared:
+    """Raises RenderError, SchedulerError, OSError."""
+    digest, packed = _code(request)
+    found = [_one(each, digest, packed) for each in (request, *request.others)]
+    _refuse(found[0])
+    return replace(found[0], others=tuple(found[1:]))
+
+
+def market(client: Client, prepared: PodPrepared) -> Market:
+    """Raises SchedulerError."""
+    from launcher.schedulers.runpod.offers import look
+
+    seconds = max_seconds(prepared.request.cluster, prepared.request.job)
+    return look(client, prepared.section, prepared.needs, seconds)
+
+
+def first(prepared: PodPrepared, found: Market) -> PodPrepared:
+    """What is shown is what is tried first."""
+    ordered = [prepared, *prepared.others]
+    if found.offers:
+        ordered.sort(key=lambda one: one.gpu_id != found.offers[0].need.gpu_id)
+    return replace(ordered[0], others=tuple(replace(one, others=()) for one in ordered[1:]))
+
+
+def told(found: Market) -> tuple[str, ...]:
+    """For a person, before anything is rented."""
+    lines = [f"{'rents' if not at else 'else'} {offer}" for at, offer in enumerate(found.offers[:SHOWN])]
+    if len(found.offers) > SHOWN:
+        lines.append(f"and {len(found.offers) - SHOWN} more offers")
+    lines += [f"not rented: {why}" for why in found.left_out[:SHOWN]]
+    if len(found.left_out) > SHOWN:
+        lines.append(f"and {len(found.left_out) - SHOWN} more that are not rented")
+    return tuple(lines)
+
+
+def _code(request: Request) -> tuple[str | None, bytes | None]:
+    if not brings_code(request.job):
+        return None, None
+    if not request.workdir.is_dir():
+        raise SchedulerError(f"workdir: {request.workdir} is no directory")
+    code = snapshot.take(request.workdir, leave_out=[default_root().resolve()])
+    return code.digest, _packed(code)
+
+
+_packed = functools.lru_cache(maxsize=2)(pack)
+
+
+def _one(request: Request, digest: str | None, packed: bytes | None) -> PodPrepared:
+    run_dir = pod_run_dir(request.cluster, request.run_id)
+    workdir = pod_workdir(request.cluster, request.job, run_dir, digest)
+    record = {**about(request), "workdir": workdir}
+    carried = {
+        "run.json": json.dumps(record, ensure_ascii=False),
+        "plan.json": json.dumps(request.plan.model_dump(mode="json"), ensure_ascii=False),
+    }
+    python = request.cluster.paths.python or DEFAULT_PYTHON
+    base = target(request, run_dir, workdir, python, carried)
+    archive = None
+    where = base if digest is None else replace(base, code=PodCode(digest, packed))
+    try:
+        files = render_run(where)
+    except TooLongError:
+        if digest is None:
+            raise
+        where, archive = replace(base, code=PodCode(digest, None)), packed
+        files = render_run(where)
+    several = request.plan.layout.nodes > 1
+    return PodPrepared(
+        request=request,
+        run_dir=run_dir,
+        files=files,
+        target=where,
+        command=("POST", "/v2/clusters" if several else "/v2/pods"),
+        about=record,
+        warnings=(*request.plan.warnings, *notes(where)),
+        archive=archive,
+    )
+
+
+def _refuse(prepared: PodPrepared) -> None:
+    """What RunPod has no request for. Raises SchedulerError."""
+    section, layout = prepared.section, prepared.request.plan.layout
+    special = (
+        "bid_per_gpu" if section.bid_per_gpu is not None else "server_limit" if section.server_limit else ""
+    )
+    if special and layout.nodes > 1:
+        raise SchedulerError(
+            f"runpod.{special}: RunPod's clusters have no such thing; several nodes need it off"
+        )
+    if special and not layout.gpus_per_node:
+        raise SchedulerError(f"runpod.{special}: a CPU pod has no such thing")
+    if section.bid_per_gpu is not None and section.registry_id is not None:
+        raise SchedulerError("runpod.registry_id: an interruptible pod cannot use a private registry")
+
+
+def with_prices(prepared: PodPrepared, lines: Sequence[str]) -> PodPrepared:
+    return replace(prepared, warnings=(*prepared.warnings, *lines))
+
+
+def scripts_request(scripts: Path) -> dict[str, object]:
+    """The create request as it was rendered."""
+    for name in ("create-pod.json", "create-cluster.json"):
+        if (scripts / name).is_file():
+            body = json.loads((scripts / name).read_text(encoding="utf-8"))
+            assert isinstance(body, dict)
+            return body
+    raise SchedulerError(f"{scripts} holds no create request for RunPod")

@@ -1,0 +1,1 @@
+"""A server on this machine that stands in for RunPod: for trying it out, and for tests."""

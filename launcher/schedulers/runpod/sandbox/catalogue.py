@@ -1,0 +1,133 @@
+"""What can be rented here, and for how much.
+
+GPU ids and memory as in RunPod's table of GPU types; prices and stock are made up for this server (RunPod's
+change by the day), in the order of the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gpu:
+    id: str
+    name: str
+    memory: int
+    "GB"
+    secure: float
+    "USD per GPU and hour"
+    community: float
+    stock: dict[str, str]
+    "Data centre -> NONE, LOW, MEDIUM or HIGH"
+    max_count: int = 8
+
+
+@dataclass(frozen=True)
+class Cpu:
+    id: str
+    name: str
+    group: str
+    per_vcpu: float
+    "USD per vCPU and hour"
+    ram_per_vcpu: float
+    "GB"
+    max_vcpu: int = 32
+
+
+CENTRES = {
+    "EU-RO-1": "EUROPE",
+    "EU-CZ-1": "EUROPE",
+    "US-KS-2": "NORTH_AMERICA",
+    "US-TX-3": "NORTH_AMERICA",
+}
+CUDA = ("12.8", "12.9", "13.0")
+GPUS = {
+    gpu.id: gpu
+    for gpu in (
+        Gpu("NVIDIA RTX A5000", "RTX A5000", 24, 0.27, 0.16, {"EU-RO-1": "HIGH", "US-KS-2": "LOW"}),
+        Gpu("NVIDIA GeForce RTX 4090", "RTX 4090", 24, 0.69, 0.34, {"EU-RO-1": "HIGH", "US-TX-3": "MEDIUM"}),
+        Gpu("NVIDIA RTX A6000", "RTX A6000", 48, 0.49, 0.33, {"EU-RO-1": "MEDIUM", "US-KS-2": "HIGH"}),
+        Gpu("NVIDIA L40S", "L40S", 48, 0.86, 0.79, {"EU-CZ-1": "HIGH", "US-KS-2": "MEDIUM"}),
+        Gpu("NVIDIA A100-SXM4-80GB", "A100 SXM", 80, 1.49, 1.39, {"EU-RO-1": "LOW", "US-KS-2": "HIGH"}),
+        Gpu("NVIDIA H100 80GB HBM3", "H100 SXM", 80, 2.99, 2.69, {"EU-RO-1": "LOW", "US-KS-2": "MEDIUM"}),
+        Gpu("NVIDIA H200", "H200 SXM", 141, 3.99, 3.59, {"EU-CZ-1": "LOW", "US-KS-2": "NONE"}),
+    )
+}
+CPUS = {
+    cpu.id: cpu
+    for cpu in (
+        Cpu("cpu3c", "Compute-Optimized", "CPU3", 0.03, 2),
+        Cpu("cpu3g", "General Purpose", "CPU3", 0.04, 4),
+        Cpu("cpu5c", "Compute-Optimized", "CPU5", 0.035, 2),
+    )
+}
+SPOT = 0.5
+"Lowest bid, as a part of the price on demand."
+DISK_PER_GB_HOUR = 0.10 / (30 * 24)
+"Container disk of a running pod: 0.10 USD per GB and month."
+
+
+def gpu(one: Gpu, available: bool) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "id": one.id,
+        "name": one.name,
+        "pool": None,
+        "manufacturer": "NVIDIA",
+        "memory": one.memory,
+        "secure": True,
+        "community": True,
+        "price": {"secure": one.secure, "community": one.community},
+        "maxCount": {"secure": one.max_count, "community": one.max_count},
+    }
+    if available:
+        answer["availability"] = best(one.stock.values())
+        answer["dataCenters"] = [
+            {"id": centre, "name": centre, "availability": level} for centre, level in one.stock.items()
+        ]
+        answer["cudaVersions"] = [{"version": version, "available": True} for version in CUDA]
+    return answer
+
+
+def cpu(one: Cpu, available: bool) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "id": one.id,
+        "name": one.name,
+        "group": one.group,
+        "vcpu": {"min": 2, "max": one.max_vcpu},
+        "ramGbPerVcpu": one.ram_per_vcpu,
+        "price": {"securePerVcpu": one.per_vcpu, "serverlessPerVcpu": one.per_vcpu * 1.5},
+    }
+    if available:
+        answer["availability"] = "HIGH"
+        answer["dataCenters"] = [{"id": id, "name": id, "availability": "HIGH"} for id in CENTRES]
+    return answer
+
+
+def centre(id: str, include: set[str]) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "id": id,
+        "name": id,
+        "region": CENTRES[id],
+        "globalNetwork": False,
+        "networkVolumeTypes": ["STANDARD"],
+        "compliance": [],
+    }
+    if "GPU_AVAILABILITY" in include:
+        answer["gpuAvailability"] = [
+            {"id": one.id, "name": one.name, "availability": one.stock[id]}
+            for one in GPUS.values()
+            if id in one.stock
+        ]
+    if "CPU_AVAILABILITY" in include:
+        answer["cpuAvailability"] = [
+            {"id": one.id, "name": one.name, "availability": "HIGH"} for one in CPUS.values()
+        ]
+    return answer
+
+
+def best(levels: Iterable[str]) -> str:
+    order = ("NONE", "LOW", "MEDIUM", "HIGH")
+    return max(levels, key=order.index)

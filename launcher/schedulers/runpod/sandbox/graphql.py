@@ -1,0 +1,195 @@
+"""What REST v2 lacks: spot pods and a time at which the service itself ends a pod.
+
+Not a GraphQL server: one field per request, its argument `input` as a variable or an object of variables and
+constants, and the answer holds every field that this server knows, asked for or not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from launcher.schedulers.runpod.sandbox import catalogue
+from launcher.schedulers.runpod.sandbox.asked import Asked, CreatePod, Text
+from launcher.schedulers.runpod.sandbox.cloud import Cloud
+from launcher.schedulers.runpod.sandbox.guard import Guard, account
+from launcher.schedulers.runpod.sandbox.problem import ProblemError
+from launcher.schedulers.runpod.sandbox.records import Pod, seconds
+
+_FIELD = re.compile(
+    r"\b(?P<name>podRentInterruptable|podFindAndDeployOnDemand|podTerminate|podStop|podResume|pod|gpuTypes)\b"
+    r"\s*(\(\s*input\s*:\s*(\$(?P<variable>\w+)|(?P<object>\{[^}]*\}))\s*\))?"
+)
+_PAIR = re.compile(r'(\w+)\s*:\s*(\$\w+|"(?:[^"\\]|\\.)*"|[-\w.]+)')
+
+
+class Variable(Asked):
+    key: Text
+    value: str
+
+
+class Deploy(Asked):
+    """PodRentInterruptableInput and PodFindAndDeployOnDemandInput, as far as they are used."""
+
+    name: Text
+    imageName: Text  # noqa: N815
+    gpuTypeId: Text  # noqa: N815
+    gpuCount: int = Field(1, ge=1)  # noqa: N815
+    cloudType: Literal["SECURE", "COMMUNITY", "ALL"] = "ALL"  # noqa: N815
+    bidPerGpu: float | None = Field(None, gt=0, strict=False)  # noqa: N815
+    dockerArgs: str = ""  # noqa: N815
+    containerDiskInGb: int = Field(20, ge=1)  # noqa: N815
+    volumeInGb: int = 0  # noqa: N815
+    volumeMountPath: str = "/workspace"  # noqa: N815
+    networkVolumeId: str | None = None  # noqa: N815
+    dataCenterId: str | None = None  # noqa: N815
+    ports: str = ""
+    env: list[Variable] = []
+    startSsh: bool = False  # noqa: N815
+    startJupyter: bool = False  # noqa: N815
+    supportPublicIp: bool = False  # noqa: N815
+    minVcpuCount: int = 1  # noqa: N815
+    minMemoryInGb: int = 1  # noqa: N815
+    allowedCudaVersions: list[str] = []  # noqa: N815
+    minCudaVersion: str | None = None  # noqa: N815
+    containerRegistryAuthId: str | None = None  # noqa: N815
+    templateId: str | None = None  # noqa: N815
+    stopAfter: str | None = None  # noqa: N815
+    terminateAfter: str | None = None  # noqa: N815
+
+    def body(self) -> CreatePod:
+        mounts: dict[str, Any] = {}
+        if self.networkVolumeId is not None:
+            mounts["network"] = [{"volumeId": self.networkVolumeId, "path": self.volumeMountPath}]
+        elif self.volumeInGb:
+            mounts["persistent"] = {"size": self.volumeInGb, "path": self.volumeMountPath}
+        gpu = {"id": self.gpuTypeId, "count": self.gpuCount, "allowedCudaVersions": self.allowedCudaVersions}
+        return CreatePod.model_validate(
+            {
+                "name": self.name,
+                "image": self.imageName,
+                "gpu": gpu,
+                "cloud": "COMMUNITY" if self.cloudType == "COMMUNITY" else "SECURE",
+                "args": self.dockerArgs,
+                "disk": self.containerDiskInGb,
+                "env": {one.key: one.value for one in self.env},
+                "ports": [port for port in self.ports.split(",") if port],
+                "dataCenterIds": [self.dataCenterId] if self.dataCenterId else [],
+                "mounts": mounts,
+                "registry": self.containerRegistryAuthId,
+            }
+        )
+
+
+class GraphQL:
+    def __init__(self, cloud: Cloud, guard: Guard) -> None:
+        self.cloud = cloud
+        self.guard = guard
+
+    def routes(self) -> list[Route]:
+        return [Route("/graphql", self.guard(self.answer), methods=["POST"])]
+
+    async def answer(self, request: Request) -> Response:
+        """Errors come with 200, as RunPod's do."""
+        account(request)
+        try:
+            body = json.loads(await request.body())
+            name, given = _asked(body["query"], body.get("variables") or {})
+        except (ValueError, KeyError, TypeError) as error:
+            return _error(f"the query is not understood: {error}", "GRAPHQL_VALIDATION_FAILED")
+        try:
+            return JSONResponse({"data": {name: self._do(name, given)}})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            return _error(f'Variable "$input": field "{where}": {first["msg"]}', "BAD_USER_INPUT")
+        except ProblemError as problem:
+            return _error(problem.detail, "RUNPOD")
+
+    def _do(self, name: str, given: dict[str, Any]) -> Any:
+        if name == "gpuTypes":
+            return [_gpu_type(one) for one in catalogue.GPUS.values()]
+        if name in ("podRentInterruptable", "podFindAndDeployOnDemand"):
+            return self._deploy(Deploy.model_validate(given), interruptible=name == "podRentInterruptable")
+        pod = self.cloud.pods.get(str(given.get("podId")))
+        if name == "pod":
+            return None if pod is None else _pod(pod)
+        if pod is None:
+            raise ProblemError(404, "pod not found to " + name.removeprefix("pod").lower())
+        if name == "podTerminate":
+            self.cloud.background(self.cloud.terminate(pod, "deleted"))
+            return None
+        if name == "podStop":
+            self.cloud.background(self.cloud.stop(pod, "stopped"))
+        else:
+            self.cloud.start(pod)
+        return _pod(pod)
+
+    def _deploy(self, wanted: Deploy, interruptible: bool) -> dict[str, Any]:
+        if interruptible != (wanted.bidPerGpu is not None):
+            raise ProblemError(400, "bidPerGpu belongs to podRentInterruptable, and to it only")
+        limit = None
+        if wanted.terminateAfter is not None:
+            try:
+                limit = seconds(wanted.terminateAfter)
+            except ValueError:
+                raise ProblemError(400, f"terminateAfter: {wanted.terminateAfter!r} is no time") from None
+            if limit <= time.time():
+                raise ProblemError(400, "terminateAfter has passed already")
+        return _pod(self.cloud.create(wanted.body(), interruptible, wanted.bidPerGpu, limit))
+
+
+def _asked(query: str, variables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The one field and its input; ValueError."""
+    inside = query[query.index("{") + 1 :]
+    found = _FIELD.search(inside)
+    if found is None:
+        raise ValueError("it has none of the fields that this server knows")
+    if found["variable"]:
+        given = variables[found["variable"]]
+        if not isinstance(given, dict):
+            raise ValueError(f"variable {found['variable']} is no object")
+        return found["name"], given
+    pairs = _PAIR.findall(found["object"] or "")
+    return found["name"], {
+        key: variables[value[1:]] if value.startswith("$") else json.loads(value) for key, value in pairs
+    }
+
+
+def _error(message: str, code: str) -> Response:
+    return JSONResponse({"errors": [{"message": message, "extensions": {"code": code}}], "data": None})
+
+
+def _pod(pod: Pod) -> dict[str, Any]:
+    status = "RUNNING" if pod.live else "EXITED" if pod.status == "ERROR" else pod.status
+    return {
+        "id": pod.id, "name": pod.name, "desiredStatus": status, "costPerHr": pod.price,
+        "imageName": pod.image, "machineId": f"machine-{pod.centre}",
+        "machine": {"dataCenterId": pod.centre, "podHostId": pod.id},
+        "gpuCount": (pod.gpu or {}).get("count", 0),
+        "podType": "INTERRUPTABLE" if pod.interruptible else "RESERVED",
+    }  # fmt: skip
+
+
+def _gpu_type(one: catalogue.Gpu) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "displayName": one.name,
+        "memoryInGb": one.memory,
+        "securePrice": one.secure,
+        "communityPrice": one.community,
+        "secureSpotPrice": one.secure * catalogue.SPOT,
+        "communitySpotPrice": one.community * catalogue.SPOT,
+        "lowestPrice": {
+            "minimumBidPrice": one.secure * catalogue.SPOT,
+            "uninterruptablePrice": one.secure,
+            "stockStatus": catalogue.best(one.stock.values()).capitalize(),
+        },
+    }

@@ -1,0 +1,169 @@
+"""What happens to every request before and after its handler: key, limits, faults, the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from launcher.schedulers.runpod.sandbox.cloud import Cloud
+from launcher.schedulers.runpod.sandbox.contract import Contract
+from launcher.schedulers.runpod.sandbox.problem import ProblemError
+from launcher.schedulers.runpod.sandbox.records import Pod
+
+Model = TypeVar("Model", bound=BaseModel)
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Broken(Response):
+    """The connection ends in the middle of the answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"4096")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"{", "more_body": True})
+
+
+@dataclass
+class Guard:
+    cloud: Cloud
+    key: str
+    per_minute: int
+    contract: Contract | None
+
+    def __post_init__(self) -> None:
+        self._minute = 0
+        self._used = 0
+
+    def __call__(self, handler: Endpoint) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            head = self._limits()
+            try:
+                answer = await self._guarded(request, handler)
+            except ProblemError as problem:
+                answer = self._honest(request, problem.response())
+            for name, value in head.items():
+                answer.headers[name] = value
+            return answer
+
+        return endpoint
+
+    async def _guarded(self, request: Request, handler: Endpoint) -> Response:
+        dice = self.cloud.dice
+        on = f"{request.method} {request.url.path}"
+        self._admit(request)
+        if self._used > self.per_minute:
+            raise ProblemError(429, "too many requests", headers={"Retry-After": str(self._rest())})
+        if (wait := dice.falls("rate-limit", on)) is not None:
+            raise ProblemError(429, "too many requests", headers={"Retry-After": f"{wait:g}"})
+        if (status := dice.falls("server-error", on)) is not None:
+            raise ProblemError(int(status), "injected: the upstream failed")
+        if dice.falls("redirect", on) is not None:
+            return RedirectResponse("http://elsewhere.invalid" + request.url.path)
+        if self.contract is not None:
+            query = dict(request.query_params)
+            if wrong := self.contract.wrong_query(request.method, request.url.path, query):
+                raise ProblemError(422, "invalid query", wrong)
+        answer = self._honest(request, await handler(request))
+        if (wait := dice.falls("slow-answer", on)) is not None:
+            await asyncio.sleep(wait)
+        return self._spoilt(on, answer)
+
+    def _spoilt(self, on: str, answer: Response) -> Response:
+        """The handler has done what was asked; the answer does not say so."""
+        dice = self.cloud.dice
+        if dice.falls("lost-response", on) is not None:
+            return Broken()
+        if dice.falls("gateway-timeout", on) is not None:
+            return ProblemError(504, "upstream request timeout").response()
+        if dice.falls("wrong-types", on) is not None:
+            return JSONResponse(
+                {"id": 17, "name": None, "status": ["RUNNING"], "cost": "free", "pods": "none"}
+            )
+        if dice.falls("not-json", on) is not None:
+            return HTMLResponse("<html><body>Welcome to this hotel's network</body></html>")
+        if (size := dice.falls("huge-body", on)) is not None:
+            return StreamingResponse(_huge(int(size)), media_type="application/json")
+        return answer
+
+    def _admit(self, request: Request) -> None:
+        """Sets `request.state.pod`: the pod whose key was sent, None for the account's."""
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise ProblemError(401, "missing bearer token")
+        request.state.pod = None
+        if hmac.compare_digest(key.encode(), self.key.encode()):
+            return
+        for pod in self.cloud.pods.values():
+            if hmac.compare_digest(key.encode(), pod.key.encode()):
+                request.state.pod = pod
+                return
+        raise ProblemError(401, "invalid bearer token")
+
+    def _limits(self) -> dict[str, str]:
+        minute = int(time.time() // 60)
+        if minute != self._minute:
+            self._minute, self._used = minute, 0
+        self._used += 1
+        left = max(0, self.per_minute - self._used)
+        return {
+            "RateLimit-Policy": f'"minute";q={self.per_minute};w=60',
+            "RateLimit": f'"minute";r={left};t={self._rest()}',
+        }
+
+    def _rest(self) -> int:
+        return 60 - int(time.time() % 60)
+
+    def _honest(self, request: Request, answer: Response) -> Response:
+        """The answer, unless it breaks RunPod's contract: then a defect that nobody overlooks."""
+        path = request.url.path
+        if self.contract is None or not path.startswith("/v2/") or isinstance(answer, StreamingResponse):
+            return answer
+        body = json.loads(bytes(answer.body)) if answer.body else None
+        wrong = self.contract.wrong_answer(request.method, path, answer.status_code, body)
+        if not wrong:
+            return answer
+        return ProblemError(500, "a defect of the sandbox: its answer breaks the contract", wrong).response()
+
+    async def body(self, request: Request, model: type[Model]) -> Model:
+        """The request's body, held against the contract and read; 422 with every fault."""
+        try:
+            record = json.loads(await request.body())
+        except ValueError:
+            raise ProblemError(400, "the body is not JSON") from None
+        if self.contract is not None:
+            wrong = self.contract.wrong_body(request.method, request.url.path, record)
+            if wrong:
+                raise ProblemError(422, "request body does not match the contract", wrong)
+        try:
+            return model.model_validate(record)
+        except ValidationError as error:
+            found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+            raise ProblemError(422, "request body does not match the contract", found) from None
+
+
+def own(request: Request, pod: Pod) -> None:
+    """A pod's key is good for the pod itself."""
+    if request.state.pod is not None and request.state.pod is not pod:
+        raise ProblemError(403, "access denied: this key is another pod's")
+
+
+def account(request: Request) -> None:
+    if request.state.pod is not None:
+        raise ProblemError(403, "access denied: a pod's key is good for that pod only")
+
+
+async def _huge(mebibytes: int) -> Any:
+    yield b'{"pods": [], "padding": "'
+    for _ in range(mebibytes):
+        yield b"x" * (1 << 20)
+    yield b'"}'

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# isolate.sh ROOT DISK [SOURCE TARGET]... -- COMMAND...
+# Runs COMMAND in a root of its own, in namespaces that the caller made: this machine's folders as they are, but
+# DISK as /pod, a /tmp of its own, its own processes in /proc, and each SOURCE at TARGET. Nothing is made on this
+# machine for it: the new root is a tmpfs.
+set -eu
+root=$1
+disk=$2
+shift 2
+mkdir -p "$root" "$disk/tmp"
+mount -t tmpfs pod "$root"
+for entry in /*; do
+  case $entry in /tmp | /proc | /pod) continue ;; esac
+  if [[ -L $entry ]]; then
+    cp -P "$entry" "$root$entry"
+  elif [[ -d $entry ]]; then
+    mkdir "$root$entry"
+    mount --rbind "$entry" "$root$entry"
+  else
+    : >"$root$entry"
+    mount --bind "$entry" "$root$entry"
+  fi
+done
+mkdir "$root/pod" "$root/tmp" "$root/proc"
+mount --bind "$disk" "$root/pod"
+mount --bind "$disk/tmp" "$root/tmp"
+mount -t proc proc "$root/proc"
+while [[ $1 != -- ]]; do
+  top=${2#/}
+  if [[ ! -d $root$2 && $2 != /tmp/* && -e /${top%%/*} ]]; then
+    echo "volume path $2: a pod would make this folder on this machine; choose a path below a folder that is not here, such as /workspace" >&2
+    exit 1
+  fi
+  mkdir -p "$root$2"
+  mount --rbind "$1" "$root$2"
+  shift 2
+done
+shift
+exec chroot "$root" /bin/sh -c 'cd /pod && exec "$@"' sh "$@"

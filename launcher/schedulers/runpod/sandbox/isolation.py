@@ -1,0 +1,83 @@
+"""How a pod's command is started here: in namespaces of its own where this machine allows it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ISOLATE = Path(__file__).with_name("isolate.sh")
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """`prefix` comes before the command; empty: this machine allows no namespaces."""
+
+    prefix: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.prefix)
+
+    def argv(
+        self, folder: Path, command: list[str], mounts: list[tuple[Path, str]], visible: list[Path]
+    ) -> list[str]:
+        """`folder` is the pod's own; `visible` what must be seen although it may lie in /tmp."""
+        if not self:
+            return command
+        pairs = [(str(source), target) for source, target in mounts]
+        pairs += [(str(path), str(path)) for path in visible if str(path).startswith("/tmp/")]
+        flat = [part for pair in pairs for part in pair]
+        return [
+            *self.prefix, "bash", str(ISOLATE), str(folder / "root"), str(folder / "disk"),
+            *flat, "--", *command,
+        ]  # fmt: skip
+
+
+def find_isolation() -> Isolation:
+    """Root mounts as it is, others in a user namespace. Tried, not guessed: containers often forbid both."""
+    if shutil.which("unshare") is None or shutil.which("setpriv") is None:
+        return Isolation(())
+    # With the server everything ends, even if it is killed: the signal ends unshare, unshare the pod's first
+    # process, and with it the kernel ends every other of its process namespace.
+    prefix = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    if os.geteuid() != 0:
+        prefix.append("--map-root-user")
+    found = Isolation((*prefix, "--"))
+    with tempfile.TemporaryDirectory() as folder:
+        trial = found.argv(Path(folder), ["true"], [(Path(folder), "/workspace-trial/x")], [])
+        try:
+            done = subprocess.run(trial, capture_output=True, timeout=20)
+        except subprocess.TimeoutExpired:
+            return Isolation(())
+    return found if done.returncode == 0 else Isolation(())
+
+
+def first_process(pid: int) -> int:
+    """The pod's process 1, of which `pid` (unshare) is the parent; `pid` itself where there is none."""
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    return pid
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL to every process whose environment holds `mark` (NAME=VALUE), until none is left."""
+    killed: set[int] = set()
+    while found := [pid for pid in _marked(mark.encode()) if pid not in killed]:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed.update(found)
+
+
+def _marked(mark: bytes) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    yield int(entry.name)

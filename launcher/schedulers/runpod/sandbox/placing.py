@@ -1,0 +1,64 @@
+"""Where a pod finds room, and what it costs there."""
+
+from __future__ import annotations
+
+from launcher.schedulers.runpod.sandbox import catalogue
+from launcher.schedulers.runpod.sandbox.asked import Container, CreatePod, GpuConfig
+from launcher.schedulers.runpod.sandbox.faults import Dice
+from launcher.schedulers.runpod.sandbox.problem import ProblemError
+from launcher.schedulers.runpod.sandbox.records import Volume
+
+
+def place(body: Container, gpu: GpuConfig | None, volumes: dict[str, Volume], dice: Dice) -> str:
+    """A data centre that has it; ProblemError 400 where none has."""
+    wanted = body.dataCenterIds or list(catalogue.CENTRES)
+    for mount in body.mounts.network:
+        if mount.volumeId not in volumes:
+            raise ProblemError(400, f"network volume {mount.volumeId} not found")
+        if not mount.path.startswith("/"):
+            raise ProblemError(400, f"mount path {mount.path!r} must be absolute")
+        wanted = [centre for centre in wanted if centre == volumes[mount.volumeId].centre]
+    if body.mounts.network and body.mounts.persistent:
+        raise ProblemError(400, "mounts.persistent and mounts.network are mutually exclusive")
+    if len(body.env) > 50:
+        raise ProblemError(400, "at most 50 environment variables")
+    none = ProblemError(400, "There are no longer any instances available with the requested specifications")
+    if isinstance(body, CreatePod) and body.cpu is not None:
+        flavor = catalogue.CPUS.get(body.cpu.id)
+        count = body.cpu.vcpuCount
+        if flavor is None or count > flavor.max_vcpu or count & (count - 1):
+            raise ProblemError(400, f"cpu flavor {body.cpu.id} with {count} vCPUs does not exist")
+        found = [centre for centre in wanted if centre in catalogue.CENTRES]
+    else:
+        assert gpu is not None
+        one = catalogue.GPUS.get(gpu.id)
+        if one is None:
+            raise ProblemError(400, f"gpu type {gpu.id} not found")
+        if gpu.count > one.max_count:
+            raise ProblemError(400, f"at most {one.max_count} of {gpu.id} in one pod")
+        if gpu.allowedCudaVersions and not set(gpu.allowedCudaVersions) & set(catalogue.CUDA):
+            raise none
+        found = [centre for centre in wanted if one.stock.get(centre, "NONE") != "NONE"]
+    if not found:
+        raise none
+    if dice.falls("forbidden") is not None:
+        raise ProblemError(403, "access to this resource pool is denied")
+    if dice.falls("no-balance") is not None:
+        raise ProblemError(402, "insufficient balance")
+    if dice.falls("no-capacity") is not None:
+        raise none
+    return found[0]
+
+
+def price_of(body: CreatePod, bid: float | None) -> float:
+    """USD per hour by the catalogue."""
+    if body.cpu is not None:
+        return catalogue.CPUS[body.cpu.id].per_vcpu * body.cpu.vcpuCount
+    assert body.gpu is not None
+    one = catalogue.GPUS[body.gpu.id]
+    each = one.secure if body.cloud == "SECURE" else one.community
+    if bid is not None:
+        if bid < each * catalogue.SPOT:
+            raise ProblemError(400, f"bid {bid} is below the lowest, {each * catalogue.SPOT}")
+        each = bid
+    return each * body.gpu.count

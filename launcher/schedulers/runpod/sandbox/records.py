@@ -1,0 +1,219 @@
+"""Values that the sandbox keeps: pods, clusters, volumes, and what was billed."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+LIVE = ("PROVISIONING", "STARTING", "RUNNING")
+ACTIONS = {
+    "PROVISIONING": ["stop", "terminate"],
+    "STARTING": ["stop", "terminate"],
+    "RUNNING": ["stop", "restart", "terminate"],
+    "EXITED": ["start", "terminate"],
+    "ERROR": ["start", "terminate"],
+    "TERMINATED": [],
+}
+
+
+def stamp(seconds: float) -> str:
+    """RFC 3339, UTC, microseconds."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def seconds(text: str) -> float:
+    """Of an RFC 3339 time; ValueError."""
+    found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+
+
+@dataclass(frozen=True)
+class Volume:
+    id: str
+    name: str
+    size: int
+    "GB"
+    centre: str
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "name": self.name, "size": self.size, "dataCenter": self.centre, "type": "STANDARD"
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A pod's place in a cluster."""
+
+    cluster: str
+    rank: int
+    nodes: int
+    address: str
+    primary: str
+
+
+@dataclass
+class Pod:
+    id: str
+    name: str
+    image: str
+    args: str
+    env: dict[str, str]
+    disk: int
+    ports: list[str]
+    mounts: dict[str, Any]
+    gpu: dict[str, Any] | None
+    cpu: dict[str, Any] | None
+    cloud: str
+    registry: str | None
+    centre: str
+    price: float
+    "USD per hour while it lives"
+    key: str
+    "Its own API key, good for itself and its cluster."
+    interruptible: bool = False
+    seat: Seat | None = None
+    status: str = "PROVISIONING"
+    created: float = 0.0
+    started: float | None = None
+    ended: float | None = None
+    listed_from: float = 0.0
+    terminate_after: float | None = None
+    starts: int = 0
+    "How often its command was started."
+
+    @property
+    def live(self) -> bool:
+        return self.status in LIVE
+
+    def record(self, now: float) -> dict[str, Any]:
+        """`Pod` of RunPod's API."""
+        answer: dict[str, Any] = {
+            "id": self.id,
+            "name": self.name,
+            "status": self.status,
+            "actions": ACTIONS[self.status],
+            "image": self.image,
+            "args": self.args,
+            "disk": self.disk,
+            "mounts": self.mounts,
+            "ports": self.ports,
+            "env": self.env,
+            "registry": self.registry,
+            "cloud": self.cloud,
+            "dataCenterId": self.centre,
+            "cudaVersion": "12.8" if self.gpu else None,
+            "ssh": {"proxy": None, "direct": None},
+            "template": None,
+            "cost": self.price if self.live else 0.0,
+            "locked": False,
+            "globalNetworking": {"enabled": False},
+            "runtime": None,
+            "createdAt": stamp(self.created),
+            "startedAt": None if self.started is None else stamp(self.started),
+        }
+        if self.gpu:
+            answer["gpu"] = self.gpu
+        if self.cpu:
+            answer["cpu"] = self.cpu
+        if self.seat:
+            answer["cluster"] = {"id": self.seat.cluster, "rank": self.seat.rank, "ip": self.seat.address}
+        if self.status == "RUNNING" and self.started is not None:
+            gpus = [{"util": 0, "memoryUtil": 0}] * (self.gpu or {}).get("count", 0)
+            answer["runtime"] = {"uptime": int(now - self.started), "gpus": gpus, "ports": []}
+        return answer
+
+    def summary(self) -> dict[str, Any]:
+        """Kept on disk and shown by the control route: nothing secret (`env` may be)."""
+        return {
+            "id": self.id, "name": self.name, "status": self.status, "interruptible": self.interruptible,
+            "cluster": self.seat.cluster if self.seat else None, "centre": self.centre, "price": self.price,
+            "gpu": self.gpu, "cpu": self.cpu, "created": self.created, "ended": self.ended,
+            "starts": self.starts,
+        }  # fmt: skip
+
+
+@dataclass
+class Cluster:
+    id: str
+    name: str
+    type: str
+    compute: dict[str, Any]
+    centre: str
+    created: float
+    listed_from: float
+    pods: list[Pod] = field(default_factory=list)
+
+    def record(self) -> dict[str, Any]:
+        """`Cluster` of RunPod's API."""
+        counts: dict[str, int] = {}
+        for pod in self.pods:
+            counts[pod.status] = counts.get(pod.status, 0) + 1
+        first = self.pods[0]
+        return {
+            "id": self.id,
+            "name": self.name,
+            "type": self.type,
+            "compute": self.compute,
+            "dataCenterId": self.centre,
+            "pods": {"total": len(self.pods), "byStatus": counts},
+            "network": {"cidr": "127.0.0.0/8"},
+            "primary": {"podId": first.id, "status": first.status},
+            "createdAt": stamp(self.created),
+        }
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One pod at one price for a time; `end` None: it still runs."""
+
+    pod: str
+    kind: str
+    "gpu or cpu"
+    start: float
+    end: float | None
+    usd_per_hour: float
+
+    def usd(self, now: float, first: float = 0.0, last: float = math.inf) -> float:
+        """For the part within [first, last): by the second, the one that has begun whole."""
+        until = self.start + math.ceil((now if self.end is None else self.end) - self.start)
+        return max(0.0, min(last, until) - max(first, self.start)) * self.usd_per_hour / 3600
+
+
+class Ledger:
+    """What was billed, on disk: one line when a charge begins, one when it ends."""
+
+    def __init__(self, file: Path, now: float) -> None:
+        self.file = file
+        self.charges: dict[tuple[str, float], Charge] = {}
+        if file.exists():
+            for line in file.read_text().splitlines():
+                one = Charge(**json.loads(line))
+                self.charges[one.pod, one.start] = one
+            # A server that was killed ended its pods with it; when, its ledger's last heartbeat tells.
+            beat = min(now, file.stat().st_mtime)
+            for one in [one for one in self.charges.values() if one.end is None]:
+                self.close(one.pod, max(beat, one.start))
+
+    def open(self, pod: str, kind: str, usd_per_hour: float, now: float) -> None:
+        self._write(Charge(pod, kind, now, None, usd_per_hour))
+
+    def close(self, pod: str, now: float) -> None:
+        for one in [one for one in self.charges.values() if one.pod == pod and one.end is None]:
+            self._write(Charge(one.pod, one.kind, one.start, now, one.usd_per_hour))
+
+    def beat(self) -> None:
+        if any(one.end is None for one in self.charges.values()):
+            self.file.touch()
+
+    def total(self, now: float) -> float:
+        return sum(one.usd(now) for one in self.charges.values())
+
+    def _write(self, one: Charge) -> None:
+        self.charges[one.pod, one.start] = one
+        with open(self.file, "a") as file:
+            file.write(json.dumps(vars(one)) + "\n")

@@ -1,0 +1,120 @@
+"""The server as a whole: routes, what is printed, what is kept, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import shlex
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from launcher.schedulers.runpod.sandbox.cloud import Cloud, Pace
+from launcher.schedulers.runpod.sandbox.contract import Contract
+from launcher.schedulers.runpod.sandbox.control import Control
+from launcher.schedulers.runpod.sandbox.faults import Dice, Fault
+from launcher.schedulers.runpod.sandbox.graphql import GraphQL
+from launcher.schedulers.runpod.sandbox.guard import Guard
+from launcher.schedulers.runpod.sandbox.isolation import find_isolation
+from launcher.schedulers.runpod.sandbox.records import Volume
+from launcher.schedulers.runpod.sandbox.rest import Rest
+from launcher.schedulers.runpod.sandbox.s3 import S3
+
+VOLUME = "sandbox"
+"Id of the network volume that is there from the start."
+CENTRE = "EU-RO-1"
+
+
+@dataclass(frozen=True)
+class Options:
+    folder: Path
+    port: int
+    openapi: Path | None
+    pace: Pace
+    per_minute: int
+    seed: int
+    faults: dict[str, Fault] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Keys:
+    api: str
+    s3_access: str
+    s3_secret: str
+
+
+def serve(options: Options, ready: Callable[[dict[str, str]], None]) -> None:
+    """Until SIGINT or SIGTERM; then every pod is ended. `ready` gets the variables for the user's shell."""
+    contract = Contract(options.openapi) if options.openapi is not None else None
+    options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = options.folder.resolve()
+    cloud = Cloud(folder, find_isolation(), Dice(options.seed, options.faults), options.pace)
+    if VOLUME not in cloud.volumes:
+        cloud.add_volume(Volume(VOLUME, VOLUME, 100, CENTRE))
+    keys = _keys(folder / "keys.json")
+    guard = Guard(cloud, keys.api, options.per_minute, contract)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        beating = asyncio.ensure_future(_beat(cloud))
+        yield
+        beating.cancel()
+        await cloud.close()
+
+    parts = (
+        Rest(cloud, guard),
+        GraphQL(cloud, guard),
+        S3(cloud, keys.s3_access),
+        Control(cloud, keys.api),
+    )
+    routes = [route for part in parts for route in part.routes()]
+    app = Starlette(routes=routes, lifespan=lifespan)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=options.port, log_level="critical", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    listening = config.bind_socket()
+    base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    cloud.api = f"{base}/v2"
+    variables = {
+        "LAUNCHER_RUNPOD_API": f"{base}/v2",
+        "LAUNCHER_RUNPOD_GRAPHQL": f"{base}/graphql",
+        "LAUNCHER_RUNPOD_S3": f"{base}/s3",
+        "RUNPOD_API_KEY": keys.api,
+        "RUNPOD_S3_ACCESS_KEY": keys.s3_access,
+        "RUNPOD_S3_SECRET_KEY": keys.s3_secret,
+    }
+    _private(
+        folder / "env.sh",
+        "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()),
+    )
+    ready(variables)
+    server.run(sockets=[listening])
+
+
+async def _beat(cloud: Cloud) -> None:
+    while True:
+        await asyncio.sleep(1)
+        cloud.ledger.beat()
+
+
+def _keys(file: Path) -> Keys:
+    """Made once: they stay good when the server is started again."""
+    if not file.exists():
+        made = Keys(
+            f"rpa_sandbox_{secrets.token_hex(16)}",
+            f"user_{secrets.token_hex(8)}",
+            f"rps_{secrets.token_hex(16)}",
+        )
+        _private(file, json.dumps(vars(made)))
+    return Keys(**json.loads(file.read_text()))
+
+
+def _private(file: Path, text: str) -> None:
+    file.touch(mode=0o600)
+    file.write_text(text)

@@ -1,0 +1,374 @@
+"""RunPod: one run over one or many pods, its directory on a network volume and a copy of it here."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.runs.files import replace_json, replace_text
+from launcher.runs.find import RunNotFoundError, remember_root, runs_in
+from launcher.runs.layout import RunDir
+from launcher.runs.time import now
+from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.over_ssh.exchange import Wanted
+from launcher.schedulers.rundir import in_force, rewrite_run, write_run
+from launcher.schedulers.runpod import prepared as preparing
+from launcher.schedulers.runpod.errors import ApiError
+from launcher.schedulers.runpod.place import (
+    PREFIX,
+    Handle,
+    copies_of,
+    folder_on_volume,
+    handle_of,
+)
+from launcher.schedulers.runpod.prepared import PodPrepared
+from launcher.schedulers.runpod.watch import Seen, look_at, wants_new_pod
+
+if TYPE_CHECKING:
+    from launcher.schedulers.runpod.api import Client
+    from launcher.schedulers.runpod.mirror import Copy
+    from launcher.schedulers.runpod.offers import Market, Offer
+    from launcher.schedulers.runpod.volume import Volume
+
+LOOK_SECONDS = 2.0
+"Between two looks of one process at a run."
+POD_SECONDS = 10.0
+"Between two questions about its pod: RunPod answers about sixty in a minute."
+AGAIN_SECONDS = 30.0
+"Between two tries to rent a pod in the place of one that was taken away."
+
+
+class RunPodScheduler:
+    """The run directory must lie on a network volume that has an S3 API."""
+
+    capabilities = Capabilities(submit=True, multi_node=True)
+
+    def __init__(self) -> None:
+        self.known: list[RunDir] = []
+        "Where the run of a handle is looked for first."
+        self._made: Client | None = None
+        self._volumes: dict[tuple[str, str | None], Volume] = {}
+        self._wanted = Wanted()
+        self._markets: dict[str, Market] = {}
+        "Run id -> what was looked up for it."
+        self._last: dict[Path, tuple[float, Status]] = {}
+        self._seen: dict[tuple[Path, str], tuple[float, Seen]] = {}
+        self._tried: dict[Path, float] = {}
+        self._renewed: set[Path] = set()
+
+    @property
+    def client(self) -> Client:
+        if self._made is None:
+            from launcher.schedulers.runpod.api import Client
+
+            self._made = Client()
+        return self._made
+
+    def prepare(self, request: Request) -> PodPrepared:
+        """With what it costs, where there is a key to ask RunPod with. Raises RenderError, SchedulerError,
+        OSError."""
+        from launcher.schedulers.runpod.keys import has_api_key
+
+        ready = preparing.prepare(request)
+        if not has_api_key():
+            return preparing.with_prices(
+                ready, ["prices and stock are shown where there is a RunPod API key"]
+            )
+        try:
+            found = self._markets[request.run_id] = preparing.market(self.client, ready)
+        except SchedulerError as error:
+            return preparing.with_prices(ready, [f"prices and stock are not known: {error}"])
+        return preparing.with_prices(preparing.first(ready, found), preparing.told(found))
+
+    def check(self, prepared: Prepared) -> tuple[str, ...]:
+        """Raises SchedulerError."""
+        from launcher.schedulers.runpod.lease import secret_values
+        from launcher.schedulers.runpod.offers import s3_refusal
+        from launcher.schedulers.runpod.volume import named_endpoint
+
+        assert isinstance(prepared, PodPrepared)  # of this scheduler
+        run_id, section = prepared.request.run_id, prepared.section
+        secret_values(prepared.request.job)
+        if section.volume_id is None and (why := s3_refusal(None, None, None)):
+            raise SchedulerError(why)
+        known = run_id in self._markets
+        market = self._markets.setdefault(run_id, self._markets.get(run_id) or self._market(prepared))
+        if why := s3_refusal(market.data_center, named_endpoint(), section.volume_id):
+            raise SchedulerError(why)
+        prefix = folder_on_volume(section.model_dump(), prepared.run_dir)
+        if prefix is None:
+            raise SchedulerError(
+                f"paths.runs: {prepared.run_dir} is not below {section.volume_path}, the volume"
+            )
+        self._volume(str(section.volume_id), market.data_center).walk(prefix)
+        if not market.offers:
+            raise SchedulerError("nothing can be rented:\n" + "\n".join(market.left_out))
+        return () if known else preparing.told(market)
+
+    def submit(self, prepared: Prepared) -> str:
+        """Raises SchedulerError; where there is certainly no pod, nothing is left behind."""
+        from launcher.schedulers.runpod.create import NotRentedError
+        from launcher.schedulers.runpod.lease import lease
+
+        assert isinstance(prepared, PodPrepared)  # of this scheduler
+        market = self._markets.get(prepared.request.run_id) or self._market(prepared)
+        root = copies_of(prepared.section.model_dump(), str(Path(prepared.run_dir).parent))
+        by_gpu = {
+            one.gpu_id: replace(
+                one,
+                run_dir=str(root / prepared.request.run_id),
+                about={**one.about, "runpod": {"data_center": market.data_center}},
+            )
+            for one in (prepared, *prepared.others)
+        }
+        chosen = market.offers[0].need.gpu_id if market.offers else prepared.gpu_id
+        try:
+            run = write_run(by_gpu[chosen])
+        except OSError as error:
+            raise SchedulerError(f"cannot write {root}: {error.strerror}") from None
+        copy = self.copy(run)
+
+        def planned_for(offer: Offer) -> None:
+            nonlocal chosen
+            if offer.need.gpu_id != chosen:
+                chosen = offer.need.gpu_id
+                rewrite_run(run, by_gpu[chosen])
+                copy.push()
+
+        try:
+            self._send_code(prepared, copy.volume)
+            handle = lease(self.client, copy, "submitted", market, planned_for)
+        except NotRentedError:
+            self._withdraw(run, copy)
+            raise
+        finally:
+            if run.path.exists():
+                remember_root(root)
+        return handle
+
+    def resume(self, handle: str, again: Prepared | None = None) -> str:
+        """A new pod for the run, which goes on from its last checkpoint."""
+        from launcher.schedulers.runpod.lease import lease, leased, market_again
+
+        run = self.run_of(handle)
+        if run.path in self._renewed:  # the look at its state has just done it
+            return str(handle_of(run))
+        status = self._judged(run)
+        if not status.ended:
+            raise SchedulerError(f"{run.id} is still {status.state}")
+        if status.state == "succeeded":
+            raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
+        self._end(handle_of(run))
+        with in_force(run, again):
+            run.cancel.unlink(missing_ok=True)
+            if isinstance(again, PodPrepared):
+                self._send_code(again, self.copy(run).volume)
+            self._last.pop(run.path, None)
+            market = market_again(self.client, leased(run))
+            return lease(self.client, self.copy(run), "resubmitted", market)
+
+    def status(self, handle: str) -> Status:
+        """Where an interruptible pod was taken away, this rents another one."""
+        run = self.run_of(handle)
+        if (last := self._last.get(run.path)) is not None and last[0] > time.monotonic():
+            return last[1]
+        found = self._judged(run)
+        if wants_new_pod(run, found):
+            found = self._renew(run) or found
+        self._last[run.path] = (time.monotonic() + LOOK_SECONDS * self._pace(), found)
+        return found
+
+    def statuses(self, runs: Iterable[RunDir]) -> list[Status]:
+        """Of many: nothing is rented by looking at them."""
+        return [self._judged(run) for run in runs]
+
+    def logs(self, handle: str, since: int) -> bytes:
+        """What the pods' own scripts and the supervisors printed, from byte `since` on."""
+        run = self.run_of(handle)
+        parts = [file.read_bytes() for file in sorted(run.path.glob("pod-node-*.log"))]
+        return b"".join(parts)[since:]
+
+    def stream(self, handle: str) -> Iterator[bytes]:
+        """The log of the run's first pod, image pulls included, until the run ends."""
+        from launcher.schedulers.runpod.stream import follow
+
+        run = self.run_of(handle)
+        told: str | None = None
+        while True:
+            pod = self._first_pod(handle_of(run))
+            if pod is not None and pod != told:
+                told = pod
+                for line in follow(self.client, pod, lambda: self.status(handle).ended):
+                    yield f"{line.ts} {line.source}: {line.line}\n".encode()
+            if self.status(handle).ended:
+                return
+            time.sleep(LOOK_SECONDS * self._pace())
+
+    def cancel(self, handle: str) -> None:
+        """A pod that has not begun is ended. Else a checkpoint is asked for; a second call ends the ranks."""
+        run = self.run_of(handle)
+        status = self._judged(run)
+        if status.ended:
+            raise SchedulerError(f"{run.id} is not running: {status.state}")
+        self._last.pop(run.path, None)
+        if run.read_state().get("state") == "submitted":
+            self._end(handle_of(run))
+            reason = "cancelled before it began"
+            run.event("finished", state="cancelled", failure="cancelled", reason=reason, by="runpod")
+            replace_json(
+                run.state, {"state": "cancelled", "failure": "cancelled", "reason": reason, "time": now()}
+            )
+            return
+        replace_text(run.cancel, f"{time.time()}\n")
+        self.copy(run).fetch(Wanted())
+
+    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
+        self._wanted = wanted or Wanted()
+        self._last.pop(run.path, None)
+        self.copy(run).fetch(self._wanted)
+
+    def where(self, run: RunDir) -> str:
+        section = run.read_about()["cluster"]["runpod"]
+        return f"{PREFIX}{section['volume_id']}:{self._there(run)}"
+
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        for run in runs:
+            self._end(handle_of(run))
+            self.copy(run).remove()
+            shutil.rmtree(run.path)
+
+    def list(self) -> list[Status]:
+        from launcher.schedulers.of_run import statuses
+
+        return [one for one in statuses(runs_in()) if one.handle.startswith(PREFIX)]
+
+    def run_of(self, handle: str) -> RunDir:
+        """Raises RunNotFoundError."""
+        for run in itertools.chain(self.known, runs_in()):
+            if str(handle_of(run)) == handle or any(e.get("handle") == handle for e in run.read_events()):
+                return run
+        raise RunNotFoundError(f"no run of {handle} is known here")
+
+    def copy(self, run: RunDir) -> Copy:
+        """Raises SchedulerError."""
+        from launcher.schedulers.runpod.mirror import Copy
+
+        about = run.read_about()
+        section = about["cluster"]["runpod"]
+        prefix = folder_on_volume(section, self._there(run))
+        if prefix is None or section["volume_id"] is None:
+            raise SchedulerError(f"{run.id} is on no network volume")
+        centre = about.get("runpod", {}).get("data_center")
+        return Copy(run, self._volume(section["volume_id"], centre), prefix)
+
+    def _there(self, run: RunDir) -> str:
+        cluster: dict[str, Any] = run.read_about()["cluster"]
+        runs = cluster.get("paths", {}).get("runs") or f"{cluster['runpod']['volume_path'].rstrip('/')}/runs"
+        return f"{runs.rstrip('/')}/{run.id}"
+
+    def _volume(self, volume_id: str, centre: str | None) -> Volume:
+        from launcher.schedulers.runpod.volume import Volume
+
+        if (volume_id, centre) not in self._volumes:
+            self._volumes[volume_id, centre] = Volume(volume_id, centre)
+        return self._volumes[volume_id, centre]
+
+    def _market(self, prepared: PodPrepared) -> Market:
+        return preparing.market(self.client, prepared)
+
+    def _pace(self) -> float:
+        """A sandbox is looked at more often than RunPod."""
+        from launcher.schedulers.runpod.api import pause_seconds
+
+        return min(1.0, pause_seconds())
+
+    def _send_code(self, prepared: PodPrepared, volume: Volume) -> None:
+        from launcher.schedulers.runpod.volume import GoneError
+
+        code = prepared.target.code
+        if prepared.archive is None or code is None:
+            return
+        folder = folder_on_volume(prepared.section.model_dump(), prepared.target.workdir)
+        assert folder is not None  # code_folder is below the mount point
+        key = f"{folder.rstrip('/')}.tar.gz"
+        with suppress(GoneError):
+            if volume.look(key).size == len(prepared.archive):
+                return
+        volume.write(key, prepared.archive)
+
+    def _withdraw(self, run: RunDir, copy: Copy) -> None:
+        with suppress(SchedulerError):  # then it stays there
+            copy.remove()
+        shutil.rmtree(run.path)
+
+    def _judged(self, run: RunDir) -> Status:
+        return look_at(
+            run,
+            fetch=lambda: self.copy(run).fetch(self._wanted),
+            seen=lambda handle: self._ask(run, handle),
+            end=self._end,
+            client=lambda: self.client,
+        )
+
+    def _ask(self, run: RunDir, handle: Handle) -> Seen:
+        """Of its pod, seldom enough. Raises ApiError."""
+        from launcher.schedulers.runpod.watch import ask
+
+        at, seen = self._seen.get((run.path, str(handle)), (float("-inf"), None))
+        if seen is None or not seen.living or time.monotonic() > at + POD_SECONDS * self._pace():
+            seen = ask(self.client, handle)
+            self._seen[run.path, str(handle)] = (time.monotonic(), seen)
+        return seen
+
+    def _first_pod(self, handle: Handle) -> str | None:
+        """Of a cluster the one that leads; None while there is none."""
+        from launcher.schedulers.runpod.answers import Pods, read
+
+        if not handle.cluster:
+            return handle.id
+        try:
+            pods = read(Pods, self.client.get(f"{handle.path}/pods"), f"GET {handle.path}/pods").pods
+        except ApiError:
+            return None
+        return next((pod.id for pod in pods if pod.cluster is not None and pod.cluster.rank == 0), None)
+
+    def _end(self, handle: Handle) -> None:
+        """Raises SchedulerError."""
+        from launcher.schedulers.runpod.create import end
+
+        if handle.id is not None:
+            end(self.client, handle.path)
+
+    def _renew(self, run: RunDir) -> Status | None:
+        """Another pod in the place of one that was taken away; None where another process is at it."""
+        from launcher.schedulers.runpod.create import NotRentedError
+        from launcher.schedulers.runpod.lease import lease, leased, market_again
+
+        pause = AGAIN_SECONDS * self._pace()
+        if time.monotonic() < self._tried.get(run.path, float("-inf")) + pause:
+            return self._judged(run)
+        with open(run.path / ".renew.lock", "w", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
+            if not wants_new_pod(run, self._judged(run)):  # somebody was faster
+                return None
+            self._tried[run.path] = time.monotonic()
+            try:
+                self._end(handle_of(run))
+                market = market_again(self.client, leased(run))
+                lease(self.client, self.copy(run), "requeued", market, reason="preempted")
+                self._renewed.add(run.path)
+            except (NotRentedError, ApiError) as error:
+                run.event("waiting", reason=str(error))
+                told = f"waits for a pod: {error}; `launcher logs {run.id} -f` goes on trying"
+                replace_json(run.state, {"state": "submitted", "reason": told, "time": now()})
+        return self._judged(run)

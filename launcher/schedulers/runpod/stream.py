@@ -1,0 +1,76 @@
+"""A pod's log as it comes (Server-Sent Events); after a lost connection it goes on behind the last line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from launcher.schedulers.runpod.answers import LogLine, read
+from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, clean
+
+if TYPE_CHECKING:
+    from launcher.schedulers.runpod.api import Client
+
+TAIL = "5000"
+"Lines of before, the most that RunPod gives."
+LONGEST = 2**20
+"Bytes of one event."
+
+
+def follow(client: Client, pod: str, done: Callable[[], bool]) -> Iterator[LogLine]:
+    """Until `done`, or until the pod is gone. Raises SchedulerError."""
+    try:
+        from httpx_sse import EventSource, SSEError
+    except ImportError:
+        from launcher.schedulers.runpod.volume import NO_EXTRA
+
+        raise ApiError(NO_EXTRA) from None
+    import json
+
+    last, failures = "", 0
+    while True:
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last else {})}
+        try:
+            with client.stream(f"/pods/{pod}/logs", {"tail": TAIL}, headers) as answer:
+                for event in EventSource(_Bounded(answer)).iter_sse():  # type: ignore[arg-type]
+                    failures = 0
+                    if event.id:
+                        last = event.id
+                    if event.data:
+                        yield read(LogLine, _json(json.loads, event.data), f"GET /pods/{pod}/logs")
+        except SSEError as error:
+            raise HostileAnswerError(f"RunPod: the log of {pod}: {clean(error)}") from None
+        except ApiError as error:
+            if error.status == 404:
+                return
+            failures += 1
+            if error.fate not in (Fate.RETRY, Fate.WAIT) or failures > 5:
+                raise
+        if done():
+            return
+        time.sleep(client.pause)
+
+
+def _json(loads: Callable[[str], Any], text: str) -> Any:
+    try:
+        return loads(text)
+    except (ValueError, RecursionError):
+        raise HostileAnswerError("RunPod: a line of the log is no JSON") from None
+
+
+class _Bounded:
+    """An answer whose lines have an end."""
+
+    def __init__(self, answer: Any) -> None:
+        self.headers = answer.headers
+        self._answer = answer
+
+    def iter_text(self) -> Iterator[str]:
+        """Of one event at most LONGEST characters."""
+        since = 0
+        for text in self._answer.iter_text():
+            since = len(text) - text.rfind("\n") if "\n" in text else since + len(text)
+            if since > LONGEST:
+                raise HostileAnswerError(f"RunPod: a line of the log is longer than {LONGEST // 2**20} MiB")
+            yield text

@@ -1,0 +1,152 @@
+"""A network volume by its S3 API: readable and writable without a pod."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.runpod.errors import clean
+from launcher.schedulers.runpod.keys import s3_keys
+
+PART = 8 * 2**20
+"Bytes of one answer."
+
+
+@dataclass(frozen=True)
+class Object:
+    key: str
+    size: int
+    mark: str
+    "Another one after it was written again."
+
+
+class VolumeError(SchedulerError):
+    pass
+
+
+class GoneError(VolumeError):
+    """There is no such object."""
+
+
+def endpoint(centre: str | None) -> str:
+    """Raises VolumeError."""
+    named = named_endpoint()
+    if named is None and centre is None:
+        raise VolumeError("the data centre of the volume is not known: name it in runpod.data_centers")
+    return named or f"https://s3api-{str(centre).lower()}.runpod.io/"
+
+
+def named_endpoint() -> str | None:
+    return os.environ.get("LAUNCHER_RUNPOD_S3")
+
+
+class Volume:
+    """Keys are paths below the mount point. Every method raises VolumeError."""
+
+    def __init__(self, volume_id: str, centre: str | None) -> None:
+        self.id = volume_id
+        self._client = _client(endpoint(centre), centre)
+
+    def walk(self, prefix: str) -> tuple[list[Object], list[str]]:
+        """Of one folder, which ends with a slash: its files, and the names of its folders."""
+        files, folders = [], []
+        for page in self._pages(prefix, Delimiter="/"):
+            files += [_object(one) for one in page.get("Contents", ()) if one["Key"] != prefix]
+            folders += [
+                one["Prefix"].removeprefix(prefix).rstrip("/") for one in page.get("CommonPrefixes", ())
+            ]
+        return files, folders
+
+    def all(self, prefix: str) -> Iterator[Object]:
+        for page in self._pages(prefix):
+            yield from (_object(one) for one in page.get("Contents", ()))
+
+    def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """Bytes from `start` up to, not including, `end`; at most PART of them."""
+        end = start + PART if end is None else min(end, start + PART)
+        if end <= start:
+            return b""
+        answer = self._do("get_object", Key=key, Range=f"bytes={start}-{end - 1}")
+        data: bytes = answer["Body"].read(end - start + 1)
+        if len(data) > end - start:
+            raise VolumeError(f"volume {self.id}: {clean(key)}: more was sent than was asked for")
+        return data
+
+    def look(self, key: str) -> Object:
+        answer = self._do("head_object", Key=key)
+        return _object({**answer, "Key": key, "Size": answer["ContentLength"]})
+
+    def write(self, key: str, data: bytes) -> None:
+        self._do("put_object", Key=key, Body=data)
+
+    def delete(self, key: str) -> None:
+        self._do("delete_object", Key=key)
+
+    def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
+        token: dict[str, str] = {}
+        while True:
+            page = self._do("list_objects_v2", Prefix=prefix, **more, **token)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _do(self, what: str, **fields: Any) -> dict[str, Any]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        where = f"volume {self.id}: {what}" + (f" {clean(fields['Key'])}" if "Key" in fields else "")
+        try:
+            answer: dict[str, Any] = getattr(self._client, what)(Bucket=self.id, **fields)
+        except ClientError as error:
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            told = error.response.get("Error", {})
+            if status == 404 and told.get("Code") != "NoSuchBucket":
+                raise GoneError(f"{where}: there is no such object") from None
+            if status == 416:  # nothing beyond `start`
+                return {"Body": _Empty()}
+            said = clean(told.get("Message") or told.get("Code") or status)
+            raise VolumeError(f"{where}: {said}") from None
+        except (BotoCoreError, OSError, ValueError, KeyError) as error:
+            raise VolumeError(f"{where}: {clean(error)}") from None
+        return answer
+
+
+class _Empty:
+    def read(self, _: int) -> bytes:
+        return b""
+
+
+def _object(answer: dict[str, Any]) -> Object:
+    return Object(
+        answer["Key"], int(answer["Size"]), f"{answer.get('ETag', '')} {answer.get('LastModified', '')}"
+    )
+
+
+def _client(url: str, centre: str | None) -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        raise VolumeError(NO_EXTRA) from None
+    access, secret = s3_keys()
+    config = Config(
+        connect_timeout=10,
+        read_timeout=60,
+        retries={"mode": "standard", "max_attempts": 5},
+        s3={"addressing_style": "path"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    session = boto3.session.Session(
+        aws_access_key_id=access, aws_secret_access_key=secret, region_name=centre or "us-east-1"
+    )
+    try:
+        return session.client("s3", endpoint_url=url, config=config)
+    except ValueError as error:
+        raise VolumeError(f"LAUNCHER_RUNPOD_S3: {clean(error)}") from None
+
+
+NO_EXTRA = "RunPod needs what is not installed here: pip install 'launcher[runpod]'"

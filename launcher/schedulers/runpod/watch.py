@@ -1,0 +1,191 @@
+"""What a run's own records and RunPod's say together about its state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.runs.files import replace_json
+from launcher.runs.layout import RunDir
+from launcher.runs.time import now, seconds_of
+from launcher.schedulers.base import LIVING, SchedulerError, Status
+from launcher.schedulers.rundir import status_of
+from launcher.schedulers.runpod.errors import ApiError
+from launcher.schedulers.runpod.place import Handle, handle_of, submissions
+
+if TYPE_CHECKING:
+    from launcher.schedulers.runpod.api import Client
+
+NOT_LISTED_SECONDS = 60.0
+"A pod that was just made can be missing for a moment."
+UNANSWERED_SECONDS = 600.0
+"After which a pod that nobody confirmed and nobody sees was never made."
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A pod or a cluster as RunPod tells of it; `status` is empty for one that it does not know."""
+
+    status: str
+
+    @property
+    def living(self) -> bool:
+        return self.status in ("PROVISIONING", "STARTING", "RUNNING")
+
+
+def ask(client: Client, handle: Handle) -> Seen:
+    """Raises ApiError."""
+    from launcher.schedulers.runpod.answers import Pod, Pods, read
+
+    try:
+        if not handle.cluster:
+            return Seen(read(Pod, client.get(handle.path), f"GET {handle.path}").status)
+        path = f"{handle.path}/pods"
+        pods = read(Pods, client.get(path), f"GET {path}").pods
+    except ApiError as error:
+        if error.status == 404:
+            return Seen("")
+        raise
+    bad = [pod.status for pod in pods if not pod.living]
+    return Seen(bad[0] if bad else pods[0].status if pods else "PROVISIONING")
+
+
+def look_at(
+    run: RunDir,
+    fetch: Callable[[], None],
+    seen: Callable[[Handle], Seen],
+    end: Callable[[Handle], None],
+    client: Callable[[], Client],
+) -> Status:
+    """`fetch` brings its records here, `seen` asks for its pod, `end` ends that."""
+    trouble = ""
+    if _lives(run.read_state()):
+        try:
+            fetch()
+        except SchedulerError as error:
+            trouble = str(error)
+    state = run.read_state()
+    if not _lives(state) or _waits(run):
+        return _told(run, state)
+    try:
+        handle = handle_of(run)
+        if handle.id is None:
+            return _unanswered(run, state, client())
+        pod = seen(handle)
+    except ApiError as error:
+        return _told(run, {**state, "reason": f"as the run itself last said; {trouble or error}"})
+    if pod.living:
+        return _told(run, {**state, "reason": trouble or _going_on(run, state, handle, pod)})
+    if not pod.status and _age(run) < NOT_LISTED_SECONDS * _pace():
+        return _told(run, {**state, "reason": f"RunPod does not list pod {handle.id} yet"})
+    with suppress(SchedulerError):
+        fetch()  # its last words
+    state = run.read_state()
+    if handle_of(run) != handle:  # a twin has the run
+        return look_at(run, fetch, seen, end, client)
+    if pod.status:
+        end(handle)  # one that has stopped goes on costing
+    if not _lives(state):
+        return _told(run, state)
+    return _told(run, _settle(run, state, handle, pod, trouble))
+
+
+def wants_new_pod(run: RunDir, status: Status) -> bool:
+    """An interruptible pod was taken away, and its run is to go on."""
+    from launcher.spec.job import Job
+    from launcher.supervise.policy import spent_budgets
+
+    about = run.read_about()
+    if about["cluster"]["runpod"].get("bid_per_gpu") is None:
+        return False
+    if _waits(run):
+        return _lives(run.read_state())
+    if status.state != "interrupted" or status.failure != "preempted":
+        return False
+    job = Job.model_validate(about["job"])
+    return job.requeue and spent_budgets(run.read_events()).get("preemptions", 0) <= job.retries.preemptions
+
+
+def _settle(run: RunDir, state: Mapping[str, Any], handle: Handle, pod: Seen, trouble: str) -> dict[str, Any]:
+    """RunPod has the last word: nobody needs to ask again."""
+    spot = run.read_about()["cluster"]["runpod"].get("bid_per_gpu") is not None
+    what = f"{'cluster' if handle.cluster else 'pod'} {handle.id}"
+    if trouble:  # its own records could not be read: it may have said how it ended
+        return {**state, "reason": f"{what} is gone; its records cannot be read: {trouble}"}
+    kept: dict[str, Any] = {name: state[name] for name in ("attempt",) if name in state}
+    if spot and pod.status in ("", "EXITED"):
+        kept |= {"state": "interrupted", "failure": "preempted", "reason": f"{what} was taken away"}
+    elif pod.status == "ERROR":
+        reason = f"RunPod could not start {what}: is the image right? It was ended"
+        kept |= {"state": "failed", "failure": "unknown", "reason": reason}
+    else:
+        gone = "has stopped and was ended" if pod.status else "is gone"
+        reason = f"{what} {gone} before its run was over: ended by hand, by its limit, or for want of credit"
+        kept |= {"state": "lost", "failure": "node-failed", "reason": reason}
+    run.event("finished", **kept, by="runpod")
+    replace_json(run.state, {**kept, "time": now()})
+    return kept
+
+
+def _unanswered(run: RunDir, state: Mapping[str, Any], client: Client) -> Status:
+    """The answer to its creation was lost: it is looked for by its name. Raises ApiError."""
+    from launcher.render.pod import pod_name
+    from launcher.schedulers.runpod.create import cost, named
+
+    about = run.read_about()
+    name, cluster = pod_name(run.id, max(submissions(run), 1)), int(about["nodes"]) > 1
+    found = named(client, name, cluster)
+    if found is not None:
+        handle = str(Handle(about["cluster"]["name"], f"cluster/{found}" if cluster else found))
+        run.event("found", handle=handle, usd_per_hour=cost(client, found, cluster))
+        return _told(run, {**state, "reason": f"found by its name: {name}"})
+    if _age(run) < UNANSWERED_SECONDS * _pace():
+        return _told(run, {**state, "reason": f"RunPod did not answer; {name} is looked for"})
+    reason = f"RunPod never answered, and there is no {name}"
+    lost = {"state": "lost", "failure": "node-failed", "reason": reason}
+    run.event("finished", **lost, by="runpod")
+    replace_json(run.state, {**lost, "time": now()})
+    return _told(run, lost)
+
+
+def _going_on(run: RunDir, state: Mapping[str, Any], handle: Handle, pod: Seen) -> str:
+    from launcher.schedulers.runpod.lease import rented_events, words
+
+    if state.get("state") in ("running", "stopping"):
+        return ""
+    rented = rented_events(run.read_events())
+    about = f" ({words(rented[-1])})" if rented else ""
+    return f"{'cluster' if handle.cluster else 'pod'} {handle.id} is {pod.status}{about}"
+
+
+def _told(run: RunDir, state: Mapping[str, Any]) -> Status:
+    return status_of(run, str(handle_of(run)), state)
+
+
+def _lives(state: Mapping[str, Any]) -> bool:
+    return state.get("state", "submitted") in LIVING
+
+
+def _waits(run: RunDir) -> bool:
+    """No pod was to be had in the place of one that was taken away."""
+    for event in reversed(run.read_events()):
+        if event.get("event") in ("waiting", "submitting", "finished"):
+            return bool(event["event"] == "waiting")
+    return False
+
+
+def _age(run: RunDir) -> float:
+    """Seconds since a pod was last asked for."""
+    for event in reversed(run.read_events()):
+        if event.get("event") == "submitting" or event.get("usd_per_hour") is not None:
+            return time.time() - (seconds_of(str(event.get("time", ""))) or 0.0)
+    return float("inf")
+
+
+def _pace() -> float:
+    from launcher.schedulers.runpod.api import pause_seconds
+
+    return min(1.0, pause_seconds())

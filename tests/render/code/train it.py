@@ -1,0 +1,1 @@
+print("the code of the golden files' jobs")
