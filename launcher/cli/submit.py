@@ -62,11 +62,8 @@ def submit(
     if follow:
         from launcher.cli.follow import follow_run
 
-        raise SystemExit(
-            follow_run(
-                scheduler, handle, find_run(request.run_id if request.cluster.login else ready.run_dir)
-            )
-        )
+        name = request.run_id if request.cluster.runs_elsewhere else ready.run_dir
+        raise SystemExit(follow_run(scheduler, handle, find_run(name)))
     print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
 
 

@@ -9,12 +9,15 @@ from launcher.schedulers.base import Scheduler
 
 if TYPE_CHECKING:
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
+    from launcher.schedulers.ssh.scheduler import SshHosts
     from launcher.spec.cluster import Cluster
 
 
 def of_cluster(cluster: Cluster) -> Scheduler:
     if cluster.scheduler == "slurm":
         return slurm_at(cluster.login, cluster.paths.runs)
+    if cluster.ssh is not None:
+        return ssh_at(cluster.ssh.hosts, cluster.paths.runs)
     if cluster.scheduler == "runpod":
         from launcher.schedulers.render_only import RunPodScheduler
 
@@ -35,3 +38,11 @@ def slurm_at(login: str | None, runs: str | None) -> SlurmScheduler:
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
 
     return SlurmScheduler()
+
+
+@functools.cache
+def ssh_at(hosts: tuple[str, ...], runs: str | None) -> SshHosts:
+    """Hosts that have their runs in the folder `runs`. One for each place, as `slurm_at`."""
+    from launcher.schedulers.ssh.scheduler import SshHosts
+
+    return SshHosts(hosts, runs)
