@@ -28,7 +28,7 @@ def scheduler_of(run: RunDir) -> tuple[Scheduler, str]:
         slurm = slurm_at(*site(cluster))
         slurm.known.append(run)
         return slurm, str(handle_of(run))
-    if cluster.get("scheduler") == "ssh" and _was_sent(run):
+    if cluster.get("scheduler") == "ssh" and _was_sent(run) and not _is_there(run, cluster):
         from launcher.schedulers.registry import ssh_at
         from launcher.schedulers.ssh.scheduler import handle_of as ssh_handle_of
 
@@ -50,7 +50,8 @@ def statuses(runs: Iterable[RunDir]) -> list[Status]:
     found: dict[RunDir, Status] = {}
     for run in chosen:
         cluster: dict[str, Any] = run.read_about().get("cluster", {})
-        if cluster.get("scheduler") in ("slurm", "ssh") and _was_sent(run):
+        asked = cluster.get("scheduler") in ("slurm", "ssh") and not _is_there(run, cluster)
+        if asked and _was_sent(run):
             by_place.setdefault((cluster["scheduler"], site(cluster)), []).append(run)
             continue
         with contextlib.suppress(RunNotFoundError):
@@ -78,6 +79,11 @@ def site(cluster: Mapping[str, Any]) -> Site:
     if cluster.get("ssh"):
         login = ",".join(cluster["ssh"]["hosts"])
     return login, cluster.get("paths", {}).get("runs") if login is not None else None
+
+
+def _is_there(run: RunDir, cluster: Mapping[str, Any]) -> bool:
+    """On the host itself, of `scheduler: ssh`: the run directory, and no copy of it."""
+    return bool(cluster.get("ssh")) and str(run.path) == f"{cluster['paths']['runs'].rstrip('/')}/{run.id}"
 
 
 def _was_sent(run: RunDir) -> bool:

@@ -34,9 +34,7 @@ class Sshd:
     host, docs_host = "login-node", "della"
     "The second is what the documentation calls it."
 
-    def __init__(
-        self, folder: Path, ask: bool = False, host: str = host, address: str = "127.0.0.1"
-    ) -> None:
+    def __init__(self, folder: Path, ask: bool = False, host: str = host, address: str = "127.0.0.1") -> None:
         if why := absent():
             pytest.skip(why)
         self.folder, self.host, self.address = folder, host, address

@@ -33,6 +33,8 @@ FIRST_PORT, LAST_PORT = 61000, 65535
 "Above Linux's ephemeral ports; the supervisor goes on from the first one for each attempt."
 START_SECONDS = 90.0
 "For the supervisor to take its lock: a first import from a cold or distant disk is slow."
+END_SECONDS = 30.0
+"For processes that were killed: one that waits for a disk or a GPU takes long."
 SEEN_SECONDS = 60.0
 "For what one host wrote to be seen on another: a network file system shows it late."
 Request = Mapping[str, Any]
@@ -131,10 +133,9 @@ def start(request: Request) -> dict[str, Any]:
     run, rank = Path(request["run_dir"]), request["rank"]
     _wait_for(run / "run.json")
     lock = _lock_path(run, rank)
-    if _held(lock):
-        if rank == 0:
-            raise RefusedError("a supervisor of this run is still there")
-        _end(lock)  # of a run whose first host has ended
+    if _held(lock) and rank == 0:
+        raise RefusedError("a supervisor of this run is still there")
+    _end(run, rank)  # what is left of a run that is lost
     environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
     gpus: tuple[int, ...] = ()
     locks: list[int] = []
@@ -148,8 +149,8 @@ def start(request: Request) -> dict[str, Any]:
     if event := request.get("event"):
         moment = time.time_ns() // 1000
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment // 10**6))
-        told = {**event, "gpus": {**event["gpus"], request["host"]: gpus}}
-        _append(run, {"time": f"{stamp}.{moment % 10**6:06d}Z", **told})
+        taken = {"gpus": {**request["others_gpus"], request["host"]: gpus}} if gpus else {}
+        _append(run, {"time": f"{stamp}.{moment % 10**6:06d}Z", **event, **taken})
     process = _supervisor(request, environ, locks)
     return {"pid": process.pid, "gpus": gpus}
 
@@ -189,22 +190,33 @@ def _supervisor(
 
 def stop(request: Request) -> dict[str, Any]:
     """Ends the supervisor of one host: another one could not be started."""
-    _end(_lock_path(Path(request["run_dir"]), request["rank"]))
+    _end(Path(request["run_dir"]), request["rank"])
     return {}
 
 
-def _end(lock: Path) -> None:
-    """SIGTERM, and SIGKILL where that is not enough."""
-    pid = int(json.loads(lock.read_text(encoding="utf-8"))["pid"])
-    for signum, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
-        deadline = time.monotonic() + seconds
+def _end(run: Path, rank: int) -> None:
+    """A supervisor that waits in vain, and its ranks: the kernel ends them with it, a moment later."""
+    lock = _lock_path(run, rank)
+    if _held(lock):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signum)
-        while time.monotonic() < deadline:
-            if not _held(lock):
-                return
-            time.sleep(0.1)
-    raise RefusedError(f"the earlier supervisor of this run (process {pid}) does not end")
+            os.kill(int(json.loads(lock.read_text(encoding="utf-8"))["pid"]), signal.SIGKILL)
+    deadline = time.monotonic() + END_SECONDS
+    while _held(lock) or _ranks(run, rank):
+        if time.monotonic() > deadline:
+            raise RefusedError(f"processes of an earlier start of this run do not end: {_ranks(run, rank)}")
+        time.sleep(0.1)
+
+
+def _ranks(run: Path, rank: int) -> list[int]:
+    """Processes of this host that the run's supervisor here has started."""
+    marks = {f"LAUNCHER_RUN_DIR={run}".encode(), f"LAUNCHER_NODE_RANK={rank}".encode()}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # another user's, or just ended
+                if marks <= set((entry / "environ").read_bytes().split(b"\0")):
+                    found.append(int(entry.name))
+    return found
 
 
 def _wait_for(file: Path) -> None:

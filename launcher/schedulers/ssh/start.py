@@ -103,8 +103,9 @@ class Start:
             raise
 
     def _start(self, rank: int, login: Login, gpus: Mapping[str, list[int]] | None = None) -> dict[str, Any]:
+        """`gpus`: of the other hosts."""
         command = [_python(self.about), "-m", "launcher.supervise", self.run_dir]
-        event = {"event": self.event, "handle": self.handle, "command": command, "gpus": gpus}
+        event = {"event": self.event, "handle": self.handle, "command": command}
         request = {
             "do": "start",
             "run_dir": self.run_dir,
@@ -113,6 +114,7 @@ class Start:
             "gpus": self.about["gpus_per_node"],
             "place": self.place.options(rank, len(self.hosts)),
             "event": event if rank == 0 else None,
+            "others_gpus": gpus,
             "secrets": _secrets_here(self.about),
         }
         return ask_host(login, _python(self.about), request)

@@ -116,7 +116,12 @@ class Laptop(Lab):
 
     def profile(self, file: str, hosts: Sequence[str], **fields: Any) -> None:
         paths = {"python": sys.executable, "runs": str(self.runs)}
-        base = {"name": file.partition(".")[0], "scheduler": "ssh", "ssh": {"hosts": list(hosts)}, "paths": paths}
+        base = {
+            "name": file.partition(".")[0],
+            "scheduler": "ssh",
+            "ssh": {"hosts": list(hosts)},
+            "paths": paths,
+        }
         YAML().dump(base | fields, self.folder / file)
 
     def on_disk(self, run: RunDir) -> RunDir:
@@ -130,7 +135,9 @@ class Laptop(Lab):
     def weights(self, run: RunDir) -> bytes:
         """Of the last checkpoint, exported where it lies."""
         to = self.folder / f"weights-{run.id}"
-        (file,) = json.loads(self.said("export", str(self.on_disk(run).path), "--to", str(to), "--json"))["files"]
+        (file,) = json.loads(self.said("export", str(self.on_disk(run).path), "--to", str(to), "--json"))[
+            "files"
+        ]
         return Path(file).read_bytes()
 
     def close(self) -> None:
