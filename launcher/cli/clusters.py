@@ -125,10 +125,10 @@ def detect(
 
     from launcher.cli.output import fail
     from launcher.schedulers.over_ssh.login import Here
-    from launcher.schedulers.over_ssh.ssh import Over
     from launcher.schedulers.slurm import detect as slurm
+    from launcher.schedulers.slurm.remote import login_node
 
-    found = slurm.detect(Here() if login is None else Over(login), login)
+    found = slurm.detect(Here() if login is None else login_node(login), login)
     choice = slurm.choose(found, partition, gpu)
     others = [
         f"  {one.words} (--partition {one.partition.name}{f' --gpu {one.gres_type}' * bool(one.gres_type)})"

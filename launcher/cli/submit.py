@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 if TYPE_CHECKING:
-    from launcher.spec.cluster import Cluster
+    pass
 
 from launcher.cli.options import ClusterName, JobFile, Sets
 
@@ -80,11 +80,8 @@ def submit(
     if follow:
         from launcher.cli.follow import follow_run
 
-        raise SystemExit(
-            follow_run(
-                scheduler, handle, find_run(request.run_id if _elsewhere(request.cluster) else ready.run_dir)
-            )
-        )
+        name = request.run_id if request.cluster.runs_elsewhere else ready.run_dir
+        raise SystemExit(follow_run(scheduler, handle, find_run(name)))
     print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
 
 
@@ -102,8 +99,3 @@ def run(
         job, cluster, set_, dry_run=False, no_downgrade=no_downgrade, follow=True,
         max_price=max_price, budget=budget, max_hours=max_hours,
     )  # fmt: skip
-
-
-def _elsewhere(cluster: Cluster) -> bool:
-    """Only a copy of the run directory is here."""
-    return cluster.login is not None or cluster.runpod is not None

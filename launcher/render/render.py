@@ -116,8 +116,8 @@ def _render(target: Target, template: str, values: Any) -> str:
 
 def _check_runtime(target: Target) -> None:
     runtime, scheduler = target.cluster.container.runtime, target.cluster.scheduler
-    if scheduler == "local" and runtime != "none":
-        raise RenderError(f"container.runtime {runtime}: scheduler local uses no container")
+    if scheduler in ("local", "ssh") and runtime != "none":
+        raise RenderError(f"container.runtime {runtime}: scheduler {scheduler} uses no container")
     if scheduler == "runpod" and runtime not in ("runpod", "none"):
         raise RenderError(f"container.runtime {runtime}: a pod is a container itself; write runpod")
     if scheduler == "local" and target.nodes > 1:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, cast
 
 from launcher.runs.find import RunNotFoundError
 from launcher.runs.layout import RunDir
 from launcher.schedulers import local
 from launcher.schedulers.base import Scheduler, Status
+
+Site = tuple[str | None, str | None]
+
+
+class Several(Protocol):
+    def statuses(self, runs: Iterable[RunDir]) -> list[Status]: ...
 
 
 def scheduler_of(run: RunDir) -> tuple[Scheduler, str]:
@@ -29,6 +35,13 @@ def scheduler_of(run: RunDir) -> tuple[Scheduler, str]:
         scheduler = runpod()
         scheduler.known.append(run)
         return scheduler, str(pod_of(run))
+    if cluster.get("scheduler") == "ssh" and _was_sent(run) and not _is_there(run, cluster):
+        from launcher.schedulers.registry import ssh_at
+        from launcher.schedulers.ssh.scheduler import handle_of as ssh_handle_of
+
+        ssh = ssh_at(tuple(cluster["ssh"]["hosts"]), site(cluster)[1])
+        ssh.known.append(run)
+        return ssh, ssh_handle_of(run)
     return local.LocalScheduler(), local.handle_of(run)
 
 
@@ -40,24 +53,19 @@ def status_of(run: RunDir) -> Status:
 def statuses(runs: Iterable[RunDir]) -> list[Status]:
     """Of every run that is readable, in the order given; one that was deleted meanwhile is left out."""
     chosen = list(runs)
-    by_cluster: dict[tuple[str | None, str | None], list[RunDir]] = {}
+    by_place: dict[tuple[str, Site], list[RunDir]] = {}
     found: dict[RunDir, Status] = {}
     for run in chosen:
         cluster: dict[str, Any] = run.read_about().get("cluster", {})
-        if cluster.get("scheduler") == "slurm" and _was_sent(run):
-            by_cluster.setdefault(site(cluster), []).append(run)
-            continue
-        if cluster.get("scheduler") == "runpod" and _was_sent(run):
-            from launcher.schedulers.registry import runpod
-
-            found[run] = runpod().statuses([run])[0]
+        asked = cluster.get("scheduler") in ("slurm", "ssh", "runpod") and not _is_there(run, cluster)
+        if asked and _was_sent(run):
+            by_place.setdefault((cluster["scheduler"], site(cluster)), []).append(run)
             continue
         with contextlib.suppress(RunNotFoundError):
             found[run] = local.LocalScheduler().status(local.handle_of(run))
-    for where, its in by_cluster.items():
-        from launcher.schedulers.registry import slurm_at
-
-        found |= dict(zip(its, slurm_at(*where).statuses(its), strict=True))
+    for its in by_place.values():
+        several = cast("Several", scheduler_of(its[0])[0])
+        found |= dict(zip(its, several.statuses(its), strict=True))
     return [found[run] for run in chosen if run in found]
 
 
@@ -72,13 +80,20 @@ def remove(runs: Iterable[RunDir]) -> None:
         scheduler.remove(its)
 
 
-def site(cluster: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def site(cluster: Mapping[str, Any]) -> Site:
     """Where its commands run, and where its runs are if that is not here."""
     if cluster.get("scheduler") == "runpod":  # one volume is one place
         section = cluster.get("runpod") or {}
         return f"runpod {section.get('volume_id')}", cluster.get("paths", {}).get("runs")
     login = cluster.get("login")
+    if cluster.get("ssh"):
+        login = ",".join(cluster["ssh"]["hosts"])
     return login, cluster.get("paths", {}).get("runs") if login is not None else None
+
+
+def _is_there(run: RunDir, cluster: Mapping[str, Any]) -> bool:
+    """On the host itself, of `scheduler: ssh`: the run directory, and no copy of it."""
+    return bool(cluster.get("ssh")) and str(run.path) == f"{cluster['paths']['runs'].rstrip('/')}/{run.id}"
 
 
 def _was_sent(run: RunDir) -> bool:

@@ -10,12 +10,15 @@ from launcher.schedulers.base import Scheduler
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.scheduler import RunPodScheduler
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
+    from launcher.schedulers.ssh.scheduler import SshHosts
     from launcher.spec.cluster import Cluster
 
 
 def of_cluster(cluster: Cluster) -> Scheduler:
     if cluster.scheduler == "slurm":
         return slurm_at(cluster.login, cluster.paths.runs)
+    if cluster.ssh is not None:
+        return ssh_at(cluster.ssh.hosts, cluster.paths.runs)
     if cluster.scheduler == "runpod":
         return runpod()
     from launcher.schedulers.local import LocalScheduler
@@ -42,3 +45,11 @@ def runpod() -> RunPodScheduler:
     from launcher.schedulers.runpod.scheduler import RunPodScheduler
 
     return RunPodScheduler()
+
+
+@functools.cache
+def ssh_at(hosts: tuple[str, ...], runs: str | None) -> SshHosts:
+    """Hosts that have their runs in the folder `runs`. One for each place, as `slurm_at`."""
+    from launcher.schedulers.ssh.scheduler import SshHosts
+
+    return SshHosts(hosts, runs)

@@ -12,12 +12,15 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
 from launcher.spec.base import Bytes, EnvName, Rate, Text, Value
 from launcher.spec.text import no_nul
 
+Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$")]
+"As `ssh` takes it: user@host, or a name of your ssh config."
 Env = dict[EnvName, Annotated[Text, AfterValidator(no_nul)]]
 
 
@@ -133,6 +136,20 @@ class RunPod(Value):
         return self
 
 
+class Ssh(Value):
+    """Hosts without a batch system."""
+
+    hosts: Annotated[tuple[Host, ...], Field(min_length=1)]
+    "As `ssh` takes them; a job on n nodes takes the first n, and the run directory lies on the first."
+
+    @field_validator("hosts")
+    @classmethod
+    def _each_once(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := sorted({host for host in hosts if hosts.count(host) > 1}):
+            raise ValueError(f"{', '.join(twice)} is there twice")
+        return hosts
+
+
 class Paths(Value):
     runs: str | None = None
     "Where run directories are kept; left out, $LAUNCHER_RUNS or `runs/` in the current directory."
@@ -145,8 +162,8 @@ class Cluster(Value):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     description: str = ""
-    scheduler: Literal["local", "slurm", "runpod"]
-    login: str | None = Field(None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$")
+    scheduler: Literal["local", "slurm", "runpod", "ssh"]
+    login: Host | None = None
     "The login node, as `ssh` takes it (user@host, or a name of your ssh config); left out, this host."
     max_nodes: PositiveInt = 1
     node: Node = Node()
@@ -158,7 +175,15 @@ class Cluster(Value):
     "Lines of shell, e.g. `module load cuda`."
     slurm: Slurm | None = None
     runpod: RunPod | None = None
+    ssh: Ssh | None = None
     usd_per_gpu_hour: NonNegativeFloat | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_many_nodes_as_hosts(cls, data: Any) -> Any:
+        ssh = data.get("ssh") if isinstance(data, dict) else None
+        hosts = ssh.get("hosts") if isinstance(ssh, dict) else None
+        return {"max_nodes": len(hosts), **data} if isinstance(hosts, list) and hosts else data
 
     @model_validator(mode="after")
     def _section_of_scheduler(self) -> Cluster:
@@ -170,10 +195,19 @@ class Cluster(Value):
             raise ValueError("node.gpu needs runpod.gpu_id")
         if self.login is not None and self.scheduler != "slurm":
             raise ValueError(f"`login:` is given but scheduler is {self.scheduler}")
-        for section in ("slurm", "runpod"):
+        if self.scheduler == "ssh" and self.ssh is None:
+            raise ValueError("scheduler: ssh needs an `ssh:` section, for example `ssh: {hosts: [tensor01]}`")
+        if self.ssh is not None and self.max_nodes > len(self.ssh.hosts):
+            raise ValueError(f"max_nodes is {self.max_nodes}, and ssh.hosts names {len(self.ssh.hosts)}")
+        for section in ("slurm", "runpod", "ssh"):
             if getattr(self, section) is not None and self.scheduler != section:
                 raise ValueError(f"`{section}:` is given but scheduler is {self.scheduler}")
         return self
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Its run directories are on another machine; here are copies."""
+        return self.login is not None or self.ssh is not None or self.runpod is not None
 
     @property
     def gpus_per_node(self) -> int:

@@ -9,6 +9,7 @@ import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -32,6 +33,9 @@ def main() -> int:
     parser.add_argument(
         "--stop-file", type=Path, help="appears with the reason when the batch script asks to stop"
     )
+    parser.add_argument(
+        "--secrets-on-stdin", action="store_true", help="their values, as a JSON object; others are read here"
+    )
     options = parser.parse_args()
     if options.nodes > 1 and not options.rendezvous:
         parser.error("several nodes need --rendezvous: the address of node 0")
@@ -41,7 +45,8 @@ def main() -> int:
         about = read_json(run.run)
         if about is None:
             raise RunUnreadableError(f"{run.path} has no readable run.json: it is no run directory")
-        secrets = read_secrets(Job.model_validate(about["job"]).secrets)
+        given = json.load(sys.stdin) if options.secrets_on_stdin else {}
+        secrets = read_secrets(Job.model_validate(about["job"]).secrets, given)
         with SupervisorLock(run, place.rank):
             return Supervisor(run, place, secrets, options.stop_file).main()
     except (RunUnreadableError, AlreadySupervisedError, SecretMissingError, NodesError) as error:

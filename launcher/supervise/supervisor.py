@@ -75,7 +75,7 @@ class Supervisor:
         self._told = ""
         # Elsewhere the scheduler keeps the limit and warns by a signal.
         self._scheduler = about["cluster"]["scheduler"]
-        limit = self.job.resources.time if self._scheduler == "local" else None
+        limit = self.job.resources.time if self._scheduler in ("local", "ssh") else None
         self._deadline = time.monotonic() + limit if limit is not None else None
 
     def main(self) -> int:
@@ -156,6 +156,9 @@ class Supervisor:
         decision = decide(verdict, self.job, recipe, self._setting(), self._spent, planned, earlier)
         if self._stop_reason is not None and decision.recipe is not None:
             decision = Decision("stop", None, "asked to stop")
+        if lost and self._scheduler == "ssh" and decision.recipe is not None:
+            nodes = ", ".join(map(str, lost))
+            decision = Decision("requeue", None, f"node {nodes} has no supervisor any more")
         self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": decision.reason})
         self.journal.event(
             "ended",

@@ -34,10 +34,10 @@ class Sshd:
     host, docs_host = "login-node", "della"
     "The second is what the documentation calls it."
 
-    def __init__(self, folder: Path, ask: bool = False) -> None:
+    def __init__(self, folder: Path, ask: bool = False, host: str = host, address: str = "127.0.0.1") -> None:
         if why := absent():
             pytest.skip(why)
-        self.folder = folder
+        self.folder, self.host, self.address = folder, host, address
         self.log = folder / "sshd.log"
         self.shell = folder / "shell"
         for name, word in (("host_key", ""), ("user_key", PASSWORD if ask else "")):
@@ -46,20 +46,24 @@ class Sshd:
         shutil.copy(folder / "user_key.pub", folder / "authorized")
         self.port = _free_port()
         (folder / "sshd_config").write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\n"
+            f"Port {self.port}\nListenAddress {address}\nHostKey {folder}/host_key\n"
             f"AuthorizedKeysFile {folder}/authorized\nPidFile none\nStrictModes no\nUsePAM no\n"
             f"PasswordAuthentication no\nLogLevel VERBOSE\nForceCommand {self.shell}\n"
             "SetEnv SHLVL=2\n"  # bash then leaves the start-up files of whoever runs the tests alone
         )
         (folder / "config").write_text(
-            f"Host {self.host} {self.docs_host}\n"
-            f" HostName 127.0.0.1\n Port {self.port}\n User {getpass.getuser()}\n"
+            f"Host {' '.join(self.names)}\n"
+            f" HostName {address}\n Port {self.port}\n User {getpass.getuser()}\n"
             f" IdentityFile {folder}/user_key\n IdentitiesOnly yes\n IdentityAgent none\n"
             f" UserKnownHostsFile {folder}/known_hosts\n StrictHostKeyChecking accept-new\n"
         )
         self.login_shell('exec sh -c "$SSH_ORIGINAL_COMMAND"')
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
+
+    @property
+    def names(self) -> list[str]:
+        return [self.host, self.docs_host] if self.host == Sshd.host else [self.host]
 
     def login_shell(self, text: str) -> None:
         """What the user's login shell does with `$SSH_ORIGINAL_COMMAND`."""
@@ -74,7 +78,7 @@ class Sshd:
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                if probe.connect_ex((self.address, self.port)) == 0:
                     return
             time.sleep(0.02)
         raise AssertionError(self.log.read_text())

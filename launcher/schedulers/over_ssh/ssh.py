@@ -1,4 +1,4 @@
-"""A login node reached by plain OpenSSH: the user's own configuration, one login for many round trips."""
+"""A host reached by plain OpenSSH: the user's own configuration, one login for many round trips."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shlex
 import subprocess
 import sys
 import threading
@@ -23,20 +24,28 @@ CONNECT_SECONDS = 20
 LONGEST_SOCKET = 104 - 18
 "Bytes: what macOS takes for a socket's path, less the suffix that ssh gives it while it is made."
 
-_LOGIN_ENVIRONMENT = (
-    'command -v squeue >/dev/null 2>&1 || eval "$(bash -lc \'exec sh -c "echo; echo {mark}; export -p"\' '
-    "</dev/null 2>/dev/null | sed '1,/^{mark}$/d')\"\n"
-)
-"""Many sites put Slurm's commands into the PATH of login shells only. What such a shell exports is taken
-over, below a mark that no greeting contains; it costs its start-up files, so only where it is needed."""
+
+def login_environment(unless: str | None = None) -> str:
+    """Shell that takes over what a login shell exports, unless there is a command of this name.
+
+    Below a mark that no greeting contains. It costs the start-up files, so only where it is needed.
+    """
+    mark = secrets.token_hex(8)
+    found = f"command -v {shlex.quote(unless)} >/dev/null 2>&1 || " if unless is not None else ""
+    return (
+        f'{found}eval "$(bash -lc \'exec sh -c "echo; echo {mark}; export -p"\' '
+        f"</dev/null 2>/dev/null | sed '1,/^{mark}$/d')\"\n"
+    )
 
 
 class Over:
     """`host` as `ssh` takes it. The first round trip logs in, and may ask for a password or a second factor
-    on the terminal; the later ones, also of other processes, go through the connection that stays open."""
+    on the terminal; the later ones, also of other processes, go through the connection that stays open.
 
-    def __init__(self, host: str) -> None:
-        self.name = host
+    `first` is shell before each script, such as `login_environment`."""
+
+    def __init__(self, host: str, first: str = "") -> None:
+        self.name, self._first = host, first
         self._shared: list[str] = []
 
     def run(
@@ -47,7 +56,7 @@ class Over:
         What start-up files print on stdout is left out. Raises LoginError.
         """
         mark = secrets.token_hex(8)
-        text = (_LOGIN_ENVIRONMENT.format(mark=mark) + script).encode()
+        text = (self._first + script).encode()
         # One form for sh, csh and fish; `head` takes exactly its bytes and leaves the rest to the script.
         command = f"sh -c 'echo {mark}; (eval \"$(head -c {len(text)})\"); echo {mark} $?'"
         try:

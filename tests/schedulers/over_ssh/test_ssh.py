@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.schedulers.over_ssh.login import LoginError, ask
-from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.over_ssh.ssh import Over, login_environment
 from tests.schedulers.sshd import PASSWORD, Sshd
 
 
@@ -62,7 +62,7 @@ def test_every_login_shell_will_do(sshd: Sshd, shell: str) -> None:
     assert done.stdout == b"its !$x and more"
 
 
-def test_slurm_in_the_path_of_login_shells_only_is_found(sshd: Sshd) -> None:
+def test_a_command_in_the_path_of_login_shells_only_is_found(sshd: Sshd) -> None:
     home = sshd.folder / "home"
     (home / "slurm/bin").mkdir(parents=True)
     (home / "slurm/bin/squeue").write_text('#!/bin/sh\necho "queue of $SLURM_CONF"\n')
@@ -73,7 +73,8 @@ def test_slurm_in_the_path_of_login_shells_only_is_found(sshd: Sshd) -> None:
     sshd.login_shell(f'export HOME={home} PATH=/usr/bin:/bin; exec sh -c "$SSH_ORIGINAL_COMMAND"')
     if shutil.which("squeue", path="/usr/bin:/bin"):
         _without_slurm(sshd, home)
-    done = Over(sshd.host).run("squeue; echo $X; cat", stdin=b"data")
+    node = Over(sshd.host, login_environment(unless="squeue"))
+    done = node.run("squeue; echo $X; cat", stdin=b"data")
     assert done.stdout == b"queue of /etc/it's here\n\ndata"
 
 

@@ -1,0 +1,151 @@
+"""Runs that lie on a host behind ssh: their copies here, and the job's code, which goes there once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from launcher.runs.files import replace_text
+from launcher.runs.find import default_root
+from launcher.runs.layout import RunDir
+from launcher.schedulers.base import SchedulerError, Status
+from launcher.schedulers.over_ssh import snapshot
+from launcher.schedulers.over_ssh.exchange import Wanted
+from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
+from launcher.schedulers.over_ssh.rsh import quote
+from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.rundir import copies, write_run
+
+if TYPE_CHECKING:
+    from launcher.schedulers.base import Prepared, Request
+
+LOOK_SECONDS = 1.0
+"Between two looks at a run that goes on; one that waits in the queue is looked at ten times as seldom."
+SENT = ".sent"
+"Beside the copies: the snapshots that were sent, the newest last."
+
+T = TypeVar("T")
+
+
+class NotSentError(SchedulerError):
+    """The code, or what was written here, could not be written there: nothing was started."""
+
+
+class Copies:
+    """`there` is the folder of the runs on the host. `wanted`: what each look brings besides the records."""
+
+    def __init__(self, ssh: Over, there: str) -> None:
+        self.ssh, self.there = ssh, there
+        self.mirror = Mirrored(ssh, copies(ssh.name, there), there)
+        self.wanted: Wanted | None = None
+        self._codes: dict[str, snapshot.Snapshot] = {}
+        self._last: tuple[float, Status] | None = None
+        "When to look again, and what was seen."
+
+    def take_code(self, request: Request) -> str:
+        """The working directory as it is now; gives where it will lie. Raises SchedulerError, OSError."""
+        if not request.workdir.is_dir():
+            raise SchedulerError(f"workdir: {request.workdir} is no directory")
+        code = snapshot.take(request.workdir, leave_out=[default_root().resolve()])
+        self._codes[code.digest] = code
+        return snapshot.place(self.there, code.digest)
+
+    def write(self, prepared: Prepared) -> RunDir:
+        """The run directory's copy here, from which the next round trip makes it. Raises OSError."""
+        return write_run(replace(prepared, run_dir=str(self.mirror.here / prepared.request.run_id)))
+
+    def lately(self, handle: str, look: Callable[[], Status]) -> Status:
+        """What was seen last, for a moment: a follower asks more often than there is news."""
+        if self._last is not None and self._last[0] > time.monotonic() and self._last[1].handle == handle:
+            return self._last[1]
+        began = time.monotonic()
+        found = look()
+        pause = LOOK_SECONDS * (10 if found.state == "submitted" else 1)
+        self._last = (time.monotonic() + max(pause, 5 * (time.monotonic() - began)), found)
+        return found
+
+    def forget(self) -> None:
+        """What was seen last: something was done."""
+        self._last = None
+
+    def fetch(self, run: RunDir, wanted: Wanted | None) -> None:
+        """Raises SchedulerError."""
+        self.wanted, self._last = wanted, None
+        self.mirror.choose([run], wanted)
+        self.mirror.run(":")
+        if run.id in self.mirror.lost:
+            lost = f"{self.there}/{run.id} is not on {self.ssh.name} any more"
+            raise SchedulerError(f"{lost}; what was copied of it is in {run.path}")
+
+    def where(self, run: RunDir) -> str:
+        return f"{self.ssh.name}:{self.there}/{run.id}"
+
+    def remove(self, runs: Sequence[RunDir]) -> None:
+        """There. Raises SchedulerError."""
+        done = self.ssh.run(
+            "rm -rf " + " ".join(quote(f"{self.there}/{run.id}") for run in runs), timeout=600
+        )
+        if done.returncode:
+            raise SchedulerError(f"{self.ssh.name}: {done.stderr.decode(errors='replace').strip()}")
+
+    @contextmanager
+    def strictly(self, runs: Sequence[RunDir], first: str = "") -> Iterator[None]:
+        """What is done depends on what was written here."""
+        self.mirror.choose(runs)
+        self.mirror.first, self.mirror.strict = first, True
+        try:
+            yield
+        finally:
+            self.mirror.first, self.mirror.strict = "", False
+
+    def deliver(self, runs: Sequence[RunDir], checks: Sequence[str], then: Callable[[], T]) -> T:
+        """The code of the runs where it is new there, then `then`, whose first round trip brings the run
+        directories. `checks`: shell that must succeed before. Raises NotSentError."""
+        self._last = None
+        digests = sorted({run.read_about()["workdir"].rpartition("/")[2] for run in runs})
+        codes = [self._codes[digest] for digest in digests if digest in self._codes]
+        first = " &&\n".join([*checks, *(snapshot.adopt(self.there, digest) for digest in digests)])
+        for code in codes:
+            if code.digest not in self._sent():
+                self._send_code(code)
+        try:
+            with self.strictly(runs, first):
+                return then()
+        except RefusedError as error:
+            if not codes or snapshot.MISSING not in str(error):
+                raise NotSentError(str(error)) from None
+        for code in codes:
+            self._send_code(code)  # somebody has cleaned up there
+        try:
+            with self.strictly(runs, first):
+                return then()
+        except RefusedError as error:
+            raise NotSentError(str(error)) from None
+
+    def _sent(self) -> list[str]:
+        try:
+            return (self.mirror.here / SENT).read_text(encoding="utf-8").split()
+        except FileNotFoundError:
+            return []
+
+    def _send_code(self, code: snapshot.Snapshot) -> None:
+        sent = [digest for digest in self._sent() if digest != code.digest]
+        try:
+            snapshot.send(code, self.ssh, self.there, before=sent[-1] if sent else None)
+        except SchedulerError as error:
+            raise NotSentError(str(error)) from None
+        self.mirror.here.mkdir(parents=True, exist_ok=True)
+        replace_text(self.mirror.here / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
+
+
+def absolute(runs: str | None, where: str) -> str:
+    """`paths.runs` of a profile whose runs are elsewhere. Raises SchedulerError."""
+    if runs is None or not runs.startswith("/"):
+        raise SchedulerError(
+            f"{where}: name the folder for the runs in the profile, as an absolute path on a disk "
+            "that its nodes share, for example `paths: {runs: /scratch/you/runs}`"
+        )
+    return runs.rstrip("/")

@@ -1,0 +1,1 @@
+"""Hosts without a batch system, reached by plain OpenSSH."""

@@ -1,0 +1,191 @@
+"""Which GPUs of this host are free, and the locks that keep two submissions from the same ones.
+
+Standard library only: it is sent to the host, and runs there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import stat
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+FOLDER = Path("/tmp/launcher-gpus")
+"One file per GPU for all users of the host; whoever holds its lock (flock) has the GPU."
+BUSY_MIB = 1024
+"More than this in use: somebody is there, also where nvidia-smi lists nobody (another container)."
+PATIENCE_SECONDS = 30
+"For nvidia-smi: without persistence mode it wakes every GPU up."
+
+
+class CardsError(Exception):
+    """The GPUs cannot be had; the message says which are busy, and by whom."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """As nvidia-smi shows it, in its order (PCI bus). Memory in MiB."""
+
+    index: int
+    uuid: str
+    name: str
+    total: int | None
+    used: int | None
+    busy: str = ""
+    "By whom; empty when it is free."
+
+
+def choose(free: Sequence[int], count: int) -> tuple[int, ...] | None:
+    """`count` neighbours where there are such: links (NVLink, PCIe switch) join aligned groups first."""
+    ordered = sorted(free)
+    groups = [tuple(ordered[at : at + count]) for at in range(len(ordered) - count + 1)]
+    return min(groups, key=lambda group: (group[-1] - group[0], group[0] % count, group[0]), default=None)
+
+
+def short_of(cards: Sequence[Card], count: int) -> str:
+    """Why `count` of them cannot be had; empty when they can."""
+    free = [card for card in cards if not card.busy]
+    if len(free) >= count:
+        return ""
+    busy = "; ".join(f"GPU {card.index}: {card.busy}" for card in cards if card.busy)
+    have = f"{len(free)} of {len(cards)} GPUs are free" if busy else f"there are {len(cards)} GPUs"
+    return f"{have}, the job needs {count}" + (f" ({busy})" if busy else "")
+
+
+def survey() -> list[Card]:
+    """All GPUs, with whoever computes on them or has locked them. Raises CardsError."""
+    with _choosing():
+        cards = _seen()
+        taken, locks = _lock([card for card in cards if not card.busy])
+        for lock in locks.values():
+            os.close(lock)
+    return [replace(card, busy=card.busy or taken.get(card.index, "")) for card in cards]
+
+
+def claim(count: int, who: Mapping[str, str]) -> tuple[tuple[int, ...], list[int]]:
+    """Indexes of free GPUs, and open files that hold them while any process has them open.
+
+    Raises CardsError.
+    """
+    with _choosing():
+        cards = _seen()
+        taken, locks = _lock([card for card in cards if not card.busy])
+        chosen = choose(list(locks), count)
+        for index, lock in locks.items():
+            if index not in (chosen or ()):
+                os.close(lock)
+    if chosen is None:
+        now = [replace(card, busy=card.busy or taken.get(card.index, "")) for card in cards]
+        raise CardsError(short_of(now, count))
+    for index in chosen:
+        os.ftruncate(locks[index], 0)
+        os.pwrite(locks[index], json.dumps(dict(who)).encode(), 0)
+    return chosen, [locks[index] for index in chosen]
+
+
+def _seen() -> list[Card]:
+    rows = _ask("--query-gpu=index,uuid,name,memory.total,memory.used")
+    busy: dict[str, list[str]] = {}
+    for line in _ask("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"):
+        uuid, pid, rest = line.split(", ", 2)
+        name, _, used = rest.rpartition(", ")
+        busy.setdefault(uuid, []).append(_process(pid, name, used))
+    return [_card(row, busy) for row in rows]
+
+
+def _card(row: str, busy: Mapping[str, Sequence[str]]) -> Card:
+    index, uuid, name, total, used = row.split(", ")
+    card = Card(int(index), uuid, name, _number(total), _number(used))
+    if uuid in busy:
+        return replace(card, busy=", ".join(busy[uuid]))
+    if (card.used or 0) > BUSY_MIB:
+        return replace(card, busy=f"{card.used} MiB in use by a process that is not seen from here")
+    return card
+
+
+def _process(pid: str, name: str, used: str) -> str:
+    try:
+        owner = f" of {pwd.getpwuid(os.stat(f'/proc/{pid}').st_uid).pw_name}"
+    except (OSError, KeyError):
+        owner = ""
+    memory = f", {used} MiB" if _number(used) is not None else ""
+    return f"{Path(name).name} (process {pid}{owner}{memory})"
+
+
+def _number(text: str) -> int | None:
+    """None for `[N/A]` and its like."""
+    return int(text) if text.isdigit() else None
+
+
+def _ask(query: str) -> list[str]:
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    except FileNotFoundError:
+        raise CardsError("there is no nvidia-smi, so which GPUs are free is not known") from None
+    except subprocess.TimeoutExpired:
+        raise CardsError(f"nvidia-smi gave no answer in {PATIENCE_SECONDS} s: a GPU may hang") from None
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        raise CardsError(f"nvidia-smi: {said[0] if said else f'exit code {done.returncode}'}")
+    return [line.strip() for line in done.stdout.splitlines() if ", " in line]
+
+
+def _lock(cards: Sequence[Card]) -> tuple[dict[int, str], dict[int, int]]:
+    """Index -> who has it, and index -> open file for those that were to be had."""
+    taken, locks = {}, {}
+    for card in cards:
+        lock = _open(card.uuid)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks[card.index] = lock
+        except BlockingIOError:
+            taken[card.index] = _holder(os.pread(lock, 1000, 0))
+            os.close(lock)
+    return taken, locks
+
+
+def _holder(record: bytes) -> str:
+    try:
+        who = json.loads(record)
+        text = f"taken by launcher's run {who['run']} of {who['user']}"
+    except (ValueError, KeyError, TypeError):
+        text = "taken by another run of launcher's"
+    return "".join(char for char in text if char.isprintable())[:200]
+
+
+@contextlib.contextmanager
+def _choosing() -> Iterator[None]:
+    """One submission at a time looks and locks."""
+    lock = _open(".choosing")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _open(name: str) -> int:
+    """For every user. The kernel may refuse O_CREAT for another user's file in such a folder."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            FOLDER.mkdir()
+            FOLDER.chmod(0o1777)
+        path = FOLDER / Path(name).name
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+            os.fchmod(file, 0o666)
+        except FileExistsError:
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError as error:
+        raise CardsError(f"{FOLDER}, where taken GPUs are noted: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise CardsError(f"{FOLDER}/{name} is no file")
+    return file

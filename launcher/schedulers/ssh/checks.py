@@ -1,0 +1,86 @@
+"""What the facts of a host mean for a job, before anything is started there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher import __version__
+from launcher.schedulers.ssh.cards import Card, short_of
+
+
+@dataclass(frozen=True)
+class Need:
+    """Of a job, on each of its hosts."""
+
+    python: str
+    runs: str
+    gpus: int
+    task: bool = True
+    "Launcher's own entrypoint, or a program of the user's."
+
+
+@dataclass(frozen=True)
+class Findings:
+    refusals: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def problems(host: str, seen: Mapping[str, Any], need: Need) -> Findings:
+    """`seen`: the answer of on_host.look."""
+    refusals, warnings = [], []
+    if seen["launcher"] is None:
+        refusals.append(f"{need.python} there has no launcher: pip install 'launcher[train]' with it")
+    elif seen["launcher"] not in ("", __version__):
+        warnings.append(f"launcher {seen['launcher']} there, {__version__} here; install the same one")
+    if not seen["torch"]:
+        refusals.append(f"{need.python} there has no torch: pip install 'launcher[train]' with it")
+    if seen["runs"]:
+        refusals.append(f"paths.runs: {need.runs} cannot be written to ({seen['runs']})")
+    if seen["tools"]:
+        refusals.append(f"these programs are missing there: {', '.join(seen['tools'])}")
+    refusals += [
+        f"secrets: {name} has no value, neither here nor there: export it here, or name a `file:`"
+        for name in seen["secrets"]
+    ]
+    cards = [Card(**card) for card in seen["cards"]]
+    if need.gpus and seen["cards_trouble"]:
+        refusals.append(seen["cards_trouble"])
+    elif need.gpus and (short := short_of(cards, need.gpus)):
+        refusals.append(f"{short}; wait, or ask for fewer with resources.gpus_per_node")
+    if not need.gpus and cards and need.task:
+        warnings.append(
+            f"the job runs on the CPU, and there are {len(cards)} GPUs: see node.gpu of the profile"
+        )
+    if seen["ends_at_logout"]:
+        warnings.append(
+            "systemd-logind there ends what you have started when your last session closes; ask for "
+            "KillUserProcesses=no in /etc/systemd/logind.conf, or the run ends with the connection"
+        )
+    return Findings(
+        tuple(f"{host}: {refusal}" for refusal in refusals),
+        tuple(f"{host}: {warning}" for warning in warnings),
+    )
+
+
+def rendezvous(
+    hosts: Sequence[str], seen: Mapping[str, Any], visits: Sequence[Mapping[str, Any]], runs: str
+) -> str:
+    """The address of the first host that all others reach. `seen`: of the first one; `visits`: meet.meet of
+    the others. Raises ValueError with why there is none."""
+    apart = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["shared"]]
+    if apart:
+        raise ValueError(
+            f"{', '.join(apart)}: what {hosts[0]} writes into paths.runs ({runs}) is not there; "
+            "several hosts need a folder on a disk that they share, one host needs nothing"
+        )
+    for address in seen["addresses"]:
+        if all(address in visit["reached"] for visit in visits):
+            return str(address)
+    deaf = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["reached"]]
+    tried = ", ".join(seen["addresses"]) or "none that leads out of it"
+    raise ValueError(
+        f"{', '.join(deaf or hosts[1:])} cannot reach {hosts[0]} at port {seen['port']} (its addresses: "
+        f"{tried}); open the ports from 61000 to 65535 between the hosts"
+    )

@@ -1,0 +1,79 @@
+"""Questions to hosts: the program that answers them travels along with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.over_ssh.login import NOT_FOUND, Login
+from launcher.schedulers.over_ssh.rsh import quote
+from launcher.schedulers.over_ssh.ssh import login_environment
+
+_HERE = Path(__file__).parent
+_MODULES = ("cards", "meet", "on_host")
+# The modules come first on stdin, the request after them: neither stands in a process list.
+_BOOT = """
+import json, sys, types
+sys.path[:1] = []
+for name, text in json.loads(sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+module.main()
+"""
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class HostError(SchedulerError):
+    """A host has answered that it cannot; nothing was done there."""
+
+
+def ask_host(login: Login, python: str, request: Mapping[str, Any], timeout: float = 120.0) -> dict[str, Any]:
+    """One of on_host.ACTIONS. Raises LoginError; HostError where the host refuses or cannot answer."""
+    name = __name__.rpartition(".")[0]
+    program = [[f"{name}.{one}", (_HERE / f"{one}.py").read_text(encoding="utf-8")] for one in _MODULES]
+    text = json.dumps(program).encode()
+    script = f"{login_environment()}exec {quote(python)} -c {quote(_BOOT)}"
+    stdin = f"{len(text)}\n".encode() + text + json.dumps(request).encode()
+    done = login.run(script, stdin=stdin, timeout=timeout)
+    if done.returncode in (NOT_FOUND, NOT_FOUND - 1):
+        raise HostError(
+            f"{login.name}: there is no interpreter {python}; name the one with launcher and torch there in "
+            "paths.python of the profile, as an absolute path"
+        )
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        why = said[-1] if said else f"exit code {done.returncode}"
+        raise HostError(f"{login.name}: {python} gave no answer: {why}") from None
+    if not isinstance(answer, dict):
+        raise HostError(f"{login.name}: {python} gave no answer")
+    if "refused" in answer:
+        raise HostError(f"{login.name}: {answer['refused']}")
+    return answer
+
+
+def side_by_side(work: Callable[[S], T], items: Iterable[S]) -> list[T | SchedulerError]:
+    """Of each its result, or why there is none."""
+
+    def once(item: S) -> T | SchedulerError:
+        try:
+            return work(item)
+        except SchedulerError as error:
+            return error
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(once, items))
+
+
+def all_of(results: Sequence[T | SchedulerError]) -> list[T]:
+    """Raises SchedulerError with the words of every host that failed."""
+    errors = [one for one in results if isinstance(one, SchedulerError)]
+    if errors:
+        raise type(errors[0])("\n".join(map(str, errors)))
+    return [one for one in results if not isinstance(one, SchedulerError)]

@@ -1,0 +1,279 @@
+"""What launcher does on a host: look at it, meet the others, start the supervisor, end it.
+
+It is sent as text and runs there with the profile's interpreter: standard library only, one request as JSON
+on stdin (secrets among it), one answer as JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launcher.schedulers.ssh.cards import CardsError, claim, survey
+from launcher.schedulers.ssh.meet import meet
+
+TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")
+FIRST_PORT, LAST_PORT = 61000, 65535
+"Above Linux's ephemeral ports; the supervisor goes on from the first one for each attempt."
+START_SECONDS = 90.0
+"For the supervisor to take its lock: a first import from a cold or distant disk is slow."
+END_SECONDS = 30.0
+"For processes that were killed: one that waits for a disk or a GPU takes long."
+SEEN_SECONDS = 60.0
+"For what one host wrote to be seen on another: a network file system shows it late."
+Request = Mapping[str, Any]
+
+
+class RefusedError(Exception):
+    """What was asked cannot be done here; the message says why."""
+
+
+def look(request: Request) -> dict[str, Any]:
+    """Facts; what they mean is decided where the request came from."""
+    cards, trouble = [], ""
+    if request["gpus"] or shutil.which("nvidia-smi"):
+        try:
+            cards = [asdict(card) for card in survey()]
+        except CardsError as error:
+            trouble = str(error)
+    return {
+        "launcher": _version("launcher"),
+        "torch": importlib.util.find_spec("torch") is not None,
+        "runs": _unwritable(request["runs"]),
+        "tools": [tool for tool in TOOLS if shutil.which(tool) is None],
+        "cards": cards,
+        "cards_trouble": trouble,
+        "secrets": [secret["name"] for secret in request["secrets"] if not _is_here(secret)],
+        "addresses": _addresses(),
+        "port": _free_port(request["port"]),
+        "ends_at_logout": _ends_at_logout(),
+    }
+
+
+def _version(package: str) -> str | None:
+    if importlib.util.find_spec(package) is None:
+        return None
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # on PYTHONPATH alone
+        return ""
+
+
+def _unwritable(folder: str) -> str:
+    """Why nothing can be written there; empty when it can, or when it can be made."""
+    there = Path(folder)
+    while not os.path.lexists(there):
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return ""
+    except OSError as error:
+        return f"{there}: {error.strerror}"
+
+
+def _is_here(secret: Mapping[str, Any]) -> bool:
+    if secret.get("file"):
+        return os.access(Path(secret["file"]).expanduser(), os.R_OK)
+    return (secret.get("env") or secret["name"]) in os.environ
+
+
+def _addresses() -> list[str]:
+    """Of this host, as others may reach it."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["ip", "-o", "addr", "show", "scope", "global", "up"]
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        found = [line.split()[3].partition("/")[0] for line in lines.splitlines()]
+        return sorted(found, key=lambda address: ":" in address)
+    found = socket.gethostbyname_ex(socket.gethostname())[2]
+    return [address for address in found if not address.startswith("127.")]
+
+
+def _free_port(wanted: int) -> int:
+    for port in (*range(wanted, LAST_PORT + 1), *range(FIRST_PORT, wanted)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        return int(port)
+    raise RefusedError(f"no port from {FIRST_PORT} to {LAST_PORT} is free")
+
+
+def _ends_at_logout() -> bool:
+    """systemd-logind ends what a user started when the last session closes (KillUserProcesses)."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            if "/session-" not in file.read() or os.getuid() == 0:
+                return False
+        command = ["busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1"]
+        command += ["org.freedesktop.login1.Manager", "KillUserProcesses"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        return answer.stdout.split() == ["b", "true"]
+    return False
+
+
+def start(request: Request) -> dict[str, Any]:
+    """The supervisor, detached. It holds the locks of its GPUs for its whole life, however that ends."""
+    run, rank = Path(request["run_dir"]), request["rank"]
+    _wait_for(run / "run.json")
+    lock = _lock_path(run, rank)
+    if _held(lock) and rank == 0:
+        raise RefusedError("a supervisor of this run is still there")
+    _end(run, rank)  # what is left of a run that is lost
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
+    gpus: tuple[int, ...] = ()
+    locks: list[int] = []
+    if request["gpus"]:
+        gpus, locks = claim(request["gpus"], {"run": run.name, "user": getpass.getuser()})
+        # CUDA's own order is by speed; nvidia-smi's is by bus.
+        chosen = ",".join(map(str, gpus))
+        environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": chosen}
+    if lock.exists():
+        os.truncate(lock, 0)  # the record of the last supervisor; the lock itself stays
+    if event := request.get("event"):
+        moment = time.time_ns() // 1000
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment // 10**6))
+        taken = {"gpus": {**request["others_gpus"], request["host"]: gpus}} if gpus else {}
+        _append(run, {"time": f"{stamp}.{moment % 10**6:06d}Z", **event, **taken})
+    process = _supervisor(request, environ, locks)
+    return {"pid": process.pid, "gpus": gpus}
+
+
+def _supervisor(
+    request: Request, environ: Mapping[str, str], locks: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    run, rank = Path(request["run_dir"]), request["rank"]
+    command = [sys.executable, "-m", "launcher.supervise", run, "--secrets-on-stdin", *request["place"]]
+    log = _lock_path(run, rank).with_suffix(".log")
+    with open(log, "ab") as output:
+        before = output.tell()
+        process = subprocess.Popen(
+            command,
+            cwd=run,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=environ,
+            start_new_session=True,
+            pass_fds=locks,
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(json.dumps(request["secrets"]).encode())
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        if _held(_lock_path(run, rank)):
+            return process
+        time.sleep(0.05)
+    if process.poll() is not None and rank == 0 and _state(run) != "submitted":
+        return process  # the whole run was shorter than our look at it
+    process.kill()  # one that comes up after all would not know that nobody believes in it
+    said = log.read_bytes()[before:].decode(errors="replace").strip()
+    raise RefusedError(f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}")
+
+
+def stop(request: Request) -> dict[str, Any]:
+    """Ends the supervisor of one host: another one could not be started."""
+    _end(Path(request["run_dir"]), request["rank"])
+    return {}
+
+
+def _end(run: Path, rank: int) -> None:
+    """A supervisor that waits in vain, and its ranks: the kernel ends them with it, a moment later."""
+    lock = _lock_path(run, rank)
+    if _held(lock):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(json.loads(lock.read_text(encoding="utf-8"))["pid"]), signal.SIGKILL)
+    deadline = time.monotonic() + END_SECONDS
+    while _held(lock) or _ranks(run, rank):
+        if time.monotonic() > deadline:
+            raise RefusedError(f"processes of an earlier start of this run do not end: {_ranks(run, rank)}")
+        time.sleep(0.1)
+
+
+def _ranks(run: Path, rank: int) -> list[int]:
+    """Processes of this host that the run's supervisor here has started."""
+    marks = {f"LAUNCHER_RUN_DIR={run}".encode(), f"LAUNCHER_NODE_RANK={rank}".encode()}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # another user's, or just ended
+                if marks <= set((entry / "environ").read_bytes().split(b"\0")):
+                    found.append(int(entry.name))
+    return found
+
+
+def _wait_for(file: Path) -> None:
+    deadline = time.monotonic() + SEEN_SECONDS
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise RefusedError(f"{file} is not to be seen here")
+        time.sleep(0.2)
+        with contextlib.suppress(OSError):  # a network file system then asks its server again
+            os.listdir(file.parent.parent)
+
+
+def _lock_path(run: Path, rank: int) -> Path:
+    """As supervise.host names it."""
+    return run / ("supervisor.lock" if rank == 0 else f"supervisor.{rank:02d}.lock")
+
+
+def _held(lock: Path) -> bool:
+    try:
+        with open(lock, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+def _state(run: Path) -> Any:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((run / "state.json").read_bytes()).get("state")
+    return None
+
+
+def _append(run: Path, event: Mapping[str, Any]) -> None:
+    file = os.open(run / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(file, json.dumps(event, ensure_ascii=False).encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+ACTIONS: dict[str, Callable[[Request], dict[str, Any]]] = {
+    "look": look,
+    "meet": meet,
+    "start": start,
+    "stop": stop,
+}
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.buffer.read())
+    try:
+        answer = ACTIONS[request["do"]](request)
+    except (RefusedError, CardsError) as error:
+        answer = {"refused": str(error)}
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        answer = {"refused": f"{where}{error.strerror}"}
+    print(json.dumps(answer))

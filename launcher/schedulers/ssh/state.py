@@ -1,0 +1,61 @@
+"""What a run's records and the lock of its supervisor say together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from launcher.runs.layout import RunDir
+from launcher.schedulers.base import LIVING
+from launcher.schedulers.over_ssh.rsh import quote
+
+UNSTARTED_SECONDS = 180.0
+"After a submission of which no answer came, no supervisor has shown itself: there is none."
+_HELD = 75
+
+
+def locks_script(there: str, runs: Sequence[str]) -> str:
+    """Shell. For each run `RUN held`, `free` (a supervisor was there) or `none` (none has come yet)."""
+    return (
+        f"for r in {' '.join(map(quote, runs))}; do\n"
+        f"f={quote(there)}/$r/supervisor.lock w=none\n"
+        f'if [ -s "$f" ]; then flock -n -s -E {_HELD} "$f" true 2>/dev/null\n'
+        f"case $? in 0) w=free ;; {_HELD}) w=held ;; *) w=unknown ;; esac; fi\n"
+        "printf '%s %s\\n' \"$r\" $w\ndone"
+    )
+
+
+def words(answer: bytes) -> dict[str, str]:
+    return dict(line.split(" ", 1) for line in answer.decode(errors="replace").splitlines() if " " in line)
+
+
+def judged(run: RunDir, lock: str, trouble: str, where: str) -> dict[str, Any]:
+    """state.json, corrected. It was read after the lock was looked at: what has ended has said so."""
+    state = run.read_state()
+    name = state.get("state", "submitted")
+    if name not in LIVING:
+        return state
+    if trouble:
+        return {**state, "reason": f"as the run itself last said; {trouble}"}
+    if lock == "free":
+        return state | _lost("the supervisor was killed or its host was restarted; its ranks ended with it")
+    if lock == "lost":
+        return state | _lost(f"{where} is not there any more")
+    if lock == "none" and _asked_for(run) > UNSTARTED_SECONDS:
+        return state | _lost("no supervisor has started: the connection was lost while it was submitted")
+    return state
+
+
+def _lost(reason: str) -> dict[str, Any]:
+    return {"state": "lost", "failure": "node-failed", "reason": reason}
+
+
+def _asked_for(run: RunDir) -> float:
+    """Seconds since the latest submission."""
+    for event in reversed(run.read_events()):
+        if event.get("event") == "submitting":
+            asked = datetime.fromisoformat(str(event["time"]).replace("Z", "+00:00"))
+            return time.time() - asked.astimezone(timezone.utc).timestamp()
+    return 0.0

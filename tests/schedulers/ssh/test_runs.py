@@ -1,0 +1,189 @@
+"""Training over real ssh, through the real CLI: what breaks on the way changes nothing of what is learnt."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from launcher.runs.layout import RunDir
+from launcher.supervise.process import processes_of
+from tests.lab import events, metrics, supervisor_pid, verdicts, wait_for
+from tests.schedulers.ssh.conftest import on_two_hosts
+from tests.schedulers.ssh.hosts import Laptop
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+CANARY = "sesame-5d1e0a3b"
+TASK = """
+import os, time
+from launcher.tasks.gpt import PydocGPT
+
+print("token of", len(os.environ["TOKEN"]))
+
+class Mine(PydocGPT):
+    def loss(self, model, batch):
+        time.sleep(float(os.environ["PACE"]))
+        return super().loss(model, batch)
+"""
+STEPS = 12
+
+
+def job(lab: Laptop, name: str, pace: float, **resources: int) -> str:
+    """Two ranks. The second one's memory runs out in step 3, once."""
+    lab.script(TASK, "mine.py")
+    env = {"PACE": str(pace), "TRAIN_MEMORY_FAIL": "rank=last,step=3,phase=backward,micro_batch=4"}
+    fields = {
+        "task": "mine:Mine",
+        "args": {"layers": 1, "dim": 32, "heads": 2, "context": 32},
+        "steps": STEPS,
+        "train": {"checkpoint_every": 1, "lr": 1e-3},
+        "recipe": {"sharding": "fsdp", "precision": "fp32"},
+        "resources": {"gpus_per_node": 0, **resources},
+        "secrets": ["TOKEN"],
+    }
+    return str(lab.job(f"job-{name}.yaml", **fields, env=env))
+
+
+@dataclass
+class Reference:
+    """On one host, followed over a connection that breaks in mid-run."""
+
+    lab: Laptop
+    run: RunDir
+    followed: str
+    broken: dict[str, object]
+    argv: str
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+    with on_two_hosts(tmp_path_factory.mktemp("laptop")) as laptop:
+        laptop.environ["TOKEN"] = CANARY
+        yield laptop
+
+
+@pytest.fixture(scope="module")
+def reference(lab: Laptop) -> Reference:
+    command = [
+        sys.executable,
+        "-m",
+        "launcher",
+        "run",
+        job(lab, "one", 0.5, ranks_per_node=2),
+        "-c",
+        "one.yaml",
+    ]
+    follower = subprocess.Popen(
+        command, cwd=lab.folder, env=lab.environ, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    (first,) = wait_for(lambda: list(lab.runs.glob("[!.]*/attempts/000")), "attempt")
+    there = RunDir(first.parents[1])
+    wait_for(lambda: len(metrics(there)) > 3, "step after the downgrade")
+    argv = "\n".join(" ".join(_argv(pid)) for pid in psutil.pids())
+    host = lab.hosts[0].sshd
+    host.stop()
+    broken = json.loads(lab.cli("status", there.id, "--json").stdout)
+    host.start()
+    followed, _ = follower.communicate(timeout=120)
+    return Reference(lab, lab.newest(), followed, broken, argv)
+
+
+def _argv(pid: int) -> list[str]:
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_a_broken_connection_harms_neither_the_run_nor_who_follows_it(reference: Reference) -> None:
+    lab, run = reference.lab, reference.run
+    assert reference.broken["state"] == "running"
+    assert "as the run itself last said; cannot log in to tensor01" in str(reference.broken["reason"])
+    assert f"step {STEPS}/{STEPS}" in reference.followed, reference.followed
+    assert f"{run.id}: succeeded" in reference.followed
+    status = lab.status(run)
+    assert (status["state"], status["step"], status["checkpoint_step"]) == ("succeeded", STEPS, STEPS)
+    assert status["handle"] == f"ssh:one:{run.id}"
+    assert not run.path.is_relative_to(lab.disk), "a copy"
+    assert run.events.read_text() == lab.on_disk(run).events.read_text()
+
+
+def test_memory_that_runs_out_costs_a_rung_there(reference: Reference) -> None:
+    run = reference.run
+    assert [verdict["failure"] for verdict in verdicts(run)] == ["succeeded"]
+    (down,) = events(run, "downgrade")
+    assert (down["in_process"], down["rank"], down["step"]) == (True, 1, 3)
+    assert down["changes"] == {"micro_batch_size": [4, 2], "grad_accum": [1, 2]}
+    assert "micro-batch 2" in reference.lab.said("why", run.id)
+
+
+def test_a_secret_of_the_laptop_reaches_the_ranks_and_nothing_else(reference: Reference) -> None:
+    lab, run = reference.lab, reference.run
+    assert f"token of {len(CANARY)}" in lab.said("logs", run.id)
+    assert "launcher.train" in reference.argv and CANARY not in reference.argv
+    written = [lab.folder, lab.home, *(host.folder for host in lab.hosts)]
+    files = [file for folder in written for file in folder.rglob("*") if file.is_file()]
+    assert lab.on_disk(run).events in files
+    assert [str(file) for file in files if CANARY.encode() in file.read_bytes()] == []
+
+
+def test_two_hosts_cancelled_and_resumed_end_with_the_weights_of_one(
+    lab: Laptop, reference: Reference
+) -> None:
+    run = lab.submit(job(lab, "two", 0.3, nodes=2, ranks_per_node=1), "-c", "both.yaml")
+    there = lab.on_disk(run)
+    wait_for(lambda: len(metrics(there)) > 5, "some steps")
+    assert "running" in lab.said("list")
+    lab.said("cancel", run.id)
+    cancelled = lab.wait(run)
+    assert cancelled["state"] == "cancelled" and 3 <= cancelled["checkpoint_step"] < STEPS, lab.all_logs(
+        there
+    )
+    assert "not running: cancelled" in lab.said("cancel", run.id, code=4)
+    followed = lab.said("resume", run.id, "--follow")
+    assert f"{run.id}: succeeded" in followed, lab.all_logs(there)
+    assert [event["step"] for event in events(run, "resumed")][-1] == cancelled["checkpoint_step"]
+    assert [event["nodes"] for event in events(run, "started")] == [2, 2]
+    assert len(list(there.path.glob("attempts/*/logs/node-01/rank-001.out"))) == len(run.attempts())
+    assert lab.weights(run) == lab.weights(reference.run)
+
+
+WAITS = """
+import os, pathlib, sys, time
+print("here", flush=True)
+file = pathlib.Path(os.environ["LAUNCHER_RUN_DIR"]) / "go"
+while not file.exists():
+    time.sleep(0.1)
+"""
+
+
+def test_a_supervisor_that_is_gone_without_a_word_is_lost_and_the_run_goes_on(lab: Laptop) -> None:
+    lab.script(WAITS)
+    resources = {"nodes": 2, "gpus_per_node": 0, "ranks_per_node": 1}
+    run = lab.submit(
+        str(lab.job("job-waits.yaml", command="python train.py", resources=resources)), "-c", "both.yaml"
+    )
+    there = lab.on_disk(run)
+    wait_for(lambda: len(list(there.path.glob("attempts/*/logs/*/rank-*.out"))) == 2, "two ranks")
+    other = int(json.loads((there.path / "supervisor.01.lock").read_text())["pid"])
+    os.kill(supervisor_pid(there), 9)
+    wait_for(lambda: len(processes_of(there.path, 0, 0)) == 0, "end of its ranks")
+    status = lab.status(run)
+    assert (status["state"], status["failure"]) == ("lost", "node-failed")
+    assert "not running: lost" in lab.said("cancel", run.id, code=4)
+    lab.said("resume", run.id)
+    assert not psutil.pid_exists(other), "the other host's, which waited for the first"
+    wait_for(lambda: there.attempt(1).logs.exists(), "another attempt")
+    (there.path / "go").touch()
+    assert lab.wait(run)["state"] == "succeeded", lab.all_logs(there)
+    assert lab.said("logs", run.id, "--node", "1").count("here") == 2
+    lab.said("clean", run.id, "--yes")
+    assert not run.path.exists() and not there.path.exists()
