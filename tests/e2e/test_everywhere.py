@@ -1,0 +1,166 @@
+"""One job file, another `-c`: memory runs out, the run is cancelled and resumed, the weights are the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs.layout import RunDir
+from launcher.schedulers.base import LIVING
+from launcher.train.checkpoints.export import export
+from launcher.train.checkpoints.folder import complete_checkpoints
+from tests.e2e.places import PLACES, Place
+from tests.lab import Lab, events, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+CANARY = "canary-7f2a91c4e0"
+STEPS = 8
+# It prints its secret. From step 4 of its first attempt on it is slow enough to be cancelled.
+TASK = """
+import os, time
+from launcher.tasks.gpt import PydocGPT
+
+print("my token is", os.environ["TOKEN"], flush=True)
+
+class Mine(PydocGPT):
+    calls = 0
+
+    def loss(self, model, batch):
+        self.calls += 1
+        if os.environ["LAUNCHER_ATTEMPT"] == "0" and self.calls > 6:
+            time.sleep(2)
+        return super().loss(model, batch)
+"""
+
+
+@dataclass
+class Told:
+    """What one place did with the job."""
+
+    place: Place
+    run: RunDir
+    logs: str
+    why: str
+    cancelled: dict[str, Any]
+    ended: dict[str, Any]
+    weights: bytes
+    seen: set[str] = field(default_factory=set)
+    "Command lines of all processes while it ran."
+
+
+@pytest.fixture(scope="module", params=list(PLACES))
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    with PLACES[request.param](tmp_path_factory.mktemp(request.param)) as place:
+        yield _told(place)
+
+
+def _told(place: Place) -> Told:
+    lab = place.lab
+    lab.environ["TOKEN"] = CANARY
+    lab.script(TASK, "mine.py")
+    job = lab.job(
+        task="mine:Mine",
+        args={"layers": 1, "dim": 32, "heads": 2, "context": 32},
+        steps=STEPS,
+        resources={"nodes": 1, "gpus_per_node": 0, "ranks_per_node": 2},
+        train={"checkpoint_every": 1, "lr": 1e-3},
+        recipe={"sharding": "fsdp", "precision": "fp32"},
+        env={"TRAIN_MEMORY_FAIL": "rank=last,step=2,phase=backward,micro_batch=4"},
+        secrets=["TOKEN"],
+    )
+    done = lab.cli("submit", str(job), "-c", place.profile)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = lab.newest()
+    seen: set[str] = set()
+
+    def late() -> bool:
+        seen.update(_command_lines())
+        return (lab.status(run)["step"] or 0) >= 3
+
+    wait_for(late, "step 3", 90)
+    done = lab.cli("cancel", run.id)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cancelled = _ended(lab, run)
+    done = lab.cli("resume", run.id)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ended = _ended(lab, run)
+    logs, why = lab.cli("logs", run.id), lab.cli("why", run.id)
+    (newest,) = list(complete_checkpoints(place.there(run).checkpoints).values())[-1:]
+    (file,) = export(newest, lab.folder / "weights")
+    weights = file.read_bytes()
+    return Told(place, run, logs.stdout, why.stdout + why.stderr, cancelled, ended, weights, seen)
+
+
+def _ended(lab: Lab, run: RunDir) -> dict[str, Any]:
+    """As `launcher status` tells it, which brings a copy up to date."""
+
+    def ended() -> dict[str, Any] | None:
+        status = lab.status(run)
+        return None if status["state"] in LIVING else status
+
+    found: dict[str, Any] = wait_for(ended, f"end of {run.id}", 120)
+    return found
+
+
+def _command_lines() -> set[str]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit():
+                found.add((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+_weights: dict[str, bytes] = {}
+
+
+def test_every_verb_means_the_same_and_so_do_the_weights(told: Told, request: pytest.FixtureRequest) -> None:
+    assert told.ended["state"] == "succeeded", told.logs
+    assert told.ended["step"] == STEPS
+    assert told.cancelled["state"] == "cancelled"
+    assert 3 <= told.cancelled["checkpoint_step"] < STEPS
+    (lower,) = events(told.run, "downgrade")
+    assert lower["in_process"] and lower["phase"] == "backward" and lower["step"] == 2
+    assert "my token is" in told.logs
+    assert "micro-batch 4 -> 2" in told.why
+    assert [told.run.attempt(number).verdict.exists() for number in range(2)] == [True, True]
+    place = request.node.callspec.params["told"]
+    _weights[place] = told.weights
+    assert told.weights == _weights[next(iter(_weights))], (
+        f"{place} learnt otherwise than {next(iter(_weights))}"
+    )
+
+
+def test_no_secret_is_in_a_file_a_process_list_or_a_log(told: Told) -> None:
+    assert CANARY not in told.logs + told.why
+    assert not [line for line in told.seen if CANARY in line]
+    assert any("launcher.supervise" in line for line in told.seen), "the processes of the run were looked at"
+    folders = {told.place.lab.folder, told.place.there(told.run).path}
+    files = [
+        path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+    ]
+    assert len(files) > 20
+    tainted = [
+        path
+        for path in files
+        if not any(path.is_relative_to(folder) for folder in told.place.not_ours)
+        and CANARY.encode() in path.read_bytes()
+    ]
+    there = told.place.there(told.run).path
+    tainted += [path for path in there.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
+    assert tainted == []
+
+
+def test_nobody_else_can_write_into_a_run(told: Told) -> None:
+    """Who may read it is the umask's, as for every file: a group wants to see its own runs."""
+    for run in {told.run.path, told.place.there(told.run).path}:
+        modes = {path: os.stat(path).st_mode for path in (run, *run.rglob("*")) if not path.is_symlink()}
+        assert not [path for path, mode in modes.items() if mode & 0o022]
