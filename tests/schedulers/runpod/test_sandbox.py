@@ -244,8 +244,8 @@ SPOT = (
 DEMAND = "mutation ($input: PodFindAndDeployOnDemandInput) { podFindAndDeployOnDemand(input: $input) { id } }"
 WANTED = {
     "name": "spot", "imageName": "x", "gpuTypeId": GPU["id"], "gpuCount": 1, "cloudType": "SECURE",
-    "dockerArgs": "bash -c 'trap \"echo asked; exit\" TERM; echo up; sleep 99 & wait'", "networkVolumeId": "sandbox",
-    "volumeMountPath": "/workspace", "env": [{"key": "A", "value": "b"}],
+    "dockerArgs": "bash -c 'trap \"echo asked; exit\" TERM; echo up; sleep 99 & wait'",
+    "networkVolumeId": "sandbox", "volumeMountPath": "/workspace", "env": [{"key": "A", "value": "b"}],
 }  # fmt: skip
 
 

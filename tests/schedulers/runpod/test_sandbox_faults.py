@@ -121,7 +121,7 @@ def test_only_spot_pods_are_taken_away(sandbox: Sandbox) -> None:
     wanted = {
         "name": "spot", "imageName": "x", "gpuTypeId": "NVIDIA RTX A5000", "cloudType": "SECURE",
         "bidPerGpu": 0.2, "networkVolumeId": "sandbox",
-        "dockerArgs": "sleep 99",
+        "dockerArgs": "bash -c 'trap exit TERM; while :; do sleep 0.1; done'",
     }  # fmt: skip
     query = "mutation ($i: PodRentInterruptableInput!) { podRentInterruptable(input: $i) { id } }"
     made = sandbox.ask("POST", "//graphql", json={"query": query, "variables": {"i": wanted}}).json()

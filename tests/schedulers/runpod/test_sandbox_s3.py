@@ -27,7 +27,7 @@ def client(sandbox: Sandbox, access: str | None = None) -> Any:
         region_name="EU-RO-1",
         aws_access_key_id=access or sandbox.environ["RUNPOD_S3_ACCESS_KEY"],
         aws_secret_access_key=sandbox.environ["RUNPOD_S3_SECRET_KEY"],
-        config=Config(retries={"max_attempts": 1}),
+        config=Config(retries={"total_max_attempts": 1}),
     )
 
 
