@@ -75,7 +75,7 @@ def look_at(
         if handle.id is None:
             return _unanswered(run, state, client())
         pod = seen(handle)
-    except ApiError as error:
+    except SchedulerError as error:
         return _told(run, {**state, "reason": f"as the run itself last said; {trouble or error}"})
     if pod.living:
         return _told(run, {**state, "reason": trouble or _going_on(run, state, handle, pod)})
