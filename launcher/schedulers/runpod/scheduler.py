@@ -27,7 +27,7 @@ from launcher.schedulers.runpod.place import (
     folder_on_volume,
     handle_of,
 )
-from launcher.schedulers.runpod.watch import Seen, look_at, wants_new_pod
+from launcher.schedulers.runpod.watch import Seen, look_at, wait_for_one, wants_new_pod
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -169,6 +169,7 @@ class RunPodScheduler:
         if status.state == "succeeded":
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
         self._end(handle_of(run))
+        self.copy(run).fetch(Wanted())
         if again is not None:  # where its volume is does not change
             again = replace(again, about={**again.about, "runpod": run.read_about().get("runpod", {})})
         with in_force(run, again):
@@ -375,7 +376,5 @@ class RunPodScheduler:
                 lease(self.client, self.copy(run), "requeued", market, reason="preempted")
                 self._renewed.add(run.path)
             except (NotRentedError, ApiError) as error:
-                run.event("waiting", reason=str(error))
-                told = f"waits for a pod: {error}; `launcher logs {run.id} -f` goes on trying"
-                replace_json(run.state, {"state": "submitted", "reason": told, "time": now()})
+                wait_for_one(run, error)
         return self._judged(run)

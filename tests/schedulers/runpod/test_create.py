@@ -117,6 +117,18 @@ def test_where_nothing_ever_appears_nobody_claims_to_know(serve: Any) -> None:
     assert len(posts(there)) == 3
 
 
+def test_where_every_candidate_refuses_after_a_doubt_the_doubt_stays(serve: Any) -> None:
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        return Reply(503) if len(posts(there)) == 1 else Reply(400, {"detail": "no room"})
+
+    client, there = serve(posted)
+    with pytest.raises(UnclearError, match=r"(?s)503.*no room"):
+        rent(client, order(offer("A"), offer("B")))
+    client, _ = serve(lambda *_: Reply(400, {"detail": "no room"}))
+    with pytest.raises(NotRentedError, match="every candidate was refused alike"):
+        rent(client, order(offer("A"), offer("B")))
+
+
 def test_a_price_that_nobody_tells_is_no_price_below_the_limit(serve: Any) -> None:
     def posted(there: RunPodOfOurs, asked: Asked) -> Reply:
         there.pods["p1"] = pod("p1", cost=0.0)
