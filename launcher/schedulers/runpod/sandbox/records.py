@@ -161,7 +161,7 @@ class Cluster:
             "compute": self.compute,
             "dataCenterId": self.centre,
             "pods": {"total": len(self.pods), "byStatus": counts},
-            "network": {"cidr": "127.0.0.0/8"},
+            "network": {"cidr": f"{first.seat.primary}/32" if first.seat else ""},
             "primary": {"podId": first.id, "status": first.status},
             "createdAt": stamp(self.created),
         }
