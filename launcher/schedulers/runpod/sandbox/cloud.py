@@ -217,6 +217,7 @@ class Cloud:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._halting.discard(pod.id)
+        pod.halted = time.time()
         self.ledger.close(pod.id, time.time())
 
     async def stop(self, pod: Pod, why: str, grace: float | None = None) -> None:
@@ -247,10 +248,13 @@ class Cloud:
             return
         pod.status = "TERMINATED"
         pod.ended = time.time()
-        self.gone.append(pod.summary())
         self.logs[pod.id].add("system", f"remove container: {why}")
+        place = len(self.gone)
+        self.gone.append(pod.summary())
         self.save()
         await self._halt(pod, self.pace.grace if grace is None else grace)
+        self.gone[place] = pod.summary()
+        self.save()
         self.logs.pop(pod.id).close()
         del self._containers[pod.id]
         folder = self.folder / "pods" / pod.id

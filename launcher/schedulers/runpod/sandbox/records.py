@@ -81,6 +81,8 @@ class Pod:
     created: float = 0.0
     started: float | None = None
     ended: float | None = None
+    halted: float | None = None
+    "When its last process had ended."
     listed_from: float = 0.0
     terminate_after: float | None = None
     starts: int = 0
@@ -133,7 +135,7 @@ class Pod:
             "id": self.id, "name": self.name, "status": self.status, "interruptible": self.interruptible,
             "cluster": self.seat.cluster if self.seat else None, "centre": self.centre, "price": self.price,
             "gpu": self.gpu, "cpu": self.cpu, "created": self.created, "ended": self.ended,
-            "starts": self.starts,
+            "halted": self.halted, "starts": self.starts,
         }  # fmt: skip
 
 
