@@ -22,7 +22,7 @@ _KEPT = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "LD_LIBRARY_PA
 
 NVIDIA_SMI = """\
 #!/bin/sh
-# The sandbox's: this machine has no GPU. Cards are listed, so that what looks for them goes on; nothing computes.
+# The sandbox's, as this machine has no GPU: what looks for cards finds them listed, nothing computes.
 [ "$1" = -L ] || { echo "nvidia-smi of the sandbox: only -L" >&2; exit 9; }
 {cards}"""
 
@@ -32,7 +32,7 @@ def environment(pod: Pod, home: str, volume: str | None, api: str) -> dict[str, 
     env = {name: os.environ[name] for name in _KEPT if name in os.environ}
     env |= {
         # The image: this machine, with the Python that runs the server first.
-        "PATH": f"{home}/bin:{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": f"{home}/bin:{Path(sys.executable).parent}:{os.defpath}:/usr/local/bin:/usr/sbin:/sbin",
         "HOME": home,
         "RUNPOD_POD_ID": pod.id,
         "RUNPOD_API_KEY": pod.key,
