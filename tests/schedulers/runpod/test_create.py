@@ -121,7 +121,7 @@ def test_where_every_candidate_refuses_after_a_doubt_the_doubt_stays(serve: Any)
     def posted(there: RunPodOfOurs, _: Asked) -> Reply:
         return Reply(503) if len(posts(there)) == 1 else Reply(400, {"detail": "no room"})
 
-    client, there = serve(posted)
+    client, _ = serve(posted)
     with pytest.raises(UnclearError, match=r"(?s)503.*no room"):
         rent(client, order(offer("A"), offer("B")))
     client, _ = serve(lambda *_: Reply(400, {"detail": "no room"}))
