@@ -77,6 +77,9 @@ def sandbox(
         fail(str(error), 2)
 
 
-def _tell(variables: dict[str, str]) -> None:
+def _tell(folder: Path, variables: dict[str, str]) -> None:
     for name, value in variables.items():
-        print(f"export {name}={value}", flush=True)
+        print(f"export {name}={value}")
+    print(f"# in another shell:  . {folder}/env.sh")
+    print(f"# then, for example: launcher submit JOB -c {folder}/runpod-sandbox.yaml")
+    print("# Ctrl-C ends the server and every pod.", flush=True)

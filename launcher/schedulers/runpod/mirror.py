@@ -61,6 +61,25 @@ class Copy:
         for item in list(self.volume.all(self.prefix)):
             self.volume.delete(item.key)
 
+    def download(self, to: Path) -> int:
+        """All of it, checkpoints as well; files that are here in the same size stay. Bytes that came.
+        Raises VolumeError, OSError."""
+        came = 0
+        for item in self.volume.all(self.prefix):
+            name = item.key.removeprefix(self.prefix)
+            file = to / name
+            if not _plain(name) or (file.is_file() and file.stat().st_size == item.size):
+                continue
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial, start = file.with_name(f".{file.name}.partial"), 0
+            with open(partial, "wb") as out:
+                while start < item.size and (data := self.volume.read(item.key, start, item.size)):
+                    out.write(data)
+                    start += len(data)
+            partial.replace(file)
+            came += start
+        return came
+
     def text(self, name: str) -> str:
         """Of a small file there; empty when there is none."""
         try:

@@ -19,6 +19,8 @@ S3_CENTRES = (
     *("US-MO-1", "US-MO-2", "US-NC-1", "US-NC-2", "US-NE-1", "US-WA-1"),
 )
 "Data centres whose network volumes have an S3 API (RunPod's documentation, 2026-08)."
+DISK = 0.10 / (30 * 24)
+"USD per GB and hour of a running pod's own disk (RunPod's documentation of prices: 0.10 per GB and month)."
 SHORTEST = 600
 "Seconds that a budget must pay for: what is shorter goes into pulling the image."
 _STOCK: dict[Stock, int] = {"HIGH": 0, "MEDIUM": 1, "LOW": 2, "NONE": 3}
@@ -153,7 +155,7 @@ def _offered(
     if not chosen:
         yield f"{name} ({cloud}): none in stock in {', '.join(sorted(wanted)) or 'any data centre'}"
     for place in chosen:
-        yield place, price * need.nodes
+        yield place, (price + section.disk_gb * DISK) * need.nodes
 
 
 _Found = tuple[str, float | str, Sequence[Place]]

@@ -7,6 +7,7 @@ import contextlib
 import json
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -123,11 +124,10 @@ class Cloud:
         now = time.time()
         unlisted = self.dice.falls("unlisted") or 0.0
         cluster = Cluster(self._id(), body.name, body.type, compute.model_dump(), centre, now, now + unlisted)
-        # All of 127.0.0.0/8 is this machine: each node has an address of its own, as in a real cluster.
-        net = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}"
+        address = _address()
         for rank in range(compute.podCount):
             pod = self._pod(body, centre, price, {"id": gpu.id, "count": gpu.count}, None, "SECURE", False)
-            pod.seat = Seat(cluster.id, rank, compute.podCount, f"{net}.{rank + 1}", f"{net}.1")
+            pod.seat = Seat(cluster.id, rank, compute.podCount, address, address)
             cluster.pods.append(pod)
         self.clusters[cluster.id] = cluster
         for pod in cluster.pods:
@@ -217,6 +217,7 @@ class Cloud:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._halting.discard(pod.id)
+        pod.halted = time.time()
         self.ledger.close(pod.id, time.time())
 
     async def stop(self, pod: Pod, why: str, grace: float | None = None) -> None:
@@ -247,10 +248,13 @@ class Cloud:
             return
         pod.status = "TERMINATED"
         pod.ended = time.time()
-        self.gone.append(pod.summary())
         self.logs[pod.id].add("system", f"remove container: {why}")
+        place = len(self.gone)
+        self.gone.append(pod.summary())
         self.save()
         await self._halt(pod, self.pace.grace if grace is None else grace)
+        self.gone[place] = pod.summary()
+        self.save()
         self.logs.pop(pod.id).close()
         del self._containers[pod.id]
         folder = self.folder / "pods" / pod.id
@@ -305,6 +309,16 @@ class Cloud:
 def allowed(pod: Pod, action: str) -> None:
     if action not in ACTIONS[pod.status]:
         raise ProblemError(409, f"action {action} is not valid for a pod that is {pod.status}")
+
+
+def _address() -> str:
+    """This machine's: all nodes of a cluster share it. Nothing is sent to find it out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("203.0.113.1", 9))  # TEST-NET-3 of RFC 5737
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
 
 
 def _kept(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -19,12 +20,19 @@ _KEPT = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "LD_LIBRARY_PA
 "Of this server's environment; a pod gets no other variable of it."
 
 
+NVIDIA_SMI = """\
+#!/bin/sh
+# The sandbox's, as this machine has no GPU: what looks for cards finds them listed, nothing computes.
+[ "$1" = -L ] || { echo "nvidia-smi of the sandbox: only -L" >&2; exit 9; }
+{cards}"""
+
+
 def environment(pod: Pod, home: str, volume: str | None, api: str) -> dict[str, str]:
     """RunPod's variables, those of the request over them; its secrets from this server's environment."""
     env = {name: os.environ[name] for name in _KEPT if name in os.environ}
     env |= {
         # The image: this machine, with the Python that runs the server first.
-        "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": f"{home}/bin:{Path(sys.executable).parent}:{os.defpath}:/usr/local/bin:/usr/sbin:/sbin",
         "HOME": home,
         "RUNPOD_POD_ID": pod.id,
         "RUNPOD_API_KEY": pod.key,
@@ -80,6 +88,7 @@ class Container:
         """Runs the command once; its exit code."""
         disk = self.folder / "disk"
         (disk / "tmp").mkdir(parents=True, exist_ok=True)
+        self._play_gpus(disk)
         args = self.pod.args or "sleep infinity"
         home = "/pod"
         if not self.isolation:
@@ -115,6 +124,16 @@ class Container:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(reading, 5)
         return code
+
+    def _play_gpus(self, disk: Path) -> None:
+        if self.pod.gpu is None or shutil.which("nvidia-smi"):
+            return
+        gpu = self.pod.gpu
+        cards = [f"echo 'GPU {i}: {gpu['id']} (UUID: GPU-sandbox-{i})'\n" for i in range(gpu["count"])]
+        smi = disk / "bin" / "nvidia-smi"
+        smi.parent.mkdir(exist_ok=True)
+        smi.write_text(NVIDIA_SMI.replace("{cards}", "".join(cards)))
+        smi.chmod(0o755)
 
     async def stop(self, grace: float) -> None:
         """SIGTERM to the first process, as container runtimes do; SIGKILL to all after `grace` seconds."""

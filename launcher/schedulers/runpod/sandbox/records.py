@@ -81,6 +81,8 @@ class Pod:
     created: float = 0.0
     started: float | None = None
     ended: float | None = None
+    halted: float | None = None
+    "When its last process had ended."
     listed_from: float = 0.0
     terminate_after: float | None = None
     starts: int = 0
@@ -133,7 +135,7 @@ class Pod:
             "id": self.id, "name": self.name, "status": self.status, "interruptible": self.interruptible,
             "cluster": self.seat.cluster if self.seat else None, "centre": self.centre, "price": self.price,
             "gpu": self.gpu, "cpu": self.cpu, "created": self.created, "ended": self.ended,
-            "starts": self.starts,
+            "halted": self.halted, "starts": self.starts,
         }  # fmt: skip
 
 
@@ -161,7 +163,7 @@ class Cluster:
             "compute": self.compute,
             "dataCenterId": self.centre,
             "pods": {"total": len(self.pods), "byStatus": counts},
-            "network": {"cidr": "127.0.0.0/8"},
+            "network": {"cidr": f"{first.seat.primary}/32" if first.seat else ""},
             "primary": {"podId": first.id, "status": first.status},
             "createdAt": stamp(self.created),
         }

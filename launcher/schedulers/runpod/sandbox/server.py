@@ -7,6 +7,7 @@ import contextlib
 import json
 import secrets
 import shlex
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,32 @@ VOLUME = "sandbox"
 CENTRE = "EU-RO-1"
 
 
+PROFILE = """\
+# Pods of `launcher runpod sandbox`: processes of this machine, with its GPUs if it has any.
+name: runpod-sandbox
+description: RunPod as `launcher runpod sandbox` plays it on this machine
+scheduler: runpod
+max_nodes: 4
+node:
+  gpu: {{type: NVIDIA RTX A5000, count: 2, memory: 23.6GiB}}
+network:
+  interface: lo
+container:
+  runtime: runpod
+  image: sandbox/any   # the pods see this machine's files, whatever the image is called
+paths:
+  python: {python}
+runpod:
+  gpu_id: NVIDIA RTX A5000
+  cpu_id: cpu3c        # pods of jobs with gpus_per_node: 0
+  vcpu: 4
+  volume_id: {volume}
+  volume_path: {path}
+  data_centers: [{centre}]
+  max_hours: 1
+"""
+
+
 @dataclass(frozen=True)
 class Options:
     folder: Path
@@ -48,7 +75,7 @@ class Keys:
     s3_secret: str
 
 
-def serve(options: Options, ready: Callable[[dict[str, str]], None]) -> None:
+def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> None:
     """Until SIGINT or SIGTERM; then every pod is ended. `ready` gets the variables for the user's shell."""
     contract = Contract(options.openapi) if options.openapi is not None else None
     options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -85,6 +112,7 @@ def serve(options: Options, ready: Callable[[dict[str, str]], None]) -> None:
         "LAUNCHER_RUNPOD_API": f"{base}/v2",
         "LAUNCHER_RUNPOD_GRAPHQL": f"{base}/graphql",
         "LAUNCHER_RUNPOD_S3": f"{base}/s3",
+        "LAUNCHER_RUNPOD_PAUSE": "0.1",
         "RUNPOD_API_KEY": keys.api,
         "RUNPOD_S3_ACCESS_KEY": keys.s3_access,
         "RUNPOD_S3_SECRET_KEY": keys.s3_secret,
@@ -93,7 +121,12 @@ def serve(options: Options, ready: Callable[[dict[str, str]], None]) -> None:
         folder / "env.sh",
         "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()),
     )
-    ready(variables)
+    at = "/workspace" if cloud.isolation else str(cloud.volume_folder(VOLUME))
+    profile = PROFILE.format(
+        python=json.dumps(sys.executable), volume=VOLUME, path=json.dumps(at), centre=CENTRE
+    )
+    (folder / "runpod-sandbox.yaml").write_text(profile)
+    ready(folder, variables)
     server.run(sockets=[listening])
 
 
