@@ -35,7 +35,9 @@ Unpinned = Annotated[
 ]
 With = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--with", metavar="TOOL", help="docker, podman, buildah or apptainer; else the first that works"),
+    typer.Option(
+        "--with", metavar="TOOL", help="docker, podman, buildah or apptainer; else the first that works"
+    ),
 ]
 Tag = Annotated[
     Optional[str],  # noqa: UP045
@@ -55,7 +57,9 @@ def list_images(json: AsJson = False) -> None:
     project = Path.cwd()
     images = load_catalogue(catalogue_folder(project))
     if json:
-        print_json([{**one.model_dump(mode="json"), "published": published(one.name, project)} for one in images])
+        print_json(
+            [{**one.model_dump(mode="json"), "published": published(one.name, project)} for one in images]
+        )
         return
     table = Table(box=None, pad_edge=False)
     for column in ("IMAGE", "TARGET", "CUDA", "TORCH", "PYTHON", "BASE", "PUBLISHED", "WHAT"):
@@ -110,13 +114,19 @@ def build(
     wheels: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            metavar="DIR", exists=True, file_okay=False, help="take every package from here, none from an index"
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="take every package from here, none from an index",
         ),
     ] = None,
     launcher_wheel: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help="launcher itself; left out, built from the checkout"
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="launcher itself; left out, built from the checkout",
         ),
     ] = None,
     tool: With = None,

@@ -23,7 +23,11 @@ from launcher.runs.files import replace_text
 
 def local_tag(image: Image) -> str:
     """What an image is called here once it is built; a file for Apptainer."""
-    return f"{image.name}.sif" if image.target == "apptainer" else f"localhost/launcher/{image.name}:{__version__}"
+    return (
+        f"{image.name}.sif"
+        if image.target == "apptainer"
+        else f"localhost/launcher/{image.name}:{__version__}"
+    )
 
 
 def base_of(image: Image, base: str | None, unpinned: bool) -> str:
@@ -57,7 +61,17 @@ def own_wheel(folder: Path) -> Path:
         )
     # hatchling is among the development packages; without it pip fetches it.
     here = ("--no-build-isolation",) if importlib.util.find_spec("hatchling") is not None else ()
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *here, "--wheel-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        *here,
+        "--wheel-dir",
+        str(folder),
+    ]
     done = subprocess.run([*command, str(checkout)], capture_output=True, text=True)
     if done.returncode != 0:
         raise ImageError(f"launcher's wheel cannot be built: {done.stderr.strip()}")
@@ -89,7 +103,7 @@ def _same_file(source: Path, target: Path) -> None:
 
 
 def epoch_of(wheel: Path) -> int:
-    """Seconds since 1970, the time of the image: SOURCE_DATE_EPOCH, else what launcher's wheel is stamped with.
+    """Seconds since 1970, the time of the image: SOURCE_DATE_EPOCH, else what the wheel is stamped with.
 
     Not the clock: the same sources then make the same image.
     """

@@ -27,7 +27,7 @@ class Builder:
 
     def build(self, folder: Path, tag: str, epoch: int) -> Command:
         """`epoch` (seconds since 1970) becomes the time of the image and of its files."""
-        # With BuildKit files in layers keep the time at which they were written unless it is told to rewrite them.
+        # BuildKit leaves files in layers the time at which they were written, unless told otherwise.
         reproducible = (
             ("--output", f"type=docker,name={tag},rewrite-timestamp=true")
             if self.name == "docker"
@@ -69,9 +69,8 @@ class Buildah(Builder):
         return ("buildah", "bud", "--format", "docker", *arguments, "--tag", tag, str(folder))
 
     def config(self, tag: str) -> dict[str, Any]:
-        return _json(
-            ("buildah", "inspect", "--type", "image", "--format", "{{json .Docker.Config}}", tag), tag
-        )
+        found: dict[str, Any] = _json(("buildah", "inspect", "--type", "image", tag), tag)["Docker"]["config"]
+        return found
 
     def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         # `buildah run` takes no notice of the entrypoint.
@@ -101,10 +100,14 @@ class Apptainer(Builder):
         return (*start, "apptainer", "build", "--force", str(Path(tag).absolute()), "image.def")
 
     def config(self, tag: str) -> dict[str, Any]:
-        return {"Labels": _json(("apptainer", "inspect", "--json", "--labels", tag), tag)["data"]["attributes"]}
+        return {
+            "Labels": _json(("apptainer", "inspect", "--json", "--labels", tag), tag)["data"]["attributes"]
+        }
 
     def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["apptainer", "run", "--cleanenv", tag, *command], capture_output=True, text=True)
+        return subprocess.run(
+            ["apptainer", "run", "--cleanenv", tag, *command], capture_output=True, text=True
+        )
 
     def push(self, tag: str, destination: str, digest_file: Path) -> str:
         raise ImageError(

@@ -91,7 +91,9 @@ def load_catalogue(folder: Path) -> tuple[Image, ...]:
     document = read(folder / FILE)
     images = validate(Catalogue, document).images
     missing = [
-        Problem(document.place(("images", index, "lock")), f"images.{index}.lock", f"there is no {image.lock}")
+        Problem(
+            document.place(("images", index, "lock")), f"images.{index}.lock", f"there is no {image.lock}"
+        )
         for index, image in enumerate(images)
         if not (folder / image.lock).is_file()
     ]

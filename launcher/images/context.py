@@ -1,4 +1,4 @@
-"""An image of the catalogue -> the files that it is built from: pure, only templates and the lock are read."""
+"""An image of the catalogue -> the files that it is built from: only templates and the lock are read."""
 
 from __future__ import annotations
 

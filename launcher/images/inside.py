@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-SHM = "/dev/shm"
+SHM = Path("/dev/shm")
 SHM_LEAST_FREE = 8 * 2**20
 "Bytes. A DataLoader worker that finds less for its batch dies of a bus error."
 SBOM = Path("/opt/launcher/sbom.cdx.json")
@@ -28,7 +28,7 @@ def report(modules: list[str]) -> dict[str, Any]:
         "machine": platform.machine(),
         "uid": os.getuid(),
         "first_process": Path("/proc/1/comm").read_text().strip(),
-        "shm": os.statvfs(SHM).f_frsize * os.statvfs(SHM).f_blocks if os.path.isdir(SHM) else 0,
+        "shm": os.statvfs(SHM).f_frsize * os.statvfs(SHM).f_blocks if SHM.is_dir() else 0,
         "distributions": distributions(),
         "imports": {name: _import(name) for name in modules},
         "cuda": getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None),
@@ -39,7 +39,9 @@ def report(modules: list[str]) -> dict[str, Any]:
 
 def distributions() -> dict[str, str]:
     """Name -> version of what is installed for this Python."""
-    found = {item.metadata["Name"].lower().replace("_", "-"): item.version for item in metadata.distributions()}
+    found = {
+        item.metadata["Name"].lower().replace("_", "-"): item.version for item in metadata.distributions()
+    }
     return dict(sorted(found.items()))
 
 
@@ -68,11 +70,13 @@ def _on_path(name: str) -> bool:
 
 def health() -> str | None:
     """What is wrong, or None."""
-    if not os.path.isdir(SHM):
+    if not SHM.is_dir():
         return f"{SHM} is missing"
     free = os.statvfs(SHM).f_frsize * os.statvfs(SHM).f_bavail
     if free < SHM_LEAST_FREE:
-        return f"{SHM} has {free / 2**20:.1f} MiB left: DataLoader workers die; start with a larger --shm-size"
+        return (
+            f"{SHM} has {free / 2**20:.1f} MiB left: DataLoader workers die; start with a larger --shm-size"
+        )
     return None
 
 

@@ -11,12 +11,12 @@ import platformdirs
 from launcher.images import ImageError
 from launcher.images.builders import Builder
 from launcher.images.catalogue import FILE, Image, catalogue_folder, find_image, load_catalogue
+from launcher.images.names import PREFIX
 from launcher.render.shipped import containers_dir
 from launcher.runs.files import replace_text
 from launcher.spec.base import Value
 from launcher.spec.load import read, validate
 
-PREFIX = "catalog:"
 RECORD = "published.yaml"
 _REFERENCE = r"^[a-z0-9][A-Za-z0-9.:-]*(/[a-z0-9][a-z0-9._-]*)+@sha256:[0-9a-f]{64}$"
 
@@ -52,8 +52,8 @@ def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
     reference = published(name, project_dir)
     if reference is None:
         raise ImageError(
-            f"image {image}: no digest is known, it was not published yet. `launcher images build {name}` and "
-            f"`launcher images push {name} --to REGISTRY/PATH` do it, or name an image by its own reference"
+            f"image {image}: no digest is known, it was not published yet. `launcher images build {name}` "
+            f"and `launcher images push {name} --to REGISTRY/PATH` do it, or name an image by its own reference"
         )
     if re.fullmatch(_REFERENCE, reference) is None:
         raise ImageError(f"image {image}: {reference!r} in {RECORD} is not REGISTRY/PATH@sha256:...")
@@ -64,7 +64,9 @@ def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
     return reference
 
 
-def push(builder: Builder, image: Image, tag: str, to: str, version: str, project_dir: Path) -> tuple[str, Path]:
+def push(
+    builder: Builder, image: Image, tag: str, to: str, version: str, project_dir: Path
+) -> tuple[str, Path]:
     """Copy an image to a registry. Returns its reference by digest, and the file that now names it.
 
     Raises ImageError.
@@ -85,6 +87,8 @@ def record(name: str, reference: str, project_dir: Path) -> Path:
     images = validate(Published, read(file)).images if file.is_file() else {}
     lines = [f"  {key}: {value}\n" for key, value in sorted({**images, name: reference}.items())]
     file.parent.mkdir(parents=True, exist_ok=True)
-    head = "# Written by `launcher images push`: what `image: catalog:NAME` of a profile or job is.\nimages:\n"
+    head = (
+        "# Written by `launcher images push`: what `image: catalog:NAME` of a profile or job is.\nimages:\n"
+    )
     replace_text(file, head + "".join(lines), 0o644)
     return file

@@ -1,8 +1,8 @@
 """What an image is made of, as CycloneDX 1.6: `python -m launcher.images.sbom FILE`, run while it is built.
 
-Read from what is installed, Python's distributions and Debian's packages, not from what should be. Runs with the
-image's own Python and the standard library. The same image gives the same file: no random serial number, and the
-time of SOURCE_DATE_EPOCH.
+Read from what is installed, Python's distributions and Debian's packages, not from what should be. Runs with
+the image's own Python and the standard library. The same image gives the same file: no random serial number, and
+the time of SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def python_parts() -> Iterator[dict[str, Any]]:
         purl = f"pkg:pypi/{name}@{quote(version, safe='')}"
         if purl not in seen:
             seen.add(purl)
-            yield _part(name, version, purl, item.metadata.get("License-Expression"))
+            yield _part(name, version, purl, item.metadata.json.get("license_expression"))
 
 
 def debian_parts(os_release: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -52,7 +52,9 @@ def debian_parts(os_release: dict[str, str]) -> Iterator[dict[str, Any]]:
         return
     distro = f"{os_release.get('ID', 'linux')}-{os_release.get('VERSION_ID', '0')}"
     for paragraph in DPKG_STATUS.read_text(encoding="utf-8").split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
+        fields = dict(
+            line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " "
+        )
         if fields.get("Status") == "install ok installed":
             name, version, arch = fields["Package"], fields["Version"], fields["Architecture"]
             purl = f"pkg:deb/{os_release.get('ID', 'debian')}/{quote(name)}@{quote(version, safe='')}"
@@ -60,7 +62,13 @@ def debian_parts(os_release: dict[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def _part(name: str, version: str, purl: str, licence: str | None) -> dict[str, Any]:
-    part: dict[str, Any] = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+    part: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+    }
     return part | ({"licenses": [{"expression": licence}]} if licence else {})
 
 

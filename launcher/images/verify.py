@@ -66,7 +66,8 @@ def differences(image: Image, locked: Mapping[str, str], report: Mapping[str, An
             yield f"import {module} fails: {error}"
     if report["listed"] != installed:
         wrong = sorted(set(report["listed"].items()) ^ set(installed.items()))
-        yield f"the list of parts (SBOM) is not what is installed: {', '.join('=='.join(one) for one in wrong)}"
+        names = ", ".join("==".join(one) for one in wrong)
+        yield f"the list of parts (SBOM) is not what is installed: {names}"
     wanted = {"launcher", "dumb-init", *(["sshd"] if image.target == "runpod" else [])}
     for name in sorted(wanted | ({"gcc"} if image.cuda else set())):
         if not report["commands"][name]:
