@@ -1,7 +1,7 @@
 """`python containers/lock.py NAME [PIP OPTION...]`: write the lock file of an image of the catalogue anew.
 
-Run it with the image's Python version on linux/amd64, where hatchling is installed. Every package gets the one
-wheel that pip chooses there, with its hash; a source distribution is refused.
+Run it with the image's Python version on linux/amd64, where hatchling is installed. Every package gets the
+one wheel that pip chooses there, with its hash; a source distribution is refused.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
     if reference is None:
         raise ImageError(
             f"image {image}: no digest is known, it was not published yet. `launcher images build {name}` "
-            f"and `launcher images push {name} --to REGISTRY/PATH` do it, or name an image by its own reference"
+            f"and `launcher images push {name} --to REGISTRY/PATH` do it; or name another image"
         )
     if re.fullmatch(_REFERENCE, reference) is None:
         raise ImageError(f"image {image}: {reference!r} in {RECORD} is not REGISTRY/PATH@sha256:...")
