@@ -29,7 +29,10 @@ class Base(Value):
 
     @property
     def reference(self) -> str:
-        return self.image if self.digest is None else f"{self.image}@{self.digest}"
+        """By digest without the tag: Apptainer takes no reference with both."""
+        name, colon, tag = self.image.rpartition(":")
+        untagged = name if colon and "/" not in tag else self.image
+        return self.image if self.digest is None else f"{untagged}@{self.digest}"
 
 
 class Image(Value):

@@ -34,7 +34,8 @@ def build_files(
 ) -> tuple[RenderedFile, ...]:
     """Everything but `wheels/`. Raises RenderError, OSError."""
     requirements = lock.read_text(encoding="utf-8")
-    base_name, _, digest = built.base.partition("@")
+    name, _, digest = built.base.partition("@")
+    base_name = image.base.image if built.base == image.base.reference else name
     values: dict[str, Any] = {
         "version": __version__,
         "name": image.name,

@@ -1,8 +1,8 @@
 """What an image is made of, as CycloneDX 1.6: `python -m launcher.images.sbom FILE`, run while it is built.
 
 Read from what is installed, Python's distributions and Debian's packages, not from what should be. Runs with
-the image's own Python and the standard library. The same image gives the same file: no random serial number, and
-the time of SOURCE_DATE_EPOCH.
+the image's own Python and the standard library. The same image gives the same file: no random serial number,
+and the time of SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def python_parts() -> Iterator[dict[str, Any]]:
         purl = f"pkg:pypi/{name}@{quote(version, safe='')}"
         if purl not in seen:
             seen.add(purl)
-            yield _part(name, version, purl, item.metadata.json.get("license_expression"))
+            licence = item.metadata.json.get("license_expression")
+            yield _part(name, version, purl, licence if isinstance(licence, str) else None)
 
 
 def debian_parts(os_release: dict[str, str]) -> Iterator[dict[str, Any]]:

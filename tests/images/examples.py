@@ -20,5 +20,7 @@ def images() -> tuple[Image, ...]:
 
 def rendered(image: Image) -> dict[str, RenderedFile]:
     """By path below `golden/`. The lock file is not repeated there."""
-    files = build_files(image, containers_dir() / image.lock, Built(f"{image.base.image}@{DIGEST}"))
+    pinned = image.base.model_copy(update={"digest": DIGEST})
+    image = image.model_copy(update={"base": pinned})
+    files = build_files(image, containers_dir() / image.lock, Built(pinned.reference))
     return {f"{image.name}/{file.path}": file for file in files if file.path != "requirements.txt"}

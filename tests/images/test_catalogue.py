@@ -93,6 +93,8 @@ def test_a_base_without_a_digest_is_refused_unless_told_that_it_may_be() -> None
     with pytest.raises(ImageError, match="no digest: my/base:1 may be another"):
         base_of(CPU, "my/base:1", unpinned=False)
     assert base_of(CPU, None, unpinned=True) == CPU.base.image
+    pinned = CPU.model_copy(update={"base": CPU.base.model_copy(update={"digest": DIGEST})})
+    assert base_of(pinned, None, unpinned=False) == f"docker.io/library/python@{DIGEST}"
     assert base_of(CPU, f"my/base@{DIGEST}", unpinned=False) == f"my/base@{DIGEST}"
 
 
