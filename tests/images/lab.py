@@ -31,7 +31,8 @@ class Storage:
         # overlay shares what vfs copies, a gigabyte for each container; not every machine mounts one.
         for driver in ("overlay", "vfs"):
             self.env = self._environment(driver)
-            if self.buildah("from", "scratch", check=False).returncode == 0:
+            container = self.buildah("from", "scratch", check=False).stdout.strip()
+            if container and self.buildah("mount", container, check=False).returncode == 0:
                 break
         else:
             pytest.skip("buildah finds no storage driver that works here")
