@@ -67,6 +67,7 @@ bench: venv ## every benchmark, with its peer beside it; results go to benchmark
 
 goldens: venv ## write the golden files of every rendered template again
 	$(BIN)/python -m tests.render.update_goldens
+	$(BIN)/python -m tests.images.update_goldens
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -8,7 +8,20 @@ import sys
 import typer
 
 from launcher import __version__
-from launcher.cli import clusters, export, job, logs, plan, render, resume, runpod, runs, snapshot, submit
+from launcher.cli import (
+    clusters,
+    export,
+    images,
+    job,
+    logs,
+    plan,
+    render,
+    resume,
+    runpod,
+    runs,
+    snapshot,
+    submit,
+)
 from launcher.cli.output import EXIT_NOT_FOUND, EXIT_REFUSED, fail
 
 app = typer.Typer(
@@ -52,6 +65,7 @@ app.command(rich_help_panel=WATCH)(runs.clean)
 app.command(rich_help_panel=FILES)(export.export)
 app.add_typer(job.app, name="job", rich_help_panel=FILES)
 app.add_typer(clusters.app, name="clusters", rich_help_panel=FILES)
+app.add_typer(images.app, name="images", rich_help_panel=FILES)
 app.add_typer(render.templates_app, name="templates", rich_help_panel=FILES)
 app.add_typer(runpod.app, name="runpod", rich_help_panel=FILES)
 app.command(rich_help_panel=FILES)(job.schema)
@@ -80,13 +94,14 @@ def _message(error: Exception) -> str:
 
 def _exit_code(error: Exception) -> int | None:
     """For errors meant for the user; None for a defect of launcher, which shows its traceback."""
+    from launcher.images import ImageError
     from launcher.planning.plan import PlanRefusedError
     from launcher.render.render import RenderError
     from launcher.runs.find import RunNotFoundError
     from launcher.schedulers.base import SchedulerError
     from launcher.spec.errors import SpecError
 
-    if isinstance(error, PlanRefusedError | SchedulerError):
+    if isinstance(error, PlanRefusedError | SchedulerError | ImageError):
         return EXIT_REFUSED
     if isinstance(error, RunNotFoundError):
         return EXIT_NOT_FOUND

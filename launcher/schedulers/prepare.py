@@ -8,10 +8,12 @@ import re
 import secrets
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher import __version__
+from launcher.images.names import PREFIX
 from launcher.render.values import Target
 from launcher.runs.time import now
 from launcher.runs.versions import version_of
@@ -25,7 +27,8 @@ def new_run_id(name: str) -> str:
 
 
 def about(request: Request) -> dict[str, Any]:
-    """The content of run.json: what was asked for, and with what."""
+    """The content of run.json: what was asked for, and with what. Raises SpecError, ImageError."""
+    request = _with_digest(request)
     return {
         "id": request.run_id,
         "created": now(),
@@ -43,7 +46,8 @@ def about(request: Request) -> dict[str, Any]:
 
 
 def target(request: Request, run_dir: str, workdir: str, python: str, carried: dict[str, str]) -> Target:
-    """The values that every template sees."""
+    """The values that every template sees. Raises SpecError, ImageError."""
+    request = _with_digest(request)
     return Target(
         job=request.job,
         cluster=request.cluster,
@@ -57,6 +61,24 @@ def target(request: Request, run_dir: str, workdir: str, python: str, carried: d
         project_dir=request.project_dir,
         carried=carried,
     )
+
+
+def _with_digest(request: Request) -> Request:
+    """`catalog:NAME` becomes the image that this name means now: a resumed run keeps to it."""
+    job, cluster = request.job, request.cluster
+    if not any(
+        image is not None and image.startswith(PREFIX) for image in (job.image, cluster.container.image)
+    ):
+        return request
+    from launcher.images.publish import by_digest
+
+    runtime, folder = cluster.container.runtime, request.project_dir
+    if job.image is not None:
+        named = by_digest(job.image, runtime, folder)
+        return replace(request, job=job.model_copy(update={"image": named}))
+    named = by_digest(cluster.container.image, runtime, folder)
+    container = cluster.container.model_copy(update={"image": named})
+    return replace(request, cluster=cluster.model_copy(update={"container": container}))
 
 
 def _versions() -> dict[str, str]:

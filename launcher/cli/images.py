@@ -1,0 +1,196 @@
+"""`launcher images list | render | build | verify | push`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from launcher.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from launcher.images.catalogue import Image
+
+app = typer.Typer(no_args_is_help=True, help="Container images of the catalogue.")
+
+
+def _complete(incomplete: str) -> list[str]:
+    from launcher.images.catalogue import catalogue_folder, load_catalogue
+
+    images = load_catalogue(catalogue_folder(Path.cwd()))
+    return [image.name for image in images if image.name.startswith(incomplete)]
+
+
+# typer reads these annotations at run time, on Python 3.10 as well: Optional, not `|`.
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="as `launcher images list` shows it", autocompletion=_complete)
+]
+BaseOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--base", metavar="IMAGE@sha256:...", help="build on this instead of the catalogue's"),
+]
+Unpinned = Annotated[
+    bool, typer.Option("--unpinned-base", help="a base without a digest will do, whatever its tag means now")
+]
+With = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--with", metavar="TOOL", help="docker, podman, buildah or apptainer; else the first that works"
+    ),
+]
+Tag = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="what the image is called here; a file for Apptainer"),
+]
+
+
+@app.command("list")
+def list_images(json: AsJson = False) -> None:
+    """Every image of the catalogue: ./containers/images.yaml where there is one, else the shipped one."""
+    from rich.table import Table
+
+    from launcher.cli.output import console, print_json
+    from launcher.images.catalogue import catalogue_folder, load_catalogue
+    from launcher.images.publish import published
+
+    project = Path.cwd()
+    images = load_catalogue(catalogue_folder(project))
+    if json:
+        print_json(
+            [{**one.model_dump(mode="json"), "published": published(one.name, project)} for one in images]
+        )
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("IMAGE", "TARGET", "CUDA", "TORCH", "PYTHON", "BASE", "PUBLISHED", "WHAT"):
+        table.add_column(column, no_wrap=column == "IMAGE")
+    for image in images:
+        table.add_row(
+            image.name,
+            image.target,
+            image.cuda or "-",
+            image.torch,
+            image.python,
+            "pinned" if image.base.digest else "no digest",
+            published(image.name, project) or "-",
+            image.description,
+        )
+    console().print(table)
+
+
+@app.command()
+def render(
+    name: Name,
+    base: BaseOption = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", "-o", metavar="DIR", help="write the files that it is built from there"),
+    ] = None,
+) -> None:
+    """Show the Dockerfile or Apptainer definition, and what it copies in, exactly as they are built."""
+    from launcher.cli.output import fail
+    from launcher.cli.rendered import show_files
+    from launcher.images.build import write_context
+    from launcher.images.context import Built, build_files
+
+    image, lock = _named(name)
+    files = build_files(image, lock, Built(base or image.base.reference), Path.cwd())
+    if out is None:
+        show_files([file for file in files if file.path != "requirements.txt"])
+        return
+    if out.exists() and any(out.iterdir()):
+        fail(f"{out} is not empty; give another folder")
+    write_context(out, files)
+    for file in files:
+        print(out / file.path)
+    print(f"note: launcher's wheel goes into {out / 'wheels'}")
+
+
+@app.command()
+def build(
+    name: Name,
+    base: BaseOption = None,
+    unpinned_base: Unpinned = False,
+    wheels: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="take every package from here, none from an index",
+        ),
+    ] = None,
+    launcher_wheel: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="launcher itself; left out, built from the checkout",
+        ),
+    ] = None,
+    tool: With = None,
+    tag: Tag = None,
+) -> None:
+    """Build an image on this machine."""
+    from launcher.images.build import base_of, local_tag
+    from launcher.images.build import build as build_image
+    from launcher.images.builders import choose
+    from launcher.images.context import Built, build_files
+
+    image, lock = _named(name)
+    built = Built(base_of(image, base, unpinned_base), offline=wheels is not None)
+    builder = choose(image.target, tool)
+    files = build_files(image, lock, built, Path.cwd())
+    called = tag or local_tag(image)
+    build_image(builder, files, called, launcher_wheel, wheels)
+    print(f"built {called} with {builder.name}; `launcher images verify {name}` looks inside")
+
+
+@app.command()
+def verify(name: Name, tool: With = None, tag: Tag = None) -> None:
+    """Start a built image: versions, imports, user, entrypoint and list of parts, against the catalogue."""
+    from launcher.images.build import local_tag
+    from launcher.images.builders import choose
+    from launcher.images.catalogue import pins
+    from launcher.images.verify import verify as verify_image
+
+    image, lock = _named(name)
+    called, locked = tag or local_tag(image), pins(lock)
+    wrong = verify_image(choose(image.target, tool), image, locked, called)
+    for line in wrong:
+        print(f"{called}: {line}")
+    if wrong:
+        raise SystemExit(1)
+    print(f"{called}: ok, {len(locked)} packages as locked, torch {image.torch}, Python {image.python}")
+
+
+@app.command()
+def push(
+    name: Name,
+    to: Annotated[str, typer.Option(metavar="REGISTRY/PATH", help="e.g. ghcr.io/my-team/launcher")],
+    tool: With = None,
+    tag: Tag = None,
+) -> None:
+    """Copy a built image to a registry; log in to it first, with the same tool.
+
+    `image: catalog:NAME` of a profile or job then means this image, by digest.
+    """
+    from launcher import __version__
+    from launcher.images.build import local_tag
+    from launcher.images.builders import choose
+    from launcher.images.publish import push as push_image
+
+    image, _ = _named(name)
+    builder = choose(image.target, tool)
+    reference, file = push_image(builder, image, tag or local_tag(image), to, __version__, Path.cwd())
+    print(f"{reference}\n`image: catalog:{name}` means it from now on ({file})")
+
+
+def _named(name: str) -> tuple[Image, Path]:
+    """With its lock file. Raises SpecError."""
+    from launcher.images.catalogue import FILE, catalogue_folder, find_image, load_catalogue
+
+    folder = catalogue_folder(Path.cwd())
+    image = find_image(name, load_catalogue(folder), str(folder / FILE))
+    return image, folder / image.lock

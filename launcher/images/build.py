@@ -1,0 +1,133 @@
+"""Building an image: the context in a folder of its own, launcher's wheel, one call of the builder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from calendar import timegm
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher import __version__
+from launcher.images import ImageError
+from launcher.images.builders import Builder
+from launcher.images.catalogue import Image
+from launcher.render.render import RenderedFile
+from launcher.runs.files import replace_text
+
+
+def local_tag(image: Image) -> str:
+    """What an image is called here once it is built; a file for Apptainer."""
+    return (
+        f"{image.name}.sif"
+        if image.target == "apptainer"
+        else f"localhost/launcher/{image.name}:{__version__}"
+    )
+
+
+def base_of(image: Image, base: str | None, unpinned: bool) -> str:
+    """The reference to build on. Raises ImageError for one without a digest, unless told that it may be."""
+    reference = base or image.base.reference
+    if "@sha256:" in reference or unpinned:
+        return reference
+    whose = "" if base else f"of {image.name} in the catalogue "
+    raise ImageError(
+        f"the base {whose}has no digest: {reference} may be another image tomorrow. "
+        f"Give --base {reference}@sha256:..., "
+        f"or take what the tag means now with --unpinned-base. The digest is shown by\n"
+        f"  docker buildx imagetools inspect {reference} --format '{{{{.Manifest.Digest}}}}'"
+    )
+
+
+def write_context(folder: Path, files: Sequence[RenderedFile]) -> None:
+    """Also an empty `wheels/`. Modes are part of the image, so they do not depend on the user's umask."""
+    (folder / "wheels").mkdir(parents=True, exist_ok=True)
+    for file in files:
+        replace_text(folder / file.path, file.text, file.mode)
+        (folder / file.path).chmod(file.mode)
+
+
+def own_wheel(folder: Path) -> Path:
+    """launcher's wheel, built from the checkout that is running. Raises ImageError where there is none."""
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / "pyproject.toml").is_file():
+        raise ImageError(
+            "launcher is installed without its sources: give its wheel, --launcher-wheel launcher-*.whl"
+        )
+    # hatchling is among the development packages; without it pip fetches it.
+    here = ("--no-build-isolation",) if importlib.util.find_spec("hatchling") is not None else ()
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        *here,
+        "--wheel-dir",
+        str(folder),
+    ]
+    done = subprocess.run([*command, str(checkout)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ImageError(f"launcher's wheel cannot be built: {done.stderr.strip()}")
+    return next(folder.glob("launcher-*.whl"))
+
+
+def add_wheels(context: Path, wheel: Path | None, wheels: Path | None) -> Path:
+    """Fill `wheels/`: launcher's, and those of a folder. Returns launcher's. Raises ImageError, OSError."""
+    folder = context / "wheels"
+    if wheels is not None:
+        found = [file for file in sorted(wheels.glob("*.whl")) if not file.name.startswith("launcher-")]
+        if not found:
+            raise ImageError(f"{wheels} holds no wheels")
+        for file in found:
+            _same_file(file, folder / file.name)
+    if wheel is None:
+        return own_wheel(folder)
+    if not (wheel.name.startswith("launcher-") and wheel.suffix == ".whl" and zipfile.is_zipfile(wheel)):
+        raise ImageError(f"{wheel} is not a wheel of launcher")
+    return Path(shutil.copy(wheel, folder / wheel.name))
+
+
+def _same_file(source: Path, target: Path) -> None:
+    """A second name where the file system has them: torch's wheel takes hundreds of megabytes."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copy(source, target)
+
+
+def epoch_of(wheel: Path) -> int:
+    """Seconds since 1970, the time of the image: SOURCE_DATE_EPOCH, else what the wheel is stamped with.
+
+    Not the clock: the same sources then make the same image.
+    """
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    if given is not None:
+        if not given.isdigit():
+            raise ImageError(f"SOURCE_DATE_EPOCH is {given!r}, not a number of seconds since 1970")
+        return int(given)
+    with zipfile.ZipFile(wheel) as archive:
+        return max(timegm((*item.date_time, 0, 0, 0)) for item in archive.infolist())
+
+
+def build(
+    builder: Builder,
+    files: Sequence[RenderedFile],
+    tag: str,
+    wheel: Path | None = None,
+    wheels: Path | None = None,
+) -> None:
+    """The tool's own output goes to the terminal. Raises ImageError, OSError."""
+    with tempfile.TemporaryDirectory(prefix="launcher-image-") as name:
+        context = Path(name)
+        write_context(context, files)
+        epoch = epoch_of(add_wheels(context, wheel, wheels))
+        done = subprocess.run(builder.build(context, tag, epoch))
+    if done.returncode != 0:
+        raise ImageError(f"{builder.name} failed with exit code {done.returncode}; its last lines say why")

@@ -1,0 +1,171 @@
+"""docker, podman, buildah, apptainer: each tool's command lines for the same few things."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.images import ImageError
+from launcher.images.catalogue import Target
+
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Docker and podman, whose command lines are the same for what is done here."""
+
+    name: str
+    works: Command
+    "Succeeds where the tool can be used; a docker client without its engine fails."
+
+    def build(self, folder: Path, tag: str, epoch: int) -> Command:
+        """`epoch` (seconds since 1970) becomes the time of the image and of its files."""
+        # BuildKit leaves files in layers the time at which they were written, unless told otherwise.
+        reproducible = (
+            ("--output", f"type=docker,name={tag},rewrite-timestamp=true")
+            if self.name == "docker"
+            else ("--timestamp", str(epoch), "--format", "docker", "--tag", tag)
+        )
+        command = ("docker", "buildx") if self.name == "docker" else (self.name,)
+        return (*command, "build", "--build-arg", f"SOURCE_DATE_EPOCH={epoch}", *reproducible, str(folder))
+
+    def config(self, tag: str) -> dict[str, Any]:
+        """User, Entrypoint, Labels ... of an image that is here. Raises ImageError when it is not."""
+        return _json((self.name, "image", "inspect", "--format", "{{json .Config}}", tag), tag)
+
+    def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Start the image and run a command in it, through the image's entrypoint."""
+        argv = [self.name, "run", "--rm", "--network", "none", "--shm-size", "1g", tag, *command]
+        return subprocess.run(argv, capture_output=True, text=True)
+
+    def push(self, tag: str, destination: str, digest_file: Path) -> str:
+        """Returns the digest under which the registry has it. Raises ImageError."""
+        if self.name == "podman":
+            return _push_with_file((self.name,), tag, destination, digest_file)
+        _quiet((self.name, "tag", tag, destination))
+        _quiet((self.name, "push", destination))
+        repository = destination.rpartition(":")[0]
+        form = "{{json .RepoDigests}}"
+        done = _quiet((self.name, "image", "inspect", "--format", form, destination))
+        found = [entry for entry in json.loads(done) if entry.startswith(f"{repository}@")]
+        if not found:
+            raise ImageError(f"docker pushed {destination} and names no digest for it")
+        return str(found[0].partition("@")[2])
+
+
+class Buildah(Builder):
+    """Works without an engine and, with BUILDAH_ISOLATION=chroot, in a container too."""
+
+    def build(self, folder: Path, tag: str, epoch: int) -> Command:
+        arguments = ("--build-arg", f"SOURCE_DATE_EPOCH={epoch}", "--timestamp", str(epoch))
+        # Docker's format: OCI's has no health check and no SHELL.
+        return ("buildah", "bud", "--format", "docker", *arguments, "--tag", tag, str(folder))
+
+    def config(self, tag: str) -> dict[str, Any]:
+        found: dict[str, Any] = _json(("buildah", "inspect", "--type", "image", tag), tag)["Docker"]["config"]
+        return found
+
+    def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        # `buildah run` takes no notice of the entrypoint.
+        entrypoint = self.config(tag).get("Entrypoint") or []
+        with self.container(tag) as container:
+            argv = ["buildah", "run", container, "--", *entrypoint, *command]
+            return subprocess.run(argv, capture_output=True, text=True)
+
+    @contextmanager
+    def container(self, tag: str) -> Iterator[str]:
+        container = _quiet(("buildah", "from", "--pull-never", tag)).strip()
+        try:
+            yield container
+        finally:
+            _quiet(("buildah", "rm", container))
+
+    def push(self, tag: str, destination: str, digest_file: Path) -> str:
+        return _push_with_file(("buildah",), tag, destination, digest_file)
+
+
+class Apptainer(Builder):
+    """Images are files: a tag is the path of one."""
+
+    def build(self, folder: Path, tag: str, epoch: int) -> Command:
+        # A definition names its files relative to where the build starts.
+        start = ("env", f"--chdir={folder}", f"SOURCE_DATE_EPOCH={epoch}")
+        return (*start, "apptainer", "build", "--force", str(Path(tag).absolute()), "image.def")
+
+    def config(self, tag: str) -> dict[str, Any]:
+        return {
+            "Labels": _json(("apptainer", "inspect", "--json", "--labels", tag), tag)["data"]["attributes"]
+        }
+
+    def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["apptainer", "run", "--cleanenv", tag, *command], capture_output=True, text=True
+        )
+
+    def push(self, tag: str, destination: str, digest_file: Path) -> str:
+        raise ImageError(
+            f"{tag} is a file: copy it to a file system that the nodes share, and name it in the profile"
+        )
+
+
+BUILDERS: dict[str, Builder] = {
+    "docker": Builder("docker", ("docker", "buildx", "version")),
+    "podman": Builder("podman", ("podman", "info")),
+    "buildah": Buildah("buildah", ("buildah", "info")),
+    "apptainer": Apptainer("apptainer", ("apptainer", "version")),
+}
+
+
+def choose(target: Target, wanted: str | None) -> Builder:
+    """The first that is there and works. Raises ImageError, with what is wrong with each."""
+    names = ["apptainer"] if target == "apptainer" else ["docker", "podman", "buildah"]
+    if wanted is not None:
+        if wanted not in names:
+            raise ImageError(f"{wanted} does not build images for {target}; {' or '.join(names)} does")
+        names = [wanted]
+    reasons = []
+    for name in names:
+        wrong = _wrong_with(BUILDERS[name])
+        if wrong is None:
+            return BUILDERS[name]
+        reasons.append(f"{name}: {wrong}")
+    raise ImageError("\n".join(["nothing here can build or start this image", *reasons]))
+
+
+def _wrong_with(builder: Builder) -> str | None:
+    if shutil.which(builder.name) is None:
+        return "not installed"
+    for command in (builder.works, *([("docker", "version")] if builder.name == "docker" else [])):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            return (done.stderr.strip().splitlines() or [f"`{' '.join(command)}` fails"])[-1]
+    return None
+
+
+def _push_with_file(tool: Command, tag: str, destination: str, digest_file: Path) -> str:
+    _quiet((*tool, "push", "--digestfile", str(digest_file), tag, f"docker://{destination}"))
+    return digest_file.read_text(encoding="utf-8").strip()
+
+
+def _json(command: Command, tag: str) -> dict[str, Any]:
+    try:
+        found = json.loads(_quiet(command))
+    except ImageError as error:
+        raise ImageError(f"there is no image {tag} here; `launcher images build` makes it\n{error}") from None
+    assert isinstance(found, dict)
+    return found
+
+
+def _quiet(command: Command) -> str:
+    """Standard output. Raises ImageError with what the tool said."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ImageError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+    return done.stdout

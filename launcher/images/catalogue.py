@@ -1,0 +1,133 @@
+"""`containers/images.yaml`: what is in each image, pinned."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from launcher.render.shipped import containers_dir
+from launcher.spec.base import Value
+from launcher.spec.errors import Problem, SpecError
+from launcher.spec.load import Document, read, validate
+
+FILE = "images.yaml"
+Target = Literal["docker", "apptainer", "runpod"]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+_Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
+_Version = Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
+
+
+class Base(Value):
+    """The image that is built on. It brings Python, and Debian's packages."""
+
+    image: str = Field(pattern=r"^[a-z0-9][A-Za-z0-9_./:-]*$")
+    digest: Digest | None
+    "null: nobody has looked it up. Such an image is built only when told that it may be unpinned."
+
+    @property
+    def reference(self) -> str:
+        """By digest without the tag: Apptainer takes no reference with both."""
+        name, colon, tag = self.image.rpartition(":")
+        untagged = name if colon and "/" not in tag else self.image
+        return self.image if self.digest is None else f"{untagged}@{self.digest}"
+
+
+class Image(Value):
+    """One image. Its packages are the lines of `lock`, and nothing else."""
+
+    name: _Name
+    description: str
+    target: Target
+    base: Base
+    python: _Version
+    torch: str = Field(pattern=r"^\d+\.\d+\.\d+(\+[a-z0-9.]+)?$")
+    cuda: _Version | None
+    "Of torch's own libraries; null for a CPU image. The host's driver must run it."
+    extras: tuple[_Name, ...]
+    "Of launcher, as in `pip install launcher[...]`."
+    without: tuple[_Name, ...] = ()
+    "Packages of those extras that are left out."
+    lock: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")
+    "File with a hash for each package, relative to this one."
+    torch_index: str | None = Field(None, pattern=r"^https://\S+$")
+    "Where this torch is served, when that is not the Python Package Index."
+    debian_packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")], ...] = ()
+    debian_snapshot: str | None = Field(None, pattern=r"^\d{8}T\d{6}Z$")
+    "Debian's archive as it was at this time: the same packages in each build."
+    profiles: tuple[str, ...] = ()
+    "Cluster profiles that it is made for."
+
+    @model_validator(mode="after")
+    def _fits(self) -> Image:
+        if self.debian_packages and self.debian_snapshot is None:
+            raise ValueError("debian_packages need debian_snapshot, the time whose archive they come from")
+        if self.target != "docker" and self.cuda is None:
+            raise ValueError(f"target {self.target}: give `cuda`, the images for it train on GPUs")
+        if self.target == "runpod" and "openssh-server" not in self.debian_packages:
+            raise ValueError("target runpod: debian_packages must hold openssh-server")
+        return self
+
+
+class Catalogue(Value):
+    images: tuple[Image, ...]
+
+    @model_validator(mode="after")
+    def _once(self) -> Catalogue:
+        names = [image.name for image in self.images]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"images: {', '.join(twice)} is there twice")
+        return self
+
+
+def catalogue_folder(project_dir: Path) -> Path:
+    """`containers/` of the project where it has a catalogue, else the shipped one."""
+    own = project_dir / "containers"
+    return own if (own / FILE).is_file() else containers_dir()
+
+
+def load_catalogue(folder: Path) -> tuple[Image, ...]:
+    """Raises SpecError with every problem and its line, a missing lock file included; OSError."""
+    document = read(folder / FILE)
+    images = validate(Catalogue, document).images
+    missing = [
+        Problem(
+            document.place(("images", index, "lock")), f"images.{index}.lock", f"there is no {image.lock}"
+        )
+        for index, image in enumerate(images)
+        if not (folder / image.lock).is_file()
+    ]
+    if missing:
+        raise SpecError(missing)
+    _check_locks(folder, images, document)
+    return images
+
+
+def _check_locks(folder: Path, images: tuple[Image, ...], document: Document) -> None:
+    """A torch other than the catalogue's would be found out after an hour of building."""
+    for index, image in enumerate(images):
+        locked = pins(folder / image.lock).get("torch")
+        if locked != image.torch:
+            place = document.place(("images", index, "torch"))
+            raise SpecError(
+                [Problem(place, f"images.{index}.torch", f"{image.torch}, but {image.lock} has {locked}")]
+            )
+
+
+def pins(lock: Path) -> dict[str, str]:
+    """Package -> version of a lock file."""
+    lines = (line.split()[0] for line in lock.read_text(encoding="utf-8").splitlines() if "==" in line[:80])
+    return dict(line.split("==") for line in lines if not line.startswith(("#", "-")))
+
+
+def find_image(name: str, images: tuple[Image, ...], where: str = "") -> Image:
+    """Raises SpecError with the nearest name."""
+    found = {image.name: image for image in images}
+    if name in found:
+        return found[name]
+    near = difflib.get_close_matches(name, found, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(found)}"
+    raise SpecError([Problem(where, name, f"no such image in the catalogue; {hint}")])

@@ -1,0 +1,80 @@
+"""An image of the catalogue -> the files that it is built from: only templates and the lock are read."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import __version__
+from launcher.images.catalogue import Image
+from launcher.render.environment import RenderError, render_template
+from launcher.render.quote import QuoteError
+from launcher.render.render import RenderedFile
+
+SHM_MIB = 1024
+"What launcher-start warns below: a few workers with batches of images or video."
+# Only what the build names gets into it, whatever else lies in the folder.
+IGNORE = "*\n!requirements.txt\n!start.sh\n!pod.sh\n!wheels\nwheels/*\n!wheels/*.whl\n"
+
+
+@dataclass(frozen=True)
+class Built:
+    """On what and how, where it is not the catalogue's to say."""
+
+    base: str
+    "Reference of the base image."
+    offline: bool = False
+    "Packages come from `wheels/` alone."
+
+
+def build_files(
+    image: Image, lock: Path, built: Built, project_dir: Path | None = None
+) -> tuple[RenderedFile, ...]:
+    """Everything but `wheels/`. Raises RenderError, OSError."""
+    requirements = lock.read_text(encoding="utf-8")
+    name, _, digest = built.base.partition("@")
+    base_name = image.base.image if built.base == image.base.reference else name
+    values: dict[str, Any] = {
+        "version": __version__,
+        "name": image.name,
+        "title": f"launcher {image.name}",
+        "description": image.description,
+        "base": built.base,
+        "base_name": base_name,
+        "base_digest": digest or None,
+        "python": image.python,
+        "torch": image.torch,
+        "cuda": image.cuda,
+        "debian_packages": image.debian_packages,
+        "debian_snapshot": image.debian_snapshot,
+        "offline": built.offline,
+        "lock_sha256": hashlib.sha256(requirements.encode()).hexdigest(),
+        "shm_mib": SHM_MIB,
+    }
+
+    def rendered(name: str, template: str, mode: int) -> RenderedFile:
+        try:
+            return RenderedFile(name, render_template(template, values, project_dir), mode)
+        except QuoteError as error:
+            raise RenderError(str(error)) from error
+
+    files = [
+        rendered(*_recipe(image), 0o644),
+        rendered("start.sh", "docker/start.sh.j2", 0o755),
+        RenderedFile("requirements.txt", requirements, 0o644),
+    ]
+    if image.target == "runpod":
+        files.append(rendered("pod.sh", "docker/pod.sh.j2", 0o755))
+    if image.target != "apptainer":
+        files.append(RenderedFile(".dockerignore", IGNORE, 0o644))
+    return tuple(files)
+
+
+def _recipe(image: Image) -> tuple[str, str]:
+    """Name and template of the file that says how to build."""
+    if image.target == "apptainer":
+        return "image.def", "apptainer/cuda.def.j2"
+    kind = "runpod" if image.target == "runpod" else "cpu" if image.cuda is None else "cuda"
+    return "Dockerfile", f"docker/{kind}.Dockerfile.j2"

@@ -1,0 +1,94 @@
+"""Which image a profile's `image: catalog:NAME` is: `published.yaml` names each by digest."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+from launcher.images import ImageError
+from launcher.images.builders import Builder
+from launcher.images.catalogue import FILE, Image, catalogue_folder, find_image, load_catalogue
+from launcher.images.names import PREFIX
+from launcher.render.shipped import containers_dir
+from launcher.runs.files import replace_text
+from launcher.spec.base import Value
+from launcher.spec.load import read, validate
+
+RECORD = "published.yaml"
+_REFERENCE = r"^[a-z0-9][A-Za-z0-9.:-]*(/[a-z0-9][a-z0-9._-]*)+@sha256:[0-9a-f]{64}$"
+
+
+class Published(Value):
+    """Catalogue name -> `registry/path@sha256:...`."""
+
+    images: dict[str, str]
+
+
+def record_folders(project_dir: Path) -> tuple[Path, ...]:
+    """In the order in which they win: the project's, the user's, the shipped one."""
+    user = Path(platformdirs.user_config_dir("launcher")) / "containers"
+    return (project_dir / "containers", user, containers_dir())
+
+
+def published(name: str, project_dir: Path) -> str | None:
+    """By digest. Raises SpecError for a wrong record."""
+    for folder in record_folders(project_dir):
+        if (folder / RECORD).is_file():
+            images = validate(Published, read(folder / RECORD)).images
+            if name in images:
+                return images[name]
+    return None
+
+
+def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
+    """`catalog:NAME` as the runtime takes it; anything else as it is. Raises SpecError, ImageError."""
+    if image is None or not image.startswith(PREFIX):
+        return image
+    name = image.removeprefix(PREFIX)
+    find_image(name, load_catalogue(catalogue_folder(project_dir)), "image")
+    reference = published(name, project_dir)
+    if reference is None:
+        raise ImageError(
+            f"image {image}: no digest is known, it was not published yet. `launcher images build {name}` "
+            f"and `launcher images push {name} --to REGISTRY/PATH` do it; or name another image"
+        )
+    if re.fullmatch(_REFERENCE, reference) is None:
+        raise ImageError(f"image {image}: {reference!r} in {RECORD} is not REGISTRY/PATH@sha256:...")
+    if runtime == "pyxis":
+        # enroot ends the registry's name with `#`.
+        registry, _, rest = reference.partition("/")
+        return f"{registry}#{rest}"
+    return reference
+
+
+def push(
+    builder: Builder, image: Image, tag: str, to: str, version: str, project_dir: Path
+) -> tuple[str, Path]:
+    """Copy an image to a registry. Returns its reference by digest, and the file that now names it.
+
+    Raises ImageError.
+    """
+    repository = f"{to.rstrip('/')}/{image.name}"
+    if re.fullmatch(_REFERENCE, f"{repository}@sha256:{'0' * 64}") is None:
+        raise ImageError(f"--to {to}: write REGISTRY/PATH, in lower case, e.g. ghcr.io/my-team/launcher")
+    with tempfile.TemporaryDirectory() as folder:
+        digest = builder.push(tag, f"{repository}:{version}", Path(folder) / "digest")
+    reference = f"{repository}@{digest}"
+    return reference, record(image.name, reference, project_dir)
+
+
+def record(name: str, reference: str, project_dir: Path) -> Path:
+    """In the project's own `containers/` where it has a catalogue, else the user's configuration."""
+    own, user, _ = record_folders(project_dir)
+    file = (own if (own / FILE).is_file() else user) / RECORD
+    images = validate(Published, read(file)).images if file.is_file() else {}
+    lines = [f"  {key}: {value}\n" for key, value in sorted({**images, name: reference}.items())]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    head = (
+        "# Written by `launcher images push`: what `image: catalog:NAME` of a profile or job is.\nimages:\n"
+    )
+    replace_text(file, head + "".join(lines), 0o644)
+    return file

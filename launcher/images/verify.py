@@ -1,0 +1,74 @@
+"""Start an image, look at it from inside, and compare it with the catalogue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.images import ImageError
+from launcher.images.builders import Builder
+from launcher.images.catalogue import Image
+
+_MODULES = {
+    "launcher": "launcher.train.loop",
+    "torch": "torch.distributed",
+    "numpy": "numpy",
+    "safetensors": "safetensors.torch",
+    "bitsandbytes": "bitsandbytes",
+    "transformers": "transformers",
+    "scikit-learn": "sklearn",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+"Package -> what of it is imported."
+
+
+def verify(builder: Builder, image: Image, locked: Mapping[str, str], tag: str) -> tuple[str, ...]:
+    """Every difference; empty when the image is what the catalogue says. Raises ImageError."""
+    config = builder.config(tag)
+    modules = [module for package, module in _MODULES.items() if package in locked or package == "launcher"]
+    done = builder.run_inside(tag, ["python", "-m", "launcher.images.inside", *modules])
+    if done.returncode != 0:
+        raise ImageError(f"{tag} does not start, or launcher is not in it: {done.stderr.strip()}")
+    report = json.loads(done.stdout.splitlines()[-1])
+    return (*configured(image, config), *differences(image, locked, report))
+
+
+def configured(image: Image, config: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with how the image starts."""
+    labels = config.get("Labels") or {}
+    if labels.get("launcher.image") != image.name:
+        yield f"label launcher.image is {labels.get('launcher.image')!r}, not {image.name!r}"
+    if image.target == "runpod" and config.get("Entrypoint"):
+        yield f"it has an ENTRYPOINT, {config['Entrypoint']}, which would come before a pod's command"
+    if image.target == "docker":
+        if config.get("User") in (None, "", "0", "root"):
+            yield "it starts as root"
+        if not config.get("Entrypoint"):
+            yield "it has no ENTRYPOINT: nothing looks at /dev/shm or reaps orphans"
+
+
+def differences(image: Image, locked: Mapping[str, str], report: Mapping[str, Any]) -> Iterator[str]:
+    """Where `report`, of launcher.images.inside, is not what the catalogue and its lock file say."""
+    if report["python"].split(".")[: image.python.count(".") + 1] != image.python.split("."):
+        yield f"Python is {report['python']}, not {image.python}"
+    installed = report["distributions"]
+    for package, version in locked.items():
+        if installed.get(package) != version:
+            yield f"{package} is {installed.get(package, 'missing')}, not {version}"
+    for package in sorted(set(installed) - set(locked) - {"launcher", "pip"}):
+        yield f"{package} {installed[package]} is in no lock file"
+    if report["cuda"] != image.cuda:
+        yield f"torch is built for CUDA {report['cuda']}, not {image.cuda}"
+    for module, error in report["imports"].items():
+        if error is not None:
+            yield f"import {module} fails: {error}"
+    if report["listed"] != installed:
+        wrong = sorted(set(report["listed"].items()) ^ set(installed.items()))
+        names = ", ".join("==".join(one) for one in wrong)
+        yield f"the list of parts (SBOM) is not what is installed: {names}"
+    wanted = {"launcher", "dumb-init", *(["sshd"] if image.target == "runpod" else [])}
+    for name in sorted(wanted | ({"gcc"} if image.cuda else set())):
+        if not report["commands"][name]:
+            yield f"there is no command {name}"
