@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,7 @@ def _told(place: Place) -> Told:
     seen: set[str] = set()
 
     def late() -> bool:
+        time.sleep(0.5)
         seen.update(_command_lines())
         return (lab.status(run)["step"] or 0) >= 3
 
@@ -101,6 +103,7 @@ def _ended(lab: Lab, run: RunDir) -> dict[str, Any]:
     """As `launcher status` tells it, which brings a copy up to date."""
 
     def ended() -> dict[str, Any] | None:
+        time.sleep(0.5)
         status = lab.status(run)
         return None if status["state"] in LIVING else status
 
