@@ -15,6 +15,7 @@ from launcher.cli.again import prepared_again
 from launcher.cli.prepare import Limits
 from launcher.planning.plan import PlanRefusedError
 from launcher.runs.find import find_run
+from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.of_run import statuses as statuses_of
@@ -32,6 +33,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 @pytest.fixture
 def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     yield Lab(sandbox, tmp_path, monkeypatch)
+    registry.runpod.cache_clear()  # it knows this sandbox
     sandbox.faults()
     for pod in sandbox.state()["live"]:
         sandbox.ask("DELETE", f"/pods/{pod['id']}")
