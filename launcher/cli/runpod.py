@@ -1,12 +1,13 @@
-"""`launcher runpod leaks | sandbox`."""
+"""`launcher runpod download | leaks | sandbox`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-from launcher.cli.options import AsJson
+from launcher.cli.options import AsJson, complete_runs
 from launcher.cli.sandbox import sandbox
 
 app = typer.Typer(no_args_is_help=True, help="RunPod.")
@@ -67,3 +68,23 @@ def leaks(
             )
         console().print(table)
     raise SystemExit(1 if leaked and not end else 0)
+
+
+@app.command()
+def download(
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_runs)],
+    to: Annotated[Path, typer.Argument(metavar="DIR", help="made if missing")],
+) -> None:
+    """The whole run directory from the network volume, checkpoints as well. No pod has to run."""
+    from launcher.cli.output import fail
+    from launcher.runs.find import find_run
+    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.runpod.scheduler import RunPodScheduler
+    from launcher.spec.base import format_bytes
+
+    found = find_run(run)
+    scheduler = scheduler_of(found)[0]
+    if not isinstance(scheduler, RunPodScheduler):
+        fail(f"{found.id} is not on RunPod: it lies in {scheduler.where(found)}")
+    came = scheduler.copy(found).download(to)
+    print(f"{format_bytes(came)} of {found.id} came to {to}")

@@ -64,6 +64,8 @@ def submit(
         from launcher.cli.output import fail
         from launcher.cli.sweep import submit_sweep
 
+        if (max_price, budget, max_hours) != (None, None, None):
+            fail("--max-price, --budget and --max-hours are of one run; a sweep rents nothing")
         if follow:
             fail("give --sweep or --follow, not both: `launcher logs RUN -f` follows one run of a sweep")
         submit_sweep(job, cluster, sets, sweep, dry_run)

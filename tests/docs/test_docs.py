@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-ON_A_CLUSTER = {"slurm", "remote-login", "runpod-sandbox"}
-"Pages whose commands tests/slurm runs, where there is one, and tests/schedulers/runpod."
+ON_A_CLUSTER = {"slurm", "remote-login", "runpod", "runpod-sandbox"}
+"Pages whose commands tests/slurm runs, where there is one, and tests/schedulers/runpod on its sandbox."
 
 
 def commands(page: Path) -> list[str]:

@@ -190,10 +190,10 @@ def test_every_dollar_survives_the_substitution_of_torchrun() -> None:
 @FEW
 @given(script=nasty.texts)
 def test_the_start_script_of_a_pod_travels_in_plain_characters(script: str) -> None:
-    args = _args(script)
+    args = _args(script, "run-1")
     prefix, rest = args.split("echo ", 1)
     encoded, suffix = rest.split(" ", 1)
-    assert (prefix, suffix) == ("bash -c '", _args("").split("echo  ", 1)[1])
+    assert (prefix, suffix) == ("bash -c '", _args("", "run-1").split("echo  ", 1)[1])
     assert base64.b64decode(encoded).decode() == script
     assert shlex.split(args)[:2] == ["bash", "-c"] and len(shlex.split(args)) == 3
 

@@ -39,6 +39,19 @@ def base_url() -> str:
     return os.environ.get("LAUNCHER_RUNPOD_API", BASE).rstrip("/")
 
 
+def secure(url: str, name: str) -> str:
+    """Keys go over TLS, or do not leave this machine. Raises ApiError."""
+    try:
+        parts = httpx.URL(url)
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ApiError(f"{name}: {clean(url)} is no address: {error}") from None
+    if parts.scheme == "https" or (
+        parts.scheme == "http" and parts.host in ("127.0.0.1", "::1", "localhost")
+    ):
+        return url
+    raise ApiError(f"{name}: {clean(url)}: RunPod's keys are sent by https only, or to this machine itself")
+
+
 def pause_seconds() -> float:
     """Before a second try; each further pause is twice as long. A sandbox needs less patience."""
     return float(os.environ.get("LAUNCHER_RUNPOD_PAUSE", "1"))
@@ -49,7 +62,7 @@ class Client:
 
     def __init__(self, base: str | None = None) -> None:
         key = api_key()
-        self.base = base or base_url()
+        self.base = secure(base or base_url(), "LAUNCHER_RUNPOD_API")
         self.pause = pause_seconds()
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {key}", "User-Agent": f"launcher/{__version__}"},
@@ -99,7 +112,8 @@ class Client:
     def graphql(self, query: str, variables: Mapping[str, Any]) -> Any:
         """`data` of the answer. Errors come with 200 as well. Raises ApiError, LostAnswerError."""
         body = {"query": query, "variables": variables}
-        answer = self._again("POST", os.environ.get("LAUNCHER_RUNPOD_GRAPHQL", GRAPHQL), body=body)
+        url = secure(os.environ.get("LAUNCHER_RUNPOD_GRAPHQL", GRAPHQL), "LAUNCHER_RUNPOD_GRAPHQL")
+        answer = self._again("POST", url, body=body)
         errors = answer.get("errors") if isinstance(answer, dict) else None
         if errors:
             raise self._graphql_error(errors)
@@ -161,8 +175,6 @@ class Client:
             raise NotReachedError(f"RunPod is not reached ({what}): {self._said(error)}") from None
         except httpx.HTTPError as error:
             raise LostAnswerError(f"RunPod: {what}: {self._said(error)}", fate=Fate.RETRY) from None
-        except (httpx.InvalidURL, UnicodeError) as error:
-            raise ApiError(f"LAUNCHER_RUNPOD_API {clean(self.base)} is no address: {error}") from None
         if not data:
             return None
         try:

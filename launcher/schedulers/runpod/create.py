@@ -68,13 +68,14 @@ class Order:
 def rent(client: Client, order: Order) -> Rented:
     """Raises NotRentedError, UnclearError."""
     refused: list[tuple[Offer, ApiError | str]] = []
+    doubts: list[ApiError] = []
     for offer in order.offers:
         try:
-            rented = _create(client, order, offer)
+            rented = _create(client, order, offer, doubts)
         except ApiError as error:
-            if error.fate is not Fate.SKIP:
-                raise NotRentedError(str(error)) from None
             refused.append((offer, error))
+            if error.fate is not Fate.SKIP:
+                break
             continue
         limit = limit_of(order.section, offer)
         if limit is None or 0 < rented.usd_per_hour <= limit + ROUNDING:
@@ -82,6 +83,8 @@ def rent(client: Client, order: Order) -> Rented:
         end(client, rented.path)
         said = f"{rented.usd_per_hour:.3f} USD/h" if rented.usd_per_hour else "a price that nobody tells"
         refused.append((offer, f"it was billed at {said}, the limit is {limit:.3f}: ended at once"))
+    if doubts:  # a pod may still appear, and must find its run
+        raise _unclear(order.name, doubts[-1], _why_none(refused))
     raise NotRentedError(_why_none(refused))
 
 
@@ -103,18 +106,23 @@ def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
     return "nothing is rented:\n" + "\n".join(lines)
 
 
-def _create(client: Client, order: Order, offer: Offer) -> Rented:
-    """One, or none: never two. Raises ApiError, UnclearError."""
+def _create(client: Client, order: Order, offer: Offer, doubts: list[ApiError]) -> Rented:
+    """One, or none: never two. `doubts`: answers that leave open whether there is one.
+
+    Raises ApiError, UnclearError.
+    """
     body = order.body(offer) | {"name": order.name}
     cluster = "compute" in body
     doubt: ApiError | None = None
     for attempt in range(TRIES):
         if doubt is not None and (there := _look_for(client, order, cluster, doubt)):
+            doubts.clear()
             return _billed(client, Rented(there, cluster, offer, 0.0))
         try:
             made, price = _send(client, order.section, offer, body, cluster)
         except (LostAnswerError, HostileAnswerError) as error:
             doubt = error
+            doubts.append(error)
             time.sleep(client.pause * 2**attempt)
             continue
         if doubt is not None:  # what was perhaps made before would be a second one
@@ -126,11 +134,10 @@ def _create(client: Client, order: Order, offer: Offer) -> Rented:
     raise _unclear(order.name, doubt)
 
 
-def _unclear(name: str, doubt: ApiError) -> UnclearError:
-    return UnclearError(
-        f"RunPod does not tell whether it has made {name}: {doubt}\n"
-        "`launcher status` looks for it again, `launcher runpod leaks` lists what is there"
-    )
+def _unclear(name: str, doubt: ApiError, *more: str) -> UnclearError:
+    lines = [f"RunPod does not tell whether it has made {name}: {doubt}", *more]
+    hint = "`launcher status` looks for it again, `launcher runpod leaks` lists what is there"
+    return UnclearError("\n".join([*lines, hint]))
 
 
 def _look_for(client: Client, order: Order, cluster: bool, doubt: ApiError) -> str | None:
@@ -163,7 +170,7 @@ def _send(
     if section.bid_per_gpu is None and not section.server_limit:
         pod = read(Pod, client.post("/pods", body), "POST /pods")
         return pod.id, pod.cost
-    mutation = "podRentInterruptable" if section.bid_per_gpu is not None else "podFindAndDeployOnDemand"
+    mutation = "podFindAndDeployOnDemand" if section.bid_per_gpu is None else "podRentInterruptable"
     kind = mutation[0].upper() + mutation[1:] + "Input"
     query = f"mutation rent($input: {kind}) {{ {mutation}(input: $input) {{ id costPerHr }} }}"
     data = client.graphql(query, {"input": _graphql_input(section, offer, body)})

@@ -19,7 +19,6 @@ from launcher.runs.time import now
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import in_force, rewrite_run, write_run
-from launcher.schedulers.runpod import prepared as preparing
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.place import (
     PREFIX,
@@ -28,13 +27,13 @@ from launcher.schedulers.runpod.place import (
     folder_on_volume,
     handle_of,
 )
-from launcher.schedulers.runpod.prepared import PodPrepared
-from launcher.schedulers.runpod.watch import Seen, look_at, wants_new_pod
+from launcher.schedulers.runpod.watch import Seen, look_at, wait_for_one, wants_new_pod
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.mirror import Copy
     from launcher.schedulers.runpod.offers import Market, Offer
+    from launcher.schedulers.runpod.prepared import PodPrepared
     from launcher.schedulers.runpod.volume import Volume
 
 LOOK_SECONDS = 2.0
@@ -74,6 +73,7 @@ class RunPodScheduler:
     def prepare(self, request: Request) -> PodPrepared:
         """With what it costs, where there is a key to ask RunPod with. Raises RenderError, SchedulerError,
         OSError."""
+        from launcher.schedulers.runpod import prepared as preparing
         from launcher.schedulers.runpod.keys import has_api_key
 
         ready = preparing.prepare(request)
@@ -91,6 +91,7 @@ class RunPodScheduler:
         """Raises SchedulerError."""
         from launcher.schedulers.runpod.lease import secret_values
         from launcher.schedulers.runpod.offers import s3_refusal
+        from launcher.schedulers.runpod.prepared import PodPrepared, told
         from launcher.schedulers.runpod.volume import named_endpoint
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
@@ -99,7 +100,7 @@ class RunPodScheduler:
         if section.volume_id is None and (why := s3_refusal(None, None, None)):
             raise SchedulerError(why)
         known = run_id in self._markets
-        market = self._markets.setdefault(run_id, self._markets.get(run_id) or self._market(prepared))
+        market = self._markets[run_id] = self._markets.get(run_id) or self._market(prepared)
         if why := s3_refusal(market.data_center, named_endpoint(), section.volume_id):
             raise SchedulerError(why)
         prefix = folder_on_volume(section.model_dump(), prepared.run_dir)
@@ -110,12 +111,13 @@ class RunPodScheduler:
         self._volume(str(section.volume_id), market.data_center).walk(prefix)
         if not market.offers:
             raise SchedulerError("nothing can be rented:\n" + "\n".join(market.left_out))
-        return () if known else preparing.told(market)
+        return () if known else told(market)
 
     def submit(self, prepared: Prepared) -> str:
         """Raises SchedulerError; where there is certainly no pod, nothing is left behind."""
         from launcher.schedulers.runpod.create import NotRentedError
         from launcher.schedulers.runpod.lease import lease
+        from launcher.schedulers.runpod.prepared import PodPrepared
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
         market = self._markets.get(prepared.request.run_id) or self._market(prepared)
@@ -156,6 +158,7 @@ class RunPodScheduler:
     def resume(self, handle: str, again: Prepared | None = None) -> str:
         """A new pod for the run, which goes on from its last checkpoint."""
         from launcher.schedulers.runpod.lease import lease, leased, market_again
+        from launcher.schedulers.runpod.prepared import PodPrepared
 
         run = self.run_of(handle)
         if run.path in self._renewed:  # the look at its state has just done it
@@ -166,6 +169,9 @@ class RunPodScheduler:
         if status.state == "succeeded":
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
         self._end(handle_of(run))
+        self.copy(run).fetch(Wanted())
+        if again is not None:  # where its volume is does not change
+            again = replace(again, about={**again.about, "runpod": run.read_about().get("runpod", {})})
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
             if isinstance(again, PodPrepared):
@@ -281,7 +287,9 @@ class RunPodScheduler:
         return self._volumes[volume_id, centre]
 
     def _market(self, prepared: PodPrepared) -> Market:
-        return preparing.market(self.client, prepared)
+        from launcher.schedulers.runpod.prepared import market
+
+        return market(self.client, prepared)
 
     def _pace(self) -> float:
         """A sandbox is looked at more often than RunPod."""
@@ -368,7 +376,5 @@ class RunPodScheduler:
                 lease(self.client, self.copy(run), "requeued", market, reason="preempted")
                 self._renewed.add(run.path)
             except (NotRentedError, ApiError) as error:
-                run.event("waiting", reason=str(error))
-                told = f"waits for a pod: {error}; `launcher logs {run.id} -f` goes on trying"
-                replace_json(run.state, {"state": "submitted", "reason": told, "time": now()})
+                wait_for_one(run, error)
         return self._judged(run)

@@ -13,6 +13,8 @@ from launcher.schedulers.runpod.keys import s3_keys
 
 PART = 8 * 2**20
 "Bytes of one answer."
+MOST_PAGES = 1000
+"Of a list, a thousand files each."
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,11 @@ def endpoint(centre: str | None) -> str:
     named = named_endpoint()
     if named is None and centre is None:
         raise VolumeError("the data centre of the volume is not known: name it in runpod.data_centers")
-    return named or f"https://s3api-{str(centre).lower()}.runpod.io/"
+    if named is not None:
+        from launcher.schedulers.runpod.api import secure
+
+        return secure(named, "LAUNCHER_RUNPOD_S3")
+    return f"https://s3api-{str(centre).lower()}.runpod.io/"
 
 
 def named_endpoint() -> str | None:
@@ -87,12 +93,13 @@ class Volume:
 
     def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
         token: dict[str, str] = {}
-        while True:
+        for _ in range(MOST_PAGES):
             page = self._do("list_objects_v2", Prefix=prefix, **more, **token)
             yield page
             if not page.get("IsTruncated"):
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
+        raise VolumeError(f"volume {self.id}: the list of {clean(prefix)} has no end")
 
     def _do(self, what: str, **fields: Any) -> dict[str, Any]:
         from botocore.exceptions import BotoCoreError, ClientError

@@ -75,7 +75,7 @@ def look_at(
         if handle.id is None:
             return _unanswered(run, state, client())
         pod = seen(handle)
-    except ApiError as error:
+    except SchedulerError as error:
         return _told(run, {**state, "reason": f"as the run itself last said; {trouble or error}"})
     if pod.living:
         return _told(run, {**state, "reason": trouble or _going_on(run, state, handle, pod)})
@@ -107,6 +107,21 @@ def wants_new_pod(run: RunDir, status: Status) -> bool:
         return False
     job = Job.model_validate(about["job"])
     return job.requeue and spent_budgets(run.read_events()).get("preemptions", 0) <= job.retries.preemptions
+
+
+def wait_for_one(run: RunDir, why: SchedulerError) -> None:
+    """No pod was to be had in the place of the one that was taken away. With a budget that is spent none will
+    be."""
+    if "left of the budget" in str(why):
+        kept = {"state": "interrupted", "failure": "preempted", "reason": str(why)}
+        run.event("finished", **kept, by="runpod")
+    else:
+        run.event("waiting", reason=str(why))
+        kept = {
+            "state": "submitted",
+            "reason": f"waits for a pod: {why}; `launcher logs {run.id} -f` goes on trying",
+        }
+    replace_json(run.state, {**kept, "time": now()})
 
 
 def _settle(run: RunDir, state: Mapping[str, Any], handle: Handle, pod: Seen, trouble: str) -> dict[str, Any]:

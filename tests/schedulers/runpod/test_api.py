@@ -171,6 +171,19 @@ def test_nobody_there_is_said_so_after_a_few_tries(monkeypatch: pytest.MonkeyPat
         Client().post("/pods", {})
 
 
+def test_keys_are_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", KEY)
+    for address in (
+        "http://api.runpod.io/v2",
+        "ftp://127.0.0.1/",
+        "nonsense",
+        "http://127.0.0.1.evil.example/",
+    ):
+        monkeypatch.setenv("LAUNCHER_RUNPOD_API", address)
+        with pytest.raises(ApiError, match=r"LAUNCHER_RUNPOD_API: .* by https only"):
+            Client()
+
+
 def test_keys_come_from_the_environment_or_a_file_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

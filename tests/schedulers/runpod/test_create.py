@@ -1,0 +1,212 @@
+"""Renting where RunPod tells half of what it did. The server is real, and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.runpod.api import Client
+from launcher.schedulers.runpod.create import NotRentedError, Order, UnclearError, rent
+from launcher.schedulers.runpod.offers import Need, Offer, affordable, ordered, s3_refusal, spent_of
+from launcher.spec.cluster import RunPod
+from tests.schedulers.runpod.served import Asked, Reply, Served
+
+BODY = {
+    "name": "launcher-r-1", "image": "i", "cloud": "SECURE", "gpu": {"id": "A", "count": 2}, "disk": 50,
+    "mounts": {"network": [{"volumeId": "v", "path": "/workspace"}]}, "ports": ["22/tcp", "80/http"],
+    "env": {"A": 'quote " }'}, "args": "bash -c 'x'",
+}  # fmt: skip
+
+
+def offer(gpu: str = "A", price: float = 1.0, hours: float | None = None, **more: Any) -> Offer:
+    return Offer(Need(gpu, 2, 1, hours), "SECURE", "EU-RO-1", more.get("stock", "HIGH"), price, 3600)
+
+
+def pod(id: str, cost: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"id": id, "name": "launcher-r-1", "status": "RUNNING", "cost": cost, **more}
+
+
+class RunPodOfOurs:
+    """Pods in a dictionary; `posted` decides what a creation does."""
+
+    def __init__(self, posted: Callable[[RunPodOfOurs, Asked], Reply]) -> None:
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.deleted: list[str] = []
+        self.hidden = 0
+        self.stuck = False
+        self.server = Served(lambda asked: self.answer(asked, posted))
+
+    def answer(self, asked: Asked, posted: Callable[[RunPodOfOurs, Asked], Reply]) -> Reply:
+        if asked.method == "POST":
+            return posted(self, asked)
+        name = asked.path.rpartition("/")[2]
+        if asked.method == "DELETE":
+            self.deleted.append(name)
+            if self.stuck:
+                return Reply(500)
+            return Reply(204 if self.pods.pop(name, None) else 404)
+        if name == "pods":
+            self.hidden -= 1
+            return Reply(200, {"pods": [] if self.hidden >= 0 else list(self.pods.values())})
+        return Reply(200, self.pods[name]) if name in self.pods else Reply(404, {})
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Client, RunPodOfOurs]]]:
+    monkeypatch.setenv("RUNPOD_API_KEY", "k")
+    monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", "0.005")
+    running: list[RunPodOfOurs] = []
+
+    def start(posted: Callable[[RunPodOfOurs, Asked], Reply]) -> tuple[Client, RunPodOfOurs]:
+        running.append(RunPodOfOurs(posted))
+        url = running[-1].server.url
+        monkeypatch.setenv("LAUNCHER_RUNPOD_API", url)
+        monkeypatch.setenv("LAUNCHER_RUNPOD_GRAPHQL", f"{url}/graphql")
+        return Client(), running[-1]
+
+    yield start
+    for one in running:
+        one.server.close()
+
+
+def order(*offers: Offer, owner: Callable[[], str | None] = lambda: None, **section: Any) -> Order:
+    def body(one: Offer) -> dict[str, Any]:
+        return {**BODY, "gpu": {"id": one.need.gpu_id, "count": 2}}
+
+    made = RunPod(gpu_id="A", volume_id="v", **section)
+    return Order(made, offers or (offer(),), "launcher-r-1", body, owner)
+
+
+def posts(there: RunPodOfOurs) -> list[Asked]:
+    return [asked for asked in there.server.asked if asked.method == "POST"]
+
+
+def test_of_two_that_a_lost_answer_made_one_is_kept(serve: Any) -> None:
+    """The list hides the first one until a second has been made."""
+
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        number = len(posts(there))
+        there.pods[f"p{number}"] = pod(f"p{number}")
+        there.hidden = 4 if number == 1 else 0
+        return Reply(drop=True) if number == 1 else Reply(201, there.pods[f"p{number}"])
+
+    client, there = serve(posted)
+    assert rent(client, order()).id == "p2" and there.deleted == ["p1"]
+    client, there = serve(posted)
+    assert rent(client, order(owner=lambda: "p1")).id == "p1", "the one that has begun the run"
+    assert there.deleted == ["p2"]
+
+
+def test_an_answer_of_wrong_types_is_looked_behind(serve: Any) -> None:
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        there.pods["p1"] = pod("p1")
+        return Reply(201, {"id": ["p1"], "cost": "free"})
+
+    client, there = serve(posted)
+    assert rent(client, order()).id == "p1" and len(posts(there)) == 1
+
+
+def test_where_nothing_ever_appears_nobody_claims_to_know(serve: Any) -> None:
+    client, there = serve(lambda *_: Reply(502, {"detail": "bad gateway"}))
+    with pytest.raises(UnclearError, match=r"(?s)502: bad gateway.*launcher runpod leaks"):
+        rent(client, order())
+    assert len(posts(there)) == 3
+
+
+def test_where_every_candidate_refuses_after_a_doubt_the_doubt_stays(serve: Any) -> None:
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        return Reply(503) if len(posts(there)) == 1 else Reply(400, {"detail": "no room"})
+
+    client, _ = serve(posted)
+    with pytest.raises(UnclearError, match=r"(?s)503.*no room"):
+        rent(client, order(offer("A"), offer("B")))
+    client, _ = serve(lambda *_: Reply(400, {"detail": "no room"}))
+    with pytest.raises(NotRentedError, match="every candidate was refused alike"):
+        rent(client, order(offer("A"), offer("B")))
+
+
+def test_a_price_that_nobody_tells_is_no_price_below_the_limit(serve: Any) -> None:
+    def posted(there: RunPodOfOurs, asked: Asked) -> Reply:
+        there.pods["p1"] = pod("p1", cost=0.0)
+        return Reply(201, there.pods["p1"])
+
+    client, there = serve(posted)
+    with pytest.raises(NotRentedError, match="a price that nobody tells"):
+        rent(client, order(max_price=2))
+    assert there.deleted == ["p1"]
+
+
+def test_what_cannot_be_ended_is_said_to_cost_money(serve: Any) -> None:
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        there.pods["p1"] = pod("p1", cost=5.0)
+        return Reply(201, there.pods["p1"])
+
+    client, there = serve(posted)
+    there.stuck = True
+    with pytest.raises(SchedulerError, match="pods/p1 could not be ended and goes on costing money"):
+        rent(client, order(max_price=2))
+
+
+@pytest.mark.parametrize(
+    ("section", "mutation"),
+    [
+        ({"bid_per_gpu": 0.2}, "podRentInterruptable"),
+        ({"server_limit": True}, "podFindAndDeployOnDemand"),
+    ],
+)
+def test_graphql_rents_what_rest_cannot_with_an_end_that_runpod_keeps(
+    serve: Any, section: dict[str, Any], mutation: str
+) -> None:
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        there.pods["p1"] = pod("p1", cost=0.4)
+        return Reply(200, {"data": {mutation: {"id": "p1", "costPerHr": 0.4}}})
+
+    client, there = serve(posted)
+    rented = rent(client, order(**section))
+    assert (rented.id, rented.usd_per_hour) == ("p1", 0.4)
+    sent = posts(there)[0].body
+    wanted = sent["variables"]["input"]
+    assert mutation in sent["query"] and "quote" not in sent["query"]
+    assert wanted["env"] == [{"key": "A", "value": 'quote " }'}] and wanted["dockerArgs"] == BODY["args"]
+    assert (wanted["networkVolumeId"], wanted["ports"], wanted["dataCenterId"]) == (
+        "v",
+        "22/tcp,80/http",
+        "EU-RO-1",
+    )
+    assert wanted.get("bidPerGpu") == section.get("bid_per_gpu")
+    end = datetime.fromisoformat(wanted["terminateAfter"].replace("Z", "+00:00"))
+    assert 3500 < (end - datetime.now(timezone.utc)).total_seconds() <= 3600
+
+
+def test_offers_are_ordered_by_the_whole_job_where_that_is_known() -> None:
+    slow, fast = offer("slow", 1.0, hours=10), offer("fast", 3.0, hours=2)
+    assert [one.need.gpu_id for one in ordered([slow, fast])] == ["fast", "slow"]
+    unknown = offer("unknown", 2.0)
+    assert [one.need.gpu_id for one in ordered([slow, fast, unknown])] == ["slow", "unknown", "fast"]
+    low, high = offer("low", stock="LOW"), offer("high")
+    assert ordered([low, high])[0] is high
+
+
+def test_a_budget_limits_the_hours_by_what_earlier_pods_have_cost() -> None:
+    section = RunPod(gpu_id="A", budget=10)
+    assert affordable(section, 2.0, 24 * 3600, 0.0) == 5 * 3600
+    assert affordable(section, 2.0, 3600, 0.0) == 3600
+    assert affordable(section, 2.0, 24 * 3600, 11.0) == 0
+    events = [
+        {"time": "2026-11-21T08:00:00.000000Z", "event": "submitted", "usd_per_hour": 2.0},
+        {"time": "2026-11-21T09:30:00.000000Z", "event": "finished"},
+        {"time": "2026-11-21T12:00:00.000000Z", "event": "requeued", "usd_per_hour": 4.0},
+    ]
+    noon = datetime(2026, 11, 21, 12, 15, tzinfo=timezone.utc).timestamp()
+    assert spent_of(events, noon) == pytest.approx(1.5 * 2 + 0.25 * 4)
+
+
+def test_a_data_centre_without_s3_is_refused_with_those_that_have_it() -> None:
+    assert "US-KS-2" in str(s3_refusal("US-TX-3", None, "v"))
+    assert s3_refusal("EU-RO-1", None, "v") is None
+    assert "runpod.data_centers" in str(s3_refusal(None, None, "v"))
+    assert s3_refusal(None, "http://127.0.0.1:1", "v") is None

@@ -1,0 +1,312 @@
+"""Submitting and following on the sandbox: one pod for one submission, ended by whatever way it goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("boto3")
+
+from launcher.cli.again import prepared_again
+from launcher.cli.prepare import Limits
+from launcher.planning.plan import PlanRefusedError
+from launcher.runs.find import find_run
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.of_run import statuses as statuses_of
+from tests.lab import wait_for
+from tests.schedulers.runpod.runs import A5000, A6000, Lab
+from tests.schedulers.runpod.sandbox import Sandbox, start
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with start(tmp_path_factory.mktemp("runpod") / "sandbox") as running:
+        yield running
+
+
+@pytest.fixture
+def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    yield Lab(sandbox, tmp_path, monkeypatch)
+    sandbox.faults()
+    for pod in sandbox.state()["live"]:
+        sandbox.ask("DELETE", f"/pods/{pod['id']}")
+
+
+def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", "hf_canary_value_9137")
+    ready = lab.prepare(limits=Limits(budget=0.05), job={"secrets": ["CANARY"]})
+    # 2 vCPUs at 0.03 USD and 10 GB of disk; the budget gives less than the profile's hour.
+    assert any(
+        "rents CPU pod, SECURE, EU-RO-1, stock HIGH: 0.061 USD/h; at most 0.814 h" in w
+        for w in ready.warnings
+    )
+    run, handle = lab.submit(ready)
+    assert handle.startswith("runpod:box:") and lab.scheduler.where(run).endswith(f"/workspace/runs/{run.id}")
+    lab.until(run, "running")
+    (pod,) = lab.pods(run)
+    assert pod["env"]["LAUNCHER_SUBMISSION"] == "1" and int(pod["env"]["LAUNCHER_MAX_SECONDS"]) < 3600
+    lab.go(run)
+    assert lab.until(run, "succeeded").exit_code == 0
+    lab.no_pods(run)
+    assert b"secret 20" in lab.scheduler.logs(handle, 0), "the pod had the secret's value"
+    submitted = next(event for event in run.read_events() if event["event"] == "submitted")
+    assert submitted["usd_per_hour"] == 0.06
+    assert [one.state for one in statuses_of([run])] == ["succeeded"]
+    for folder in (run.path, lab.there(run), lab.folder / "state"):
+        for file in folder.rglob("*"):
+            if file.is_file():
+                text = file.read_bytes()
+                assert (
+                    b"hf_canary" not in text and lab.sandbox.environ["RUNPOD_API_KEY"].encode() not in text
+                ), file
+    big = lab.there(run) / "checkpoints" / "step-00000001" / "rank.bin"
+    big.parent.mkdir(parents=True)
+    big.write_bytes(bytes(range(256)) * 40_000)  # more than one answer brings
+    assert lab.look(run).checkpoint_step == 1
+    assert lab.scheduler.copy(run).download(lab.folder / "all") > 10_000_000
+    copied = lab.folder / "all" / "checkpoints" / "step-00000001" / "rank.bin"
+    assert copied.read_bytes() == big.read_bytes()
+    assert lab.scheduler.copy(run).download(lab.folder / "all") == 0
+    with pytest.raises(SchedulerError, match="has succeeded"):
+        lab.scheduler.resume(handle)
+    lab.scheduler.remove([run])
+    assert not run.path.exists() and not [p for p in lab.there(run).rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize("fault", ["lost_response", "gateway_timeout"])
+def test_a_lost_answer_makes_no_second_pod(lab: Lab, fault: str) -> None:
+    ready = lab.prepare()
+    lab.sandbox.faults(
+        **{fault: {"p": 1, "times": 1, "on": "POST /v2/pods$"}, "unlisted": {"p": 1, "value": 0.1}}
+    )
+    run, handle = lab.submit(ready)
+    (pod,) = lab.pods(run)
+    assert handle.endswith(pod["id"])
+    lab.go(run)
+    lab.until(run, "succeeded")
+    lab.no_pods(run)
+    assert lab.bill(run) == 1
+
+
+def test_where_nobody_tells_the_pod_is_found_by_its_name_later(lab: Lab) -> None:
+    ready = lab.prepare()
+    lab.sandbox.faults(
+        lost_response={"p": 1, "times": 1, "on": "POST /v2/pods$"},
+        server_error={"p": 1, "on": "GET /v2/pods$"},
+    )
+    with pytest.raises(SchedulerError, match="does not tell whether it has made launcher-tiny"):
+        lab.submit(ready)
+    lab.sandbox.faults()
+    run = find_run(ready.request.run_id)
+    found = lab.until(run, "running")
+    (pod,) = lab.pods(run)
+    assert found.handle.endswith(pod["id"]) and scheduler_of(run) == (lab.scheduler, found.handle)
+
+
+def test_a_pod_that_is_billed_above_the_limit_is_ended_and_the_next_card_is_rented(lab: Lab) -> None:
+    ready = lab.prepare(gpu=True, limits=Limits(max_price=0.6), other_gpus={A6000: "47.4GiB"})
+    assert [line.split(":")[0] for line in ready.warnings if "1 x" in line] == [
+        f"rents 1 x {A5000}, SECURE, EU-RO-1, stock HIGH",
+        f"else 1 x {A6000}, SECURE, EU-RO-1, stock MEDIUM",
+    ]
+    lab.sandbox.faults(price={"p": 1, "times": 1})
+    run, _ = lab.submit(ready)
+    (pod,) = lab.pods(run)
+    assert pod["gpu"]["id"] == A6000 and lab.bill(run) == 2
+    assert run.read_about()["cluster"]["node"]["gpu"]["type"] == A6000, "the plan is the one for that card"
+    assert json.loads((lab.there(run) / "run.json").read_text())["cluster"]["runpod"]["gpu_id"] == A6000
+
+
+def test_a_card_on_which_the_job_does_not_fit_is_not_even_asked_for(lab: Lab) -> None:
+    job = {"plan": {"params": 3e9}}
+    cards = {A6000: "47.4GiB", "NVIDIA A100-SXM4-80GB": "79.1GiB"}
+    ready = lab.prepare(gpu=True, job=job, other_gpus=cards)
+    assert [one.gpu_id for one in (ready, *ready.others)] == ["NVIDIA A100-SXM4-80GB"]
+    told = [line for line in ready.warnings if " x " in line]
+    assert len(told) == 1 and told[0].startswith("rents 1 x NVIDIA A100-SXM4-80GB")
+    with pytest.raises(PlanRefusedError):
+        lab.prepare(gpu=True, job=job)
+
+
+def test_a_run_is_resumed_with_another_job_on_its_volume(lab: Lab) -> None:
+    run, handle = lab.submit(lab.prepare())
+    lab.until(run, "running")
+    lab.scheduler.cancel(handle)
+    lab.until(run, "cancelled")
+    lab.no_pods(run)
+    again = prepared_again(run, ["env.NEW=1"], None)
+    (lab.folder / "code" / "train.py").write_text("print(2)\n")
+    lab.scheduler.resume(handle, again)
+    lab.until(run, "running")
+    scripts = lab.there(run) / "plans" / "000" / "scripts"
+    assert "NEW" in (scripts / "start.sh").read_text()
+    lab.go(run)
+    lab.until(run, "succeeded")
+    assert lab.scheduler.copy(run).volume.id == "sandbox"
+
+
+def test_what_is_too_dear_or_has_no_room_leaves_nothing_behind(lab: Lab) -> None:
+    with pytest.raises(SchedulerError, match=r"0\.\d+ USD/h is above the 0\.1 of max_price"):
+        lab.submit(lab.prepare(gpu=True, limits=Limits(max_price=0.1)))
+    with pytest.raises(SchedulerError, match="budget pays for 1 minutes"):
+        lab.submit(lab.prepare(limits=Limits(budget=0.001)))
+    ready = lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"})
+    for fault, words in {
+        "no_capacity": "every candidate was refused alike",
+        "no_balance": "add credit",
+        "forbidden": "may not do this",
+    }.items():
+        lab.sandbox.faults(**{fault: 1})
+        with pytest.raises(SchedulerError, match=words) as caught:
+            lab.submit(ready)
+        assert str(caught.value).count("POST /pods") == (1 if fault == "no_balance" else 2)
+    assert not lab.sandbox.state()["live"]
+    assert not list((lab.folder / "state").rglob("run.json"))
+    runs = lab.sandbox.volume / "runs" / ready.request.run_id
+    assert not [p for p in runs.rglob("*") if p.is_file()]
+
+
+def test_a_volume_that_is_not_there_and_one_that_cannot_be_read_are_refused(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SchedulerError, match="no network volume nowhere"):
+        lab.submit(lab.prepare(volume_id="nowhere"))
+    with pytest.raises(SchedulerError, match="the results would end with the pod"):
+        lab.submit(lab.prepare(volume_id=None))
+    with pytest.raises(SchedulerError, match="is in EU-RO-1, and so must be its pods"):
+        lab.submit(lab.prepare(data_centers=["US-KS-2"]))
+    monkeypatch.delenv("RUNPOD_S3_ACCESS_KEY")
+    with pytest.raises(SchedulerError, match="no key for the S3 API"):
+        lab.submit(lab.prepare())
+    assert not lab.sandbox.state()["live"]
+
+
+def test_a_pod_that_has_not_begun_is_cancelled_by_ending_it_and_a_run_by_asking_it(lab: Lab) -> None:
+    lab.sandbox.faults(slow_pull={"p": 1, "value": 30, "times": 1})
+    run, handle = lab.submit(lab.prepare())
+    assert "is STARTING (CPU, SECURE, EU-RO-1" in lab.until(run, "submitted").reason or lab.pods(run)
+    lab.scheduler.cancel(handle)
+    assert lab.look(run).state == "cancelled"
+    lab.no_pods(run)
+    with pytest.raises(SchedulerError, match="is not running: cancelled"):
+        lab.scheduler.cancel(handle)
+    handle = lab.scheduler.resume(handle)
+    lab.until(run, "running")
+    lab.scheduler.cancel(handle)
+    assert lab.until(run, "cancelled").exit_code == 18
+    lab.no_pods(run)
+
+
+def test_a_pod_that_somebody_ended_is_a_lost_run_that_can_be_resumed(lab: Lab) -> None:
+    run, handle = lab.submit(lab.prepare())
+    lab.until(run, "running")
+    lab.sandbox.ask("DELETE", handle.replace("runpod:box:", "/pods/"))
+    lost = lab.until(run, "lost", "failed", "interrupted")
+    if lost.state == "lost":
+        assert "is gone before its run was over" in lost.reason
+    again = lab.scheduler.resume(handle)
+    assert again != handle
+    lab.until(run, "running")
+    lab.go(run)
+    lab.until(run, "succeeded")
+    lab.no_pods(run)
+    assert [e["submission"] for e in run.read_events() if e["event"] == "submitting"] == [1, 2]
+
+
+def test_an_interruptible_pod_that_is_taken_away_is_replaced_by_who_looks(lab: Lab) -> None:
+    run, handle = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2))
+    lab.until(run, "running")
+    lab.sandbox.interrupt(handle.rpartition(":")[2])
+    wait_for(lambda: lab.look(run).handle != handle, "another pod", 10)
+    events = run.read_events()
+    (requeued,) = [event for event in events if event["event"] == "requeued"]
+    assert (requeued["reason"], requeued["gpu"]) == ("preempted", A5000)
+    lab.until(run, "running")
+    lab.go(run)
+    lab.until(run, "succeeded")
+    lab.no_pods(run)
+    assert lab.bill(run) == 2
+
+
+def test_without_room_for_another_pod_the_run_waits_for_one(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, handle = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2))
+    lab.until(run, "running")
+    lab.sandbox.faults(no_capacity={"p": 1, "times": 2})
+    lab.sandbox.interrupt(handle.rpartition(":")[2])
+    wait_for(lambda: "waits for a pod" in lab.look(run).reason, "it waits", 10)
+    assert statuses_of([run])[0].state == "submitted" and not lab.pods(run), "looking at a list rents nothing"
+    lab.until(run, "running")
+    lab.scheduler.cancel(lab.handle(run))
+    lab.until(run, "cancelled")
+
+
+def test_a_second_pod_of_the_same_submission_ends_itself(lab: Lab) -> None:
+    run, handle = lab.submit(lab.prepare())
+    lab.until(run, "running")
+    (pod,) = lab.pods(run)
+    keep = {name: pod[name] for name in ("name", "image", "args", "env", "mounts", "disk")}
+    twin = lab.sandbox.ask("POST", "/pods", json={**keep, "cpu": {"id": "cpu3c", "vcpuCount": 2}}).json()
+    wait_for(lambda: [one["id"] for one in lab.pods(run)] == [pod["id"]], "the twin ends", 10)
+    lab.look(run)
+    event = next(event for event in run.read_events() if event["event"] == "twin")
+    assert (event["pod"], event["handle"]) == (twin["id"], handle)
+    assert lab.look(run).state == "running"
+
+
+def test_a_pod_whose_limit_runpod_keeps_itself_runs_like_any_other(lab: Lab) -> None:
+    run, _ = lab.submit(lab.prepare(gpu=True, server_limit=True))
+    lab.until(run, "running")
+    lab.go(run)
+    lab.until(run, "succeeded")
+    lab.no_pods(run)
+
+
+def test_leaked_pods_are_found_and_only_those_are_ended(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    from launcher.cli.runpod import leaks
+
+    run, handle = lab.submit(lab.prepare())
+    lab.until(run, "running")
+    leaked = lab.sandbox.create(name=f"launcher-{run.id}-7")
+    stranger = lab.sandbox.create(name="launcher-of-another-machine-1")
+    other = lab.sandbox.create(name="somebody-elses")
+    with pytest.raises(SystemExit) as ended:
+        leaks(None, end=False, json=True)
+    told = {one["path"]: one for one in json.loads(capsys.readouterr().out)}
+    assert ended.value.code == 1
+    assert told[f"/pods/{leaked['id']}"]["why"].startswith("its run is in pods/")
+    assert told[f"/pods/{stranger['id']}"]["why"] is None and not told[f"/pods/{stranger['id']}"]["known"]
+    assert f"/pods/{other['id']}" not in told
+    with pytest.raises(SystemExit):
+        leaks([stranger["id"]], end=True, json=False)
+    left = {pod["id"] for pod in lab.sandbox.state()["live"]}
+    assert left == {handle.rpartition(":")[2], other["id"]}
+
+
+def test_several_nodes_are_a_cluster_that_begins_and_ends_together(lab: Lab) -> None:
+    job = {"resources": {"nodes": 2}}
+    ready = lab.prepare(gpu=True, job=job)
+    assert ready.command == ("POST", "/v2/clusters")
+    run, handle = lab.submit(ready)
+    assert handle.startswith("runpod:box:cluster/")
+    lab.until(run, "running")
+    lab.scheduler.cancel(handle)
+    lab.until(run, "cancelled")
+    lab.sandbox.ask("DELETE", handle.replace("runpod:box:cluster/", "/clusters/"))
+
+
+def test_the_log_is_streamed_until_the_run_ends(lab: Lab) -> None:
+    run, handle = lab.submit(lab.prepare())
+    lines = b""
+    for line in lab.scheduler.stream(handle):
+        lines += line
+        if b"supervisor 0" in line:
+            lab.go(run)
+    assert b"container: [launcher] supervisor 0 of none begins" in lines, lines.decode()
+    assert b"the run ended with exit code 0" in lines
