@@ -14,6 +14,7 @@ pytest.importorskip("boto3")
 from launcher.cli.again import prepared_again
 from launcher.cli.prepare import Limits
 from launcher.planning.plan import PlanRefusedError
+from launcher.report.story import Story
 from launcher.runs.find import find_run
 from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
@@ -228,6 +229,7 @@ def test_an_interruptible_pod_that_is_taken_away_is_replaced_by_who_looks(lab: L
     events = run.read_events()
     (requeued,) = [event for event in events if event["event"] == "requeued"]
     assert (requeued["reason"], requeued["gpu"]) == ("preempted", A5000)
+    assert f"[launcher] another pod: {A5000} in EU-RO-1, 0.200 USD/h" in Story(run).news()
     lab.until(run, "running")
     lab.go(run)
     lab.until(run, "succeeded")
