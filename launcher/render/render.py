@@ -160,6 +160,8 @@ def notes(target: Target) -> tuple[str, ...]:
             f"secret {secret.name} is added to the request when it is sent; it is in no file"
             for secret in added_at_creation(target)
         ]
+        if target.nodes > 1 and target.cluster.network.interface is None:
+            found.append("network.interface is not set: only ens1 and its siblings connect RunPod's pods")
         found.append(f"the pod ends itself after {runpod.max_hours:g} h at the latest")
     own = shipped.project_templates(target.project_dir) if target.project_dir is not None else None
     if own is not None:

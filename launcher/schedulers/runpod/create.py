@@ -170,7 +170,7 @@ def _send(
     if section.bid_per_gpu is None and not section.server_limit:
         pod = read(Pod, client.post("/pods", body), "POST /pods")
         return pod.id, pod.cost
-    mutation = "podRentInterruptable" if section.bid_per_gpu is not None else "podFindAndDeployOnDemand"
+    mutation = "podFindAndDeployOnDemand" if section.bid_per_gpu is None else "podRentInterruptable"
     kind = mutation[0].upper() + mutation[1:] + "Input"
     query = f"mutation rent($input: {kind}) {{ {mutation}(input: $input) {{ id costPerHr }} }}"
     data = client.graphql(query, {"input": _graphql_input(section, offer, body)})

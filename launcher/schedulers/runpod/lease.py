@@ -16,7 +16,7 @@ from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.create import NotRentedError, Order, Rented, UnclearError, rent
 from launcher.schedulers.runpod.offers import Market, Need, Offer, hours_of, look, spent_of
 from launcher.schedulers.runpod.place import Handle, submissions
-from launcher.schedulers.runpod.prepared import scripts_request
+from launcher.schedulers.runpod.prepared import command, scripts_request
 from launcher.spec.cluster import Cluster, RunPod
 from launcher.spec.job import Job
 
@@ -110,7 +110,7 @@ def write_down(run: RunDir, event: str, rented: Rented, **told: Any) -> str:
     run.event(
         event,
         handle=handle,
-        command=["POST", "/v2/clusters" if rented.cluster else "/v2/pods"],
+        command=list(command(leased(run).section, rented.cluster)),
         gpu=offer.need.gpu_id,
         cloud=offer.cloud,
         data_center=offer.data_center,

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from launcher.runs.files import read_record
 from launcher.runs.layout import RunDir
@@ -23,7 +24,7 @@ _NEVER = ("tensorboard", "wandb", "nodes")
 _LOGS = ("logs", "memory")
 _WRITTEN_HERE = ("cancel", "attempts/*/snapshot.json")
 
-Index = dict[str, list[int | str]]
+Index = dict[str, list[Any]]
 
 
 class Copy:
@@ -37,7 +38,7 @@ class Copy:
         with self._index() as index:
             self._send_requests(index)
             state = self._state()  # first: once it tells of an end, everything that is read later is final
-            for item in self._listed("", wanted):
+            for item in self._listed("", wanted, index):
                 self._bring(item, index)
             self._put_state(state, index)
 
@@ -95,7 +96,7 @@ class Copy:
                     self.volume.write(self.prefix + name, path.read_bytes())
                     index[name] = [path.stat().st_size, "", now]
 
-    def _listed(self, folder: str, wanted: Wanted) -> Iterator[Object]:
+    def _listed(self, folder: str, wanted: Wanted, index: Index) -> Iterator[Object]:
         files, folders = self.volume.walk(self.prefix + folder)
         yield from (item for item in files if self._is_wanted(item, wanted))
         for name in folders:
@@ -103,8 +104,19 @@ class Copy:
                 self._copy_names(self.volume.walk(f"{self.prefix}checkpoints/")[1])
             elif _skipped(folder, name) or not _plain(name) or (name in _LOGS and not wanted.logs):
                 continue
+            elif folder == "attempts/" and name != max(folders):
+                yield from self._earlier(f"{folder}{name}/", wanted, index)
             else:
-                yield from self._listed(f"{folder}{name}/", wanted)
+                yield from self._listed(f"{folder}{name}/", wanted, index)
+
+    def _earlier(self, folder: str, wanted: Wanted, index: Index) -> Iterator[Object]:
+        """An attempt that is over is read once more, and then never again."""
+        seen, over = index.get(folder, [0, "", 0]), f"{folder}verdict.json" in index
+        if seen[0] >= (2 if wanted.logs else 1):
+            return
+        yield from self._listed(folder, wanted, index)
+        if over and wanted.ranks is None and wanted.nodes is None:
+            index[folder] = [2 if wanted.logs else 1, "", 0]
 
     def _is_wanted(self, item: Object, wanted: Wanted) -> bool:
         name = item.key.removeprefix(self.prefix)

@@ -130,11 +130,20 @@ def _one(request: Request, digest: str | None, packed: bytes | None) -> PodPrepa
         run_dir=run_dir,
         files=files,
         target=where,
-        command=("POST", "/v2/clusters" if several else "/v2/pods"),
+        command=command(request.cluster.runpod, several),
         about=record,
         warnings=(*request.plan.warnings, *notes(where)),
         archive=archive,
     )
+
+
+def command(section: RunPod | None, several: bool) -> tuple[str, ...]:
+    """What is asked of RunPod."""
+    if section is not None and section.bid_per_gpu is not None:
+        return ("POST", "/graphql", "podRentInterruptable")
+    if section is not None and section.server_limit:
+        return ("POST", "/graphql", "podFindAndDeployOnDemand")
+    return ("POST", "/v2/clusters" if several else "/v2/pods")
 
 
 def _refuse(prepared: PodPrepared) -> None:

@@ -57,9 +57,10 @@ class Served:
                 for name, value in {"Content-Length": str(len(body)), **reply.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(body)
+                if self.command != "HEAD":
+                    self.wfile.write(body)
 
-            do_GET = do_POST = do_DELETE = answer  # noqa: N815
+            do_GET = do_HEAD = do_POST = do_DELETE = answer  # noqa: N815
 
             def log_message(self, *_: object) -> None:
                 pass

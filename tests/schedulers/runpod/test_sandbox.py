@@ -306,6 +306,29 @@ def test_a_pod_is_billed_by_the_second_and_the_bill_survives_the_server(tmp_path
         assert again.state()["live"] == [] and {one["id"] for one in again.state()["gone"]} == {pod, kept}
 
 
+def test_without_namespaces_pods_are_kept_apart_and_ended_all_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "sandbox"
+    nothing = {"PATH": str(tmp_path)}  # no unshare
+    killed = launch(folder, environ=nothing)
+    try:
+        assert killed.state()["isolated"] is False
+        loop = "trap : TERM; while :; do sleep .1; done"
+        args = f"bash -c 'echo $$ >/tmp/mine; (setsid sleep 1000 &); echo up; {loop}'"
+        first, second = killed.create(args)["id"], killed.create(args)["id"]
+        for pod in (first, second):
+            assert "up" in texts(lines(killed, pod, "up"))
+            assert (folder / "pods" / pod / "disk" / "tmp" / "mine").exists()
+        assert str(killed.volume) in (folder / "runpod-sandbox.yaml").read_text(), "in place of /workspace"
+        killed.ask("DELETE", f"/pods/{first}")
+        wait_for(lambda: not (folder / "pods" / first / "disk").exists(), "end of the pod", 10)
+        assert all(first not in Path(f"/proc/{pid}/environ").read_text() for pid in killed.processes())
+    finally:
+        killed.end(signal.SIGKILL)
+    assert killed.processes(), "nothing but the next start can end them"
+    with start(folder, environ=nothing):
+        assert not killed.processes()
+
+
 def test_a_server_that_is_killed_leaves_no_process_and_its_successor_closes_the_bill(tmp_path: Path) -> None:
     folder = tmp_path / "sandbox"
     killed = launch(folder)

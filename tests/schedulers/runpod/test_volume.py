@@ -1,0 +1,102 @@
+"""A volume whose server lies: nothing is written outside the copy, nothing is read without an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("boto3")
+
+from launcher.runs.layout import RunDir
+from launcher.schedulers.over_ssh.exchange import Wanted
+from launcher.schedulers.runpod.mirror import Copy
+from launcher.schedulers.runpod.volume import Volume, VolumeError, endpoint
+from tests.schedulers.runpod.served import Asked, Reply, Served
+
+SECRET = "rps_CANARY_55"
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Volume]]:
+    monkeypatch.setenv("RUNPOD_S3_ACCESS_KEY", "user_x")
+    monkeypatch.setenv("RUNPOD_S3_SECRET_KEY", SECRET)
+    running: list[Served] = []
+
+    def start(answer: Callable[[Asked], Reply]) -> Volume:
+        running.append(Served(answer))
+        monkeypatch.setenv("LAUNCHER_RUNPOD_S3", running[-1].url)
+        return Volume("vol", "EU-RO-1")
+
+    yield start
+    for server in running:
+        server.close()
+
+
+def listing(*keys: str, prefixes: tuple[str, ...] = (), more: bool = False) -> Reply:
+    contents = "".join(
+        f'<Contents><Key>{key}</Key><Size>4</Size><ETag>"e"</ETag>'
+        "<LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+        for key in keys
+    )
+    folders = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in prefixes)
+    token = "<NextContinuationToken>t</NextContinuationToken>" if more else ""
+    truncated = f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}"
+    text = f"<ListBucketResult>{truncated}{contents}{folders}</ListBucketResult>"
+    return Reply(raw=text.encode(), headers={"Content-Type": "application/xml"})
+
+
+def test_names_that_lead_out_of_the_run_are_not_followed(
+    serve: Callable[..., Volume], tmp_path: Path
+) -> None:
+    prefix = "runs/r/"
+
+    def answer(asked: Asked) -> Reply:
+        if asked.path in ("/vol", "/vol/") and "attempts" not in asked.query:
+            names = (f"{prefix}../../evil.json", f"{prefix}/etc/evil.json", f"{prefix}metrics.jsonl")
+            return listing(*names, prefixes=(f"{prefix}../", f"{prefix}checkpoints/"))
+        if asked.path.endswith("state.json"):
+            return Reply(404)
+        return Reply(206, raw=b"{}\n\n", headers={"ETag": '"e"'})
+
+    run = RunDir(tmp_path / "copies" / "r")
+    run.path.mkdir(parents=True)
+    copy = Copy(run, serve(answer), prefix)
+    copy.fetch(Wanted(logs=True))
+    copy.download(tmp_path / "all")
+    written = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    expected = {
+        "copies/r/metrics.jsonl",
+        "copies/r/.volume.json",
+        "copies/r/.volume.lock",
+        "all/metrics.jsonl",
+    }
+    assert written == expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply(403, raw=b"<Error><Code>AccessDenied</Code><Message>no entry</Message></Error>"), "no entry"),
+        (Reply(200, raw=b"<html>what"), "volume vol: list_objects_v2"),
+        (listing("a", more=True), "has no end"),
+    ],
+)
+def test_what_is_no_answer_is_one_error_without_a_key(
+    serve: Callable[..., Volume], monkeypatch: pytest.MonkeyPatch, reply: Reply, words: str
+) -> None:
+    monkeypatch.setattr("launcher.schedulers.runpod.volume.MOST_PAGES", 5)
+    volume = serve(lambda _: reply)
+    with pytest.raises(VolumeError) as caught:
+        list(volume.all("runs/"))
+    assert words in str(caught.value) and "\x1b" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_the_keys_of_a_volume_are_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAUNCHER_RUNPOD_S3", raising=False)
+    assert endpoint("EU-RO-1") == "https://s3api-eu-ro-1.runpod.io/"
+    monkeypatch.setenv("LAUNCHER_RUNPOD_S3", "http://somewhere.else/")
+    with pytest.raises(Exception, match="by https only"):
+        endpoint("EU-RO-1")
