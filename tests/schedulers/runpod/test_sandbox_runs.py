@@ -164,7 +164,7 @@ def test_a_spot_pod_is_taken_away_and_a_new_one_goes_on(sandbox: Sandbox, lab: L
 
 
 @THOROUGH
-def test_two_nodes_of_a_cluster_meet_and_end_together(sandbox: Sandbox, lab: Lab, to_the_end: bool) -> None:
+def test_two_nodes_of_a_cluster_meet_and_end_together(sandbox: Sandbox, lab: Lab) -> None:
     """The first node gives the others half a minute before it ends the cluster."""
     lab.script(MEET)
     job = lab.job(
