@@ -155,5 +155,21 @@ def test_bad_options_are_one_clear_message(tmp_path: Path, options: list[str], t
     assert done.stderr.startswith("launcher: ") and not (tmp_path / "s").exists()
 
 
+def test_two_servers_share_neither_a_port_nor_a_folder(shared: Sandbox, tmp_path: Path) -> None:
+    pod = shared.create()["id"]
+    port = shared.environ["LAUNCHER_RUNPOD_API"].split(":")[-1].removesuffix("/v2")
+    for options, told in (
+        (["--folder", str(tmp_path), "--port", port], f"127.0.0.1:{port}: Address already in use"),
+        (["--folder", str(shared.folder), "--port", "0"], f"a sandbox is running in {shared.folder}"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", "runpod", "sandbox", *options],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 2 and told in done.stderr, done.stderr
+    assert shared.pod(pod)["status"] in ("STARTING", "RUNNING")
+    shared.ask("DELETE", f"/pods/{pod}")
+
+
 def test_every_kind_of_fault_is_told_in_one_line() -> None:
     assert all(text and "\n" not in text for text in KINDS.values())

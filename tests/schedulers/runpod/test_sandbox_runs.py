@@ -20,6 +20,7 @@ from tests.schedulers.runpod.sandbox import Sandbox, start
 
 pytestmark = pytest.mark.e2e
 
+THOROUGH = pytest.mark.thorough  # test_runs.py tries the like with a supervisor that is a few lines of shell
 FAULTY = Path(__file__).parents[2] / "e2e" / "faults.py"
 SLOW = {"layers": 4, "dim": 96, "heads": 4, "context": 128}
 SHORT = {"command": ["sh", "-c", "echo hello from $LAUNCHER_RUN_ID"], "resources": {"gpus_per_node": 0}}
@@ -120,7 +121,7 @@ def test_a_job_runs_out_of_memory_goes_on_smaller_and_ends_its_pod(sandbox: Sand
                 assert sandbox.environ[name].encode() not in content, file
 
 
-@pytest.mark.thorough
+@THOROUGH
 def test_a_cancelled_run_writes_a_checkpoint_and_is_resumed_on_a_new_pod(sandbox: Sandbox, lab: Lab) -> None:
     job = lab.job(
         task="launcher.tasks.gpt:PydocGPT", args=SLOW, steps=80, train={"checkpoint_every": 40, "lr": 1e-3},
@@ -141,6 +142,7 @@ def test_a_cancelled_run_writes_a_checkpoint_and_is_resumed_on_a_new_pod(sandbox
     wait_for(lambda: ended(sandbox, run), "end of the pod", 20)
 
 
+@THOROUGH
 def test_a_spot_pod_is_taken_away_and_a_new_one_goes_on(sandbox: Sandbox, lab: Lab) -> None:
     lab.script(COUNTS)
     job = lab.job(
@@ -161,8 +163,8 @@ def test_a_spot_pod_is_taken_away_and_a_new_one_goes_on(sandbox: Sandbox, lab: L
     wait_for(lambda: ended(sandbox, run), "end of both pods", 20)
 
 
-@pytest.mark.parametrize("to_the_end", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_two_nodes_of_a_cluster_meet_and_end_together(sandbox: Sandbox, lab: Lab, to_the_end: bool) -> None:
+@THOROUGH
+def test_two_nodes_of_a_cluster_meet_and_end_together(sandbox: Sandbox, lab: Lab) -> None:
     """The first node gives the others half a minute before it ends the cluster."""
     lab.script(MEET)
     job = lab.job(
@@ -174,11 +176,7 @@ def test_two_nodes_of_a_cluster_meet_and_end_together(sandbox: Sandbox, lab: Lab
     shown = lab.cli("logs", run.id).stdout
     assert "met 2 from node 0" in shown and "met 2 from node 1" in shown
     assert len(pods_of(sandbox, run)) == 2
-    if to_the_end:
-        wait_for(lambda: ended(sandbox, run), "end of the cluster", 60)
-
-
-THOROUGH = pytest.mark.thorough
+    wait_for(lambda: ended(sandbox, run), "end of the cluster", 60)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +198,7 @@ def test_an_answer_lost_after_creation_costs_no_second_pod(sandbox: Sandbox, lab
     wait_for(lambda: ended(sandbox, run), "end of the pod", 20)
 
 
+@THOROUGH
 def test_a_pod_that_costs_more_than_the_limit_is_ended_at_once(sandbox: Sandbox, lab: Lab) -> None:
     sandbox.faults(price=1)
     done = lab.cli("submit", str(lab.job(**SHORT)), "-c", profile(sandbox, lab), "--max-price", "0.2")
@@ -212,7 +211,7 @@ def test_a_pod_that_costs_more_than_the_limit_is_ended_at_once(sandbox: Sandbox,
     ("fault", "word"),
     [
         ("no-capacity", "every candidate"),
-        ("redirect", "elsewhere"),
+        pytest.param("redirect", "elsewhere", marks=THOROUGH),
         pytest.param("no-balance", "credit", marks=THOROUGH),
         pytest.param("huge-body", "large", marks=THOROUGH),
         pytest.param("forbidden", "API key", marks=THOROUGH),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import secrets
 import shlex
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import uvicorn
 from starlette.applications import Starlette
@@ -80,6 +83,8 @@ def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> No
     contract = Contract(options.openapi) if options.openapi is not None else None
     options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = options.folder.resolve()
+    listening = _listen(options.port)
+    alone = _lock(folder)
     cloud = Cloud(folder, find_isolation(), Dice(options.seed, options.faults), options.pace)
     if VOLUME not in cloud.volumes:
         cloud.add_volume(Volume(VOLUME, VOLUME, 100, CENTRE))
@@ -105,7 +110,6 @@ def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> No
         app, host="127.0.0.1", port=options.port, log_level="critical", timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(config)
-    listening = config.bind_socket()
     base = f"http://127.0.0.1:{listening.getsockname()[1]}"
     cloud.api = f"{base}/v2"
     variables = {
@@ -127,7 +131,25 @@ def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> No
     )
     (folder / "runpod-sandbox.yaml").write_text(profile)
     ready(folder, variables)
-    server.run(sockets=[listening])
+    with listening, alone:
+        server.run(sockets=[listening])
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise ValueError(f"127.0.0.1:{port}: {error.strerror}; `--port 0` takes any free one") from None
+
+
+def _lock(folder: Path) -> IO[str]:
+    """Held until the process ends: a second server would take the pods of the first for left behind."""
+    file = open(folder / "lock", "a")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"a sandbox is running in {folder}; another one needs another --folder") from None
+    return file
 
 
 async def _beat(cloud: Cloud) -> None:
