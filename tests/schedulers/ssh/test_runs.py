@@ -122,7 +122,7 @@ def test_memory_that_runs_out_costs_a_rung_there(reference: Reference) -> None:
     (down,) = events(run, "downgrade")
     assert (down["in_process"], down["rank"], down["step"]) == (True, 1, 3)
     assert down["changes"] == {"micro_batch_size": [4, 2], "grad_accum": [1, 2]}
-    assert "micro-batch 2" in reference.lab.said("why", run.id)
+    assert "micro-batch 4 -> 2" in reference.lab.said("why", run.id)
 
 
 def test_a_secret_of_the_laptop_reaches_the_ranks_and_nothing_else(reference: Reference) -> None:
