@@ -25,8 +25,8 @@ from tests.schedulers.sshd import REAL_SSH, Sshd
 ROOT = Path(__file__).parents[3]
 NAMES = ("tensor01", "tensor02")
 
-# As nvidia-smi prints it with --format=csv,noheader,nounits, and with -L. Which GPUs there are and who computes
-# on them stands in files beside it.
+# As nvidia-smi prints it with --format=csv,noheader,nounits, and with -L. Which GPUs there are and who
+# computes on them stands in files beside it.
 NVIDIA_SMI = """#!/bin/sh
 here=$(dirname "$0")
 case "$1" in

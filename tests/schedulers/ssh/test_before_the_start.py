@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launcher.schedulers.over_ssh.ssh import Over
@@ -113,23 +115,27 @@ def test_the_address_that_every_host_reaches_is_the_rendezvous() -> None:
         rendezvous(["a", "b"], GOOD, [{"shared": True, "reached": []}], "/data/runs")
 
 
-def test_two_hosts_meet_by_a_real_port_and_a_real_folder(
-    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def here(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> Laptop:
+    """This process is on the laptop."""
     for name, value in laptop.environ.items():
         monkeypatch.setenv(name, value)
+    return laptop
+
+
+def test_two_hosts_meet_by_a_real_port_and_a_real_folder(here: Laptop) -> None:
     first, second = map(Over, NAMES)
-    look = {"do": "look", "runs": str(laptop.runs), "gpus": 0, "port": 61200, "secrets": []}
+    look = {"do": "look", "runs": str(here.runs), "gpus": 0, "port": 61200, "secrets": []}
     seen = ask_host(first, sys.executable, look)
     addresses = ["127.0.0.9", "192.0.2.77"]  # the loopback device listens everywhere; nobody is at the other
-    told = {"do": "meet", "token": "t" * 32, "runs": str(laptop.runs), "port": seen["port"], "others": 1}
+    told = {"do": "meet", "token": "t" * 32, "runs": str(here.runs), "port": seen["port"], "others": 1}
     told["addresses"] = addresses
     receiver = threading.Thread(target=ask_host, args=(first, sys.executable, {**told, "rank": 0}))
     receiver.start()
     visit = ask_host(second, sys.executable, {**told, "rank": 1})
     receiver.join()
     assert visit == {"reached": ["127.0.0.9"], "shared": True}
-    assert list(laptop.runs.iterdir()) == []
+    assert list(here.runs.iterdir()) == []
 
 
 def test_findings_name_the_host_and_say_what_to_do() -> None:
@@ -157,16 +163,12 @@ def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_
     job = laptop.job(command="true", resources={"gpus_per_node": 0, "ranks_per_node": 1})
     command = [sys.executable, "-m", "launcher", "submit", str(job), "-c", "slow.yaml"]
     submitting = subprocess.Popen(
-        command,
-        cwd=laptop.folder,
-        env=laptop.environ,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    wait_for(
-        lambda: [lock.read_text() for lock in laptop.runs.glob("*/supervisor.lock")] > [""], "supervisor"
-    )
+        command, cwd=laptop.folder, env=laptop.environ, text=True,
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    (file,) = wait_for(lambda: list(laptop.runs.glob("*/supervisor.lock")), "supervisor")
+    supervisor = psutil.Process(wait_for(lambda: json.loads(file.read_text()), "its record")["pid"])
+    wait_for(lambda: "-c" not in supervisor.parent().cmdline(), "end of what has started it")
     laptop.hosts[0].sshd.stop()
     _, said = submitting.communicate(timeout=60)
     assert submitting.returncode == 4 and "the run may have started or not: `launcher status" in said
@@ -176,20 +178,12 @@ def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_
     assert [event["event"] for event in run.read_events()][:2] == ["submitting", "submitted"]
 
 
-def test_a_refusal_of_the_host_is_one_message(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in laptop.environ.items():
-        monkeypatch.setenv(name, value)
-    request = {
-        "do": "start",
-        "run_dir": str(laptop.runs / "x"),
-        "rank": 0,
-        "gpus": 0,
-        "place": [],
-        "secrets": {},
-    }
-    (laptop.runs / "x").mkdir(parents=True)
-    (laptop.runs / "x" / "run.json").write_text("not json")
-    with pytest.raises(HostError, match="tensor01: the supervisor did not start: .*it is no run directory"):
+def test_a_refusal_of_the_host_is_one_message(here: Laptop) -> None:
+    run = here.runs / "x"
+    request = {"do": "start", "run_dir": str(run), "rank": 0, "gpus": 0, "place": [], "secrets": {}}
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("not json")
+    with pytest.raises(HostError, match=r"tensor01: the supervisor did not start: .*it is no run directory"):
         ask_host(Over("tensor01"), sys.executable, request)
 
 
