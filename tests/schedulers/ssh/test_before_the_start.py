@@ -156,8 +156,8 @@ def test_findings_name_the_host_and_say_what_to_do() -> None:
 def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_tell(laptop: Laptop) -> None:
     """The host has started it; the answer does not come."""
     slow = laptop.folder / "slow"
-    started = f"ls {laptop.runs}/*/supervisor.lock"
-    slow.write_text(f'#!/bin/sh\n{sys.executable} "$@"; {started} && [ "$1" = -c ] && sleep 9\n')
+    wait = f'if [ "$1" = -c ] && ls {laptop.runs}/*/supervisor.lock; then sleep 9; fi'
+    slow.write_text(f'#!/bin/sh\n{sys.executable} "$@"\ncode=$?\n{wait}\nexit $code\n')
     slow.chmod(0o755)
     laptop.profile("slow.yaml", NAMES[:1], paths={"python": str(slow), "runs": str(laptop.runs)})
     job = laptop.job(command="true", resources={"gpus_per_node": 0, "ranks_per_node": 1})
@@ -168,11 +168,14 @@ def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_
     )  # fmt: skip
     (file,) = wait_for(lambda: list(laptop.runs.glob("*/supervisor.lock")), "supervisor")
     supervisor = psutil.Process(wait_for(lambda: json.loads(file.read_text()), "its record")["pid"])
-    wait_for(lambda: "-c" not in supervisor.parent().cmdline(), "end of what has started it")
-    laptop.hosts[0].sshd.stop()
+    sshd = laptop.hosts[0].sshd
+    assert sshd.process is not None
+    daemon = psutil.Process(sshd.process.pid)
+    wait_for(lambda: supervisor not in daemon.children(recursive=True), "end of what has started it")
+    sshd.stop()
     _, said = submitting.communicate(timeout=60)
     assert submitting.returncode == 4 and "the run may have started or not: `launcher status" in said
-    laptop.hosts[0].sshd.start()
+    sshd.start()
     run = laptop.newest()
     assert laptop.wait(run)["state"] == "succeeded"
     assert [event["event"] for event in run.read_events()][:2] == ["submitting", "submitted"]
