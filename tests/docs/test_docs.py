@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-ON_A_CLUSTER = {"slurm", "remote-login"}
-"Pages whose commands tests/slurm runs, where there is one."
+ON_A_CLUSTER = {"slurm", "remote-login", "ssh-hosts"}
+"Pages whose commands tests/slurm and tests/schedulers/ssh run, where there is one."
 
 
 def commands(page: Path) -> list[str]:

@@ -19,11 +19,12 @@ from ruamel.yaml import YAML
 
 from launcher.runs.layout import RunDir
 from launcher.schedulers.ssh.cards import FOLDER
-from tests.lab import Lab
+from tests.lab import Lab, wait_for
 from tests.schedulers.sshd import REAL_SSH, Sshd
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("tensor01", "tensor02")
+ENDED = ("succeeded", "failed", "cancelled", "interrupted")
 
 # As nvidia-smi prints it with --format=csv,noheader,nounits, and with -L. Which GPUs there are and who
 # computes on them stands in files beside it.
@@ -134,6 +135,12 @@ class Laptop(Lab):
         done = self.cli(*arguments, timeout=timeout)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    def wait(self, run: RunDir, *states: str, timeout: float = 120) -> dict[str, Any]:
+        """Until it has ended by its own records there; then asked."""
+        there, wanted = self.on_disk(run), states or ENDED
+        wait_for(lambda: there.read_state().get("state") in wanted, f"{wanted} of {run.id}", timeout)
+        return self.status(run)
 
     def weights(self, run: RunDir) -> bytes:
         """Of the last checkpoint, exported where it lies."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.ssh.checks import Need, problems, rendezvous
 from launcher.schedulers.ssh.hosts import HostError, ask_host
 from tests.lab import wait_for
-from tests.schedulers.ssh.hosts import NAMES, Laptop
+from tests.schedulers.ssh.hosts import NAMES, ROOT, Laptop
 
 GOOD = {
     "launcher": "",
@@ -79,14 +80,26 @@ def test_an_interpreter_that_is_not_there_or_has_nothing_is_named(laptop: Laptop
     assert nothing_is_left(laptop)
 
 
-def test_a_secret_must_have_a_value_here_or_there(laptop: Laptop) -> None:
+def commands_of_the_page() -> list[list[str]]:
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs/ssh-hosts.md").read_text(), flags=re.S)
+    return [
+        line.split()[2:] for block in blocks for line in block.splitlines() if line.startswith("$ launcher")
+    ]
+
+
+@pytest.mark.e2e
+def test_the_commands_of_the_page_run_with_a_secret_that_is_there_only(laptop: Laptop) -> None:
     assert "tensor01: secrets: TOKEN has no value" in submit(laptop, secrets=["TOKEN"])
     with open(laptop.hosts[0].home / ".bash_profile", "a") as profile:
         profile.write("export TOKEN=there-only\n")
+    laptop.profile("lab.yaml", NAMES)
+    (laptop.folder / "clusters").mkdir()
+    (laptop.folder / "lab.yaml").rename(laptop.folder / "clusters/lab.yaml")
     laptop.script("import os; print('token of', len(os.environ['TOKEN']))")
     resources = {"gpus_per_node": 0, "ranks_per_node": 1}
-    job = laptop.job(command="python train.py", resources=resources, secrets=["TOKEN"])
-    assert "token of 10" in laptop.said("run", str(job), "-c", "one.yaml")
+    laptop.job(command="python train.py", resources=resources, secrets=["TOKEN"])
+    said = {line[0]: laptop.said(*line) for line in commands_of_the_page()}
+    assert "token of 10" in said["logs"] and "succeeded" in said["status"] and "succeeded" in said["list"]
     on_the_host = laptop.on_disk(laptop.newest()).path
     before = laptop.hosts[0].sshd.sessions
     assert f" {on_the_host}" in laptop.said("status", str(on_the_host)), "and is no copy"

@@ -175,7 +175,7 @@ def test_two_submissions_share_a_host_and_a_third_is_told_who_is_there(laptop: L
     output = wait_for(lambda: list(there.path.glob("attempts/*/logs/*/rank-000.out")), "rank")[0]
     wait_for(lambda: "sees 2,3 PCI_BUS_ID" in output.read_text(), "what the rank sees")
     os.kill(supervisor_pid(laptop.on_disk(second)), 9)
-    assert laptop.wait(second)["state"] == "lost"
+    assert laptop.status(second)["state"] == "lost"
     third = laptop.submit(job(1), "-c", "gpus.yaml")
     assert events(third, "submitted")[0]["gpus"] == {"tensor01": [1]}
     for run in (first, third):

@@ -165,15 +165,25 @@ while not file.exists():
 """
 
 
-def test_a_supervisor_that_is_gone_without_a_word_is_lost_and_the_run_goes_on(lab: Laptop) -> None:
+def waiting(lab: Laptop) -> RunDir:
+    """A run whose ranks on two hosts wait for a file `go`."""
     lab.script(WAITS)
     resources = {"nodes": 2, "gpus_per_node": 0, "ranks_per_node": 1}
-    run = lab.submit(
-        str(lab.job("job-waits.yaml", command="python train.py", resources=resources)), "-c", "both.yaml"
-    )
+    job = lab.job("job-waits.yaml", command="python train.py", resources=resources)
+    run = lab.submit(str(job), "-c", "both.yaml")
     there = lab.on_disk(run)
     wait_for(lambda: len(list(there.path.glob("attempts/*/logs/*/rank-*.out"))) == 2, "two ranks")
-    other = int(json.loads((there.path / "supervisor.01.lock").read_text())["pid"])
+    return run
+
+
+def other_supervisor(there: RunDir) -> int:
+    return int(json.loads((there.path / "supervisor.01.lock").read_text())["pid"])
+
+
+def test_a_supervisor_that_is_gone_without_a_word_is_lost_and_the_run_goes_on(lab: Laptop) -> None:
+    run = waiting(lab)
+    there = lab.on_disk(run)
+    other = other_supervisor(there)
     os.kill(supervisor_pid(there), 9)
     wait_for(lambda: len(processes_of(there.path, 0, 0)) == 0, "end of its ranks")
     status = lab.status(run)
@@ -187,3 +197,15 @@ def test_a_supervisor_that_is_gone_without_a_word_is_lost_and_the_run_goes_on(la
     assert lab.said("logs", run.id, "--node", "1").count("here") == 2
     lab.said("clean", run.id, "--yes")
     assert not run.path.exists() and not there.path.exists()
+
+
+@pytest.mark.thorough
+def test_a_host_that_drops_out_interrupts_the_run(lab: Laptop) -> None:
+    """No batch system starts it again, so the first one does not wait for it in vain."""
+    run = waiting(lab)
+    os.kill(other_supervisor(lab.on_disk(run)), 9)
+    status = lab.wait(run, timeout=150)
+    assert (status["state"], status["failure"]) == ("interrupted", "node-failed"), status
+    assert [event["then"] for event in events(run, "ended")] == ["node 1 has no supervisor any more"]
+    (lab.on_disk(run).path / "go").touch()
+    assert f"{run.id}: succeeded" in lab.said("resume", run.id, "--follow")
