@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -82,9 +83,8 @@ def test_an_interpreter_that_is_not_there_or_has_nothing_is_named(laptop: Laptop
 
 def commands_of_the_page() -> list[list[str]]:
     blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs/ssh-hosts.md").read_text(), flags=re.S)
-    return [
-        line.split()[2:] for block in blocks for line in block.splitlines() if line.startswith("$ launcher")
-    ]
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line.split()[2:] for line in lines if line.startswith("$ launcher")]
 
 
 @pytest.mark.e2e
@@ -162,6 +162,10 @@ def test_findings_name_the_host_and_say_what_to_do() -> None:
         "KillUserProcesses=no in /etc/systemd/logind.conf",
     ]
     gpus = Need("/env/bin/python", "/data/runs", gpus=2)
+    card = {"index": 0, "uuid": "GPU-0", "name": "A6000", "total": 49140, "used": 4, "busy": ""}
+    assert problems("a", {**GOOD, "cards": [card]}, NEED).warnings == ()
+    forgotten = problems("a", {**GOOD, "cards": [card]}, replace(NEED, profile_has_gpus=False))
+    assert forgotten.warnings[0].startswith("a: the profile names no GPUs (node.gpu), and 1 are there")
     trouble = problems("a", {**GOOD, "cards_trouble": "nvidia-smi gave no answer"}, gpus)
     assert trouble.refusals == ("a: nvidia-smi gave no answer",)
 

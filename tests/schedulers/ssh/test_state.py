@@ -62,8 +62,7 @@ def test_the_locks_of_many_runs_are_told_by_one_script(tmp_path: Path) -> None:
     runs = ["held", "free", "it's empty", "away"]
     with open(tmp_path / "held/supervisor.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        done = subprocess.run(
-            ["sh", "-c", locks_script(str(tmp_path), runs)], capture_output=True, check=True
-        )
+        script = locks_script(str(tmp_path), runs)
+        done = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
     told = {"held": "held", "free": "free", "it's empty": "none", "away": "none"}
     assert words(done.stdout) == told and not (tmp_path / "away").exists()
