@@ -176,7 +176,12 @@ def waiting(lab: Laptop, nodes: int, profile: str) -> RunDir:
     job = lab.job("job-waits.yaml", command="python train.py", resources=resources)
     run = lab.submit(str(job), "-c", profile)
     there = lab.on_disk(run)
-    wait_for(lambda: len(list(there.path.glob("attempts/*/logs/*/rank-*.out"))) == nodes, "the ranks")
+
+    def here() -> bool:
+        files = there.path.glob("attempts/*/logs/*/rank-*.out")
+        return sum("here" in file.read_text() for file in files) == nodes
+
+    wait_for(here, "the ranks")
     return run
 
 
