@@ -58,6 +58,6 @@ def _same_place(run: RunDir, before: Mapping[str, Any], cluster: Cluster) -> Non
     if site(cluster.model_dump()) != site(before):
         where = scheduler_of(run)[0].where(run)
         raise SchedulerError(
-            f"{run.id} and its checkpoints are in {where}; the profile {cluster.name} has another login or "
-            "paths.runs: give one with the same, or submit the job there anew"
+            f"{run.id} and its checkpoints are in {where}; the profile {cluster.name} has another login, "
+            "other ssh.hosts or paths.runs: give one with the same, or submit the job there anew"
         )

@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-ON_A_CLUSTER = {"slurm", "remote-login", "runpod", "runpod-sandbox"}
-"Pages whose commands tests/slurm runs, where there is one, and tests/schedulers/runpod on its sandbox."
+ON_A_CLUSTER = {"slurm", "remote-login", "runpod", "runpod-sandbox", "ssh-hosts"}
+"Pages whose commands tests/slurm, tests/schedulers/runpod and tests/schedulers/ssh run, where there is one."
 
 
 def commands(page: Path) -> list[str]:

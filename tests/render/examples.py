@@ -77,7 +77,7 @@ def target(cluster: Cluster, kind: str) -> Target:
         runs_root=Path(cluster.paths.runs or "/shared/my runs"),
         project_dir=GOLDEN,
     )
-    if cluster.scheduler == "local":  # it looks for the folder, which is not here
+    if cluster.scheduler in ("local", "ssh"):  # they look for the folder, which is not here
         made = prepare.target(request, f"{request.runs_root}/{request.run_id}", str(request.workdir), "", {})
         made = replace(made, python="/opt/venv/bin/python")
     else:

@@ -17,8 +17,7 @@ class Need:
     python: str
     runs: str
     gpus: int
-    task: bool = True
-    "Launcher's own entrypoint, or a program of the user's."
+    profile_has_gpus: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,9 @@ def problems(host: str, seen: Mapping[str, Any], need: Need) -> Findings:
         refusals.append(seen["cards_trouble"])
     elif need.gpus and (short := short_of(cards, need.gpus)):
         refusals.append(f"{short}; wait, or ask for fewer with resources.gpus_per_node")
-    if not need.gpus and cards and need.task:
+    if cards and not need.profile_has_gpus:
         warnings.append(
-            f"the job runs on the CPU, and there are {len(cards)} GPUs: see node.gpu of the profile"
+            f"the profile names no GPUs (node.gpu), and {len(cards)} are there: the job runs on the CPU"
         )
     if seen["ends_at_logout"]:
         warnings.append(

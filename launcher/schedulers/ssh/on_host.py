@@ -181,7 +181,7 @@ def _supervisor(
         if _held(_lock_path(run, rank)):
             return process
         time.sleep(0.05)
-    if process.poll() is not None and rank == 0 and _state(run) != "submitted":
+    if process.poll() is not None and rank == 0 and _state(run) not in (None, "submitted"):
         return process  # the whole run was shorter than our look at it
     process.kill()  # one that comes up after all would not know that nobody believes in it
     said = log.read_bytes()[before:].decode(errors="replace").strip()

@@ -16,6 +16,7 @@ from launcher.runs.time import now
 from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.login import LoginError
+from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.rundir import in_force, status_of
 from launcher.schedulers.ssh.hosts import HostError
@@ -154,6 +155,12 @@ class SshHosts:
 
     def remove(self, runs: Sequence[RunDir]) -> None:
         self.copies.remove(runs)
+        for rank, host in enumerate(self.hosts):
+            # What a killed supervisor's ranks have left in the host's memory.
+            left = " ".join(quote(run.id) for run in runs if run.read_about().get("nodes", 1) > rank)
+            if left:
+                with suppress(LoginError):
+                    host.run(f"cd /dev/shm/launcher-$(id -u) && for r in {left}; do rm -rf $r-*; done")
         for run in runs:
             shutil.rmtree(run.path)
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.login import Login
 
 DEFAULT_PYTHON = "python3"
+START_SECONDS = 240.0
+"For a host that has to wait for its disk, for processes of an earlier start and for a cold interpreter."
 About = Mapping[str, Any]
 "run.json"
 
@@ -37,7 +39,8 @@ class Place:
 def look(hosts: Sequence[Login], about: About, there: str) -> tuple[Place, tuple[str, ...]]:
     """At all hosts of a job at once; gives the warnings, too. Raises SchedulerError with what stands against
     the job, on whichever host."""
-    need = Need(_python(about), there, about["gpus_per_node"], task=about["job"]["task"] is not None)
+    named = about["cluster"]["node"]["gpu"] is not None
+    need = Need(_python(about), there, about["gpus_per_node"], profile_has_gpus=named)
     here = _secrets_here(about)
     asked = {
         "do": "look",
@@ -117,7 +120,7 @@ class Start:
             "others_gpus": gpus,
             "secrets": _secrets_here(self.about),
         }
-        return ask_host(login, _python(self.about), request)
+        return ask_host(login, _python(self.about), request, timeout=START_SECONDS)
 
     def _stop(self, rank: int) -> dict[str, Any]:
         request = {"do": "stop", "run_dir": self.run_dir, "rank": rank}

@@ -28,7 +28,8 @@ def locks_script(there: str, runs: Sequence[str]) -> str:
 
 
 def words(answer: bytes) -> dict[str, str]:
-    return dict(line.split(" ", 1) for line in answer.decode(errors="replace").splitlines() if " " in line)
+    lines = answer.decode(errors="replace").splitlines()
+    return {run: word for run, _, word in (line.rpartition(" ") for line in lines)}
 
 
 def judged(run: RunDir, lock: str, trouble: str, where: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""A user's laptop and hosts without a batch system, each behind a real sshd with keys and a port of its own."""
+"""A user's laptop, and hosts without a batch system, each behind a real sshd with keys of its own."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -18,14 +18,16 @@ import pytest
 from ruamel.yaml import YAML
 
 from launcher.runs.layout import RunDir
-from tests.lab import Lab
+from launcher.schedulers.ssh.cards import FOLDER
+from tests.lab import Lab, wait_for
 from tests.schedulers.sshd import REAL_SSH, Sshd
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("tensor01", "tensor02")
+ENDED = ("succeeded", "failed", "cancelled", "interrupted")
 
-# As nvidia-smi of driver 535 prints it with --format=csv,noheader,nounits, and with -L. Which GPUs there are and
-# who computes on them stands in files beside it.
+# As nvidia-smi prints it with --format=csv,noheader,nounits, and with -L. Which GPUs there are and who
+# computes on them stands in files beside it.
 NVIDIA_SMI = """#!/bin/sh
 here=$(dirname "$0")
 case "$1" in
@@ -76,10 +78,12 @@ class Host:
         (self.programs / "apps").write_text("".join(rows))
 
     def uuid(self, index: int) -> str:
-        digest = re.sub(r"[^0-9a-f]", "0", self.folder.name.lower()).ljust(12, "0")[:12]
-        return f"GPU-5d1e0a3{index}-8a9f-2b7c-91d4-{digest}"
+        digest = hashlib.sha256(os.fsencode(self.folder)).hexdigest()
+        return f"GPU-5d1e0a3{index}-8a9f-2b7c-91d4-{digest[:12]}"
 
     def close(self) -> None:
+        for index in range(8):
+            (FOLDER / self.uuid(index)).unlink(missing_ok=True)
         self.sshd.close()
 
 
@@ -131,6 +135,12 @@ class Laptop(Lab):
         done = self.cli(*arguments, timeout=timeout)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    def wait(self, run: RunDir, *states: str, timeout: float = 120) -> dict[str, Any]:
+        """Until it has ended by its own records there; then asked."""
+        there, wanted = self.on_disk(run), states or ENDED
+        wait_for(lambda: there.read_state().get("state") in wanted, f"{wanted} of {run.id}", timeout)
+        return self.status(run)
 
     def weights(self, run: RunDir) -> bytes:
         """Of the last checkpoint, exported where it lies."""

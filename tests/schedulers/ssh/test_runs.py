@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
 
 from launcher.runs.layout import RunDir
-from launcher.supervise.process import processes_of
 from tests.lab import events, metrics, supervisor_pid, verdicts, wait_for
 from tests.schedulers.ssh.conftest import on_two_hosts
 from tests.schedulers.ssh.hosts import Laptop
@@ -122,7 +122,7 @@ def test_memory_that_runs_out_costs_a_rung_there(reference: Reference) -> None:
     (down,) = events(run, "downgrade")
     assert (down["in_process"], down["rank"], down["step"]) == (True, 1, 3)
     assert down["changes"] == {"micro_batch_size": [4, 2], "grad_accum": [1, 2]}
-    assert "micro-batch 2" in reference.lab.said("why", run.id)
+    assert "micro-batch 4 -> 2" in reference.lab.said("why", run.id)
 
 
 def test_a_secret_of_the_laptop_reaches_the_ranks_and_nothing_else(reference: Reference) -> None:
@@ -158,32 +158,68 @@ def test_two_hosts_cancelled_and_resumed_end_with_the_weights_of_one(
 
 WAITS = """
 import os, pathlib, sys, time
-print("here", flush=True)
+print("here", os.environ.get("MOOD", "as ever"), flush=True)
 file = pathlib.Path(os.environ["LAUNCHER_RUN_DIR"]) / "go"
 while not file.exists():
     time.sleep(0.1)
 """
 
 
-def test_a_supervisor_that_is_gone_without_a_word_is_lost_and_the_run_goes_on(lab: Laptop) -> None:
+def other_supervisor(there: RunDir) -> int:
+    return int(json.loads((there.path / "supervisor.01.lock").read_text())["pid"])
+
+
+def waiting(lab: Laptop, nodes: int, profile: str) -> RunDir:
+    """A run whose ranks, one on each host, wait for a file `go`."""
     lab.script(WAITS)
-    resources = {"nodes": 2, "gpus_per_node": 0, "ranks_per_node": 1}
-    run = lab.submit(
-        str(lab.job("job-waits.yaml", command="python train.py", resources=resources)), "-c", "both.yaml"
-    )
+    resources = {"nodes": nodes, "gpus_per_node": 0, "ranks_per_node": 1}
+    job = lab.job("job-waits.yaml", command="python train.py", resources=resources)
+    run = lab.submit(str(job), "-c", profile)
     there = lab.on_disk(run)
-    wait_for(lambda: len(list(there.path.glob("attempts/*/logs/*/rank-*.out"))) == 2, "two ranks")
-    other = int(json.loads((there.path / "supervisor.01.lock").read_text())["pid"])
+
+    def here() -> bool:
+        files = there.path.glob("attempts/*/logs/*/rank-*.out")
+        return sum("here" in file.read_text() for file in files) == nodes
+
+    wait_for(here, "the ranks")
+    return run
+
+
+def test_a_supervisor_that_is_gone_without_a_word_is_lost_and_the_run_goes_on(lab: Laptop) -> None:
+    run = waiting(lab, 1, "one.yaml")
+    there = lab.on_disk(run)
     os.kill(supervisor_pid(there), 9)
-    wait_for(lambda: len(processes_of(there.path, 0, 0)) == 0, "end of its ranks")
     status = lab.status(run)
     assert (status["state"], status["failure"]) == ("lost", "node-failed")
     assert "not running: lost" in lab.said("cancel", run.id, code=4)
-    lab.said("resume", run.id)
-    assert not psutil.pid_exists(other), "the other host's, which waited for the first"
-    wait_for(lambda: there.attempt(1).logs.exists(), "another attempt")
     (there.path / "go").touch()
-    assert lab.wait(run)["state"] == "succeeded", lab.all_logs(there)
-    assert lab.said("logs", run.id, "--node", "1").count("here") == 2
+    followed = lab.said("resume", run.id, "--set", "env.MOOD=better", "--follow")
+    assert "here better" in followed and f"{run.id}: succeeded" in followed, lab.all_logs(there)
+    assert "here as ever" in lab.said("logs", run.id)
+    (left := Path(f"/dev/shm/launcher-{os.getuid()}/{run.id}-01234567")).mkdir(parents=True)
     lab.said("clean", run.id, "--yes")
-    assert not run.path.exists() and not there.path.exists()
+    assert not run.path.exists() and not there.path.exists() and not left.exists()
+
+
+@pytest.mark.thorough
+def test_of_two_hosts_what_is_left_on_the_second_ends_before_the_run_goes_on(lab: Laptop) -> None:
+    run = waiting(lab, 2, "both.yaml")
+    there = lab.on_disk(run)
+    other = other_supervisor(there)
+    os.kill(supervisor_pid(there), 9)
+    assert lab.status(run)["state"] == "lost" and psutil.pid_exists(other)
+    (there.path / "go").touch()
+    assert f"{run.id}: succeeded" in lab.said("resume", run.id, "--follow"), lab.all_logs(there)
+    assert not psutil.pid_exists(other) and lab.said("logs", run.id, "--node", "1").count("here") == 2
+
+
+@pytest.mark.thorough
+def test_a_host_that_drops_out_interrupts_the_run(lab: Laptop) -> None:
+    """No batch system starts it again, so the first one does not wait for it in vain."""
+    run = waiting(lab, 2, "both.yaml")
+    os.kill(other_supervisor(lab.on_disk(run)), 9)
+    status = lab.wait(run, timeout=150)
+    assert (status["state"], status["failure"]) == ("interrupted", "node-failed"), status
+    assert [event["then"] for event in events(run, "ended")] == ["node 1 has no supervisor any more"]
+    (lab.on_disk(run).path / "go").touch()
+    assert f"{run.id}: succeeded" in lab.said("resume", run.id, "--follow")

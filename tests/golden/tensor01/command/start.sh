@@ -15,7 +15,7 @@ python='/opt/venv/bin/python'
 if [[ -z ${LAUNCHER_ATTEMPT:-} ]]; then
   echo 'launcher: started by hand: this is attempt 0, and no supervisor judges or restarts it' >&2
   export LAUNCHER_ATTEMPT=0
-  export LAUNCHER_RUN_DIR='/shared/my runs/command-20261121-085401'
+  export LAUNCHER_RUN_DIR='/data/runs/command-20261121-085401'
   export LAUNCHER_RUN_ID='command-20261121-085401'
   export LAUNCHER_STOP_FILE="$LAUNCHER_RUN_DIR/attempts/000/stop"
   export LAUNCHER_SECRETS='HF_TOKEN,WANDB_API_KEY'

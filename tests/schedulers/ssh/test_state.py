@@ -1,0 +1,68 @@
+"""What a run's records and the lock of its supervisor say together."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.files import append_json, replace_json
+from launcher.runs.layout import RunDir
+from launcher.runs.time import stamp
+from launcher.schedulers.ssh.state import judged, locks_script, words
+
+
+def run_with(folder: Path, state: str, asked: float = 0.0) -> RunDir:
+    run = RunDir(folder / "a run")
+    run.path.mkdir()
+    replace_json(run.state, {"state": state, "attempt": 0})
+    append_json(run.events, {"time": stamp(asked), "event": "submitting"})
+    return run
+
+
+@pytest.mark.parametrize(
+    ("state", "lock", "trouble", "seen"),
+    [
+        ("running", "held", "", "running"),
+        ("running", "free", "", "lost"),
+        ("stopping", "free", "", "lost"),
+        ("running", "lost", "", "lost"),
+        ("running", "unknown", "", "running"),
+        ("running", "", "no connection", "running"),
+        ("succeeded", "free", "", "succeeded"),
+        ("cancelled", "", "no connection", "cancelled"),
+        ("submitted", "held", "", "submitted"),
+        ("submitted", "none", "", "lost"),
+        ("submitted", "", "no connection", "submitted"),
+    ],
+)
+def test_only_a_lock_that_was_let_go_makes_a_living_run_lost(
+    tmp_path: Path, state: str, lock: str, trouble: str, seen: str
+) -> None:
+    told = judged(run_with(tmp_path, state), lock, trouble, "tensor01:/runs/a run")
+    assert told["state"] == seen and told["attempt"] == 0
+    assert (told.get("failure") == "node-failed") == (seen == "lost")
+    if trouble and seen in ("running", "submitted"):
+        assert told["reason"] == "as the run itself last said; no connection"
+
+
+def test_a_run_that_is_just_being_submitted_is_not_lost(tmp_path: Path) -> None:
+    import time
+
+    run = run_with(tmp_path, "submitted", asked=time.time() - 30)
+    assert judged(run, "none", "", "")["state"] == "submitted"
+
+
+def test_the_locks_of_many_runs_are_told_by_one_script(tmp_path: Path) -> None:
+    for name, record in (("held", "{}"), ("free", "{}"), ("it's empty", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "supervisor.lock").write_text(record)
+    runs = ["held", "free", "it's empty", "away"]
+    with open(tmp_path / "held/supervisor.lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        script = locks_script(str(tmp_path), runs)
+        done = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
+    told = {"held": "held", "free": "free", "it's empty": "none", "away": "none"}
+    assert words(done.stdout) == told and not (tmp_path / "away").exists()
