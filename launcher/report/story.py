@@ -63,6 +63,10 @@ def _sentence(event: dict[str, Any]) -> str | None:
     if kind == "resumed":
         place = " from shared memory" if event.get("from") == "shared-memory" else ""
         return f"going on after step {event['step']}{place}"
+    if kind == "requeued" and event.get("usd_per_hour") is not None:
+        return f"another pod: {event['gpu']} in {event['data_center']}, {event['usd_per_hour']:.3f} USD/h"
+    if kind == "waiting":
+        return f"waits for another pod: {event['reason'].splitlines()[0]}"
     if kind == "stopping":
         return f"stopping ({event['reason']})"
     return None

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.api import Client
@@ -210,3 +211,19 @@ def test_a_data_centre_without_s3_is_refused_with_those_that_have_it() -> None:
     assert s3_refusal("EU-RO-1", None, "v") is None
     assert "runpod.data_centers" in str(s3_refusal(None, None, "v"))
     assert s3_refusal(None, "http://127.0.0.1:1", "v") is None
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({}, "give gpu_id"),
+        ({"cpu_id": "cpu3c"}, "belong together"),
+        ({"cpu_id": "cpu3c", "vcpu": 6}, "no power of two"),
+        ({"cpu_id": "cpu3c", "vcpu": 4, "bid_per_gpu": 1}, "need gpu_id"),
+        ({"gpu_id": "A", "clouds": []}, "clouds"),
+        ({"gpu_id": "A", "budget": 0}, "budget"),
+    ],
+)
+def test_a_profile_that_rents_nothing_is_refused(section: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        RunPod.model_validate(section)

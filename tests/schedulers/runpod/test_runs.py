@@ -14,7 +14,9 @@ pytest.importorskip("boto3")
 from launcher.cli.again import prepared_again
 from launcher.cli.prepare import Limits
 from launcher.planning.plan import PlanRefusedError
+from launcher.report.story import Story
 from launcher.runs.find import find_run
+from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.of_run import statuses as statuses_of
@@ -32,6 +34,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 @pytest.fixture
 def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     yield Lab(sandbox, tmp_path, monkeypatch)
+    registry.runpod.cache_clear()  # it knows this sandbox
     sandbox.faults()
     for pod in sandbox.state()["live"]:
         sandbox.ask("DELETE", f"/pods/{pod['id']}")
@@ -226,6 +229,7 @@ def test_an_interruptible_pod_that_is_taken_away_is_replaced_by_who_looks(lab: L
     events = run.read_events()
     (requeued,) = [event for event in events if event["event"] == "requeued"]
     assert (requeued["reason"], requeued["gpu"]) == ("preempted", A5000)
+    assert f"[launcher] another pod: {A5000} in EU-RO-1, 0.200 USD/h" in Story(run).news()
     lab.until(run, "running")
     lab.go(run)
     lab.until(run, "succeeded")
