@@ -14,7 +14,8 @@ def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
 
     Raises OSError (a full disk, a missing folder); then no temporary file stays behind.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not by the process id alone: in containers, which share the folder, they begin at 1 in each.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

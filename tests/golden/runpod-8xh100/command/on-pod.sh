@@ -46,7 +46,7 @@ judge() {
 # put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
 put() {
   local file=$run_dir/$1
-  local new=$file.$BASHPID.new
+  local new=$file.$pod.$BASHPID.new # nodes share the folder, and process ids from 1 on
   if [[ ${4:-} == keep && -e $file ]]; then return 0; fi
   mkdir -p "${file%/*}" && printf '%s' "$3" | base64 -d >"$new" && chmod "$2" "$new" && mv "$new" "$file"
 }
