@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -73,9 +74,14 @@ app.command(rich_help_panel=FILES)(job.schema)
 
 def main() -> None:
     """The console script: errors that a user can mend are one message and a documented exit code."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends us as it ends any Unix tool
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `| head`. Not SIGPIPE: a server that hangs up must not end us
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
         code = _exit_code(error)
         if code is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,13 @@ def test_completion_offers_the_cluster_names(tmp_path):
         [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert {"slurm-a100", "slurm-h100", "slurm-apptainer"} <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("schema", "job"), ("clusters", "list")])
+def test_a_reader_that_has_seen_enough_ends_a_verb_quietly(arguments: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "launcher", *arguments], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert done.returncode in (1, 128 + signal.SIGPIPE)
+    assert done.stderr == b""
