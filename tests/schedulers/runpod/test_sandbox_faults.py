@@ -116,7 +116,7 @@ def test_a_pod_that_costs_more_is_not_listed_yet_or_has_no_image(sandbox: Sandbo
 
 
 def test_only_spot_pods_are_taken_away(sandbox: Sandbox) -> None:
-    sandbox.faults(interrupt={"p": 1, "value": 0.1})
+    sandbox.faults(interrupt={"p": 1, "value": 1})
     demand = sandbox.create()["id"]
     wanted = {
         "name": "spot", "imageName": "x", "gpuTypeId": "NVIDIA RTX A5000", "cloudType": "SECURE",
