@@ -11,7 +11,7 @@ from launcher.runs.layout import RunDir
 from launcher.supervise.process import end_processes, processes_of
 from tests.lab import Lab, supervisor_pid
 
-LONGEST = ["slurm", "train", "e2e", "memory", "cli", "supervise"]
+LONGEST = ["slurm", "train", "images", "e2e", "memory", "cli", "supervise"]
 "Folders whose files take longest, that first."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -100,21 +101,19 @@ def load_catalogue(folder: Path) -> tuple[Image, ...]:
         for index, image in enumerate(images)
         if not (folder / image.lock).is_file()
     ]
-    if missing:
-        raise SpecError(missing)
-    _check_locks(folder, images, document)
+    wrong = missing or list(_other_torch(folder, images, document))
+    if wrong:
+        raise SpecError(wrong)
     return images
 
 
-def _check_locks(folder: Path, images: tuple[Image, ...], document: Document) -> None:
+def _other_torch(folder: Path, images: tuple[Image, ...], document: Document) -> Iterator[Problem]:
     """A torch other than the catalogue's would be found out after an hour of building."""
     for index, image in enumerate(images):
         locked = pins(folder / image.lock).get("torch")
         if locked != image.torch:
             place = document.place(("images", index, "torch"))
-            raise SpecError(
-                [Problem(place, f"images.{index}.torch", f"{image.torch}, but {image.lock} has {locked}")]
-            )
+            yield Problem(place, f"images.{index}.torch", f"{image.torch}, but {image.lock} has {locked}")
 
 
 def pins(lock: Path) -> dict[str, str]:

@@ -149,6 +149,7 @@ def test_the_end_of_the_ladder_names_every_rung(lab: Lab) -> None:
     assert "; tried before: micro-batch 4 -> 2, accumulation 4 -> 8" in then
 
 
+@pytest.mark.thorough
 def test_two_nodes_hand_over_each_in_its_own_memory_and_a_lost_one_costs_the_checkpoint(
     lab: Lab, two_nodes
 ) -> None:

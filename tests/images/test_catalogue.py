@@ -9,7 +9,9 @@ import pytest
 from launcher.images import ImageError
 from launcher.images.build import base_of, write_context
 from launcher.images.catalogue import catalogue_folder, find_image, load_catalogue, pins
+from launcher.images.context import Built, build_files
 from launcher.images.publish import by_digest, push, record
+from launcher.render.environment import RenderError
 from launcher.render.shipped import containers_dir
 from launcher.spec.errors import SpecError
 from tests.images.examples import DIGEST, images, rendered
@@ -96,6 +98,12 @@ def test_a_base_without_a_digest_is_refused_unless_told_that_it_may_be() -> None
     pinned = CPU.model_copy(update={"base": CPU.base.model_copy(update={"digest": DIGEST})})
     assert base_of(pinned, None, unpinned=False) == f"docker.io/library/python@{DIGEST}"
     assert base_of(CPU, f"my/base@{DIGEST}", unpinned=False) == f"my/base@{DIGEST}"
+
+
+def test_a_base_that_could_be_read_as_more_than_a_name_is_refused() -> None:
+    for base in ("a\nRUN id", "$(id)", "--platform=x", 'a" AS b'):
+        with pytest.raises(RenderError, match="is not an image reference"):
+            build_files(CPU, containers_dir() / CPU.lock, Built(base))
 
 
 def test_only_what_the_build_names_gets_into_its_context(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from launcher.images.catalogue import Image
 from launcher.render.shipped import clusters_dir
@@ -62,3 +64,10 @@ def test_a_pods_image_has_no_entrypoint_and_the_others_are_not_root() -> None:
 @IMAGES
 def test_an_image_is_for_profiles_that_are_there(image: Image) -> None:
     assert image.profiles and all((clusters_dir() / f"{name}.yaml").is_file() for name in image.profiles)
+
+
+def test_the_workflow_builds_every_image() -> None:
+    workflow = YAML(typ="safe").load(Path(__file__).parents[2] / ".github/workflows/images.yml")
+    built = {*workflow["jobs"]["container"]["strategy"]["matrix"]["image"]}
+    built.add(workflow["jobs"]["apptainer"]["env"]["IMAGE"])
+    assert built == {image.name for image in images()}

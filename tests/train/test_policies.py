@@ -125,6 +125,7 @@ def test_a_run_goes_on_under_another_policy_and_back_bit_for_bit(tmp_path: Path)
     assert losses(run, attempt=2) == {step: undisturbed[step] for step in (5, 6)}
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_from_one_node_to_hybrid_and_back(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(train={"checkpoint_every": 3, "keep_checkpoints": 3}))
     assert start(run, recipe("fsdp")).codes == {0: 0, 1: 0}

@@ -185,6 +185,7 @@ def waiting(lab: Laptop, nodes: int, profile: str) -> RunDir:
     return run
 
 
+@pytest.mark.thorough
 def test_a_supervisor_that_is_gone_without_a_word_is_lost_and_the_run_goes_on(lab: Laptop) -> None:
     run = waiting(lab, 1, "one.yaml")
     there = lab.on_disk(run)
