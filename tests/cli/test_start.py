@@ -113,7 +113,9 @@ def test_completion_offers_the_cluster_names(tmp_path):
 def test_a_reader_that_has_seen_enough_ends_a_verb_quietly(arguments: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([sys.executable, "-m", "launcher", *arguments], stdout=write, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", *arguments], stdout=write, stderr=subprocess.PIPE
+    )
     os.close(write)
     assert done.returncode in (1, 128 + signal.SIGPIPE)
     assert done.stderr == b""

@@ -17,7 +17,7 @@ from launcher.train.where import Where
 from tests.train.runs import measure, one_rank
 
 
-@pytest.fixture(scope="module", params=[2, *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 4))])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 4))])
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A hang ends in the timeout. With 4 ranks they pretend to be on two nodes."""
     return measure("lowers.py", tmp_path_factory.mktemp("lowers"), request.param, 2)
