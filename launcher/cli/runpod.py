@@ -29,8 +29,9 @@ def leaks(
     ended."""
     from rich.table import Table
 
-    from launcher.cli.output import console, fail, print_json
+    from launcher.cli.output import EXIT_REFUSED, console, fail, print_json
     from launcher.runs.find import runs_in
+    from launcher.schedulers.base import SchedulerError
     from launcher.schedulers.of_run import statuses
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.create import end as end_one
@@ -47,11 +48,14 @@ def leaks(
     if unknown:
         fail(f"no pod or cluster of launcher's has the id {', '.join(sorted(unknown))}")
     leaked = [one for one in found if one.why or one.path.rpartition("/")[2] in (pods or ())]
-    if end:
-        for one in leaked:
+    failed: dict[str, str] = {}
+    for one in leaked if end else ():
+        try:
             end_one(client, one.path)
+        except SchedulerError as error:
+            failed[one.path] = str(error)
+    ended = [one.path for one in leaked if one.path not in failed] if end else []
     if json:
-        ended = [one.path for one in leaked] if end else []
         print_json([{**one.__dict__, "ended": one.path in ended} for one in found])
     elif not found:
         print("nothing of launcher's is rented")
@@ -61,12 +65,14 @@ def leaks(
             table.add_column(column, no_wrap=column != "WHAT")
         for one in found:
             what = one.why or ("needed by its run" if one.known else "its run is not known on this machine")
-            if end and one in leaked:
+            if one.path in ended:
                 what = f"ended: {one.why or 'named'}"
             table.add_row(
                 one.path.rpartition("/")[2], one.run_id, one.status, f"{one.usd_per_hour:.3f}", what
             )
         console().print(table)
+    if failed:
+        fail("\n".join(failed.values()), EXIT_REFUSED)
     raise SystemExit(1 if leaked and not end else 0)
 
 

@@ -18,7 +18,7 @@ def sandbox(
             show_default="~/.cache/launcher/runpod-sandbox",
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help="on 127.0.0.1; 0: any free one")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="on 127.0.0.1; 0: any free one")] = 8765,
     fault: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(

@@ -31,8 +31,18 @@ def verify(builder: Builder, image: Image, locked: Mapping[str, str], tag: str) 
     done = builder.run_inside(tag, ["python", "-m", "launcher.images.inside", *modules])
     if done.returncode != 0:
         raise ImageError(f"{tag} does not start, or launcher is not in it: {done.stderr.strip()}")
-    report = json.loads(done.stdout.splitlines()[-1])
-    return (*configured(image, config), *differences(image, locked, report))
+    try:
+        report = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise ImageError(f"{tag} answers with no report: {done.stdout[-200:].strip()!r}") from None
+    return (*configured(image, config), *labelled(config, report), *differences(image, locked, report))
+
+
+def labelled(config: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
+    """Where the label tells of another launcher than the one inside."""
+    told = (config.get("Labels") or {}).get("org.opencontainers.image.version")
+    if told != (inside := report["distributions"].get("launcher")):
+        yield f"launcher is {inside or 'missing'}, the label says {told}"
 
 
 def configured(image: Image, config: Mapping[str, Any]) -> Iterator[str]:

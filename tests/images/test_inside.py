@@ -14,7 +14,7 @@ import pytest
 from launcher.images import ImageError, inside, sbom
 from launcher.images.build import add_wheels, epoch_of, own_wheel
 from launcher.images.builders import choose
-from launcher.images.verify import configured, differences
+from launcher.images.verify import configured, differences, labelled
 from tests.images.examples import images, rendered
 
 CPU, _, RUNPOD, _ = images()
@@ -149,3 +149,10 @@ def test_without_a_builder_each_is_named_with_its_reason(
     assert "podman: not installed\nbuildah: not installed" in str(caught.value)
     with pytest.raises(ImageError, match="buildah does not build images for apptainer; apptainer does"):
         choose("apptainer", "buildah")
+
+
+def test_an_image_whose_label_tells_of_another_launcher_is_not_what_it_says() -> None:
+    inside = report(distributions={**LOCKED, "launcher": "0.1.0"})
+    assert list(labelled({"Labels": {"org.opencontainers.image.version": "0.1.0"}}, inside)) == []
+    (said,) = labelled({"Labels": {"org.opencontainers.image.version": "0.2.0"}}, inside)
+    assert said == "launcher is 0.1.0, the label says 0.2.0"

@@ -177,6 +177,7 @@ def refused(lab: SlurmLab) -> Told:
         "pathlib.Path('second').touch()\n"
         "time.sleep(100 if first else 0)\n"
     )
+    lab.profile(extra={"begin": "now+5"})  # its warning may come as soon as it runs
     run = lab.submit(str(lab.job(command="python train.py", resources={**ONE_RANK, "time": "60s"})))
     lab.slurm("scontrol", "update", f"JobId={job_id(run)}", "Requeue=0")
     return Told(lab, run, lab.wait(run, "succeeded", "failed"))

@@ -59,9 +59,9 @@ class Offer:
             what = f"{self.need.nodes} pods of {what}"
         where = f"{self.cloud}, {self.data_center or 'any data centre'}, stock {self.stock}"
         hours = self.max_seconds / 3600
-        most = f"at most {hours:.3g} h, {self.usd_per_hour * hours:.2f} USD"
+        most = f"at most {hours:.3g} h, {_usd(self.usd_per_hour * hours)}"
         if self.usd is not None and self.need.hours is not None:
-            most = f"about {self.need.hours:.3g} h, {self.usd:.2f} USD predicted; {most}"
+            most = f"about {self.need.hours:.3g} h, {_usd(self.usd)} predicted; {most}"
         return f"{what}, {where}: {self.usd_per_hour:.3f} USD/h; {most}"
 
 
@@ -216,6 +216,11 @@ def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> 
             f"read here. These have: {', '.join(S3_CENTRES)}"
         )
     return None
+
+
+def _usd(amount: float) -> str:
+    """Below ten cents not as 0.00."""
+    return f"{amount:.2f} USD" if amount >= 0.1 else f"{amount:.2g} USD"
 
 
 def hours_of(steps: int | None, batch: int, samples_per_second: float | None) -> float | None:
