@@ -219,8 +219,8 @@ def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> 
 
 
 def _usd(amount: float) -> str:
-    """Below ten cents not as 0.00."""
-    return f"{amount:.2f} USD" if amount >= 0.1 else f"{amount:.2g} USD"
+    """Less than a cent is not 0.00."""
+    return f"{amount:.2f} USD" if amount >= 0.01 else f"{amount:.2g} USD"
 
 
 def hours_of(steps: int | None, batch: int, samples_per_second: float | None) -> float | None:
