@@ -33,6 +33,7 @@ def leaks(
     from launcher.runs.find import runs_in
     from launcher.schedulers.of_run import statuses
     from launcher.schedulers.runpod.api import Client
+    from launcher.schedulers.runpod.create import UnendedError
     from launcher.schedulers.runpod.create import end as end_one
     from launcher.schedulers.runpod.leaks import rented
 
@@ -47,11 +48,14 @@ def leaks(
     if unknown:
         fail(f"no pod or cluster of launcher's has the id {', '.join(sorted(unknown))}")
     leaked = [one for one in found if one.why or one.path.rpartition("/")[2] in (pods or ())]
-    if end:
-        for one in leaked:
+    ended, stuck = [], {}
+    for one in leaked if end else ():
+        try:
             end_one(client, one.path)
+            ended.append(one.path)
+        except UnendedError as error:
+            stuck[one.path] = str(error)
     if json:
-        ended = [one.path for one in leaked] if end else []
         print_json([{**one.__dict__, "ended": one.path in ended} for one in found])
     elif not found:
         print("nothing of launcher's is rented")
@@ -61,13 +65,15 @@ def leaks(
             table.add_column(column, no_wrap=column != "WHAT")
         for one in found:
             what = one.why or ("needed by its run" if one.known else "its run is not known on this machine")
-            if end and one in leaked:
+            if one.path in ended:
                 what = f"ended: {one.why or 'named'}"
+            elif one.path in stuck:
+                what = stuck[one.path]
             table.add_row(
                 one.path.rpartition("/")[2], one.run_id, one.status, f"{one.usd_per_hour:.3f}", what
             )
         console().print(table)
-    raise SystemExit(1 if leaked and not end else 0)
+    raise SystemExit(1 if len(ended) < len(leaked) else 0)
 
 
 @app.command()

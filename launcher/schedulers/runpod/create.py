@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,14 @@ class NotRentedError(SchedulerError):
 
 class UnclearError(SchedulerError):
     """There may be a pod: nobody answered."""
+
+
+class UnendedError(SchedulerError):
+    """There is one that is not wanted, and it goes on costing money."""
+
+    def __init__(self, message: str, path: str, usd_per_hour: float | None = None):
+        super().__init__(message)
+        self.path, self.usd_per_hour = path, usd_per_hour
 
 
 class _Created(Answer):
@@ -66,7 +75,7 @@ class Order:
 
 
 def rent(client: Client, order: Order) -> Rented:
-    """Raises NotRentedError, UnclearError."""
+    """Raises NotRentedError, UnclearError, UnendedError."""
     refused: list[tuple[Offer, ApiError | str]] = []
     doubts: list[ApiError] = []
     for offer in order.offers:
@@ -77,12 +86,11 @@ def rent(client: Client, order: Order) -> Rented:
             if error.fate is not Fate.SKIP:
                 break
             continue
-        limit = limit_of(order.section, offer)
-        if limit is None or 0 < rented.usd_per_hour <= limit + ROUNDING:
+        why = too_dear(rented.usd_per_hour, limit_of(order.section, offer))
+        if why is None:
             return rented
-        end(client, rented.path)
-        said = f"{rented.usd_per_hour:.3f} USD/h" if rented.usd_per_hour else "a price that nobody tells"
-        refused.append((offer, f"it was billed at {said}, the limit is {limit:.3f}: ended at once"))
+        _reject(client, rented, why)
+        refused.append((offer, f"{why}: ended at once"))
     if doubts:  # a pod may still appear, and must find its run
         raise _unclear(order.name, doubts[-1], _why_none(refused))
     raise NotRentedError(_why_none(refused))
@@ -93,6 +101,22 @@ def limit_of(section: RunPod, offer: Offer) -> float | None:
     if section.budget is not None:
         return offer.usd_per_hour
     return section.max_price
+
+
+def too_dear(usd_per_hour: float, limit: float | None) -> str | None:
+    """Why, or None. A price that nobody tells is not below any limit."""
+    if limit is None or 0 < usd_per_hour <= limit + ROUNDING:
+        return None
+    said = f"{usd_per_hour:.3f} USD/h" if usd_per_hour else "a price that nobody tells"
+    return f"it was billed at {said}, the limit is {limit:.3f}"
+
+
+def _reject(client: Client, rented: Rented, why: str) -> None:
+    """Raises UnendedError."""
+    try:
+        end(client, rented.path)
+    except UnendedError as error:
+        raise UnendedError(f"{why}; {error}", rented.path, rented.usd_per_hour or None) from None
 
 
 def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
@@ -155,10 +179,15 @@ def _look_for(client: Client, order: Order, cluster: bool, doubt: ApiError) -> s
 def _keep_one(client: Client, order: Order, cluster: bool, ids: Sequence[str]) -> str:
     """The one that has begun the run, or the first; the others are ended."""
     owner = order.owner() if len(set(ids)) > 1 else None
-    kept = owner if owner in ids else ids[0]
-    for other in set(ids) - {kept}:
-        end(client, f"/clusters/{other}" if cluster else f"/pods/{other}")
-    return str(kept)
+    kept = str(owner if owner in ids else ids[0])
+    _end_others(client, cluster, set(ids) - {kept})
+    return kept
+
+
+def _end_others(client: Client, cluster: bool, ids: Iterable[str]) -> None:
+    for other in ids:
+        with suppress(UnendedError):  # it ends itself when it finds its run taken; `leaks` lists it
+            end(client, f"/clusters/{other}" if cluster else f"/pods/{other}")
 
 
 def _send(
@@ -218,21 +247,21 @@ def _named(client: Client, name: str, cluster: bool) -> list[str]:
 def named(client: Client, name: str, cluster: bool) -> str | None:
     """One that was made and of which the answer was lost. Raises ApiError."""
     there = _named(client, name, cluster)
-    for other in there[1:]:
-        end(client, f"/clusters/{other}" if cluster else f"/pods/{other}")
+    _end_others(client, cluster, there[1:])
     return there[0] if there else None
 
 
 def _billed(client: Client, rented: Rented) -> Rented:
-    """With the price that RunPod really asks; 0 where it does not tell. Raises SchedulerError."""
+    """With the price that RunPod really asks; 0 where it does not tell. Raises NotRentedError, UnendedError."""
     price = rented.usd_per_hour
     for look in range(LOOKS):
         try:
             price = max(price, cost(client, rented.id, rented.cluster))
         except ApiError as error:
             if error.status != 404:  # not listed yet
-                end(client, rented.path)
-                raise NotRentedError(f"its price could not be read, so it was ended: {error}") from None
+                why = f"its price could not be read: {error}"
+                _reject(client, rented, why)
+                raise NotRentedError(f"{why}, so it was ended") from None
         if price:
             break
         time.sleep(client.pause * 2**look)
@@ -248,11 +277,12 @@ def cost(client: Client, which: str, cluster: bool) -> float:
 
 
 def end(client: Client, path: str) -> None:
-    """It is gone afterwards. Raises SchedulerError, which says what goes on costing money."""
+    """It is gone afterwards. Raises UnendedError."""
     try:
         client.delete(path)
     except ApiError as error:
-        raise SchedulerError(
+        raise UnendedError(
             f"{path.strip('/')} could not be ended and goes on costing money: {error}; "
-            "end it in RunPod's console"
+            "`launcher status` tries again, or end it in RunPod's console",
+            path,
         ) from None

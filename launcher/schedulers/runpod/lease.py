@@ -13,10 +13,11 @@ from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_step
 from launcher.runs.time import now
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.runpod.create import NotRentedError, Order, Rented, UnclearError, rent
+from launcher.schedulers.runpod.create import NotRentedError, Order, Rented, UnclearError, UnendedError, rent
 from launcher.schedulers.runpod.offers import Market, Need, Offer, hours_of, look, spent_of
 from launcher.schedulers.runpod.place import Handle, submissions
 from launcher.schedulers.runpod.prepared import command, scripts_request
+from launcher.schedulers.runpod.rejected import keep_rejected
 from launcher.spec.cluster import Cluster, RunPod
 from launcher.spec.job import Job
 
@@ -69,7 +70,8 @@ def lease(
 ) -> str:
     """The handle. `planned_for` makes the run directory that of the offer's GPU type.
 
-    Raises NotRentedError; then the run is as it was. Raises UnclearError.
+    Raises NotRentedError; then the run is as it was. Raises UnclearError. Raises UnendedError; then the run is
+    kept with the pod that is to be ended.
     """
     run = copy.run
     of, before = leased(run), run.read_state()
@@ -95,6 +97,10 @@ def lease(
         )
         rented = rent(client, order)
     except UnclearError:
+        raise
+    except UnendedError as error:
+        handle = Handle.at(of.cluster.name, error.path)
+        keep_rejected(copy, handle, str(error), error.usd_per_hour, of.section.max_price)
         raise
     except (SchedulerError, OSError) as error:
         run.event("refused", reason=str(error))

@@ -356,7 +356,7 @@ class RunPodScheduler:
 
     def _renew(self, run: RunDir) -> Status | None:
         """Another pod in the place of one that was taken away; None where another process is at it."""
-        from launcher.schedulers.runpod.create import NotRentedError
+        from launcher.schedulers.runpod.create import NotRentedError, UnendedError
         from launcher.schedulers.runpod.lease import lease, leased, market_again
 
         pause = AGAIN_SECONDS * self._pace()
@@ -375,6 +375,8 @@ class RunPodScheduler:
                 market = market_again(self.client, leased(run))
                 lease(self.client, self.copy(run), "requeued", market, reason="preempted")
                 self._renewed.add(run.path)
+            except UnendedError:
+                pass  # the look at its state tells of it
             except (NotRentedError, ApiError) as error:
                 wait_for_one(run, error)
         return self._judged(run)

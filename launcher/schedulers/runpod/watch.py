@@ -15,6 +15,7 @@ from launcher.schedulers.base import LIVING, SchedulerError, Status
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.place import Handle, handle_of, submissions
+from launcher.schedulers.runpod.rejected import end_rejected, rejected
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -62,6 +63,10 @@ def look_at(
 ) -> Status:
     """`fetch` brings its records here, `seen` asks for its pod, `end` ends that."""
     trouble = ""
+    if (unwanted := rejected(run)) is not None:
+        with suppress(SchedulerError):
+            fetch()
+        return _end_unwanted(run, *unwanted, end)
     if _lives(run.read_state()):
         try:
             fetch()
@@ -91,6 +96,14 @@ def look_at(
     if not _lives(state):
         return _told(run, state)
     return _told(run, _settle(run, state, handle, pod, trouble))
+
+
+def _end_unwanted(run: RunDir, handle: Handle, why: str, end: Callable[[Handle], None]) -> Status:
+    try:
+        end_rejected(run, handle, why, end)
+    except SchedulerError as error:
+        return _told(run, {**run.read_state(), "reason": f"{why.split(';')[0]}; {error}"})
+    return _told(run, run.read_state())
 
 
 def wants_new_pod(run: RunDir, status: Status) -> bool:

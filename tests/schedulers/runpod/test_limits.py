@@ -1,0 +1,64 @@
+"""What is billed above a limit is ended, however late it is found, and never forgotten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("boto3")
+
+from launcher.cli.prepare import Limits
+from launcher.cli.runpod import leaks
+from launcher.runs.find import find_run
+from launcher.schedulers import registry
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.runpod.create import NotRentedError
+from tests.lab import wait_for
+from tests.schedulers.runpod.runs import Lab
+from tests.schedulers.runpod.sandbox import Sandbox, start
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with start(tmp_path_factory.mktemp("runpod") / "sandbox") as running:
+        yield running
+
+
+@pytest.fixture
+def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    yield Lab(sandbox, tmp_path, monkeypatch)
+    registry.runpod.cache_clear()  # it knows this sandbox
+    sandbox.faults()
+    for pod in sandbox.state()["live"]:
+        sandbox.ask("DELETE", f"/pods/{pod['id']}")
+
+
+def test_a_pod_above_the_limit_that_cannot_be_ended_is_kept_in_view_until_it_is(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready = lab.prepare(limits=Limits(max_price=0.1))
+    lab.sandbox.faults(price=1, server_error={"p": 1, "on": "DELETE /v2/pods.*"})
+    words = r"billed at 0\.\d+ USD/h, the limit is 0\.100; pods/\w+ could not be ended"
+    with pytest.raises(SchedulerError, match=words) as caught:
+        lab.submit(ready)
+    assert not isinstance(caught.value, NotRentedError)
+    run = find_run(ready.request.run_id)
+    (pod,) = lab.pods(run)
+    (event,) = [event for event in run.read_events() if event["event"] == "rejected"]
+    assert event["handle"] == f"runpod:box:{pod['id']}" == lab.handle(run)
+    assert event["usd_per_hour"] > 0.1
+    wait_for(lambda: b'"cancelled"' in (lab.there(run) / "state.json").read_bytes(), "its pod stops", 10)
+    assert "goes on costing money" in lab.look(run).reason
+    for end in (False, True):
+        with pytest.raises(SystemExit) as ended:
+            leaks(None, end=end, json=True)
+        (told,) = json.loads(capsys.readouterr().out)
+        assert ended.value.code == 1 and "the limit is 0.100" in told["why"] and not told["ended"]
+    lab.sandbox.faults()
+    status = lab.until(run, "failed")
+    assert not lab.pods(run)
+    assert status.reason.endswith("the limit is 0.100: its pod was ended")
