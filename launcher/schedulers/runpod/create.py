@@ -252,7 +252,10 @@ def named(client: Client, name: str, cluster: bool) -> str | None:
 
 
 def _billed(client: Client, rented: Rented) -> Rented:
-    """With the price that RunPod really asks; 0 where it does not tell. Raises NotRentedError, UnendedError."""
+    """With the price that RunPod really asks; 0 where it does not tell.
+
+    Raises NotRentedError, UnendedError.
+    """
     price = rented.usd_per_hour
     for look in range(LOOKS):
         try:
@@ -270,10 +273,18 @@ def _billed(client: Client, rented: Rented) -> Rented:
 
 def cost(client: Client, which: str, cluster: bool) -> float:
     """USD per hour. Raises ApiError."""
+    return billed_as(client, which, cluster)[1]
+
+
+def billed_as(client: Client, which: str, cluster: bool) -> tuple[str, float]:
+    """GPU type or `CPU`, and USD per hour. Raises ApiError."""
     if cluster:
         path = f"/clusters/{which}/pods"
-        return sum(pod.cost for pod in read(Pods, client.get(path), f"GET {path}").pods)
-    return read(Pod, client.get(f"/pods/{which}"), f"GET /pods/{which}").cost
+        pods = read(Pods, client.get(path), f"GET {path}").pods
+    else:
+        pods = [read(Pod, client.get(f"/pods/{which}"), f"GET /pods/{which}")]
+    gpus = [pod.gpu.id for pod in pods if pod.gpu is not None]
+    return gpus[0] if gpus else "CPU", sum(pod.cost for pod in pods)
 
 
 def end(client: Client, path: str) -> None:

@@ -14,6 +14,7 @@ from launcher.schedulers.base import LIVING, SchedulerError
 from launcher.schedulers.runpod.place import Handle
 
 if TYPE_CHECKING:
+    from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.mirror import Copy
 
 
@@ -29,9 +30,34 @@ def keep_rejected(
     """One that could not be ended: written down, and told to stop."""
     told = {"usd_per_hour": usd_per_hour, "limit": limit}
     copy.run.event("rejected", handle=str(handle), reason=why, **told)
-    replace_json(copy.run.state, {"state": "submitted", "reason": why, "time": now()})
+    replace_json(copy.run.state, {**copy.run.read_state(), "reason": why, "time": now()})
     with suppress(SchedulerError):
         ask_to_stop(copy)
+
+
+def check_price(copy: Copy, handle: Handle, client: Client) -> bool:
+    """Of one that was found by a look: written down, and held against what was asked for. Whether there is
+    nothing against it. Raises ApiError."""
+    from launcher.schedulers.runpod.create import billed_as, too_dear
+
+    run, which = copy.run, str(handle.id)
+    events = [event for event in run.read_events() if event.get("event") == "submitting"]
+    limits: dict[str, float] = events[-1].get("limits", {})
+    gpu, price = billed_as(client, which, handle.cluster)
+    limit = limits.get(gpu, min(limits.values(), default=None))
+    since = events[-1]["time"]  # it costs from then on
+    run.event("found", handle=str(handle), gpu=gpu, usd_per_hour=price, since=since)
+    if (why := too_dear(price, limit)) is None:
+        return True
+    keep_rejected(copy, handle, why, price, limit)
+    return False
+
+
+def is_priced(run: RunDir, handle: Handle) -> bool:
+    return any(
+        event.get("usd_per_hour") is not None and event.get("handle") == str(handle)
+        for event in run.read_events()
+    )
 
 
 def rejected(run: RunDir) -> tuple[Handle, str] | None:

@@ -27,6 +27,7 @@ from launcher.schedulers.runpod.place import (
     folder_on_volume,
     handle_of,
 )
+from launcher.schedulers.runpod.rejected import check_price
 from launcher.schedulers.runpod.watch import Seen, look_at, wait_for_one, wants_new_pod
 
 if TYPE_CHECKING:
@@ -323,6 +324,7 @@ class RunPodScheduler:
             seen=lambda handle: self._ask(run, handle),
             end=self._end,
             client=lambda: self.client,
+            check=lambda handle: check_price(self.copy(run), handle, self.client),
         )
 
     def _ask(self, run: RunDir, handle: Handle) -> Seen:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from launcher.cli.runpod import leaks
 from launcher.runs.find import find_run
 from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.runpod.create import NotRentedError
+from launcher.schedulers.runpod.create import NotRentedError, UnclearError
+from launcher.schedulers.runpod.offers import spent_of
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import Lab
 from tests.schedulers.runpod.sandbox import Sandbox, start
@@ -62,3 +65,37 @@ def test_a_pod_above_the_limit_that_cannot_be_ended_is_kept_in_view_until_it_is(
     status = lab.until(run, "failed")
     assert not lab.pods(run)
     assert status.reason.endswith("the limit is 0.100: its pod was ended")
+
+
+@pytest.mark.parametrize("limits", [Limits(max_price=0.1), Limits(budget=0.05)], ids=["price", "budget"])
+def test_a_pod_that_is_found_late_is_held_against_the_limit(lab: Lab, limits: Limits) -> None:
+    ready = lab.prepare(limits=limits)
+    lab.sandbox.faults(
+        price=1, lost_response={"p": 1, "on": "POST /v2/pods"}, unlisted={"p": 1, "value": 1.5}
+    )
+    with pytest.raises(UnclearError):
+        lab.submit(ready)
+    lab.sandbox.faults()
+    run = find_run(ready.request.run_id)
+    status = lab.until(run, "failed")
+    assert re.search(r"billed at 0\.18\d? USD/h, the limit is 0\.\d+: its pod was ended", status.reason), (
+        status
+    )
+    lab.no_pods(run)
+    events = run.read_events()
+    assert any(event["event"] == "found" and event["usd_per_hour"] > 0.1 for event in events)
+    assert spent_of(events, time.time()) > 0
+
+
+def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(lab: Lab) -> None:
+    ready = lab.prepare(limits=Limits(max_price=0.1))
+    lab.sandbox.faults(lost_response={"p": 1, "on": "POST /v2/pods"}, unlisted={"p": 1, "value": 1.5})
+    with pytest.raises(UnclearError):
+        lab.submit(ready)
+    lab.sandbox.faults()
+    run = find_run(ready.request.run_id)
+    lab.until(run, "running")
+    wait_for(lambda: len(lab.pods(run)) == 1 and lab.look(run).state == "running", "one pod", 10)
+    assert [e["usd_per_hour"] for e in run.read_events() if e["event"] == "found"] == [0.06]
+    lab.go(run)
+    lab.until(run, "succeeded")
