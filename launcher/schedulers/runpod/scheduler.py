@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.files import replace_json, replace_text
+from launcher.runs.files import replace_json
 from launcher.runs.find import RunNotFoundError, remember_root, runs_in
 from launcher.runs.layout import RunDir
 from launcher.runs.time import now
@@ -27,7 +27,7 @@ from launcher.schedulers.runpod.place import (
     folder_on_volume,
     handle_of,
 )
-from launcher.schedulers.runpod.rejected import check_price
+from launcher.schedulers.runpod.rejected import ask_to_stop, check_price
 from launcher.schedulers.runpod.watch import Seen, look_at, wait_for_one, wants_new_pod
 
 if TYPE_CHECKING:
@@ -226,14 +226,17 @@ class RunPodScheduler:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         self._last.pop(run.path, None)
         if run.read_state().get("state") == "submitted":
-            self._end(handle_of(run))
+            try:  # one that nobody knows of may begin yet
+                ask_to_stop(self.copy(run))
+            finally:
+                self._end(handle_of(run))
             reason = "cancelled before it began"
             run.event("finished", state="cancelled", failure="cancelled", reason=reason, by="runpod")
             replace_json(
                 run.state, {"state": "cancelled", "failure": "cancelled", "reason": reason, "time": now()}
             )
             return
-        replace_text(run.cancel, f"{time.time()}\n")
+        ask_to_stop(self.copy(run))
         self.copy(run).fetch(Wanted())
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:

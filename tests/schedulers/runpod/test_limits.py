@@ -99,3 +99,26 @@ def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(lab: Lab) -> 
     assert [e["usd_per_hour"] for e in run.read_events() if e["event"] == "found"] == [0.06]
     lab.go(run)
     lab.until(run, "succeeded")
+
+
+def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
+    ready = lab.prepare()
+    lab.sandbox.faults(
+        lost_response={"p": 1, "on": "POST /v2/pods"},
+        unlisted={"p": 1, "value": 30},
+        slow_pull={"p": 1, "value": 2},
+    )
+    with pytest.raises(UnclearError):
+        lab.submit(ready)
+    lab.sandbox.faults()
+    run = find_run(ready.request.run_id)
+    assert lab.look(run).handle == "runpod:box:", "nobody knows of a pod yet"
+    lab.scheduler.cancel("runpod:box:")
+    assert lab.look(run).state == "cancelled"
+    wait_for(lambda: not lab.sandbox.state()["live"], "the pods end themselves", 20)
+    assert lab.bill(run) == 3
+    assert json.loads((lab.there(run) / "state.json").read_text())["state"] == "cancelled"
+    lab.scheduler.resume("runpod:box:")
+    lab.until(run, "running")
+    lab.go(run)
+    lab.until(run, "succeeded")
