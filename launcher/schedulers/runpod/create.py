@@ -62,6 +62,14 @@ class Rented:
 
 
 @dataclass(frozen=True)
+class Doubt:
+    """An answer that leaves open whether there is a pod."""
+
+    offer: Offer
+    error: ApiError
+
+
+@dataclass(frozen=True)
 class Order:
     """What is asked for, and how the scheduler answers what only it knows."""
 
@@ -77,7 +85,7 @@ class Order:
 def rent(client: Client, order: Order) -> Rented:
     """Raises NotRentedError, UnclearError, UnendedError."""
     refused: list[tuple[Offer, ApiError | str]] = []
-    doubts: list[ApiError] = []
+    doubts: list[Doubt] = []
     for offer in order.offers:
         try:
             rented = _create(client, order, offer, doubts)
@@ -86,13 +94,16 @@ def rent(client: Client, order: Order) -> Rented:
             if error.fate is not Fate.SKIP:
                 break
             continue
-        why = too_dear(rented.usd_per_hour, limit_of(order.section, offer))
+        except NotRentedError as error:
+            refused.append((offer, str(error)))
+            break
+        why = too_dear(rented.usd_per_hour, limit_of(order.section, rented.offer))
         if why is None:
             return rented
         _reject(client, rented, why)
-        refused.append((offer, f"{why}: ended at once"))
+        refused.append((rented.offer, f"{why}: ended at once"))
     if doubts:  # a pod may still appear, and must find its run
-        raise _unclear(order.name, doubts[-1], _why_none(refused))
+        raise _unclear(order.name, doubts[-1].error, _why_none(refused))
     raise NotRentedError(_why_none(refused))
 
 
@@ -130,32 +141,39 @@ def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
     return "nothing is rented:\n" + "\n".join(lines)
 
 
-def _create(client: Client, order: Order, offer: Offer, doubts: list[ApiError]) -> Rented:
-    """One, or none: never two. `doubts`: answers that leave open whether there is one.
+def _create(client: Client, order: Order, offer: Offer, doubts: list[Doubt]) -> Rented:
+    """One, or none: never two. `doubts`: about this offer and those before it.
 
-    Raises ApiError, UnclearError.
+    Raises ApiError, NotRentedError, UnclearError, UnendedError.
     """
-    body = order.body(offer) | {"name": order.name}
-    cluster = "compute" in body
-    doubt: ApiError | None = None
+    cluster = offer.need.nodes > 1
     for attempt in range(TRIES):
-        if doubt is not None and (there := _look_for(client, order, cluster, doubt)):
-            doubts.clear()
-            return _billed(client, Rented(there, cluster, offer, 0.0))
+        if doubts and (there := _doubted(client, order, cluster, doubts)):
+            return there
+        # Only now: it makes the run's plan that of this offer.
+        body = order.body(offer) | {"name": order.name}
         try:
             made, price = _send(client, order.section, offer, body, cluster)
         except (LostAnswerError, HostileAnswerError) as error:
-            doubt = error
-            doubts.append(error)
+            doubts.append(Doubt(offer, error))
             time.sleep(client.pause * 2**attempt)
             continue
-        if doubt is not None:  # what was perhaps made before would be a second one
+        if doubts:  # what was perhaps made before would be a second one
             made = _keep_one(client, order, cluster, [made, *_named(client, order.name, cluster)])
         return _billed(client, Rented(made, cluster, offer, price))
-    assert doubt is not None
-    if there := _look_for(client, order, cluster, doubt):
-        return _billed(client, Rented(there, cluster, offer, 0.0))
-    raise _unclear(order.name, doubt)
+    if there := _doubted(client, order, cluster, doubts):
+        return there
+    raise _unclear(order.name, doubts[-1].error)
+
+
+def _doubted(client: Client, order: Order, cluster: bool, doubts: list[Doubt]) -> Rented | None:
+    """What was made all the same. Raises NotRentedError, UnclearError, UnendedError."""
+    last = doubts[-1]
+    there = _look_for(client, order, cluster, last.error)
+    if there is None:
+        return None
+    doubts.clear()
+    return _billed(client, Rented(there, cluster, last.offer, 0.0))
 
 
 def _unclear(name: str, doubt: ApiError, *more: str) -> UnclearError:
