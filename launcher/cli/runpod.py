@@ -29,11 +29,11 @@ def leaks(
     ended."""
     from rich.table import Table
 
-    from launcher.cli.output import EXIT_REFUSED, console, fail, print_json
+    from launcher.cli.output import console, fail, print_json
     from launcher.runs.find import runs_in
-    from launcher.schedulers.base import SchedulerError
     from launcher.schedulers.of_run import statuses
     from launcher.schedulers.runpod.api import Client
+    from launcher.schedulers.runpod.create import UnendedError
     from launcher.schedulers.runpod.create import end as end_one
     from launcher.schedulers.runpod.leaks import rented
 
@@ -48,13 +48,13 @@ def leaks(
     if unknown:
         fail(f"no pod or cluster of launcher's has the id {', '.join(sorted(unknown))}")
     leaked = [one for one in found if one.why or one.path.rpartition("/")[2] in (pods or ())]
-    failed: dict[str, str] = {}
+    ended, stuck = [], {}
     for one in leaked if end else ():
         try:
             end_one(client, one.path)
-        except SchedulerError as error:
-            failed[one.path] = str(error)
-    ended = [one.path for one in leaked if one.path not in failed] if end else []
+            ended.append(one.path)
+        except UnendedError as error:
+            stuck[one.path] = str(error)
     if json:
         print_json([{**one.__dict__, "ended": one.path in ended} for one in found])
     elif not found:
@@ -67,13 +67,13 @@ def leaks(
             what = one.why or ("needed by its run" if one.known else "its run is not known on this machine")
             if one.path in ended:
                 what = f"ended: {one.why or 'named'}"
+            elif one.path in stuck:
+                what = stuck[one.path]
             table.add_row(
                 one.path.rpartition("/")[2], one.run_id, one.status, f"{one.usd_per_hour:.3f}", what
             )
         console().print(table)
-    if failed:
-        fail("\n".join(failed.values()), EXIT_REFUSED)
-    raise SystemExit(1 if leaked and not end else 0)
+    raise SystemExit(1 if len(ended) < len(leaked) else 0)
 
 
 @app.command()

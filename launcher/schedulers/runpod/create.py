@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,14 @@ class UnclearError(SchedulerError):
     """There may be a pod: nobody answered."""
 
 
+class UnendedError(SchedulerError):
+    """There is one that is not wanted, and it goes on costing money."""
+
+    def __init__(self, message: str, path: str, usd_per_hour: float | None = None):
+        super().__init__(message)
+        self.path, self.usd_per_hour = path, usd_per_hour
+
+
 class _Created(Answer):
     id: Id
     costPerHr: Money = 0.0  # noqa: N815
@@ -53,6 +62,14 @@ class Rented:
 
 
 @dataclass(frozen=True)
+class Doubt:
+    """An answer that leaves open whether there is a pod."""
+
+    offer: Offer
+    error: ApiError
+
+
+@dataclass(frozen=True)
 class Order:
     """What is asked for, and how the scheduler answers what only it knows."""
 
@@ -66,9 +83,9 @@ class Order:
 
 
 def rent(client: Client, order: Order) -> Rented:
-    """Raises NotRentedError, UnclearError."""
+    """Raises NotRentedError, UnclearError, UnendedError."""
     refused: list[tuple[Offer, ApiError | str]] = []
-    doubts: list[ApiError] = []
+    doubts: list[Doubt] = []
     for offer in order.offers:
         try:
             rented = _create(client, order, offer, doubts)
@@ -77,14 +94,16 @@ def rent(client: Client, order: Order) -> Rented:
             if error.fate is not Fate.SKIP:
                 break
             continue
-        limit = limit_of(order.section, offer)
-        if limit is None or 0 < rented.usd_per_hour <= limit + ROUNDING:
+        except NotRentedError as error:
+            refused.append((offer, str(error)))
+            break
+        why = too_dear(rented.usd_per_hour, limit_of(order.section, rented.offer))
+        if why is None:
             return rented
-        end(client, rented.path)
-        said = f"{rented.usd_per_hour:.3f} USD/h" if rented.usd_per_hour else "a price that nobody tells"
-        refused.append((offer, f"it was billed at {said}, the limit is {limit:.3f}: ended at once"))
+        _reject(client, rented, why)
+        refused.append((rented.offer, f"{why}: ended at once"))
     if doubts:  # a pod may still appear, and must find its run
-        raise _unclear(order.name, doubts[-1], _why_none(refused))
+        raise _unclear(order.name, doubts[-1].error, _why_none(refused))
     raise NotRentedError(_why_none(refused))
 
 
@@ -93,6 +112,22 @@ def limit_of(section: RunPod, offer: Offer) -> float | None:
     if section.budget is not None:
         return offer.usd_per_hour
     return section.max_price
+
+
+def too_dear(usd_per_hour: float, limit: float | None) -> str | None:
+    """Why, or None. A price that nobody tells is not below any limit."""
+    if limit is None or 0 < usd_per_hour <= limit + ROUNDING:
+        return None
+    said = f"{usd_per_hour:.3f} USD/h" if usd_per_hour else "a price that nobody tells"
+    return f"it was billed at {said}, the limit is {limit:.3f}"
+
+
+def _reject(client: Client, rented: Rented, why: str) -> None:
+    """Raises UnendedError."""
+    try:
+        end(client, rented.path)
+    except UnendedError as error:
+        raise UnendedError(f"{why}; {error}", rented.path, rented.usd_per_hour or None) from None
 
 
 def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
@@ -106,32 +141,39 @@ def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
     return "nothing is rented:\n" + "\n".join(lines)
 
 
-def _create(client: Client, order: Order, offer: Offer, doubts: list[ApiError]) -> Rented:
-    """One, or none: never two. `doubts`: answers that leave open whether there is one.
+def _create(client: Client, order: Order, offer: Offer, doubts: list[Doubt]) -> Rented:
+    """One, or none: never two. `doubts`: about this offer and those before it.
 
-    Raises ApiError, UnclearError.
+    Raises ApiError, NotRentedError, UnclearError, UnendedError.
     """
-    body = order.body(offer) | {"name": order.name}
-    cluster = "compute" in body
-    doubt: ApiError | None = None
+    cluster = offer.need.nodes > 1
     for attempt in range(TRIES):
-        if doubt is not None and (there := _look_for(client, order, cluster, doubt)):
-            doubts.clear()
-            return _billed(client, Rented(there, cluster, offer, 0.0))
+        if doubts and (there := _doubted(client, order, cluster, doubts)):
+            return there
+        # Only now: it makes the run's plan that of this offer.
+        body = order.body(offer) | {"name": order.name}
         try:
             made, price = _send(client, order.section, offer, body, cluster)
         except (LostAnswerError, HostileAnswerError) as error:
-            doubt = error
-            doubts.append(error)
+            doubts.append(Doubt(offer, error))
             time.sleep(client.pause * 2**attempt)
             continue
-        if doubt is not None:  # what was perhaps made before would be a second one
+        if doubts:  # what was perhaps made before would be a second one
             made = _keep_one(client, order, cluster, [made, *_named(client, order.name, cluster)])
         return _billed(client, Rented(made, cluster, offer, price))
-    assert doubt is not None
-    if there := _look_for(client, order, cluster, doubt):
-        return _billed(client, Rented(there, cluster, offer, 0.0))
-    raise _unclear(order.name, doubt)
+    if there := _doubted(client, order, cluster, doubts):
+        return there
+    raise _unclear(order.name, doubts[-1].error)
+
+
+def _doubted(client: Client, order: Order, cluster: bool, doubts: list[Doubt]) -> Rented | None:
+    """What was made all the same. Raises NotRentedError, UnclearError, UnendedError."""
+    last = doubts[-1]
+    there = _look_for(client, order, cluster, last.error)
+    if there is None:
+        return None
+    doubts.clear()
+    return _billed(client, Rented(there, cluster, last.offer, 0.0))
 
 
 def _unclear(name: str, doubt: ApiError, *more: str) -> UnclearError:
@@ -155,10 +197,15 @@ def _look_for(client: Client, order: Order, cluster: bool, doubt: ApiError) -> s
 def _keep_one(client: Client, order: Order, cluster: bool, ids: Sequence[str]) -> str:
     """The one that has begun the run, or the first; the others are ended."""
     owner = order.owner() if len(set(ids)) > 1 else None
-    kept = owner if owner in ids else ids[0]
-    for other in set(ids) - {kept}:
-        end(client, f"/clusters/{other}" if cluster else f"/pods/{other}")
-    return str(kept)
+    kept = str(owner if owner in ids else ids[0])
+    _end_others(client, cluster, set(ids) - {kept})
+    return kept
+
+
+def _end_others(client: Client, cluster: bool, ids: Iterable[str]) -> None:
+    for other in ids:
+        with suppress(UnendedError):  # it ends itself when it finds its run taken; `leaks` lists it
+            end(client, f"/clusters/{other}" if cluster else f"/pods/{other}")
 
 
 def _send(
@@ -218,21 +265,24 @@ def _named(client: Client, name: str, cluster: bool) -> list[str]:
 def named(client: Client, name: str, cluster: bool) -> str | None:
     """One that was made and of which the answer was lost. Raises ApiError."""
     there = _named(client, name, cluster)
-    for other in there[1:]:
-        end(client, f"/clusters/{other}" if cluster else f"/pods/{other}")
+    _end_others(client, cluster, there[1:])
     return there[0] if there else None
 
 
 def _billed(client: Client, rented: Rented) -> Rented:
-    """With the price that RunPod really asks; 0 where it does not tell. Raises SchedulerError."""
+    """With the price that RunPod really asks; 0 where it does not tell.
+
+    Raises NotRentedError, UnendedError.
+    """
     price = rented.usd_per_hour
     for look in range(LOOKS):
         try:
             price = max(price, cost(client, rented.id, rented.cluster))
         except ApiError as error:
             if error.status != 404:  # not listed yet
-                end(client, rented.path)
-                raise NotRentedError(f"its price could not be read, so it was ended: {error}") from None
+                why = f"its price could not be read: {error}"
+                _reject(client, rented, why)
+                raise NotRentedError(f"{why}, so it was ended") from None
         if price:
             break
         time.sleep(client.pause * 2**look)
@@ -241,18 +291,27 @@ def _billed(client: Client, rented: Rented) -> Rented:
 
 def cost(client: Client, which: str, cluster: bool) -> float:
     """USD per hour. Raises ApiError."""
+    return billed_as(client, which, cluster)[1]
+
+
+def billed_as(client: Client, which: str, cluster: bool) -> tuple[str, float]:
+    """GPU type or `CPU`, and USD per hour. Raises ApiError."""
     if cluster:
         path = f"/clusters/{which}/pods"
-        return sum(pod.cost for pod in read(Pods, client.get(path), f"GET {path}").pods)
-    return read(Pod, client.get(f"/pods/{which}"), f"GET /pods/{which}").cost
+        pods = read(Pods, client.get(path), f"GET {path}").pods
+    else:
+        pods = [read(Pod, client.get(f"/pods/{which}"), f"GET /pods/{which}")]
+    gpus = [pod.gpu.id for pod in pods if pod.gpu is not None]
+    return gpus[0] if gpus else "CPU", sum(pod.cost for pod in pods)
 
 
 def end(client: Client, path: str) -> None:
-    """It is gone afterwards. Raises SchedulerError, which says what goes on costing money."""
+    """It is gone afterwards. Raises UnendedError."""
     try:
         client.delete(path)
     except ApiError as error:
-        raise SchedulerError(
+        raise UnendedError(
             f"{path.strip('/')} could not be ended and goes on costing money: {error}; "
-            "end it in RunPod's console"
+            "`launcher status` tries again, or end it in RunPod's console",
+            path,
         ) from None

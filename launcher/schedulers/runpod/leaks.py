@@ -13,6 +13,7 @@ from launcher.runs.time import seconds_of
 from launcher.schedulers.base import LIVING
 from launcher.schedulers.runpod.answers import Clusters, Pods, read
 from launcher.schedulers.runpod.place import handle_of
+from launcher.schedulers.runpod.rejected import rejected
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -57,6 +58,8 @@ def why_leaked(run: RunDir, path: str, status: str) -> str | None:
     handle, state = handle_of(run), run.read_state()
     if status in ("EXITED", "ERROR"):
         return f"it has stopped ({status}) and is still kept"
+    if (unwanted := rejected(run)) is not None and unwanted[0].path == path:
+        return unwanted[1]
     if handle.id is not None and handle.path != path:
         return f"its run is in {handle.path.strip('/')}"
     if state.get("state", "submitted") in LIVING:

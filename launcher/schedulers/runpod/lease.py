@@ -13,10 +13,19 @@ from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_step
 from launcher.runs.time import now
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.runpod.create import NotRentedError, Order, Rented, UnclearError, rent
+from launcher.schedulers.runpod.create import (
+    NotRentedError,
+    Order,
+    Rented,
+    UnclearError,
+    UnendedError,
+    limit_of,
+    rent,
+)
 from launcher.schedulers.runpod.offers import Market, Need, Offer, hours_of, look, spent_of
 from launcher.schedulers.runpod.place import Handle, submissions
 from launcher.schedulers.runpod.prepared import command, scripts_request
+from launcher.schedulers.runpod.rejected import keep_rejected
 from launcher.spec.cluster import Cluster, RunPod
 from launcher.spec.job import Job
 
@@ -69,7 +78,8 @@ def lease(
 ) -> str:
     """The handle. `planned_for` makes the run directory that of the offer's GPU type.
 
-    Raises NotRentedError; then the run is as it was. Raises UnclearError.
+    Raises NotRentedError; then the run is as it was. Raises UnclearError. Raises UnendedError; then the run
+    knows the pod that is to be ended.
     """
     run = copy.run
     of, before = leased(run), run.read_state()
@@ -77,7 +87,7 @@ def lease(
         raise NotRentedError("nothing can be rented:\n" + "\n".join(market.left_out))
     number = submissions(run) + 1
     replace_json(run.state, {"state": "submitted", "time": now()})
-    run.event("submitting", submission=number)
+    run.event("submitting", submission=number, limits=limits_of(of.section, market.offers))
     try:
         secrets = secret_values(of.job)
         copy.push()
@@ -96,11 +106,25 @@ def lease(
         rented = rent(client, order)
     except UnclearError:
         raise
+    except UnendedError as error:
+        handle = Handle.at(of.cluster.name, error.path)
+        keep_rejected(copy, handle, str(error), error.usd_per_hour, of.section.max_price)
+        raise
     except (SchedulerError, OSError) as error:
         run.event("refused", reason=str(error))
         replace_json(run.state, {**before, "reason": str(error)})
         raise NotRentedError(str(error)) from None
     return write_down(run, event, rented, **told)
+
+
+def limits_of(section: RunPod, offers: Sequence[Offer]) -> dict[str, float]:
+    """USD per hour by GPU type, for a pod that is found later: it does not tell which offer it was."""
+    limits: dict[str, float] = {}
+    for offer in offers:
+        name, limit = offer.need.gpu_id or "CPU", limit_of(section, offer)
+        if limit is not None:
+            limits[name] = min(limit, limits.get(name, limit))
+    return limits
 
 
 def write_down(run: RunDir, event: str, rented: Rented, **told: Any) -> str:

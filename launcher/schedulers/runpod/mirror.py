@@ -42,6 +42,11 @@ class Copy:
                 self._bring(item, index)
             self._put_state(state, index)
 
+    def send(self) -> None:
+        """Requests that were written here. Raises VolumeError."""
+        with self._index() as index:
+            self._send_requests(index)
+
     def push(self) -> None:
         """Everything that was written here, before a pod begins. Raises VolumeError."""
         with self._index() as index:

@@ -233,14 +233,17 @@ def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
     """USD of the pods of a run so far, from what they were found to cost per hour."""
     from launcher.runs.time import seconds_of
 
+    def at(event: Mapping[str, object]) -> float | None:
+        return seconds_of(str(event.get("since") or event.get("time", "")))
+
     total, since, price = 0.0, None, 0.0
-    for event in events:
-        kind, at = event.get("event"), seconds_of(str(event.get("time", "")))
+    timed = [(moment, event) for event in events if (moment := at(event)) is not None]
+    # What a pod wrote comes here later than what was written here meanwhile.
+    for moment, event in sorted(timed, key=lambda one: one[0]):
         rented = event.get("usd_per_hour")
-        if at is None:
-            continue
-        if since is not None and (kind in ("finished", "pod-gone") or rented is not None):
-            total, since = total + (at - since) / 3600 * price, None
+        ends = event.get("event") in ("finished", "pod-gone", "rejected-ended")
+        if since is not None and (ends or rented is not None):
+            total, since = total + (moment - since) / 3600 * price, None
         if isinstance(rented, int | float):
-            since, price = at, float(rented)
+            since, price = moment, float(rented)
     return total + ((now - since) / 3600 * price if since is not None else 0.0)

@@ -21,6 +21,11 @@ class Handle:
     profile: str
     pod: str | None
 
+    @classmethod
+    def at(cls, profile: str, path: str) -> Handle:
+        """Of a path below the API's address."""
+        return cls(profile, path.removeprefix("/pods/").replace("/clusters/", "cluster/"))
+
     def __str__(self) -> str:
         return f"{PREFIX}{self.profile}:{self.pod or ''}"
 

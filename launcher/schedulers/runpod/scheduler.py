@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.files import replace_json, replace_text
+from launcher.runs.files import replace_json
 from launcher.runs.find import RunNotFoundError, remember_root, runs_in
 from launcher.runs.layout import RunDir
 from launcher.runs.time import now
@@ -27,6 +27,7 @@ from launcher.schedulers.runpod.place import (
     folder_on_volume,
     handle_of,
 )
+from launcher.schedulers.runpod.rejected import ask_to_stop, check_price
 from launcher.schedulers.runpod.watch import Seen, look_at, wait_for_one, wants_new_pod
 
 if TYPE_CHECKING:
@@ -225,14 +226,17 @@ class RunPodScheduler:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         self._last.pop(run.path, None)
         if run.read_state().get("state") == "submitted":
-            self._end(handle_of(run))
+            try:  # one that nobody knows of may begin yet
+                ask_to_stop(self.copy(run))
+            finally:
+                self._end(handle_of(run))
             reason = "cancelled before it began"
             run.event("finished", state="cancelled", failure="cancelled", reason=reason, by="runpod")
             replace_json(
                 run.state, {"state": "cancelled", "failure": "cancelled", "reason": reason, "time": now()}
             )
             return
-        replace_text(run.cancel, f"{time.time()}\n")
+        ask_to_stop(self.copy(run))
         self.copy(run).fetch(Wanted())
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
@@ -323,6 +327,7 @@ class RunPodScheduler:
             seen=lambda handle: self._ask(run, handle),
             end=self._end,
             client=lambda: self.client,
+            check=lambda handle: check_price(self.copy(run), handle, self.client),
         )
 
     def _ask(self, run: RunDir, handle: Handle) -> Seen:
@@ -356,7 +361,7 @@ class RunPodScheduler:
 
     def _renew(self, run: RunDir) -> Status | None:
         """Another pod in the place of one that was taken away; None where another process is at it."""
-        from launcher.schedulers.runpod.create import NotRentedError
+        from launcher.schedulers.runpod.create import NotRentedError, UnendedError
         from launcher.schedulers.runpod.lease import lease, leased, market_again
 
         pause = AGAIN_SECONDS * self._pace()
@@ -375,6 +380,8 @@ class RunPodScheduler:
                 market = market_again(self.client, leased(run))
                 lease(self.client, self.copy(run), "requeued", market, reason="preempted")
                 self._renewed.add(run.path)
+            except UnendedError:
+                pass  # the look at its state tells of it
             except (NotRentedError, ApiError) as error:
                 wait_for_one(run, error)
         return self._judged(run)

@@ -15,6 +15,7 @@ from launcher.schedulers.base import LIVING, SchedulerError, Status
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.place import Handle, handle_of, submissions
+from launcher.schedulers.runpod.rejected import end_rejected, is_priced, rejected
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -59,9 +60,15 @@ def look_at(
     seen: Callable[[Handle], Seen],
     end: Callable[[Handle], None],
     client: Callable[[], Client],
+    check: Callable[[Handle], bool],
 ) -> Status:
-    """`fetch` brings its records here, `seen` asks for its pod, `end` ends that."""
+    """`fetch` brings its records here, `seen` asks for its pod, `end` ends that, `check` tells whether its
+    price is right."""
     trouble = ""
+    if (unwanted := rejected(run)) is not None:
+        with suppress(SchedulerError):
+            fetch()
+        return _end_unwanted(run, *unwanted, end)
     if _lives(run.read_state()):
         try:
             fetch()
@@ -73,8 +80,11 @@ def look_at(
     try:
         handle = handle_of(run)
         if handle.id is None:
-            return _unanswered(run, state, client())
+            found = _unanswered(run, state, client(), check)
+            return found if rejected(run) is None else look_at(run, fetch, seen, end, client, check)
         pod = seen(handle)
+        if pod.living and not is_priced(run, handle) and not check(handle):
+            return look_at(run, fetch, seen, end, client, check)
     except SchedulerError as error:
         return _told(run, {**state, "reason": f"as the run itself last said; {trouble or error}"})
     if pod.living:
@@ -85,12 +95,20 @@ def look_at(
         fetch()  # its last words
     state = run.read_state()
     if handle_of(run) != handle:  # a twin has the run
-        return look_at(run, fetch, seen, end, client)
+        return look_at(run, fetch, seen, end, client, check)
     if pod.status:
         end(handle)  # one that has stopped goes on costing
     if not _lives(state):
         return _told(run, state)
     return _told(run, _settle(run, state, handle, pod, trouble))
+
+
+def _end_unwanted(run: RunDir, handle: Handle, why: str, end: Callable[[Handle], None]) -> Status:
+    try:
+        end_rejected(run, handle, why, end)
+    except SchedulerError as error:
+        return _told(run, {**run.read_state(), "reason": f"{why.split(';')[0]}; {error}"})
+    return _told(run, run.read_state())
 
 
 def wants_new_pod(run: RunDir, status: Status) -> bool:
@@ -145,17 +163,18 @@ def _settle(run: RunDir, state: Mapping[str, Any], handle: Handle, pod: Seen, tr
     return kept
 
 
-def _unanswered(run: RunDir, state: Mapping[str, Any], client: Client) -> Status:
+def _unanswered(
+    run: RunDir, state: Mapping[str, Any], client: Client, check: Callable[[Handle], bool]
+) -> Status:
     """The answer to its creation was lost: it is looked for by its name. Raises ApiError."""
     from launcher.render.pod import pod_name
-    from launcher.schedulers.runpod.create import cost, named
+    from launcher.schedulers.runpod.create import named
 
     about = run.read_about()
     name, cluster = pod_name(run.id, max(submissions(run), 1)), int(about["nodes"]) > 1
     found = named(client, name, cluster)
     if found is not None:
-        handle = str(Handle(about["cluster"]["name"], f"cluster/{found}" if cluster else found))
-        run.event("found", handle=handle, usd_per_hour=cost(client, found, cluster))
+        check(Handle(about["cluster"]["name"], f"cluster/{found}" if cluster else found))
         return _told(run, {**state, "reason": f"found by its name: {name}"})
     if _age(run) < UNANSWERED_SECONDS * _pace():
         return _told(run, {**state, "reason": f"RunPod did not answer; {name} is looked for"})

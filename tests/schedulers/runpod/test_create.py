@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -128,6 +129,33 @@ def test_where_every_candidate_refuses_after_a_doubt_the_doubt_stays(serve: Any)
     client, _ = serve(lambda *_: Reply(400, {"detail": "no room"}))
     with pytest.raises(NotRentedError, match="every candidate was refused alike"):
         rent(client, order(offer("A"), offer("B")))
+
+
+def test_before_the_next_offer_is_asked_for_a_doubted_pod_is_looked_for(serve: Any) -> None:
+    """The list hides it until its own offer has been refused."""
+    bodies: list[str] = []
+
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        if len(posts(there)) == 1:
+            there.pods["p1"] = pod("p1")
+            there.hidden = 4
+            return Reply(drop=True)
+        if len(posts(there)) == 2:
+            return Reply(400, {"detail": "no room"})
+        there.pods["p3"] = pod("p3")
+        return Reply(201, there.pods["p3"])
+
+    client, there = serve(posted)
+    wanted = order(offer("A"), offer("B", 2.0), max_price=2.0)
+
+    def body(one: Offer) -> dict[str, Any]:
+        bodies.append(str(one.need.gpu_id))
+        return wanted.body(one)
+
+    rented = rent(client, replace(wanted, body=body))
+    assert (rented.id, rented.offer.need.gpu_id) == ("p1", "A") and len(posts(there)) == 2
+    assert set(bodies) == {"A"}, "the plan stays the one of its card"
+    assert list(there.pods) == ["p1"]
 
 
 def test_a_price_that_nobody_tells_is_no_price_below_the_limit(serve: Any) -> None:

@@ -1,0 +1,124 @@
+"""What is billed above a limit is ended, however late it is found, and never forgotten."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("boto3")
+
+from launcher.cli.prepare import Limits
+from launcher.cli.runpod import leaks
+from launcher.runs.find import find_run
+from launcher.schedulers import registry
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.runpod.create import NotRentedError, UnclearError
+from launcher.schedulers.runpod.offers import spent_of
+from tests.lab import wait_for
+from tests.schedulers.runpod.runs import Lab
+from tests.schedulers.runpod.sandbox import Sandbox, start
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with start(tmp_path_factory.mktemp("runpod") / "sandbox") as running:
+        yield running
+
+
+@pytest.fixture
+def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    yield Lab(sandbox, tmp_path, monkeypatch)
+    registry.runpod.cache_clear()  # it knows this sandbox
+    sandbox.faults()
+    for pod in sandbox.state()["live"]:
+        sandbox.ask("DELETE", f"/pods/{pod['id']}")
+
+
+def test_a_pod_above_the_limit_that_cannot_be_ended_is_kept_in_view_until_it_is(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready = lab.prepare(limits=Limits(max_price=0.1))
+    lab.sandbox.faults(price=1, server_error={"p": 1, "on": "DELETE /v2/pods.*"})
+    words = r"billed at 0\.\d+ USD/h, the limit is 0\.100; pods/\w+ could not be ended"
+    with pytest.raises(SchedulerError, match=words) as caught:
+        lab.submit(ready)
+    assert not isinstance(caught.value, NotRentedError)
+    run = find_run(ready.request.run_id)
+    (pod,) = lab.pods(run)
+    (event,) = [event for event in run.read_events() if event["event"] == "rejected"]
+    assert event["handle"] == f"runpod:box:{pod['id']}" == lab.handle(run)
+    assert event["usd_per_hour"] > 0.1
+    wait_for(lambda: b'"cancelled"' in (lab.there(run) / "state.json").read_bytes(), "its pod stops", 10)
+    assert "goes on costing money" in lab.look(run).reason
+    for end in (False, True):
+        with pytest.raises(SystemExit) as ended:
+            leaks(None, end=end, json=True)
+        (told,) = json.loads(capsys.readouterr().out)
+        assert ended.value.code == 1 and "the limit is 0.100" in told["why"] and not told["ended"]
+    lab.sandbox.faults()
+    status = lab.until(run, "failed")
+    assert not lab.pods(run)
+    assert status.reason.endswith("the limit is 0.100: its pod was ended")
+
+
+@pytest.mark.parametrize("limits", [Limits(max_price=0.1), Limits(budget=0.05)], ids=["price", "budget"])
+def test_a_pod_that_is_found_late_is_held_against_the_limit(lab: Lab, limits: Limits) -> None:
+    ready = lab.prepare(limits=limits)
+    lab.sandbox.faults(
+        price=1, lost_response={"p": 1, "on": "POST /v2/pods"}, unlisted={"p": 1, "value": 1.5}
+    )
+    with pytest.raises(UnclearError):
+        lab.submit(ready)
+    lab.sandbox.faults()
+    run = find_run(ready.request.run_id)
+    status = lab.until(run, "failed")
+    assert re.search(r"billed at 0\.18\d? USD/h, the limit is 0\.\d+: its pod was ended", status.reason), (
+        status
+    )
+    lab.no_pods(run)
+    events = run.read_events()
+    assert any(event["event"] == "found" and event["usd_per_hour"] > 0.1 for event in events)
+    assert spent_of(events, time.time()) > 0
+
+
+def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(lab: Lab) -> None:
+    ready = lab.prepare(limits=Limits(max_price=0.1))
+    lab.sandbox.faults(lost_response={"p": 1, "on": "POST /v2/pods"}, unlisted={"p": 1, "value": 1.5})
+    with pytest.raises(UnclearError):
+        lab.submit(ready)
+    lab.sandbox.faults()
+    run = find_run(ready.request.run_id)
+    lab.until(run, "running")
+    wait_for(lambda: len(lab.pods(run)) == 1 and lab.look(run).state == "running", "one pod", 10)
+    assert [e["usd_per_hour"] for e in run.read_events() if e["event"] == "found"] == [0.06]
+    lab.go(run)
+    lab.until(run, "succeeded")
+
+
+def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
+    ready = lab.prepare()
+    lab.sandbox.faults(
+        lost_response={"p": 1, "on": "POST /v2/pods"},
+        unlisted={"p": 1, "value": 30},
+        slow_pull={"p": 1, "value": 2},
+    )
+    with pytest.raises(UnclearError):
+        lab.submit(ready)
+    lab.sandbox.faults()
+    run = find_run(ready.request.run_id)
+    assert lab.look(run).handle == "runpod:box:", "nobody knows of a pod yet"
+    lab.scheduler.cancel("runpod:box:")
+    assert lab.look(run).state == "cancelled"
+    wait_for(lambda: not lab.sandbox.state()["live"], "the pods end themselves", 20)
+    assert lab.bill(run) == 3
+    assert json.loads((lab.there(run) / "state.json").read_text())["state"] == "cancelled"
+    lab.scheduler.resume("runpod:box:")
+    lab.until(run, "running")
+    lab.go(run)
+    lab.until(run, "succeeded")
