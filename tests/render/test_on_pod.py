@@ -25,6 +25,7 @@ from launcher.schedulers.runpod.code import pack
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from tests.lab import wait_for
 from tests.render import stubs
 
 CLUSTER = {
@@ -333,6 +334,34 @@ def test_the_limit_of_hours_asks_the_run_to_stop_and_then_ends_it(
     pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait", LAUNCHER_MAX_SECONDS=limit)
     assert said in pod.wait_for("the pod is ending")
     assert Path(f"{pod.stub.out}.signals").read_text() == signals
+
+
+def test_a_limit_counts_from_the_first_start_of_the_pod(pod: Pod) -> None:
+    deadline, stop = pod.run_dir / "pod-pod1.deadline", pod.run_dir / "pod-pod1.stop"
+    began = int(time.time())
+    pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait", LAUNCHER_MAX_SECONDS="3600")
+    wait_for(pod.stub.out.exists, "a supervisor", 20)
+    pod.end()
+    assert began + 3600 <= int(deadline.read_text()) <= time.time() + 3600
+    pod.stub.out.unlink()
+    # As after an hour of crashes, the last of them in the time for a checkpoint.
+    deadline.write_text(f"{began - 1}\n")
+    stop.write_text("time-limit\n")
+    api = Api(("DELETE", 204, ""))
+    pod.start(api, pod.target(), STUB_MODE="wait", LAUNCHER_MAX_SECONDS="3600")
+    pod.wait_for("the pod is ending")
+    state = json.loads((pod.run_dir / "state.json").read_text())
+    assert (state["state"], state["failure"]) == ("failed", "time-limit") and "max_hours" in state["reason"]
+    assert not pod.stub.out.exists() and len(api.requests) == 1
+    assert stop.read_text() == "time-limit\n" and deadline.read_text() == f"{began - 1}\n"
+
+
+def test_a_pod_that_was_told_to_stop_is_told_again_after_a_restart(pod: Pod) -> None:
+    pod.run_dir.mkdir(parents=True)
+    (pod.run_dir / "pod-pod1.stop").write_text("preempted\n")
+    pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait", LAUNCHER_MAX_SECONDS="36000")
+    pod.wait_for("the pod is ending")
+    assert Path(f"{pod.stub.out}.signals").read_text() == "told: preempted"
 
 
 def test_term_to_the_pod_reaches_the_supervisor(pod: Pod) -> None:

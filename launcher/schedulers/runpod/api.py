@@ -19,6 +19,7 @@ from launcher.schedulers.runpod.errors import (
     Fate,
     HostileAnswerError,
     LostAnswerError,
+    SilentError,
     clean,
     fate_of,
 )
@@ -30,6 +31,8 @@ LARGEST = 16 * 2**20
 "Bytes of one answer."
 SLOWEST = 60.0
 "Seconds that one answer may take altogether."
+SILENCE = 60.0
+"Seconds after which a stream that says nothing is opened anew: RunPod promises no keep-alive."
 TRIES = 6
 LONGEST_WAIT = 120.0
 "Seconds, whatever Retry-After says."
@@ -98,15 +101,18 @@ class Client:
 
     @contextmanager
     def stream(self, path: str, params: Mapping[str, str], headers: Mapping[str, str]) -> Iterator[Any]:
-        """An answer without an end, as it comes. Raises ApiError."""
-        timeout = httpx.Timeout(60.0, connect=10.0)
+        """An answer without an end, as it comes. Raises ApiError; SilentError once it was opened."""
+        timeout, opened = httpx.Timeout(SILENCE, connect=10.0), False
         url = f"{self.base}{path}"
         try:
             with self._http.stream("GET", url, params=params, headers=headers, timeout=timeout) as answer:
                 if answer.status_code != 200:
                     raise self._refusal(answer, f"GET {path}")
+                opened = True
                 yield answer
         except httpx.HTTPError as error:
+            if opened and isinstance(error, httpx.ReadTimeout):
+                raise SilentError(f"RunPod: GET {path}: silent for {SILENCE:.0f} s") from None
             raise ApiError(f"RunPod: GET {path}: {self._said(error)}", fate=Fate.RETRY) from None
 
     def graphql(self, query: str, variables: Mapping[str, Any]) -> Any:

@@ -51,6 +51,10 @@ class LostAnswerError(ApiError):
     """It may have been done: the answer did not come, or was not one."""
 
 
+class SilentError(ApiError):
+    """A stream that was opened, and over which nothing comes for a while."""
+
+
 class HostileAnswerError(ApiError):
     """An answer that RunPod's API does not give: too large, of another form, from somewhere else."""
 

@@ -13,10 +13,13 @@ from typing import Any
 from launcher.runs.files import read_record
 from launcher.runs.layout import RunDir
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD, Wanted
-from launcher.schedulers.runpod.volume import GoneError, Object, Volume
+from launcher.schedulers.runpod.errors import clean
+from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeError
 
 INDEX = ".volume.json"
 "In the copy, of each file: the bytes that were read, its mark there, the time (ns) of what was sent."
+MARKS = ".marks.json"
+"In a download, of each file: its mark there when it came."
 _GROWING = (".out", ".err", ".log", ".jsonl")
 _RECORDS = (".json", ".exit", ".stop", ".done")
 _OURS = ("scripts", "plans")
@@ -68,23 +71,40 @@ class Copy:
             self.volume.delete(item.key)
 
     def download(self, to: Path) -> int:
-        """All of it, checkpoints as well; files that are here in the same size stay. Bytes that came.
+        """All of it, checkpoints as well; what came before and is the same there stays. Bytes that came.
         Raises VolumeError, OSError."""
-        came = 0
-        for item in self.volume.all(self.prefix):
-            name = item.key.removeprefix(self.prefix)
-            file = to / name
-            if not _plain(name) or (file.is_file() and file.stat().st_size == item.size):
-                continue
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial, start = file.with_name(f".{file.name}.partial"), 0
-            with open(partial, "wb") as out:
-                while start < item.size and (data := self.volume.read(item.key, start, item.size)):
-                    out.write(data)
-                    start += len(data)
-            partial.replace(file)
-            came += start
+        came, marks = 0, read_record(to / MARKS)
+        try:
+            for item in self.volume.all(self.prefix):
+                name = item.key.removeprefix(self.prefix)
+                file = to / name
+                here = file.stat().st_size if _plain(name) and file.is_file() else None
+                if _plain(name) and (here != item.size or marks.get(name) != item.mark):
+                    with contextlib.suppress(GoneError):  # since it was listed
+                        came += self._save(item.key, file)
+                        marks[name] = item.mark
+        finally:
+            if marks:
+                _replace(to / MARKS, json.dumps(marks).encode())
         return came
+
+    def _save(self, key: str, file: Path) -> int:
+        """One whole version, while the run may go on writing; of what only grows, what is there by now."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f".{file.name}.partial")
+        try:
+            for _ in range(3):
+                there, start = self.volume.look(key), 0
+                with open(partial, "wb") as out:
+                    while start < there.size and (data := self.volume.read(key, start, there.size)):
+                        out.write(data)
+                        start += len(data)
+                if start == there.size and (file.suffix in _GROWING or self.volume.look(key) == there):
+                    partial.replace(file)
+                    return start
+        finally:
+            partial.unlink(missing_ok=True)
+        raise VolumeError(f"volume {self.volume.id}: {clean(key)} was changed each time that it was read")
 
     def text(self, name: str) -> str:
         """Of a small file there; empty when there is none."""
@@ -209,9 +229,15 @@ def _skipped(folder: str, name: str) -> bool:
 
 
 def _plain(name: str) -> bool:
-    """A path below, whatever the volume's server makes of it."""
+    """A path below, whatever the volume's server makes of it. An object `checkpoints/` is a folder."""
     parts = PurePosixPath(name).parts
-    return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
+    return (
+        bool(parts)
+        and not name.startswith("/")
+        and not name.endswith("/")
+        and ".." not in parts
+        and "\0" not in name
+    )
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.runpod.answers import LogLine, read
-from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, clean
+from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, SilentError, clean
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 TAIL = "5000"
 "Lines of before, the most that RunPod gives."
 LONGEST = 2**20
-"Bytes of one event."
+"Characters of one event."
+_BLANK = re.compile(r"\n\n|\n\r|\r\r")
+"The end of a line and a blank line, whichever of the three line ends is used."
 
 
 def follow(client: Client, pod: str, done: Callable[[], bool]) -> Iterator[LogLine]:
@@ -41,6 +44,8 @@ def follow(client: Client, pod: str, done: Callable[[], bool]) -> Iterator[LogLi
                         yield read(LogLine, _json(json.loads, event.data), f"GET /pods/{pod}/logs")
         except SSEError as error:
             raise HostileAnswerError(f"RunPod: the log of {pod}: {clean(error)}") from None
+        except SilentError:
+            failures = 0
         except ApiError as error:
             if error.status == 404:
                 return
@@ -60,17 +65,20 @@ def _json(loads: Callable[[str], Any], text: str) -> Any:
 
 
 class _Bounded:
-    """An answer whose lines have an end."""
+    """An answer whose events have an end."""
 
     def __init__(self, answer: Any) -> None:
         self.headers = answer.headers
         self._answer = answer
 
     def iter_text(self) -> Iterator[str]:
-        """Of one event at most LONGEST characters."""
-        since = 0
+        """Of one event at most LONGEST characters: all its lines are kept until a blank one."""
+        since, last = 0, ""
         for text in self._answer.iter_text():
-            since = len(text) - text.rfind("\n") if "\n" in text else since + len(text)
-            if since > LONGEST:
-                raise HostileAnswerError(f"RunPod: a line of the log is longer than {LONGEST // 2**20} MiB")
+            first, *others = _BLANK.split(last + text)
+            since += len(first) - len(last)
+            if max(since, *map(len, others), 0) > LONGEST:
+                raise HostileAnswerError(f"RunPod: an event of the log is longer than {LONGEST // 2**20} MiB")
+            since = len(others[-1]) if others else since
+            last = text[-1:] or last
             yield text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,8 @@ class Reply:
     raw: bytes | None = None
     drop: bool = False
     "The connection is closed without an answer, after the request was taken."
+    hold: float = 0.0
+    "Seconds of silence before the connection is closed."
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Served:
                 served.asked.append(asked)
                 reply = answer(asked)
                 if reply.drop:
+                    time.sleep(reply.hold)
                     self.close_connection = True
                     return
                 body = reply.raw if reply.raw is not None else b""
@@ -59,6 +63,9 @@ class Served:
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(body)
+                if reply.hold:
+                    time.sleep(reply.hold)
+                    self.close_connection = True
 
             do_GET = do_HEAD = do_POST = do_DELETE = answer  # noqa: N815
 

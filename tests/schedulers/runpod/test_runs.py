@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -270,6 +274,43 @@ def test_a_pod_whose_limit_runpod_keeps_itself_runs_like_any_other(lab: Lab) -> 
     lab.go(run)
     lab.until(run, "succeeded")
     lab.no_pods(run)
+
+
+def crash(lab: Lab) -> None:
+    """The container of the only pod, which RunPod starts again."""
+    for process in lab.sandbox.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def test_a_pod_that_crashes_again_and_again_is_ended(lab: Lab) -> None:
+    run, _ = lab.submit(lab.prepare())
+    (pod,) = lab.pods(run)
+    starts = lab.there(run) / f"pod-{pod['id']}.starts"
+    for number in range(1, 5):
+        wait_for(lambda n=number: lines(starts) == n and lab.sandbox.processes(), "another start", 10)
+        crash(lab)
+    lab.no_pods(run)
+    found = lab.look(run)
+    assert (found.state, found.failure) == ("failed", "unknown") and "crashed 5 times" in found.reason
+    assert lab.bill(run) == 1
+
+
+def test_a_limit_is_kept_through_crashes(lab: Lab) -> None:
+    run, _ = lab.submit(lab.prepare(limits=Limits(max_hours=6.5 / 3600)))
+    began = time.monotonic()
+    for _ in range(2):
+        lab.until(run, "running")
+        time.sleep(2.5)
+        crash(lab)
+    lab.no_pods(run)
+    assert time.monotonic() - began < 10
+    found = lab.look(run)
+    assert (found.state, found.failure) in {("interrupted", "time-limit"), ("failed", "time-limit")}
+
+
+def lines(file: Path) -> int:
+    return len(file.read_text().splitlines()) if file.exists() else 0
 
 
 def test_leaked_pods_are_found_and_only_those_are_ended(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:

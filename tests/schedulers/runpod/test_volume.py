@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,8 +72,95 @@ def test_names_that_lead_out_of_the_run_are_not_followed(
         "copies/r/.volume.json",
         "copies/r/.volume.lock",
         "all/metrics.jsonl",
+        "all/.marks.json",
     }
     assert written == expected
+
+
+class Bucket:
+    """Objects below runs/r/, which `before_read` may change."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.before_read: Callable[[str], None] = lambda _: None
+
+    def __call__(self, asked: Asked) -> Reply:
+        if asked.path in ("/vol", "/vol/"):
+            found = "".join(
+                f"<Contents><Key>runs/r/{name}</Key><Size>{len(data)}</Size><ETag>{self.etag(name)}</ETag></Contents>"
+                for name, data in self.objects.items()
+            )
+            text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>"
+            return Reply(raw=text.encode(), headers={"Content-Type": "application/xml"})
+        name = asked.path.removeprefix("/vol/runs/r/")
+        if asked.method == "GET":
+            self.before_read(name)
+        if name not in self.objects:
+            return Reply(404)
+        data, headers = self.objects[name], {"ETag": self.etag(name)}
+        if asked.method == "HEAD":
+            return Reply(200, raw=data, headers=headers)
+        start, end = map(int, asked.headers["Range"].removeprefix("bytes=").split("-"))
+        return Reply(206, raw=data[start : end + 1], headers=headers) if start < len(data) else Reply(416)
+
+    def etag(self, name: str) -> str:
+        return f'"{hashlib.md5(self.objects[name]).hexdigest()}"'
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
+@pytest.fixture
+def copy(serve: Callable[..., Volume], bucket: Bucket, tmp_path: Path) -> Copy:
+    return Copy(RunDir(tmp_path / "copies" / "r"), serve(bucket), "runs/r/")
+
+
+def test_what_is_written_anew_in_the_same_size_is_downloaded_anew(
+    copy: Copy, bucket: Bucket, tmp_path: Path
+) -> None:
+    bucket.objects = {"checkpoints/": b"", "checkpoints/a/rank.bin": b"1234", "state.json": b'{"a": 1}'}
+    assert copy.download(tmp_path / "all") == 12
+    assert copy.download(tmp_path / "all") == 0
+    bucket.objects["state.json"] = b'{"a": 2}'
+    assert copy.download(tmp_path / "all") == 8
+    assert (tmp_path / "all" / "state.json").read_bytes() == b'{"a": 2}'
+    assert (tmp_path / "all" / "checkpoints" / "a" / "rank.bin").read_bytes() == b"1234"
+
+
+def test_a_file_that_changes_while_it_is_read_comes_whole_or_not_at_all(
+    copy: Copy, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.schedulers.runpod.volume.PART", 4)
+    versions = [b"22222222", b"333", b"4444444444", b"55"]
+
+    def change(name: str) -> None:
+        if versions:
+            bucket.objects[name] = versions.pop(0)
+
+    bucket.before_read = change
+    bucket.objects = {"state.json": b"11111111"}
+    with pytest.raises(VolumeError, match=r"runs/r/state\.json was changed each time"):
+        copy.download(tmp_path / "all")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    versions.append(b"666666")
+    assert copy.download(tmp_path / "all") == 6
+    assert (tmp_path / "all" / "state.json").read_bytes() == b"666666"
+
+
+def test_a_log_may_grow_and_a_file_may_go_while_a_run_is_downloaded(
+    copy: Copy, bucket: Bucket, tmp_path: Path
+) -> None:
+    def change(name: str) -> None:
+        bucket.objects["metrics.jsonl"] += b"more\n"
+        bucket.objects.pop(".state.json.new", None)
+
+    bucket.before_read = change
+    bucket.objects = {".state.json.new": b"{}", "metrics.jsonl": b"line\n"}
+    copy.download(tmp_path / "all")
+    assert (tmp_path / "all" / "metrics.jsonl").read_bytes().startswith(b"line\n")
+    assert not (tmp_path / "all" / ".state.json.new").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,11 @@ limit=${LAUNCHER_MAX_SECONDS:-5400}
 done_mark=$run_dir/pod-$pod.done
 # Appears with the reason when the run is to write a checkpoint and stop.
 stop=$run_dir/pod-$pod.stop
+# Kept for a container that is restarted: the end of this pod (epoch seconds), and a line for each start.
+deadline_file=$run_dir/pod-$pod.deadline
+starts_file=$run_dir/pod-$pod.starts
+# A pod whose start script is killed more often than this is ended: it would be billed for nothing.
+most_restarts=3
 
 say() {
   printf '[launcher] %s\n' "$*" >&2
@@ -32,15 +37,21 @@ event() {
 judged() {
   grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$run_dir/state.json" 2>/dev/null
 }
-# judge EXIT_CODE: the verdict where no supervisor came to give one.
+# judge FAILURE REASON: the verdict of the run, from the first node, where no supervisor gave one.
 judge() {
-  local class=unknown members reason
-  reason=$(sed -n 's/^\[launcher\] //p' "$run_dir/pod-node-$node_rank.log" 2>/dev/null | tail -n 1)
-  if [[ -s $stop ]]; then class=$(<"$stop"); fi
-  members='"state": "failed", "failure": '"$(json "$class")"', "reason": '"$(json "${reason:-no word} (exit code $1)")"
+  local members
+  if [[ ${node_rank:-0} != 0 ]] || judged; then return 0; fi
+  members='"state": "failed", "failure": '"$(json "$1")"', "reason": '"$(json "$2")"
   event finished "$members"
   printf '{ %s, "time": "%s"}\n' "$members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$run_dir/.state.json.$pod" &&
     mv "$run_dir/.state.json.$pod" "$run_dir/state.json"
+}
+# give_up FAILURE REASON: ends a pod that was started again and is not to go on.
+give_up() {
+  say "$2"
+  judge "$1" "$2"
+  printf 'gave up\n' >"$done_mark"
+  end_pod
 }
 
 # put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
@@ -171,11 +182,26 @@ if [[ -n $owner && $owner != "$me" ]]; then
   event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-2xa5000:'"$owner")"
   end_pod
 fi
-# The limit: first the run is asked to stop, with time for a checkpoint, then it is ended.
+# The limit counts from the first start of this pod: a container that crashes is started again and billed on.
+now=$(date +%s)
 grace=$((limit / 10 < 300 ? limit / 10 : 300))
-rm -f "$stop"
+(set -o noclobber && printf '%s\n' "$((now + limit))" >"$deadline_file") 2>/dev/null
+deadline=$(cat "$deadline_file" 2>/dev/null)
+# Killed between making the file and writing it, or the volume is full.
+[[ $deadline =~ ^[0-9]+$ ]] || deadline=$(($(date -r "$deadline_file" +%s || date +%s) + limit))
+printf '%s\n' "$now" >>"$starts_file"
+starts=()
+mapfile -t starts <"$starts_file"
+limit=$((deadline - now))
+if ((limit <= 0)); then
+  give_up time-limit 'the time limit of the pod (max_hours) was over when its start script was started again'
+fi
+if ((${#starts[@]} > most_restarts + 1)); then
+  give_up unknown "the pod's start script was killed or its container crashed ${#starts[@]} times"
+fi
+# First the run is asked to stop, with time for a checkpoint, then it is ended.
 {
-  sleep "$((limit - grace))"
+  sleep "$((limit > grace ? limit - grace : 0))"
   printf 'time-limit\n' >"$stop"
 } &
 timer=$!
@@ -199,6 +225,11 @@ if ((rc == 124 || rc == 137)); then
 fi
 say "the run ended with exit code $rc"
 # 88: another pod has the run, and its records are not ours to write.
-if ((rc != 0 && rc != 88)) && [[ ${node_rank:-0} == 0 ]] && ! judged; then judge "$rc"; fi
+if ((rc != 0 && rc != 88)); then
+  failure=unknown
+  if [[ -s $stop ]]; then failure=$(<"$stop"); fi
+  reason=$(sed -n 's/^\[launcher\] //p' "$run_dir/pod-node-$node_rank.log" 2>/dev/null | tail -n 1)
+  judge "$failure" "${reason:-no word} (exit code $rc)"
+fi
 printf '%s\n' "$rc" >"$done_mark"
 end_pod
