@@ -35,7 +35,7 @@ SILENCE = 60.0
 "Seconds after which a stream that says nothing is opened anew: RunPod promises no keep-alive."
 TRIES = 6
 LONGEST_WAIT = 120.0
-"Seconds, whatever Retry-After says."
+"Seconds. An answer whose Retry-After asks for more is an error that says so."
 
 
 def base_url() -> str:
@@ -159,7 +159,7 @@ class Client:
     def _wait(self, state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
         if isinstance(error, ApiError) and error.wait is not None:
-            return min(error.wait, LONGEST_WAIT)
+            return error.wait
         return float(min(self.pause * 2 ** (state.attempt_number - 1), 30.0))
 
     def _once(
@@ -191,10 +191,12 @@ class Client:
     def _refusal(self, answer: httpx.Response, what: str) -> ApiError:
         status = answer.status_code
         fate, meaning = fate_of(status)
-        told = self._problem(answer, what)
-        message = "; ".join(part for part in (told, meaning) if part)
+        told, wait, too_long = self._problem(answer, what), _retry_after(answer), ""
+        if fate in (Fate.RETRY, Fate.WAIT) and wait is not None and wait > LONGEST_WAIT:
+            fate, too_long = Fate.STOP, f"it asks for a pause of {wait:.0f} s: try again after that"
+        message = "; ".join(part for part in (told, meaning, too_long) if part)
         kind = LostAnswerError if status >= 500 else ApiError
-        return kind(f"RunPod: {what}: {status}: {message}", status, fate, _retry_after(answer))
+        return kind(f"RunPod: {what}: {status}: {message}", status, fate, wait)
 
     def _problem(self, answer: httpx.Response, what: str) -> str:
         """RFC 9457, or what there is."""

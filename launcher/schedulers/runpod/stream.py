@@ -33,6 +33,7 @@ def follow(client: Client, pod: str, done: Callable[[], bool]) -> Iterator[LogLi
 
     last, failures = "", 0
     while True:
+        pause = client.pause
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last else {})}
         try:
             with client.stream(f"/pods/{pod}/logs", {"tail": TAIL}, headers) as answer:
@@ -52,9 +53,10 @@ def follow(client: Client, pod: str, done: Callable[[], bool]) -> Iterator[LogLi
             failures += 1
             if error.fate not in (Fate.RETRY, Fate.WAIT) or failures > 5:
                 raise
+            pause = error.wait or pause
         if done():
             return
-        time.sleep(client.pause)
+        time.sleep(pause)
 
 
 def _json(loads: Callable[[str], Any], text: str) -> Any:

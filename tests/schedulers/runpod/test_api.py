@@ -80,6 +80,18 @@ def test_too_many_requests_wait_as_long_as_they_are_told(serve) -> None:
     assert time.monotonic() - began >= 1 and len(server.asked) == 2
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_longer_wait_than_anybody_has_is_an_error_that_says_so(serve, monkeypatch, status: int) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    client, server = serve(problem(status, **{"Retry-After": "3600"}))
+    for ask in (lambda: client.get("/pods"), lambda: client.post("/pods", {})):
+        with pytest.raises(ApiError, match=r"it asks for a pause of 3600 s") as caught:
+            ask()
+        assert caught.value.fate is Fate.STOP
+    assert len(server.asked) == 2 and not slept
+
+
 def test_a_read_is_tried_again_and_a_creation_without_an_answer_is_not(serve) -> None:
     client, server = serve(problem(503), Reply(drop=True), Reply(200, {"pods": []}))
     assert client.get("/pods") == {"pods": []}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -61,6 +62,18 @@ def test_a_server_that_never_begins_to_answer_is_a_failure(serve) -> None:
     with pytest.raises(ApiError, match="timed out"):
         list(follow(client, "p", lambda: False))
     assert len(server.asked) == 6
+
+
+def test_a_log_that_is_asked_for_too_often_is_asked_for_after_the_wait(serve) -> None:
+    def answer(_: Asked) -> Reply:
+        if len(server.asked) == 1:
+            return Reply(429, headers={"Retry-After": "1"})
+        return Reply(raw=event(1).encode(), headers=STREAM)
+
+    client, server = serve(answer)
+    began = time.monotonic()
+    assert [line.line for line in follow(client, "p", lambda: len(server.asked) > 1)] == ["line 1"]
+    assert time.monotonic() - began >= 1
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
