@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from ruamel.yaml import YAML
 
 from launcher.render import eject, shipped
 from launcher.render.context import check_shell_template
@@ -180,10 +179,3 @@ def test_images_need_a_base_and_a_plain_name() -> None:
     bad = cluster.model_copy(update={"container": cluster.container.model_copy(update={"base": "a\nRUN rm"})})
     with pytest.raises(RenderError, match="is not an image reference"):
         render_image(bad)
-
-
-def test_the_image_catalogue_names_the_base_of_every_profile_that_has_one() -> None:
-    catalogue = YAML(typ="safe").load(shipped.containers_dir() / "images.yaml")
-    bases = {name: c.container.base for name, c in clusters().items() if c.container.base is not None}
-    listed = {profile: image["base"] for image in catalogue["images"] for profile in image["profiles"]}
-    assert listed == bases
