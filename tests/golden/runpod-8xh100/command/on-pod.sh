@@ -204,7 +204,7 @@ if ((limit <= 0)); then
   give_up time-limit 'the time limit of the pod (max_hours) was over when its start script was started again'
 fi
 if ((${#starts[@]} > most_restarts + 1)); then
-  give_up unknown "the pod's start script was killed or its container crashed ${#starts[@]} times"
+  give_up unknown "the pod's start script was killed or its container crashed $((${#starts[@]} - 1)) times"
 fi
 # First the run is asked to stop, with time for a checkpoint, then it is ended.
 {
