@@ -38,6 +38,7 @@ def test_each_value_of_a_recipe_trains_and_any_two_together(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_eight_bit_states_stay_beside_32_bit_ones_for_200_steps(tmp_path: Path) -> None:
     """The mean loss of the last 20 of 200 steps, on real text: within 1 % of the 32-bit optimizer's."""
     names = [name for name in OPTIMIZER if not name.startswith("paged")]

@@ -33,12 +33,12 @@ from tests.train.runs import job, measure, prepare, recipe, start
 BETWEEN_SHARDINGS = 5e-5
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module", params=[pytest.param(4, marks=pytest.mark.thorough)])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of four ranks found, two on a node."""
     folder = tmp_path_factory.mktemp("offload")
-    measure("offloads.py", folder, ranks=4, per_node=2)
-    return [json.loads((folder / f"rank {rank}.json").read_text()) for rank in range(4)]
+    measure("offloads.py", folder, ranks=request.param, per_node=2)
+    return [json.loads((folder / f"rank {rank}.json").read_text()) for rank in range(request.param)]
 
 
 @pytest.mark.slow

@@ -29,7 +29,9 @@ BF16_ORDER = 5e-3
 GPT = {"layers": 2, "dim": 16, "heads": 2, "context": 32}
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(1, marks=pytest.mark.thorough), 2], ids=["one rank", "two ranks"]
+)
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return measure("policies.py", tmp_path_factory.mktemp("policies"), request.param)
 
