@@ -21,7 +21,7 @@ CPU = images()[0]
 TAG = "localhost/launcher/cpu:test"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CANARY = "canary-5d41402abc4b2a76"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

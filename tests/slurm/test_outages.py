@@ -77,6 +77,7 @@ def submit_in_background(lab: SlurmLab, *arguments: str) -> subprocess.Popen[str
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_controller_that_comes_back_during_submission_gets_the_job_once(lab: SlurmLab) -> None:
     written = job(lab)
     lab.cluster.stop_controller()
@@ -127,6 +128,7 @@ def test_status_without_the_controller_tells_what_the_run_says_of_itself(lab: Sl
     assert lab.wait(run)["state"] == "succeeded"
 
 
+@pytest.mark.thorough
 def test_without_accounting_daemon_a_run_is_submitted_followed_and_judged(lab: SlurmLab) -> None:
     lab.cluster.stop_accounting()
     try:

@@ -107,6 +107,7 @@ def test_a_loss_in_chunks_has_the_gradient_of_the_whole_one(measured: dict[str, 
         assert 0 < found["chunked in bf16-mixed"] < BF16_ORDER, sharding
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_under_another_policy_and_back_bit_for_bit(tmp_path: Path) -> None:
     pydoc = job(
         task="launcher.tasks.gpt:PydocGPT",
@@ -178,6 +179,7 @@ def test_hybrid_on_one_node_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(missing_compiler(CPU) is not None, reason="no C++ compiler")
+@pytest.mark.thorough
 def test_compiled_blocks_share_one_graph_and_have_the_gradient_of_eager_ones(tmp_path: Path) -> None:
     for case, found in measure("compiled.py", tmp_path, ranks=2).items():
         assert found["graphs"] == 1, (case, "of 12 blocks")

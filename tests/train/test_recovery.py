@@ -54,6 +54,7 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(stopped: RunDir, tm
     assert all(torch.equal(a, b) for a, b in zip(_rng(resumed, 6), _rng(undisturbed, 6), strict=True))
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_another_micro_batch_sharding_and_number_of_ranks(tmp_path: Path) -> None:
     quiet = job(train={"checkpoint_every": 3, "keep_checkpoints": 3})
     run = prepare(tmp_path / "run", quiet)

@@ -47,6 +47,7 @@ def test_an_overflow_on_one_rank_is_left_out_on_all_and_else_the_gradient_is_tha
         assert found["moves again"], sharding
 
 
+@pytest.mark.thorough
 def test_the_factor_goes_on_with_the_run(tmp_path: Path) -> None:
     half = recipe(precision="fp16-mixed", grad_scaler=True)
     run = prepare(tmp_path / "run", job(train={"checkpoint_every": 3}))

@@ -68,6 +68,7 @@ def test_a_loss_in_16_bit_is_refused(tmp_path: Path) -> None:
     assert "adds up in torch.bfloat16" in error(run.attempt(0), 0)["exception"]
 
 
+@pytest.mark.thorough
 def test_recomputation_counts_no_micro_batch_twice_in_batch_norm(tmp_path: Path) -> None:
     weights = {}
     for activations, alone in (
