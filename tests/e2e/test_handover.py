@@ -105,6 +105,7 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
     assert [name for name in mine if not torch.equal(mine[name], other[name])] == []
 
 
+@pytest.mark.thorough
 def test_half_an_update_is_nobodys_and_the_checkpoint_is_taken(lab: Lab) -> None:
     oom = EXIT_CODES["gpu-oom"]
     first = run(lab, [0, 0, "optimizer", 1], [1, 1, "optimizer", 3], code=oom, train={"checkpoint_every": 1})

@@ -47,6 +47,7 @@ def test_a_run_succeeds_and_its_directory_is_readable(lab: Lab) -> None:
     assert (status["state"], status["checkpoint_step"]) == ("succeeded", STEPS)
 
 
+@pytest.mark.thorough
 def test_memory_running_out_costs_an_attempt_and_no_optimizer_step(lab: Lab) -> None:
     undisturbed = lab.cli("run", str(job(lab)))
     assert undisturbed.returncode == 0, undisturbed.stderr

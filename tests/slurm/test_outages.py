@@ -109,6 +109,7 @@ def test_an_answer_that_never_came_is_no_second_job(lab: SlurmLab) -> None:
     assert lab.wait(lab.newest())["state"] == "succeeded"
 
 
+@pytest.mark.thorough
 def test_status_without_the_controller_tells_what_the_run_says_of_itself(lab: SlurmLab) -> None:
     run = lab.submit(job(lab, 100))
     lab.wait(run, "running")

@@ -183,6 +183,7 @@ def refused(lab: SlurmLab) -> Told:
     return Told(lab, run, lab.wait(run, "succeeded", "failed"))
 
 
+@pytest.mark.thorough  # on a busy machine the requeue is now and then not refused
 @tells(refused)
 def test_where_requeue_is_refused_a_linked_job_goes_on_with_the_run(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)

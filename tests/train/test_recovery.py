@@ -184,6 +184,7 @@ def test_an_exception_of_the_user_is_the_users_and_no_other_rank_is_blamed(tmp_p
     _not_blamed(run, 0)
 
 
+@pytest.mark.thorough
 def test_a_full_disk_costs_checkpoints_until_the_last_one_which_ends_the_attempt(tmp_path: Path) -> None:
     args = {"dim": 64, "fault": "full disk", "call": 4}
     run = prepare(tmp_path / "run", job(args=args, train={"checkpoint_every": 2}))

@@ -135,6 +135,7 @@ def test_a_secret_of_the_laptop_reaches_the_ranks_and_nothing_else(reference: Re
     assert [str(file) for file in files if CANARY.encode() in file.read_bytes()] == []
 
 
+@pytest.mark.thorough
 def test_two_hosts_cancelled_and_resumed_end_with_the_weights_of_one(
     lab: Laptop, reference: Reference
 ) -> None:
