@@ -123,7 +123,8 @@ class Trainer:
     def _evaluate_and_record(self, step: int, result: StepResult, seconds: float) -> None:
         eval_loss = self.evaluate() if self._evaluates_after(step) else None
         self.recorder.step(step, result, seconds, eval_loss)
-        self.progress.recorded()
+        # Evaluation runs the user's model, a tracker code of its own.
+        self.progress.recorded(drew=eval_loss is not None or bool(self.rank.job.train.trackers))
 
     def train_step(self, step: int) -> StepResult:
         """One optimizer step over the global batch, in smaller micro-batches where memory runs out."""

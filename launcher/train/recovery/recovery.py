@@ -84,10 +84,9 @@ class Recovery:
         return _self_tested[key]
 
     def begin(self) -> None:
-        """A step, or a repetition."""
+        """A step, or a repetition. Random state and buffers are as they were last taken: when the step before
+        was done, or by `discard`."""
         self.failure = None
-        with self.budget.host_side():  # but for buffers that change, which are few
-            self.undo.take()
 
     def attempt(self, kind: object, micro_batch: Callable[[], T]) -> T | None:
         """What `micro_batch` returns; None when memory ran out in it and the ranks can go on together.

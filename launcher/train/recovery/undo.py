@@ -1,4 +1,4 @@
-"""Random state and module buffers as they were at the start of a step: what its repetition begins with."""
+"""Random state and module buffers as they are between two steps: what a repetition begins with."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Undo:
         self._rng = random_state(device)
 
     def take(self) -> None:
-        """The step begins now. Waits for no device. Gradients are not kept: there are none."""
+        """A step is done, and the next one begins with this. Waits for no device. Gradients are not kept."""
         with self._lock:
             self._find()
             # All are allocated before the first is copied: out of memory here, the copies before stay.
