@@ -17,7 +17,7 @@ from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
-from launcher.schedulers.rundir import copies, write_run
+from launcher.schedulers.rundir import copies, for_us_alone, write_run
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
@@ -55,7 +55,8 @@ class Copies:
 
     def write(self, prepared: Prepared) -> RunDir:
         """The run directory's copy here, from which the next round trip makes it. Raises OSError."""
-        return write_run(replace(prepared, run_dir=str(self.mirror.here / prepared.request.run_id)))
+        folder = for_us_alone(self.mirror.here)
+        return write_run(replace(prepared, run_dir=str(folder / prepared.request.run_id)))
 
     def lately(self, handle: str, look: Callable[[], Status]) -> Status:
         """What was seen last, for a moment: a follower asks more often than there is news."""
@@ -137,8 +138,7 @@ class Copies:
             snapshot.send(code, self.ssh, self.there, before=sent[-1] if sent else None)
         except SchedulerError as error:
             raise NotSentError(str(error)) from None
-        self.mirror.here.mkdir(parents=True, exist_ok=True)
-        replace_text(self.mirror.here / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
+        replace_text(for_us_alone(self.mirror.here) / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
 
 
 def absolute(runs: str | None, where: str) -> str:
