@@ -35,13 +35,14 @@ class NotSentError(SchedulerError):
 
 
 class Copies:
-    """`there` is the folder of the runs on the host. `wanted`: what each look brings besides the records."""
+    """`there` is the folder of the runs on the host. `codes`: what was taken, where several hosts know one
+    another's. `wanted`: what each look brings besides the records."""
 
-    def __init__(self, ssh: Over, there: str) -> None:
+    def __init__(self, ssh: Over, there: str, codes: dict[str, snapshot.Snapshot] | None = None) -> None:
         self.ssh, self.there = ssh, there
         self.mirror = Mirrored(ssh, copies(ssh.name, there), there)
         self.wanted: Wanted | None = None
-        self._codes: dict[str, snapshot.Snapshot] = {}
+        self._codes = codes if codes is not None else {}
         self._last: tuple[float, Status] | None = None
         "When to look again, and what was seen."
 
