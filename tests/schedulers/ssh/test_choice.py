@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 import pytest
 
+from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.ssh.choose import choose
+from launcher.spec.load import load_job
 from tests.lab import events, wait_for
 from tests.schedulers.ssh.hosts import NAMES, Laptop
 
@@ -85,6 +89,20 @@ def test_where_too_few_hosts_are_left_each_ones_reason_is_said(laptop: Laptop) -
     assert "wait, or ask for fewer with resources.gpus_per_node" in said
     assert "cannot log in to tensor02: " in said
     assert laptop.said("list", "--json") == "[]\n" and not list(laptop.runs.glob("[!.]*"))
+
+
+def test_a_run_that_goes_on_with_more_hosts_keeps_its_own_as_the_first(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in laptop.environ.items():
+        monkeypatch.setenv(name, value)
+    job = load_job(laptop.job(command="true")).model_dump(mode="json", by_alias=True)
+    paths = {"python": sys.executable}
+    about = {"nodes": 2, "gpus_per_node": 0, "cluster": {"paths": paths}, "job": job}
+    first, second = map(Over, NAMES)
+    assert choose([second], [first], about, str(laptop.runs)).hosts == (second, first)
+    chosen = choose([second, first], [], about | {"nodes": 1}, str(laptop.runs))
+    assert chosen.hosts == (second,) and chosen.notes == ()
 
 
 def test_hosts_with_different_gpus_are_not_guessed_at(laptop: Laptop) -> None:
