@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.planned import planned
-from launcher.cli.prepare import named_cluster, prepare
+from launcher.cli.prepare import named_cluster, prepare, with_gpus
 from launcher.planning.again import changes, no_higher
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import Prepared, Request, SchedulerError
-from launcher.schedulers.local import with_detected_gpus
 from launcher.schedulers.of_run import scheduler_of, site
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -33,7 +32,7 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
     if cluster_name is None:
         cluster = from_record(Cluster, about["cluster"], f"{run.id}/run.json")
     else:
-        cluster = with_detected_gpus(named_cluster(cluster_name))
+        cluster = with_gpus(named_cluster(cluster_name), job)
         _same_place(run, about["cluster"], cluster)
     job_file, runs_root = Path(about["job_file"]), run.path.parent
     request = Request(

@@ -51,11 +51,11 @@ def plan(
     """Which recipe fits, how much memory it needs when, and how fast it is. Nothing is started."""
     from launcher.cli.output import fail, print_json
     from launcher.cli.plan_questions import Asker, tokens_on
-    from launcher.cli.prepare import named_cluster
+    from launcher.cli.prepare import named_cluster, with_gpus
     from launcher.cli.sources import traces_dir
     from launcher.planning.plan import PlanRefusedError
     from launcher.report.content import Page
-    from launcher.schedulers.local import with_detected_gpus
+    from launcher.spec.load import load_job
 
     if tokens is not None and not isfinite(tokens):
         fail(f"--tokens: {tokens} is no number of tokens")
@@ -64,7 +64,9 @@ def plan(
     names = cluster or ["local"]
     if len(names) > 1 and tokens is None:
         fail("several clusters are compared by what tokens cost there: add --tokens N, or name one cluster")
-    askers = [Asker(job, set_ or [], with_detected_gpus(named_cluster(name)), traces_dir()) for name in names]
+    read = load_job(job, set_ or [])
+    clusters = [with_gpus(named_cluster(name), read) for name in names]
+    askers = [Asker(job, set_ or [], one, traces_dir()) for one in clusters]
     asker = askers[0]
     # What is wrong with a question is said before anything takes time.
     changed, cards = asker.changed(what_if or []), asker.with_cards(gpu or [])

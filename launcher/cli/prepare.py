@@ -26,6 +26,20 @@ def named_cluster(name: str) -> Cluster:
     return load_cluster(find_cluster(name, cluster_folders(clusters_dir())))
 
 
+def with_gpus(cluster: Cluster, job: Job) -> Cluster:
+    """`node.gpu: auto` filled in: from this machine, or from the hosts behind ssh where the job wants any.
+
+    Raises SchedulerError.
+    """
+    if cluster.ssh is None:
+        return with_detected_gpus(cluster)
+    if cluster.node.gpu is not None or job.resources.gpus_per_node == 0:
+        return cluster
+    from launcher.schedulers.ssh.detect import with_gpus_of_hosts
+
+    return with_gpus_of_hosts(cluster)
+
+
 def runs_root(cluster: Cluster) -> Path:
     """Where its run directories are kept."""
     return Path(cluster.paths.runs).expanduser() if cluster.paths.runs else default_root()
@@ -43,7 +57,7 @@ def prepared(
     Raises SpecError, PlanRefusedError, RenderError, SchedulerError.
     """
     job = load_job(job_file, sets)
-    cluster = within(limits or Limits(), with_detected_gpus(named_cluster(cluster_name)))
+    cluster = within(limits or Limits(), with_gpus(named_cluster(cluster_name), job))
     root = run_dir.parent if run_dir is not None else runs_root(cluster)
     run_id = run_dir.name if run_dir is not None else new_run_id(job.name)
     requests: list[Request] = []

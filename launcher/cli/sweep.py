@@ -24,7 +24,9 @@ def prepared_sweep(job_file: Path, cluster_name: str, sets: Sequence[str], sweep
     cluster = named_cluster(cluster_name)
     if not of_cluster(cluster).capabilities.arrays:
         raise SchedulerError(
-            f"--sweep: scheduler {cluster.scheduler} has no arrays; submit each run by itself"
+            f"--sweep: {cluster.name} (scheduler: {cluster.scheduler}) has no queue in which the runs could "
+            "wait; start them one after another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, "
+            "which returns when the run has ended"
         )
     args = read(job_file, sets).data.get("args")
     chosen = combinations([_full(text, args if isinstance(args, Mapping) else {}) for text in sweeps])

@@ -117,7 +117,10 @@ def _render(target: Target, template: str, values: Any) -> str:
 def _check_runtime(target: Target) -> None:
     runtime, scheduler = target.cluster.container.runtime, target.cluster.scheduler
     if scheduler in ("local", "ssh") and runtime != "none":
-        raise RenderError(f"container.runtime {runtime}: scheduler {scheduler} uses no container")
+        raise RenderError(
+            f"container.runtime {runtime}: scheduler {scheduler} starts no container, but the interpreter "
+            "paths.python of the profile; write `none`, or leave `container:` out"
+        )
     if scheduler == "runpod" and runtime not in ("runpod", "none"):
         raise RenderError(f"container.runtime {runtime}: a pod is a container itself; write runpod")
     if scheduler == "local" and target.nodes > 1:

@@ -24,6 +24,13 @@ def copies(place: str, runs: str) -> Path:
     return Path(platformdirs.user_state_dir("launcher")) / "mirrors" / f"{place}-{where}"
 
 
+def for_us_alone(folder: Path) -> Path:
+    """Made if missing. What lies below is for no other user, whatever the umask says. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
 def write_run(prepared: Prepared) -> RunDir:
     """Create the run directory whole or not at all. Raises OSError."""
     final = Path(prepared.run_dir)

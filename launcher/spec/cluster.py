@@ -47,7 +47,7 @@ class Node(Value):
         Gpu | None,
         BeforeValidator(_as_gpu, json_schema_input_type=Literal["auto"] | Gpu | None),
     ] = None
-    "`auto` asks nvidia-smi where the job starts."
+    "`auto` asks nvidia-smi: of this machine (local), of the hosts (ssh)."
     cpus: PositiveInt | None = None
     memory: Bytes | None = None
     "Host memory of one node."
@@ -140,7 +140,7 @@ class Ssh(Value):
     """Hosts without a batch system."""
 
     hosts: Annotated[tuple[Host, ...], Field(min_length=1)]
-    "As `ssh` takes them; a job on n nodes takes the first n, and the run directory lies on the first."
+    "As `ssh` takes them. A job on n nodes takes the first n that have room; the run lies on the first."
 
     @field_validator("hosts")
     @classmethod

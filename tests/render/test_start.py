@@ -238,5 +238,5 @@ def test_what_the_local_scheduler_cannot_do_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RenderError, match="starts one node"):
         render(tmp_path, stub, local, nodes=2)
     docker = Cluster.model_validate({"name": "l", "scheduler": "local", "container": {"runtime": "docker"}})
-    with pytest.raises(RenderError, match="uses no container"):
+    with pytest.raises(RenderError, match="starts no container"):
         render(tmp_path, stub, docker)

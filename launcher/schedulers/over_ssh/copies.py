@@ -17,7 +17,7 @@ from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
-from launcher.schedulers.rundir import copies, write_run
+from launcher.schedulers.rundir import copies, for_us_alone, write_run
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
@@ -35,13 +35,14 @@ class NotSentError(SchedulerError):
 
 
 class Copies:
-    """`there` is the folder of the runs on the host. `wanted`: what each look brings besides the records."""
+    """`there` is the folder of the runs on the host. `codes`: what was taken, where several hosts know one
+    another's. `wanted`: what each look brings besides the records."""
 
-    def __init__(self, ssh: Over, there: str) -> None:
+    def __init__(self, ssh: Over, there: str, codes: dict[str, snapshot.Snapshot] | None = None) -> None:
         self.ssh, self.there = ssh, there
         self.mirror = Mirrored(ssh, copies(ssh.name, there), there)
         self.wanted: Wanted | None = None
-        self._codes: dict[str, snapshot.Snapshot] = {}
+        self._codes = codes if codes is not None else {}
         self._last: tuple[float, Status] | None = None
         "When to look again, and what was seen."
 
@@ -55,7 +56,8 @@ class Copies:
 
     def write(self, prepared: Prepared) -> RunDir:
         """The run directory's copy here, from which the next round trip makes it. Raises OSError."""
-        return write_run(replace(prepared, run_dir=str(self.mirror.here / prepared.request.run_id)))
+        folder = for_us_alone(self.mirror.here)
+        return write_run(replace(prepared, run_dir=str(folder / prepared.request.run_id)))
 
     def lately(self, handle: str, look: Callable[[], Status]) -> Status:
         """What was seen last, for a moment: a follower asks more often than there is news."""
@@ -137,8 +139,7 @@ class Copies:
             snapshot.send(code, self.ssh, self.there, before=sent[-1] if sent else None)
         except SchedulerError as error:
             raise NotSentError(str(error)) from None
-        self.mirror.here.mkdir(parents=True, exist_ok=True)
-        replace_text(self.mirror.here / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
+        replace_text(for_us_alone(self.mirror.here) / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
 
 
 def absolute(runs: str | None, where: str) -> str:

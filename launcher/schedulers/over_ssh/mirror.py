@@ -22,12 +22,14 @@ from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
 from launcher.schedulers.over_ssh.login import Login, LoginError
+from launcher.schedulers.rundir import for_us_alone
 
 INDEX = ".mirror.json"
 "In the copy of a run: its files as of the last round trip."
 SLOWEST = 2**18
 "Bytes per second at which what was written here goes over: a sweep brings many runs."
 _REMOVED = ("cancel", "slurm-excluded")
+_MODE = 0o755
 _TOP = (*_REMOVED, "events.jsonl", "state.json", "run.json", "plan.json")
 _BELOW = ("scripts/*", "plans/*/*.json", "plans/*/scripts/*", "attempts/*/snapshot.json")
 "Of a run directory, what is written from outside. Everything else is only ever read."
@@ -203,8 +205,9 @@ def _parcel(here: Path, changes: Changes) -> bytes:
 
 
 def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Without our user and group, and without our own notes."""
+    """Without our user and group, and without our own notes. Nobody else may write into it there."""
     info.uid = info.gid = 0
+    info.mode &= _MODE
     info.uname = info.gname = ""
     return None if PurePosixPath(info.name).name == INDEX else info
 
@@ -212,7 +215,7 @@ def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def _add(tar: tarfile.TarFile, here: Path, path: str, start: int = 0) -> None:
     data, now = (here / path).read_bytes()[start:], (here / path).stat()
     info = tarfile.TarInfo(path)
-    info.size, info.mode, info.mtime = len(data), now.st_mode & 0o777, int(now.st_mtime)
+    info.size, info.mode, info.mtime = len(data), now.st_mode & _MODE, int(now.st_mtime)
     tar.addfile(info, io.BytesIO(data))
 
 
@@ -285,7 +288,6 @@ def _write_index(run: Path, files: Mapping[str, Known]) -> None:
 
 @contextlib.contextmanager
 def _alone(here: Path) -> Iterator[None]:
-    here.mkdir(parents=True, exist_ok=True)
-    with open(here / ".lock", "w", encoding="utf-8") as file:
+    with open(for_us_alone(here) / ".lock", "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

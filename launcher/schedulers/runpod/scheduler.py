@@ -18,7 +18,7 @@ from launcher.runs.layout import RunDir
 from launcher.runs.time import now
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
-from launcher.schedulers.rundir import in_force, rewrite_run, write_run
+from launcher.schedulers.rundir import for_us_alone, in_force, rewrite_run, write_run
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.place import (
     PREFIX,
@@ -133,6 +133,7 @@ class RunPodScheduler:
         }
         chosen = market.offers[0].need.gpu_id if market.offers else prepared.gpu_id
         try:
+            for_us_alone(root)
             run = write_run(by_gpu[chosen])
         except OSError as error:
             raise SchedulerError(f"cannot write {root}: {error.strerror}") from None

@@ -58,6 +58,12 @@ def short_of(cards: Sequence[Card], count: int) -> str:
     return f"{have}, the job needs {count}" + (f" ({busy})" if busy else "")
 
 
+def installed() -> list[tuple[str, int | None]]:
+    """Name and memory in MiB of each. Raises CardsError."""
+    rows = [row.rsplit(", ", 1) for row in _ask("--query-gpu=name,memory.total")]
+    return [(name, _number(total)) for name, total in rows]
+
+
 def survey() -> list[Card]:
     """All GPUs, with whoever computes on them or has locked them. Raises CardsError."""
     with _choosing():

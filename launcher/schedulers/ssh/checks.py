@@ -9,6 +9,8 @@ from typing import Any
 from launcher import __version__
 from launcher.schedulers.ssh.cards import Card, short_of
 
+BUSY = "; wait, or ask for fewer with resources.gpus_per_node"
+
 
 @dataclass(frozen=True)
 class Need:
@@ -17,7 +19,6 @@ class Need:
     python: str
     runs: str
     gpus: int
-    profile_has_gpus: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,7 @@ def problems(host: str, seen: Mapping[str, Any], need: Need) -> Findings:
     if need.gpus and seen["cards_trouble"]:
         refusals.append(seen["cards_trouble"])
     elif need.gpus and (short := short_of(cards, need.gpus)):
-        refusals.append(f"{short}; wait, or ask for fewer with resources.gpus_per_node")
-    if cards and not need.profile_has_gpus:
-        warnings.append(
-            f"the profile names no GPUs (node.gpu), and {len(cards)} are there: the job runs on the CPU"
-        )
+        refusals.append(f"{short}{BUSY}")
     if seen["ends_at_logout"]:
         warnings.append(
             "systemd-logind there ends what you have started when your last session closes; ask for "

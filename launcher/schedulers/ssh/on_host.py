@@ -1,4 +1,4 @@
-"""What launcher does on a host: look at it, meet the others, start the supervisor, end it.
+"""What launcher does on a host: look at it and its GPUs, meet the others, start the supervisor, end it.
 
 It is sent as text and runs there with the profile's interpreter: standard library only, one request as JSON
 on stdin (secrets among it), one answer as JSON on stdout.
@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.schedulers.ssh.cards import CardsError, claim, survey
+from launcher.schedulers.ssh.cards import CardsError, claim, installed, survey
 from launcher.schedulers.ssh.meet import meet
 
 TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")
@@ -47,7 +47,7 @@ class RefusedError(Exception):
 def look(request: Request) -> dict[str, Any]:
     """Facts; what they mean is decided where the request came from."""
     cards, trouble = [], ""
-    if request["gpus"] or shutil.which("nvidia-smi"):
+    if request["gpus"]:
         try:
             cards = [asdict(card) for card in survey()]
         except CardsError as error:
@@ -64,6 +64,11 @@ def look(request: Request) -> dict[str, Any]:
         "port": _free_port(request["port"]),
         "ends_at_logout": _ends_at_logout(),
     }
+
+
+def gpus(request: Request) -> dict[str, Any]:
+    """Of each its name and memory in MiB; none where there is no nvidia-smi."""
+    return {"gpus": installed() if shutil.which("nvidia-smi") else []}
 
 
 def _version(package: str) -> str | None:
@@ -261,6 +266,7 @@ def _append(run: Path, event: Mapping[str, Any]) -> None:
 
 ACTIONS: dict[str, Callable[[Request], dict[str, Any]]] = {
     "look": look,
+    "gpus": gpus,
     "meet": meet,
     "start": start,
     "stop": stop,

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.runs.files import replace_json, replace_text
@@ -19,12 +20,14 @@ from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.rundir import in_force, status_of
-from launcher.schedulers.ssh.hosts import HostError
-from launcher.schedulers.ssh.start import DEFAULT_PYTHON, Place, Start, look
+from launcher.schedulers.ssh.choose import DEFAULT_PYTHON, About, Chosen, choose, hosts_of
+from launcher.schedulers.ssh.hosts import HostError, all_of, side_by_side
+from launcher.schedulers.ssh.start import Start
 from launcher.schedulers.ssh.state import judged, locks_script, words
 
 if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.exchange import Wanted
+    from launcher.schedulers.over_ssh.snapshot import Snapshot
 
 PREFIX = "ssh:"
 CHOSEN_BY_US = "CUDA_VISIBLE_DEVICES"
@@ -35,17 +38,19 @@ def handle_of(run: RunDir) -> str:
 
 
 class SshHosts:
-    """A job on n nodes takes the first n hosts; the run directory lies on the first, in the folder `runs`."""
+    """A job on n nodes takes the first n of `hosts` that can take it. The run directory lies on the first of
+    these, in the folder `runs`; run.json names them."""
 
     capabilities = Capabilities(submit=True, multi_node=True)
 
     def __init__(self, hosts: tuple[str, ...], runs: str | None) -> None:
         self.there = absolute(runs, f"ssh.hosts {hosts[0]}")
-        self.hosts = [Over(host) for host in hosts]
-        self.copies = Copies(self.hosts[0], self.there)
+        self.hosts = hosts
         self.known: list[RunDir] = []
         "Where the run of a handle is looked for first."
-        self._places: dict[str, Place] = {}
+        self._copies: dict[str, Copies] = {}
+        self._codes: dict[str, Snapshot] = {}
+        self._chosen: dict[str, Chosen] = {}
         "Run id -> what `check` has found."
 
     def prepare(self, request: Request) -> Prepared:
@@ -54,33 +59,37 @@ class SshHosts:
         from launcher.schedulers.prepare import about, target
 
         _leave_gpus_to_us(request)
-        workdir = self.copies.take_code(request)
+        workdir = self._on(self.hosts[0]).take_code(request)
         run_dir, python = f"{self.there}/{request.run_id}", request.cluster.paths.python or DEFAULT_PYTHON
         where = target(request, run_dir, workdir, python, {})
+        unused = f"image {where.image}: not used, no container is started on these hosts"
+        either = "|".join(self.hosts)  # which one is known once they were looked at
         return Prepared(
             request=request,
             run_dir=run_dir,
             files=render_run(where),
             target=where,
-            command=("ssh", self.hosts[0].name, python, "-m", "launcher.supervise", run_dir),
+            command=("ssh", either, python, "-m", "launcher.supervise", run_dir),
             about={**about(request), "workdir": workdir},
-            warnings=(*request.plan.warnings, *notes(where)),
+            warnings=(*request.plan.warnings, *notes(where), *([unused] if where.image else [])),
         )
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
-        hosts = self.hosts[: prepared.about["nodes"]]
-        place, warnings = look(hosts, prepared.about, self.there)
-        self._places[prepared.request.run_id] = place
-        return warnings
+        chosen = self._choose((), prepared.about)
+        self._chosen[prepared.request.run_id] = chosen
+        return chosen.notes
 
     def submit(self, prepared: Prepared) -> str:
         """Raises SchedulerError; where nothing was started, nothing is left behind."""
+        chosen = self._chosen.pop(prepared.request.run_id, None) or self._choose((), prepared.about)
+        copies = self._on(chosen.hosts[0].name)
         try:
-            run = self.copies.write(prepared)
+            run = copies.write(_on_hosts(prepared, chosen))
         except OSError as error:
-            raise SchedulerError(f"cannot write {self.copies.mirror.here}: {error.strerror}") from None
+            raise SchedulerError(f"cannot write {copies.mirror.here}: {error.strerror}") from None
+        self.known.append(run)
         try:
-            self._start(run, "submitted")
+            self._start(run, chosen, "submitted")
         except (NotSentError, HostError):
             self._withdraw(run)
             raise
@@ -98,12 +107,13 @@ class SshHosts:
             raise SchedulerError(f"{run.id} is still {status.state}")
         if status.state == "succeeded":
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
-        before = run.read_state()
-        with in_force(run, again):
+        before, own = run.read_state(), hosts_of(run.read_about())
+        chosen = self._choose(own, again.about if again is not None else run.read_about())
+        with in_force(run, _on_hosts(again, chosen) if again is not None else None):
             run.cancel.unlink(missing_ok=True)
             replace_json(run.state, {"state": "submitted", "time": now()})
             try:
-                self._start(run, "resubmitted")
+                self._start(run, chosen, "resubmitted")
             except (NotSentError, HostError) as error:
                 run.event("refused", reason=str(error))
                 replace_json(run.state, {**before, "reason": str(error)})
@@ -113,54 +123,69 @@ class SshHosts:
         return handle_of(run)
 
     def status(self, handle: str) -> Status:
-        return self.copies.lately(handle, lambda: self.statuses([self.run_of(handle)])[0])
+        run = self.run_of(handle)
+        return self._of(run).lately(handle, lambda: self.statuses([run])[0])
 
     def statuses(self, runs: Iterable[RunDir]) -> list[Status]:
-        """In one round trip for all that have not ended by their own records."""
+        """In one round trip to each host for all that have not ended by their own records."""
         chosen = list(runs)
-        living = [run for run in chosen if run.read_state().get("state", "submitted") in LIVING]
-        trouble, locks = "", dict[str, str]()
-        if living:
-            self.copies.mirror.choose(living, self.copies.wanted)
-            try:
-                done = self.copies.mirror.run(locks_script(self.there, [run.id for run in living]))
-            except LoginError as error:
-                trouble = str(error)
-            else:
-                locks = words(done.stdout) | dict.fromkeys(self.copies.mirror.lost, "lost")
+        living: dict[str, list[RunDir]] = {}
+        for run in chosen:
+            if run.read_state().get("state", "submitted") in LIVING:
+                living.setdefault(self._of(run).ssh.name, []).append(run)
+        told: dict[str, tuple[str, str]] = {}
+        for one in all_of(side_by_side(lambda its: self._locks(*its), living.items())):
+            told |= one
         return [
-            status_of(
-                run, handle_of(run), judged(run, locks.get(run.id, ""), trouble, self.copies.where(run))
-            )
+            status_of(run, handle_of(run), judged(run, *told.get(run.id, ("", "")), self.where(run)))
             for run in chosen
         ]
+
+    def _locks(self, host: str, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
+        """Run id -> the word for its lock, and what was in the way of asking."""
+        copies = self._on(host)
+        copies.mirror.choose(runs, copies.wanted)
+        try:
+            done = copies.mirror.run(locks_script(self.there, [run.id for run in runs]))
+        except LoginError as error:
+            return {run.id: ("", str(error)) for run in runs}
+        locks = words(done.stdout) | dict.fromkeys(copies.mirror.lost, "lost")
+        return {run: (lock, "") for run, lock in locks.items()}
 
     def cancel(self, handle: str) -> None:
         """Ask for a checkpoint and an end; a second call ends the ranks at once."""
         run = self.run_of(handle)
         if not (before := self.statuses([run])[0]).ended:
-            self.copies.forget()
+            copies = self._of(run)
+            copies.forget()
             replace_text(run.cancel, f"{time.time()}\n")
-            with self.copies.strictly([run]):
-                self.copies.mirror.run(":")
+            with copies.strictly([run]):
+                copies.mirror.run(":")
             before = status_of(run, handle, run.read_state())
         if before.ended:
             raise SchedulerError(f"{run.id} is not running: {before.state}")
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
-        self.copies.fetch(run, wanted)
+        self._of(run).fetch(run, wanted)
 
     def where(self, run: RunDir) -> str:
-        return self.copies.where(run)
+        return self._of(run).where(run)
 
     def remove(self, runs: Sequence[RunDir]) -> None:
-        self.copies.remove(runs)
-        for rank, host in enumerate(self.hosts):
+        lies: dict[str, list[RunDir]] = {}
+        ran: dict[str, list[str]] = {}
+        for run in runs:
+            hosts = hosts_of(run.read_about())
+            lies.setdefault(hosts[0], []).append(run)
+            for host in hosts:
+                ran.setdefault(host, []).append(quote(run.id))
+        for host, its in lies.items():
+            self._on(host).remove(its)
+        for host, names in ran.items():
             # What a killed supervisor's ranks have left in the host's memory.
-            left = " ".join(quote(run.id) for run in runs if run.read_about().get("nodes", 1) > rank)
-            if left:
-                with suppress(LoginError):
-                    host.run(f"cd /dev/shm/launcher-$(id -u) && for r in {left}; do rm -rf $r-*; done")
+            left = f"cd /dev/shm/launcher-$(id -u) && for r in {' '.join(names)}; do rm -rf $r-*; done"
+            with suppress(LoginError):
+                self._on(host).ssh.run(left)
         for run in runs:
             shutil.rmtree(run.path)
 
@@ -181,16 +206,28 @@ class SshHosts:
                 return run
         raise RunNotFoundError(f"no run of {handle} is known here")
 
-    def _start(self, run: RunDir, event: str) -> None:
+    def _on(self, host: str) -> Copies:
+        if host not in self._copies:
+            self._copies[host] = Copies(Over(host), self.there, self._codes)
+        return self._copies[host]
+
+    def _of(self, run: RunDir) -> Copies:
+        """Where its directory lies."""
+        about = run.read_about()  # empty when it was deleted meanwhile
+        return self._on(hosts_of(about)[0] if about else self.hosts[0])
+
+    def _choose(self, own: Sequence[str], about: About) -> Chosen:
+        others = [self._on(host).ssh for host in self.hosts if host not in own]
+        return choose([self._on(host).ssh for host in own], others, about, self.there)
+
+    def _start(self, run: RunDir, chosen: Chosen, event: str) -> None:
         """Raises NotSentError and HostError where nothing was started; LoginError where that is not known."""
-        about = run.read_about()
-        hosts = self.hosts[: about["nodes"]]
-        place = self._places.pop(run.id, None) or look(hosts, about, self.there)[0]
         run.event("submitting")
-        first = self.copies.mirror
-        start = Start(hosts, first, f"{self.there}/{run.id}", about, place, event, handle_of(run))
+        copies = self._of(run)
+        first, there = copies.mirror, f"{self.there}/{run.id}"
+        start = Start(chosen.hosts, first, there, run.read_about(), chosen.place, event, handle_of(run))
         try:
-            self.copies.deliver([run], (), start.everywhere)
+            copies.deliver([run], (), start.everywhere)
         except LoginError as error:
             raise LoginError(
                 f"{error}; the run may have started or not: `launcher status {run.id}` tells when "
@@ -200,6 +237,10 @@ class SshHosts:
     def _withdraw(self, run: RunDir) -> None:
         with suppress(SchedulerError):  # then it stays on both sides
             self.remove([run])
+
+
+def _on_hosts(prepared: Prepared, chosen: Chosen) -> Prepared:
+    return replace(prepared, about={**prepared.about, "hosts": [host.name for host in chosen.hosts]})
 
 
 def _leave_gpus_to_us(request: Request) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -91,6 +92,21 @@ def test_a_new_run_is_there_whole_before_the_script_runs(tmp_path: Path) -> None
     assert both.there.read_state() == {"state": "submitted"} and both.there.checkpoints.is_dir()
     assert (both.there.scripts / "job.sbatch").stat().st_mode & 0o777 == 0o755
     assert not (both.there.path / ".mirror.json").exists()
+
+
+def test_copies_are_for_us_alone_and_runs_for_no_other_to_write_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        both = Both(tmp_path)
+        both.sync()
+        both.write("attempts/000/logs/node-00/rank-000.out", "a line\n")
+        both.sync(logs=True)
+    finally:
+        os.umask(before)
+    assert both.here.path.parent.stat().st_mode & 0o777 == 0o700
+    assert both.here.path.stat().st_mode & 0o022, "inside, it is the umask's"
+    ours = [both.there.path, both.there.scripts, both.there.events, both.there.checkpoints]
+    assert [path for path in ours if path.stat().st_mode & 0o022] == []
 
 
 def test_where_the_run_cannot_be_written_the_script_does_not_run(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: p
     )
     run, handle = lab.submit(ready)
     assert handle.startswith("runpod:box:") and lab.scheduler.where(run).endswith(f"/workspace/runs/{run.id}")
+    assert run.path.parent.stat().st_mode & 0o777 == 0o700, "copies are for us alone"
     lab.until(run, "running")
     (pod,) = lab.pods(run)
     assert pod["env"]["LAUNCHER_SUBMISSION"] == "1" and int(pod["env"]["LAUNCHER_MAX_SECONDS"]) < 3600

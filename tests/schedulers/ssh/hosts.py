@@ -33,6 +33,7 @@ here=$(dirname "$0")
 case "$1" in
   -L) sed 's/^\\([0-9]*\\), \\([^,]*\\), \\([^,]*\\),.*/GPU \\1: \\3 (UUID: \\2)/' "$here/gpus" ;;
   --query-gpu=index,uuid,name,memory.total,memory.used) cat "$here/gpus" ;;
+  --query-gpu=name,memory.total) cut -d, -f3,4 "$here/gpus" | sed 's/^ //' ;;
   --query-compute-apps=gpu_uuid,pid,process_name,used_memory) cat "$here/apps" ;;
   *) echo "Field \\"$1\\" is not a valid field to query."; exit 2 ;;
 esac

@@ -35,16 +35,18 @@ class Mine(PydocGPT):
 STEPS = 12
 
 
-def job(lab: Laptop, name: str, pace: float, **resources: int) -> str:
+def job(
+    lab: Laptop, name: str, pace: float, steps: int = STEPS, sharding: str = "fsdp", **resources: int
+) -> str:
     """Two ranks. The second one's memory runs out in step 3, once."""
     lab.script(TASK, "mine.py")
     env = {"PACE": str(pace), "TRAIN_MEMORY_FAIL": "rank=last,step=3,phase=backward,micro_batch=4"}
     fields = {
         "task": "mine:Mine",
         "args": {"layers": 1, "dim": 32, "heads": 2, "context": 32},
-        "steps": STEPS,
+        "steps": steps,
         "train": {"checkpoint_every": 1, "lr": 1e-3},
-        "recipe": {"sharding": "fsdp", "precision": "fp32"},
+        "recipe": {"sharding": sharding, "precision": "fp32"},
         "resources": {"gpus_per_node": 0, **resources},
         "secrets": ["TOKEN"],
     }
@@ -123,6 +125,20 @@ def test_memory_that_runs_out_costs_a_rung_there(reference: Reference) -> None:
     assert (down["in_process"], down["rank"], down["step"]) == (True, 1, 3)
     assert down["changes"] == {"micro_batch_size": [4, 2], "grad_accum": [1, 2]}
     assert "micro-batch 4 -> 2" in reference.lab.said("why", run.id)
+
+
+def test_memory_that_runs_out_where_no_step_can_be_repeated_costs_a_restart_there(lab: Laptop) -> None:
+    """DDP: all ranks end, and the supervisor on the host starts them again one rung lower."""
+    file = job(lab, "ddp", 0, steps=5, sharding="ddp", ranks_per_node=2)
+    run = lab.submit(file, "-c", "one.yaml")
+    there = lab.on_disk(run)
+    assert lab.wait(run)["state"] == "succeeded", lab.all_logs(there)
+    assert [(one["failure"], one["step"]) for one in verdicts(run)] == [("gpu-oom", 3), ("succeeded", None)]
+    (down,) = events(run, "downgrade")
+    assert not down["in_process"] and down["changes"]["micro_batch_size"] == [4, 2]
+    assert [event["step"] for event in events(run, "resumed")] == [2]
+    assert [line["step"] for line in metrics(there)] == [1, 2, 3, 4, 5]
+    assert "micro-batch 4 -> 2" in lab.said("why", run.id)
 
 
 def test_a_secret_of_the_laptop_reaches_the_ranks_and_nothing_else(reference: Reference) -> None:

@@ -1,0 +1,55 @@
+"""`node.gpu: auto`: the hosts say which GPUs they have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.ssh.choose import DEFAULT_PYTHON
+from launcher.schedulers.ssh.hosts import HostError, all_of, ask_host, side_by_side
+
+if TYPE_CHECKING:
+    from launcher.spec.cluster import Cluster, Gpu
+
+WRITE = "write node.gpu into the profile, such as `gpu: {type: NVIDIA RTX A6000, count: 8, memory: 47.4GiB}`"
+
+
+def with_gpus_of_hosts(cluster: Cluster) -> Cluster:
+    """As nvidia-smi on the hosts that answer shows them; hosts without it have none.
+
+    Raises SchedulerError where no host answers, or where they have not the same.
+    """
+    assert cluster.ssh is not None
+    python = cluster.paths.python or DEFAULT_PYTHON
+    hosts = [Over(host) for host in cluster.ssh.hosts]
+    answers = side_by_side(lambda host: ask_host(host, python, {"do": "gpus"}), hosts)
+    if all(isinstance(answer, SchedulerError) for answer in answers):
+        all_of(answers)
+    found = {
+        host.name: _gpu(host.name, answer["gpus"])
+        for host, answer in zip(hosts, answers, strict=True)
+        if not isinstance(answer, SchedulerError)
+    }
+    have = {host: f"{gpu.count} x {gpu.type}" if gpu is not None else "none" for host, gpu in found.items()}
+    if len(set(have.values())) > 1:
+        listed = "; ".join(f"{host}: {gpus}" for host, gpus in have.items())
+        raise HostError(
+            f"node.gpu: auto: the hosts of {cluster.name} have different GPUs ({listed}); {WRITE}, "
+            "or a profile for each kind of host"
+        )
+    gpu = min(found.values(), key=lambda gpu: gpu.memory if gpu else 0)
+    return cluster.model_copy(update={"node": cluster.node.model_copy(update={"gpu": gpu})})
+
+
+def _gpu(host: str, rows: list[list[Any]]) -> Gpu | None:
+    """All of one host. Raises HostError."""
+    from launcher.spec.cluster import Gpu
+
+    if not rows:
+        return None
+    if len({name for name, _ in rows}) > 1 or any(mib is None for _, mib in rows):
+        memory = (f"{mib} MiB" if mib else "memory that is not told" for _, mib in rows)
+        have = ", ".join(f"{name} with {what}" for (name, _), what in zip(rows, memory, strict=True))
+        raise HostError(f"node.gpu: auto: {host} has {have}; {WRITE}")
+    return Gpu(type=rows[0][0], count=len(rows), memory=min(mib for _, mib in rows) * 2**20)
