@@ -100,9 +100,8 @@ class Apptainer(Builder):
         return (*start, "apptainer", "build", "--force", str(Path(tag).absolute()), "image.def")
 
     def config(self, tag: str) -> dict[str, Any]:
-        return {
-            "Labels": _json(("apptainer", "inspect", "--json", "--labels", tag), tag)["data"]["attributes"]
-        }
+        found = _json(("apptainer", "inspect", "--json", "--labels", tag), tag)
+        return {"Labels": found["data"]["attributes"]["labels"]}
 
     def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# A builder of container images, what makes a base image, and a registry, from Debian's packages. Says why where it cannot: the
-# tests are skipped then.
+# A builder of container images, what makes a base image, and a registry, from Debian's packages; arguments name more packages.
+# Says why where it cannot: the tests are skipped then.
 set -eu -o pipefail
-absent=no
-for command in buildah mmdebstrap docker-registry; do
-  command -v "$command" >/dev/null || absent=$command
+absent=()
+for command in buildah mmdebstrap docker-registry "$@"; do
+  command -v "$command" >/dev/null || absent+=("$command")
 done
-if [[ $absent == no ]]; then exit 0; fi
+if ((${#absent[@]} == 0)); then exit 0; fi
 if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
-  echo "$absent is not installed, and installing it needs root on Debian" >&2
+  echo "${absent[*]}: not installed, and installing needs root on Debian" >&2
   exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get -qq -o DPkg::Lock::Timeout=120 update
-apt-get -qq -o DPkg::Lock::Timeout=120 install --yes --no-install-recommends buildah mmdebstrap docker-registry >/dev/null ||
-  echo "buildah, mmdebstrap or docker-registry cannot be installed" >&2
+apt-get -qq -o DPkg::Lock::Timeout=120 install --yes --no-install-recommends "${absent[@]}" >/dev/null ||
+  echo "${absent[*]} cannot be installed" >&2

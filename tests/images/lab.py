@@ -56,7 +56,7 @@ class Storage:
         command = [sys.executable, "-m", "launcher", *arguments]
         return subprocess.run(command, env=self.env, cwd=cwd or self.folder, capture_output=True, text=True)
 
-    def base(self) -> str:
+    def base(self) -> None:
         """Debian 12 with Python 3.11, in the place of the catalogue's base, which is in a registry."""
         container = self.buildah("from", "scratch").stdout.strip()
         root = self.buildah("mount", container).stdout.strip()
@@ -74,7 +74,12 @@ class Storage:
             pytest.skip(f"no base image: {(done.stderr.strip().splitlines() or ['mmdebstrap failed'])[-1]}")
         self.buildah("umount", container)
         self.buildah("commit", "--rm", "--quiet", container, BASE)
-        return BASE
+
+    def build(self, image: Image, tool: str, tag: str, wheels: Path) -> None:
+        """On that base, with packages from the folder alone."""
+        options = ("--base", BASE, "--unpinned-base", "--wheels", str(wheels), "--with", tool, "--tag", tag)
+        done = self.launcher("images", "build", image.name, *options)
+        assert done.returncode == 0, done.stderr + done.stdout
 
     def end(self) -> None:
         self.buildah("rm", "--all", check=False)

@@ -6,6 +6,9 @@ buildah with `--isolation chroot`, on a Debian of this machine's making in the p
 from __future__ import annotations
 
 import json
+import resource
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +18,20 @@ import pytest
 from launcher.images.catalogue import pins
 from launcher.render.shipped import containers_dir
 from tests.images.examples import images
-from tests.images.lab import Storage, wheels
+from tests.images.lab import BASE, Storage, wheels
 
 CPU = images()[0]
 TAG = "localhost/launcher/cpu:test"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CANARY = "canary-5d41402abc4b2a76"
+# podman's own limits are above what root of a container may set. crun refuses cgroups of version 1 beside 2.
+CONTAINERS_CONF = """[containers]
+default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+"""
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 
@@ -31,22 +42,9 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
     storage = Storage(tmp_path_factory.mktemp("images"))
     try:
         storage.env |= {"HF_TOKEN": CANARY, "RUNPOD_API_KEY": CANARY}
-        found = wheels(CPU, storage.folder)
-        (found.parent / ".env").write_text(f"TOKEN={CANARY}\n")
-        base = storage.base()
-        options = [
-            "--base",
-            base,
-            "--unpinned-base",
-            "--wheels",
-            str(found),
-            "--with",
-            "buildah",
-            "--tag",
-            TAG,
-        ]
-        done = storage.launcher("images", "build", "cpu", *options)
-        assert done.returncode == 0, done.stderr + done.stdout
+        (storage.folder / ".env").write_text(f"TOKEN={CANARY}\n")
+        storage.base()
+        storage.build(CPU, "buildah", TAG, wheels(CPU, storage.folder))
         yield storage
     finally:
         storage.end()
@@ -113,3 +111,27 @@ def test_no_secret_of_the_builder_is_in_any_layer(storage: Storage, container: s
     finally:
         storage.buildah("umount", container)
     assert CANARY not in storage.buildah("inspect", "--type", "image", TAG).stdout
+
+
+def at_most(limit: int, wanted: int) -> int:
+    hard = resource.getrlimit(limit)[1]
+    return wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+
+
+def test_podman_builds_and_starts_it_too(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("podman", "runc"):
+        if shutil.which(command) is None:
+            pytest.skip(f"{command} is not installed (tests/images/install.sh podman runc)")
+    conf = storage.folder / "containers.conf"
+    files, processes = at_most(resource.RLIMIT_NOFILE, 1024), at_most(resource.RLIMIT_NPROC, 4096)
+    conf.write_text(CONTAINERS_CONF.format(files=files, processes=processes))
+    monkeypatch.setitem(storage.env, "CONTAINERS_CONF", str(conf))
+    start = ["podman", "run", "--rm", "--network", "none", BASE, "true"]
+    started = subprocess.run(start, env=storage.env, capture_output=True, text=True)
+    if started.returncode != 0:
+        pytest.skip(f"podman starts no container here: {started.stderr.strip()}")
+    tag = "localhost/launcher/cpu:podman"
+    storage.build(CPU, "podman", tag, storage.folder / "wheels")
+    done = storage.launcher("images", "verify", "cpu", "--with", "podman", "--tag", tag)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{tag}: ok, " in done.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,7 @@ def line_of(text: str, part: str) -> int:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("digest: null}", "digest: sha256:12}", "images.0.base.digest: "),
+        (f"digest: {CPU.base.digest}", "digest: sha256:12", "images.0.base.digest: "),
         ("target: docker", "target: dockr", "'dockr' is not known; did you mean 'docker'?"),
         ("without: [bitsandbytes]", "withou: [bitsandbytes]", "unknown field; did you mean 'without'?"),
         ("lock: locks/cpu.txt", "lock: locks/cpus.txt", "there is no locks/cpus.txt"),
@@ -74,6 +76,16 @@ def test_a_projects_own_catalogue_wins(tmp_path: Path) -> None:
     assert catalogue_folder(written(tmp_path).parent) == tmp_path / "containers"
 
 
+def test_the_example_for_an_older_driver_is_an_image_that_builds_from_its_lock(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/images.md").read_text()
+    (example,) = re.findall(r"```yaml\n( +- name: cuda126\n.*?)```", page, flags=re.S)
+    own = written(tmp_path, f"{TEXT}\n{textwrap.indent(textwrap.dedent(example), '  ')}")
+    (own / "locks/cuda126.txt").write_text(f"torch==2.13.0+cu126 --hash=sha256:{'0' * 64}\n")
+    image = load_catalogue(own)[-1]
+    recipe, *_ = build_files(image, own / image.lock, Built(base_of(image, None, unpinned=False)))
+    assert "launcher.torch=2.13.0+cu126 " in recipe.text and "launcher.cuda=12.6 " in recipe.text
+
+
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(SpecError, match="did you mean 'cuda13'"):
         find_image("cuda12", images())
@@ -89,14 +101,18 @@ def test_every_line_of_a_lock_has_a_hash_and_torch_is_the_catalogues() -> None:
         assert len(pins(lock)) == len(lines) and pins(lock)["torch"] == image.torch
 
 
+def test_every_image_is_built_on_a_digest_without_being_told_one() -> None:
+    for image in images():
+        assert base_of(image, None, unpinned=False) == f"docker.io/library/python@{image.base.digest}"
+
+
 def test_a_base_without_a_digest_is_refused_unless_told_that_it_may_be() -> None:
+    unpinned = CPU.model_copy(update={"base": CPU.base.model_copy(update={"digest": None})})
     with pytest.raises(ImageError, match=r"no digest: .*--unpinned-base.*\n.*imagetools inspect"):
-        base_of(CPU, None, unpinned=False)
+        base_of(unpinned, None, unpinned=False)
     with pytest.raises(ImageError, match="no digest: my/base:1 may be another"):
         base_of(CPU, "my/base:1", unpinned=False)
-    assert base_of(CPU, None, unpinned=True) == CPU.base.image
-    pinned = CPU.model_copy(update={"base": CPU.base.model_copy(update={"digest": DIGEST})})
-    assert base_of(pinned, None, unpinned=False) == f"docker.io/library/python@{DIGEST}"
+    assert base_of(unpinned, None, unpinned=True) == CPU.base.image
     assert base_of(CPU, f"my/base@{DIGEST}", unpinned=False) == f"my/base@{DIGEST}"
 
 

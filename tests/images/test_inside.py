@@ -13,7 +13,7 @@ import pytest
 
 from launcher.images import ImageError, inside, sbom
 from launcher.images.build import add_wheels, epoch_of, own_wheel
-from launcher.images.builders import choose
+from launcher.images.builders import BUILDERS, choose
 from launcher.images.verify import configured, differences, labelled
 from tests.images.examples import images, rendered
 
@@ -156,3 +156,17 @@ def test_an_image_whose_label_tells_of_another_launcher_is_not_what_it_says() ->
     assert list(labelled({"Labels": {"org.opencontainers.image.version": "0.1.0"}}, inside)) == []
     (said,) = labelled({"Labels": {"org.opencontainers.image.version": "0.2.0"}}, inside)
     assert said == "launcher is 0.1.0, the label says 0.2.0"
+
+
+def test_the_labels_of_an_apptainer_file_are_found_where_apptainer_puts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What Apptainer 1.4.5 answered for an image built here, but for most of its labels.
+    answer = (
+        '{"data": {"attributes": {"labels": {"launcher.image": "apptainer-cuda13"}}}, "type": "container"}'
+    )
+    apptainer = tmp_path / "apptainer"
+    apptainer.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    apptainer.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert BUILDERS["apptainer"].config("x.sif") == {"Labels": {"launcher.image": "apptainer-cuda13"}}
