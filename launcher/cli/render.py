@@ -27,7 +27,7 @@ def render(
         bool, typer.Option("--image", help="the Dockerfile and the Apptainer definition instead")
     ] = False,
 ) -> None:
-    """Show every file that submitting would write, exactly."""
+    """Show every file that submitting would write; of what is packed into a pod's script, the size."""
     from launcher.cli.output import fail
     from launcher.cli.prepare import prepared
     from launcher.cli.rendered import image_files, show_diff, show_files, write_image, write_run_dir

@@ -14,11 +14,11 @@ from launcher.schedulers.rundir import write_run
 
 
 def show_files(files: Sequence[RenderedFile]) -> None:
-    """One after the other; a header line when there are several."""
+    """One after the other, without what travels in them; a header line when there are several."""
     for file in files:
         if len(files) > 1:
             print(f"# ==> {file.path} <==")
-        print(file.text, end="" if file.text.endswith("\n") else "\n")
+        print(file.shown, end="" if file.text.endswith("\n") else "\n")
 
 
 def image_files(ready: Prepared) -> tuple[RenderedFile, ...]:

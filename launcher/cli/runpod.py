@@ -33,9 +33,9 @@ def leaks(
     from launcher.runs.find import runs_in
     from launcher.schedulers.of_run import statuses
     from launcher.schedulers.runpod.api import Client
-    from launcher.schedulers.runpod.create import UnendedError
-    from launcher.schedulers.runpod.create import end as end_one
     from launcher.schedulers.runpod.leaks import rented
+    from launcher.schedulers.runpod.twins import UnendedError
+    from launcher.schedulers.runpod.twins import end as end_one
 
     if pods and not end:
         fail("ids are given to end them: add --end")

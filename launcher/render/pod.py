@@ -11,6 +11,7 @@ from launcher import __version__
 from launcher.render import quote
 from launcher.render.environment import RenderError
 from launcher.render.values import Target, setup_lines
+from launcher.spec.base import format_bytes
 from launcher.spec.cluster import Cluster, RunPod
 from launcher.spec.job import Job, Secret
 
@@ -34,6 +35,17 @@ class Carried:
     mode: str
     replace: bool
     "Scripts are written anew; what the run itself goes on writing is kept."
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What travels inside a rendered file."""
+
+    what: str
+    base64: str
+
+    def __str__(self) -> str:
+        return f"{self.what}, {format_bytes(len(self.base64) * 3 // 4)} in base64"
 
 
 @dataclass(frozen=True)
@@ -150,6 +162,17 @@ def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
         archive=f"{code}.tar.gz" if target.code is not None else None,
         packed=quote.Written(base64.b64encode(packed).decode()) if packed is not None else None,
     )
+
+
+def in_on_pod(values: OnPodValues) -> tuple[Packed, ...]:
+    found = [Packed(file.path, file.content) for file in values.files if file.content]
+    if values.packed is not None:
+        found.append(Packed("the job's code as tar.gz", values.packed))
+    return tuple(found)
+
+
+def in_request(on_pod_sh: str) -> tuple[Packed, ...]:
+    return (Packed("on-pod.sh", _base64(on_pod_sh)),)
 
 
 def request_values(target: Target, on_pod_sh: str) -> RequestValues:

@@ -13,7 +13,10 @@ from launcher import __version__
 from launcher.render import quote, shipped
 from launcher.render.environment import RenderError, render_template
 from launcher.render.pod import (
+    Packed,
     added_at_creation,
+    in_on_pod,
+    in_request,
     on_pod_values,
     pod_run_dir,
     pod_workdir,
@@ -46,6 +49,16 @@ class RenderedFile:
     path: str
     text: str
     mode: int
+    inside: tuple[Packed, ...] = ()
+    "What travels in it, in base64."
+
+    @property
+    def shown(self) -> str:
+        """For a person: of what travels in it, what it is and its size."""
+        text = self.text
+        for packed in self.inside:
+            text = text.replace(packed.base64, f"<left out here: {packed}>")
+        return text
 
 
 def _for_users(function: Callable[P, T]) -> Callable[P, T]:
@@ -95,7 +108,8 @@ def render_array(target: Target, sweep_id: str, folder: str, tasks: int) -> Rend
 
 
 def _runpod(target: Target, start_sh: str) -> tuple[RenderedFile, ...]:
-    on_pod = _render(target, "runpod/on-pod.sh.j2", on_pod_values(target, start_sh))
+    values = on_pod_values(target, start_sh)
+    on_pod = _render(target, "runpod/on-pod.sh.j2", values)
     name = "create-cluster.json" if target.nodes > 1 else "create-pod.json"
     request = _render(target, f"runpod/{name}.j2", request_values(target, on_pod))
     try:
@@ -103,8 +117,8 @@ def _runpod(target: Target, start_sh: str) -> tuple[RenderedFile, ...]:
     except json.JSONDecodeError as error:
         raise RenderError(f"templates/runpod/{name}.j2 does not make valid JSON: {error}") from error
     return (
-        RenderedFile("on-pod.sh", on_pod, 0o755),
-        RenderedFile(name, json.dumps(body, indent=2) + "\n", 0o644),
+        RenderedFile("on-pod.sh", on_pod, 0o755, in_on_pod(values)),
+        RenderedFile(name, json.dumps(body, indent=2) + "\n", 0o644, in_request(on_pod)),
     )
 
 

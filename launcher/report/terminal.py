@@ -107,7 +107,7 @@ def show_prepared(console: Console, prepared: Prepared) -> None:
     show_plan(console, request.job, request.cluster, request.plan, prepared.warnings)
     for file in prepared.files:
         console.rule(f"{prepared.run_dir}/scripts/{file.path}", align="left", style="dim")
-        console.out(file.text, highlight=False, end="")
+        console.out(file.shown, highlight=False, end="")
     console.rule("command", align="left", style="dim")
     console.out(shlex.join(prepared.command), highlight=False)
 

@@ -9,19 +9,39 @@ from pathlib import Path
 from typing import Any
 
 
+def beside(path: Path, end: str = "tmp") -> Path:
+    """A hidden name in the same folder that nobody else has, for what is to become `path`."""
+    # Not by the process id alone: containers and hosts that share the folder have the same ones.
+    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.{end}")
+
+
 def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
     """Write `path` whole or not at all; a crash leaves the old content.
 
     Raises OSError (a full disk, a missing folder); then no temporary file stays behind.
     """
-    # Not by the process id alone: in containers, which share the folder, they begin at 1 in each.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    temporary = beside(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Write `path` whole or not at all, its folders as well. Without a sync: for what can be made again.
+
+    Raises OSError; then no temporary file stays behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = beside(path)
+    try:
+        temporary.write_bytes(data)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,7 +20,18 @@ from pydantic import (
 from launcher.spec.base import Bytes, EnvName, Rate, Text, Value
 from launcher.spec.text import no_nul
 
-Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$")]
+HOST = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$"
+
+
+def _as_ssh_takes_it(text: str) -> str:
+    if re.fullmatch(HOST, text) is None:
+        raise ValueError(
+            f"{text!r} is no host: write user@host, or a name of your ssh config (which has the port, too)"
+        )
+    return text
+
+
+Host = Annotated[str, AfterValidator(_as_ssh_takes_it), Field(json_schema_extra={"pattern": HOST})]
 "As `ssh` takes it: user@host, or a name of your ssh config."
 Env = dict[EnvName, Annotated[Text, AfterValidator(no_nul)]]
 

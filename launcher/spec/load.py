@@ -98,6 +98,9 @@ def validate(model: type[Model], document: Document) -> Model:
     except ValidationError as error:
         # pydantic reports cross-field rules only when every field is right: a user wants all at once.
         details = [d for d in error.errors(include_url=False) if d["loc"] or model is not Job]
+        wrong = {d["loc"][:depth] for d in details for depth in range(len(d["loc"]))}
+        # A list is "too short" as well when one of its items is wrong: pydantic does not count that one.
+        details = [d for d in details if d["type"] != "too_short" or d["loc"] not in wrong]
         problems = [_problem(model, document, detail) for detail in details]
         if model is Job:
             problems += [

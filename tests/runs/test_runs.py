@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runs.files import append_json, read_json, read_json_lines, replace_text
+from launcher.runs.files import append_json, read_json, read_json_lines, replace_bytes, replace_text
 from launcher.runs.find import RunNotFoundError, find_run, latest_checkpoint, runs_in
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_metrics, progress_text
@@ -54,6 +55,21 @@ def test_a_reader_never_sees_half_a_replaced_file(tmp_path):
             assert len(json.loads(path.read_text())["pad"]) == 5000
             seen += 1
     assert writer.returncode == 0 and seen > 10
+
+
+def test_several_with_one_process_id_replace_a_file_and_each_writes_its_own(tmp_path):
+    """Threads stand for hosts that share a folder: theirs can be the same, too."""
+    path = tmp_path / "deep" / "f"
+
+    def write(letter):
+        for _ in range(200):
+            replace_bytes(path, letter * 20_000)
+            assert len(set(path.read_bytes())) == 1 and path.stat().st_size == 20_000
+
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(write, letter) for letter in (b"a", b"b", b"c")]:
+            done.result()
+    assert [entry.name for entry in path.parent.iterdir()] == ["f"]
 
 
 def test_a_failed_replacement_leaves_the_old_content_and_nothing_else(tmp_path):

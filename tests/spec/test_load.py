@@ -143,6 +143,21 @@ def test_a_wrong_profile_names_its_own_file(write):
     ]
 
 
+def test_a_wrong_item_of_a_list_is_one_problem_that_says_what_is_expected(write):
+    rented = "name: x\nscheduler: runpod\nrunpod:\n  cpu_id: a\n  vcpu: 2\n  clouds: [SECUR]\n"
+    assert problems(lambda: load_cluster(write(rented, "c.yaml"))) == [
+        "c.yaml:6: runpod.clouds.0: 'SECUR' is not known; did you mean 'SECURE'?"
+    ]
+    hosts = "name: x\nscheduler: ssh\nssh:\n  hosts: ['ssh://host:22']\n"
+    assert problems(lambda: load_cluster(write(hosts, "c.yaml"))) == [
+        "c.yaml:4: ssh.hosts.0: 'ssh://host:22' is no host: write user@host, or a name of your ssh config "
+        "(which has the port, too)"
+    ]
+    none = "name: x\nscheduler: ssh\nssh: {hosts: []}\n"
+    (said,) = problems(lambda: load_cluster(write(none, "c.yaml")))
+    assert said.startswith("c.yaml:3: ssh.hosts: ") and "at least 1 item" in said
+
+
 def test_a_section_of_another_scheduler_is_refused(write):
     text = "name: x\nscheduler: local\nslurm: {partition: gpu}\n"
     assert (

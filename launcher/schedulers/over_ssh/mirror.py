@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from launcher.runs.files import read_record
+from launcher.runs.files import read_record, replace_bytes
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh import exchange
@@ -251,17 +251,9 @@ def _write_end(file: Path, piece: Piece, mine: tuple[int, int] | None) -> Known:
 
 
 def _write_whole(file: Path, piece: Piece) -> Known:
-    _replace(file, piece.data)
+    replace_bytes(file, piece.data)
     whole = len(piece.data) == piece.size  # else it changed while it was read, and is asked for again
     return Known(piece.inode if whole else "-", piece.size, piece.time, file.stat().st_mtime_ns)
-
-
-def _replace(file: Path, data: bytes) -> None:
-    """Without a sync: a copy can be made again."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data)
-    temporary.replace(file)
 
 
 def _is_below(name: str) -> bool:
@@ -283,7 +275,7 @@ def _read_index(run: Path) -> dict[str, Known]:
 def _write_index(run: Path, files: Mapping[str, Known]) -> None:
     if run.is_dir():  # it was not deleted meanwhile
         record = {name: (was.inode, was.size, was.time, was.here) for name, was in files.items()}
-        _replace(run / INDEX, json.dumps(record).encode())
+        replace_bytes(run / INDEX, json.dumps(record).encode())
 
 
 @contextlib.contextmanager

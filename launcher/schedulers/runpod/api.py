@@ -56,8 +56,18 @@ def secure(url: str, name: str) -> str:
 
 
 def pause_seconds() -> float:
-    """Before a second try; each further pause is twice as long. A sandbox needs less patience."""
-    return float(os.environ.get("LAUNCHER_RUNPOD_PAUSE", "1"))
+    """Before a second try; each further pause is twice as long. A sandbox needs less patience.
+
+    Raises ApiError.
+    """
+    written = os.environ.get("LAUNCHER_RUNPOD_PAUSE", "1")
+    try:
+        pause = float(written)
+    except ValueError:
+        pause = -1.0
+    if not 0 <= pause < float("inf"):
+        raise ApiError(f"LAUNCHER_RUNPOD_PAUSE: {clean(written)!r} is no number of seconds, e.g. 0.5")
+    return pause
 
 
 class Client:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.runs.time import stamp
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.runpod.answers import Answer, Clusters, Id, Money, Pod, Pods, read
+from launcher.schedulers.runpod.answers import Answer, Id, Money, Pod, Pods, read
 from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, LostAnswerError
+from launcher.schedulers.runpod.twins import UnendedError, end, ids_named, keep_one
+from launcher.schedulers.runpod.volume import VolumeError
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -34,14 +36,6 @@ class UnclearError(SchedulerError):
     """There may be a pod: nobody answered."""
 
 
-class UnendedError(SchedulerError):
-    """There is one that is not wanted, and it goes on costing money."""
-
-    def __init__(self, message: str, path: str, usd_per_hour: float | None = None):
-        super().__init__(message)
-        self.path, self.usd_per_hour = path, usd_per_hour
-
-
 class _Created(Answer):
     id: Id
     costPerHr: Money = 0.0  # noqa: N815
@@ -61,12 +55,24 @@ class Rented:
         return f"/clusters/{self.id}" if self.cluster else f"/pods/{self.id}"
 
 
-@dataclass(frozen=True)
-class Doubt:
-    """An answer that leaves open whether there is a pod."""
+@dataclass
+class Doubts:
+    """Requests whose answers leave open whether there is a pod; each has made one at most."""
 
-    offer: Offer
-    error: ApiError
+    asked: list[tuple[Offer, ApiError]] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
+    "Pods of which an answer did tell."
+    found: set[str] = field(default_factory=set)
+    "Pods of that name which RunPod has listed since."
+
+    @property
+    def open(self) -> bool:
+        """Another pod may still appear."""
+        return len(self.asked) > len(self.found - self.told)
+
+    @property
+    def last(self) -> tuple[Offer, ApiError]:
+        return self.asked[-1]
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class Order:
 def rent(client: Client, order: Order) -> Rented:
     """Raises NotRentedError, UnclearError, UnendedError."""
     refused: list[tuple[Offer, ApiError | str]] = []
-    doubts: list[Doubt] = []
+    doubts = Doubts()
     for offer in order.offers:
         try:
             rented = _create(client, order, offer, doubts)
@@ -100,11 +106,21 @@ def rent(client: Client, order: Order) -> Rented:
         why = too_dear(rented.usd_per_hour, limit_of(order.section, rented.offer))
         if why is None:
             return rented
-        _reject(client, rented, why)
+        _reject(client, order, rented, why)
         refused.append((rented.offer, f"{why}: ended at once"))
-    if doubts:  # a pod may still appear, and must find its run
-        raise _unclear(order.name, doubts[-1].error, _why_none(refused))
+        if _has_begun(order, rented):  # another pod would find the run taken
+            refused.append((rented.offer, "it had begun the run, so no other is asked for: try again"))
+            break
+    if doubts.open:  # a pod may still appear, and must find its run
+        raise _unclear(order.name, doubts, _why_none(refused))
     raise NotRentedError(_why_none(refused))
+
+
+def _has_begun(order: Order, rented: Rented) -> bool:
+    try:
+        return order.owner() == rented.id
+    except VolumeError:
+        return True
 
 
 def limit_of(section: RunPod, offer: Offer) -> float | None:
@@ -122,12 +138,14 @@ def too_dear(usd_per_hour: float, limit: float | None) -> str | None:
     return f"it was billed at {said}, the limit is {limit:.3f}"
 
 
-def _reject(client: Client, rented: Rented, why: str) -> None:
+def _reject(client: Client, order: Order, rented: Rented, why: str) -> None:
     """Raises UnendedError."""
     try:
         end(client, rented.path)
     except UnendedError as error:
-        raise UnendedError(f"{why}; {error}", rented.path, rented.usd_per_hour or None) from None
+        price = rented.usd_per_hour or rented.offer.usd_per_hour  # at least
+        limit = limit_of(order.section, rented.offer)
+        raise UnendedError(f"{why}; {error}", rented.path, price, limit) from None
 
 
 def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
@@ -141,71 +159,59 @@ def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
     return "nothing is rented:\n" + "\n".join(lines)
 
 
-def _create(client: Client, order: Order, offer: Offer, doubts: list[Doubt]) -> Rented:
+def _create(client: Client, order: Order, offer: Offer, doubts: Doubts) -> Rented:
     """One, or none: never two. `doubts`: about this offer and those before it.
 
     Raises ApiError, NotRentedError, UnclearError, UnendedError.
     """
     cluster = offer.need.nodes > 1
     for attempt in range(TRIES):
-        if doubts and (there := _doubted(client, order, cluster, doubts)):
+        if doubts.open and (there := _doubted(client, order, cluster, doubts)):
             return there
-        # Only now: it makes the run's plan that of this offer.
-        body = order.body(offer) | {"name": order.name}
+        # The plan on the volume is that of one card, and a pod reads it whenever it begins.
+        if doubts.open and (card := doubts.last[0].need.gpu_id) != offer.need.gpu_id:
+            raise ApiError(f"not asked for while a pod of {card} may still appear", fate=Fate.SKIP)
+        body = order.body(offer) | {"name": order.name}  # makes the run's plan that of this offer
         try:
             made, price = _send(client, order.section, offer, body, cluster)
         except (LostAnswerError, HostileAnswerError) as error:
-            doubts.append(Doubt(offer, error))
+            doubts.asked.append((offer, error))
             time.sleep(client.pause * 2**attempt)
             continue
-        if doubts:  # what was perhaps made before would be a second one
-            made = _keep_one(client, order, cluster, [made, *_named(client, order.name, cluster)])
-        return _billed(client, Rented(made, cluster, offer, price))
+        doubts.told.add(made)
+        kept = made
+        if doubts.open:  # what was perhaps made before would be a second one
+            with suppress(ApiError, VolumeError):  # then the pods settle it among themselves
+                listed = ids_named(client, order.name, cluster)
+                doubts.found |= set(listed)
+                kept = keep_one(client, cluster, [made, *listed], order.owner)
+        return _billed(client, order, Rented(kept, cluster, offer, price if kept == made else 0.0))
     if there := _doubted(client, order, cluster, doubts):
         return there
-    raise _unclear(order.name, doubts[-1].error)
+    raise _unclear(order.name, doubts)
 
 
-def _doubted(client: Client, order: Order, cluster: bool, doubts: list[Doubt]) -> Rented | None:
-    """What was made all the same. Raises NotRentedError, UnclearError, UnendedError."""
-    last = doubts[-1]
-    there = _look_for(client, order, cluster, last.error)
-    if there is None:
-        return None
-    doubts.clear()
-    return _billed(client, Rented(there, cluster, last.offer, 0.0))
+def _doubted(client: Client, order: Order, cluster: bool, doubts: Doubts) -> Rented | None:
+    """What was made all the same. It can be missing from the list for a moment.
 
-
-def _unclear(name: str, doubt: ApiError, *more: str) -> UnclearError:
-    lines = [f"RunPod does not tell whether it has made {name}: {doubt}", *more]
-    hint = "`launcher status` looks for it again, `launcher runpod leaks` lists what is there"
-    return UnclearError("\n".join([*lines, hint]))
-
-
-def _look_for(client: Client, order: Order, cluster: bool, doubt: ApiError) -> str | None:
-    """It can be missing from the list for a moment. Raises UnclearError."""
+    Raises NotRentedError, UnclearError, UnendedError.
+    """
     for look in range(LOOKS):
         try:
-            if there := _named(client, order.name, cluster):
-                return _keep_one(client, order, cluster, there)
-        except ApiError:
-            raise _unclear(order.name, doubt) from None
+            if listed := ids_named(client, order.name, cluster):
+                doubts.found |= set(listed)
+                kept = keep_one(client, cluster, listed, order.owner)
+                return _billed(client, order, Rented(kept, cluster, doubts.last[0], 0.0))
+        except (ApiError, VolumeError):
+            raise _unclear(order.name, doubts) from None
         time.sleep(client.pause * 2**look)
     return None
 
 
-def _keep_one(client: Client, order: Order, cluster: bool, ids: Sequence[str]) -> str:
-    """The one that has begun the run, or the first; the others are ended."""
-    owner = order.owner() if len(set(ids)) > 1 else None
-    kept = str(owner if owner in ids else ids[0])
-    _end_others(client, cluster, set(ids) - {kept})
-    return kept
-
-
-def _end_others(client: Client, cluster: bool, ids: Iterable[str]) -> None:
-    for other in ids:
-        with suppress(UnendedError):  # it ends itself when it finds its run taken; `leaks` lists it
-            end(client, f"/clusters/{other}" if cluster else f"/pods/{other}")
+def _unclear(name: str, doubts: Doubts, *more: str) -> UnclearError:
+    lines = [f"RunPod does not tell whether it has made {name}: {doubts.last[1]}", *more]
+    hint = "`launcher status` looks for it again, `launcher runpod leaks` lists what is there"
+    return UnclearError("\n".join([*lines, hint]))
 
 
 def _send(
@@ -253,23 +259,7 @@ def _graphql_input(section: RunPod, offer: Offer, body: Mapping[str, Any]) -> di
     return {key: value for key, value in wanted.items() if value is not None}
 
 
-def _named(client: Client, name: str, cluster: bool) -> list[str]:
-    """Ids of all of this name that live."""
-    if cluster:
-        clusters = read(Clusters, client.get("/clusters"), "GET /clusters").clusters
-        return [one.id for one in clusters if one.name == name]
-    pods = read(Pods, client.get("/pods"), "GET /pods").pods
-    return [pod.id for pod in pods if pod.name == name and pod.living]
-
-
-def named(client: Client, name: str, cluster: bool) -> str | None:
-    """One that was made and of which the answer was lost. Raises ApiError."""
-    there = _named(client, name, cluster)
-    _end_others(client, cluster, there[1:])
-    return there[0] if there else None
-
-
-def _billed(client: Client, rented: Rented) -> Rented:
+def _billed(client: Client, order: Order, rented: Rented) -> Rented:
     """With the price that RunPod really asks; 0 where it does not tell.
 
     Raises NotRentedError, UnendedError.
@@ -281,7 +271,7 @@ def _billed(client: Client, rented: Rented) -> Rented:
         except ApiError as error:
             if error.status != 404:  # not listed yet
                 why = f"its price could not be read: {error}"
-                _reject(client, rented, why)
+                _reject(client, order, rented, why)
                 raise NotRentedError(f"{why}, so it was ended") from None
         if price:
             break
@@ -303,15 +293,3 @@ def billed_as(client: Client, which: str, cluster: bool) -> tuple[str, float]:
         pods = [read(Pod, client.get(f"/pods/{which}"), f"GET /pods/{which}")]
     gpus = [pod.gpu.id for pod in pods if pod.gpu is not None]
     return gpus[0] if gpus else "CPU", sum(pod.cost for pod in pods)
-
-
-def end(client: Client, path: str) -> None:
-    """It is gone afterwards. Raises UnendedError."""
-    try:
-        client.delete(path)
-    except ApiError as error:
-        raise UnendedError(
-            f"{path.strip('/')} could not be ended and goes on costing money: {error}; "
-            "`launcher status` tries again, or end it in RunPod's console",
-            path,
-        ) from None

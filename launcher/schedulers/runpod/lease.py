@@ -18,14 +18,14 @@ from launcher.schedulers.runpod.create import (
     Order,
     Rented,
     UnclearError,
-    UnendedError,
     limit_of,
     rent,
 )
 from launcher.schedulers.runpod.offers import Market, Need, Offer, hours_of, look, spent_of
-from launcher.schedulers.runpod.place import Handle, submissions
+from launcher.schedulers.runpod.place import Handle, claim, submissions
 from launcher.schedulers.runpod.prepared import command, scripts_request
 from launcher.schedulers.runpod.rejected import keep_rejected
+from launcher.schedulers.runpod.twins import UnendedError
 from launcher.spec.cluster import Cluster, RunPod
 from launcher.spec.job import Job
 
@@ -101,14 +101,14 @@ def lease(
             offers=market.offers,
             name=pod_name(run.id, number),
             body=body,
-            owner=lambda: copy.text(f"runpod-submission-{number}"),
+            owner=lambda: copy.text(claim(number)),
         )
         rented = rent(client, order)
     except UnclearError:
         raise
     except UnendedError as error:
         handle = Handle.at(of.cluster.name, error.path)
-        keep_rejected(copy, handle, str(error), error.usd_per_hour, of.section.max_price)
+        keep_rejected(copy, handle, str(error), error.usd_per_hour, error.limit)
         raise
     except (SchedulerError, OSError) as error:
         run.event("refused", reason=str(error))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.runs.files import read_record
+from launcher.runs.files import read_record, replace_bytes
 from launcher.runs.layout import RunDir
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD, Wanted
 from launcher.schedulers.runpod.errors import clean
@@ -85,7 +85,7 @@ class Copy:
                         marks[name] = item.mark
         finally:
             if marks:
-                _replace(to / MARKS, json.dumps(marks).encode())
+                replace_bytes(to / MARKS, json.dumps(marks).encode())
         return came
 
     def _save(self, key: str, file: Path) -> int:
@@ -156,7 +156,7 @@ class Copy:
         if PurePosixPath(name).suffix in _GROWING:
             index[name] = [self._append(path, item, int(known[0]), name == "events.jsonl"), item.mark, 0]
         elif [item.size, item.mark] != known[:2] and name not in self._sent(index):
-            _replace(path, self._whole(item.key, item.size))
+            replace_bytes(path, self._whole(item.key, item.size))
             index[name] = [item.size, item.mark, 0]
 
     def _sent(self, index: Index) -> set[str]:
@@ -199,7 +199,7 @@ class Copy:
         if found is not None and index.get("state.json", [0, "", 0])[1] != found[0].mark:
             with contextlib.suppress(ValueError):  # not whole yet: it comes the next time
                 json.loads(found[1])
-                _replace(self.run.state, found[1])
+                replace_bytes(self.run.state, found[1])
                 index["state.json"] = [found[0].size, found[0].mark, 0]
 
     def _copy_names(self, steps: list[str]) -> None:
@@ -221,7 +221,7 @@ class Copy:
             try:
                 yield index
             finally:
-                _replace(self.run.path / INDEX, json.dumps(index).encode())
+                replace_bytes(self.run.path / INDEX, json.dumps(index).encode())
 
 
 def _skipped(folder: str, name: str) -> bool:
@@ -238,11 +238,3 @@ def _plain(name: str) -> bool:
         and ".." not in parts
         and "\0" not in name
     )
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Without a sync: a copy can be made again."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(data)
-    temporary.replace(path)

@@ -236,14 +236,17 @@ def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
     def at(event: Mapping[str, object]) -> float | None:
         return seconds_of(str(event.get("since") or event.get("time", "")))
 
-    total, since, price = 0.0, None, 0.0
+    total, since, price, rejected = 0.0, None, 0.0, False
     timed = [(moment, event) for event in events if (moment := at(event)) is not None]
     # What a pod wrote comes here later than what was written here meanwhile.
     for moment, event in sorted(timed, key=lambda one: one[0]):
-        rented = event.get("usd_per_hour")
-        ends = event.get("event") in ("finished", "pod-gone", "rejected-ended")
+        what, rented = event.get("event"), event.get("usd_per_hour")
+        ends = what in ("rejected-ended", "submitting")
+        if not rejected:  # one that could not be ended outlives its run
+            ends = ends or what in ("finished", "pod-gone")
         if since is not None and (ends or rented is not None):
             total, since = total + (moment - since) / 3600 * price, None
+        rejected = what == "rejected" or (rejected and not ends)
         if isinstance(rented, int | float):
             since, price = moment, float(rented)
     return total + ((now - since) / 3600 * price if since is not None else 0.0)

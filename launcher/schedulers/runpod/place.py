@@ -57,6 +57,11 @@ def handle_of(run: RunDir) -> Handle:
     return Handle(profile, None)
 
 
+def claim(submission: int) -> str:
+    """The file in the run directory in which the pod that has begun the run puts its id."""
+    return f"runpod-submission-{submission}"
+
+
 def submissions(run: RunDir) -> int:
     return sum(event.get("event") == "submitting" for event in run.read_events())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.runs.files import replace_json, replace_text
 from launcher.runs.layout import RunDir
@@ -14,7 +14,6 @@ from launcher.schedulers.base import LIVING, SchedulerError
 from launcher.schedulers.runpod.place import Handle
 
 if TYPE_CHECKING:
-    from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.mirror import Copy
 
 
@@ -27,37 +26,18 @@ def ask_to_stop(copy: Copy) -> None:
 def keep_rejected(
     copy: Copy, handle: Handle, why: str, usd_per_hour: float | None, limit: float | None
 ) -> None:
-    """One that could not be ended: written down, and told to stop."""
-    told = {"usd_per_hour": usd_per_hour, "limit": limit}
+    """One that could not be ended yet: written down, and told to stop."""
+    since = last_submitting(copy.run)["time"]  # it costs from then on
+    told = {"usd_per_hour": usd_per_hour, "limit": limit, "since": since}
     copy.run.event("rejected", handle=str(handle), reason=why, **told)
     replace_json(copy.run.state, {**copy.run.read_state(), "reason": why, "time": now()})
     with suppress(SchedulerError):
         ask_to_stop(copy)
 
 
-def check_price(copy: Copy, handle: Handle, client: Client) -> bool:
-    """Of one that was found by a look: written down, and held against what was asked for. Whether there is
-    nothing against it. Raises ApiError."""
-    from launcher.schedulers.runpod.create import billed_as, too_dear
-
-    run, which = copy.run, str(handle.id)
-    events = [event for event in run.read_events() if event.get("event") == "submitting"]
-    limits: dict[str, float] = events[-1].get("limits", {})
-    gpu, price = billed_as(client, which, handle.cluster)
-    limit = limits.get(gpu, min(limits.values(), default=None))
-    since = events[-1]["time"]  # it costs from then on
-    run.event("found", handle=str(handle), gpu=gpu, usd_per_hour=price, since=since)
-    if (why := too_dear(price, limit)) is None:
-        return True
-    keep_rejected(copy, handle, why, price, limit)
-    return False
-
-
-def is_priced(run: RunDir, handle: Handle) -> bool:
-    return any(
-        event.get("usd_per_hour") is not None and event.get("handle") == str(handle)
-        for event in run.read_events()
-    )
+def last_submitting(run: RunDir) -> dict[str, Any]:
+    """The event. Raises IndexError for a run for which no pod was ever asked."""
+    return [event for event in run.read_events() if event.get("event") == "submitting"][-1]
 
 
 def rejected(run: RunDir) -> tuple[Handle, str] | None:

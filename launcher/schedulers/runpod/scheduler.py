@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import shutil
 import time
@@ -20,6 +19,7 @@ from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerE
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import for_us_alone, in_force, rewrite_run, write_run
 from launcher.schedulers.runpod.errors import ApiError
+from launcher.schedulers.runpod.looks import Looks
 from launcher.schedulers.runpod.place import (
     PREFIX,
     Handle,
@@ -27,8 +27,9 @@ from launcher.schedulers.runpod.place import (
     folder_on_volume,
     handle_of,
 )
-from launcher.schedulers.runpod.rejected import ask_to_stop, check_price
-from launcher.schedulers.runpod.watch import Seen, look_at, wait_for_one, wants_new_pod
+from launcher.schedulers.runpod.rejected import ask_to_stop
+from launcher.schedulers.runpod.renew import Renewal
+from launcher.schedulers.runpod.watch import pace
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 2.0
 "Between two looks of one process at a run."
-POD_SECONDS = 10.0
-"Between two questions about its pod: RunPod answers about sixty in a minute."
-AGAIN_SECONDS = 30.0
-"Between two tries to rent a pod in the place of one that was taken away."
 
 
 class RunPodScheduler:
@@ -55,13 +52,11 @@ class RunPodScheduler:
         "Where the run of a handle is looked for first."
         self._made: Client | None = None
         self._volumes: dict[tuple[str, str | None], Volume] = {}
-        self._wanted = Wanted()
         self._markets: dict[str, Market] = {}
         "Run id -> what was looked up for it."
         self._last: dict[Path, tuple[float, Status]] = {}
-        self._seen: dict[tuple[Path, str], tuple[float, Seen]] = {}
-        self._tried: dict[Path, float] = {}
-        self._renewed: set[Path] = set()
+        self._looks = Looks(lambda: self.client, self.copy)
+        self._renewal = Renewal(self._looks)
 
     @property
     def client(self) -> Client:
@@ -163,14 +158,14 @@ class RunPodScheduler:
         from launcher.schedulers.runpod.prepared import PodPrepared
 
         run = self.run_of(handle)
-        if run.path in self._renewed:  # the look at its state has just done it
+        if run.path in self._renewal.renewed:  # the look at its state has just done it
             return str(handle_of(run))
-        status = self._judged(run)
+        status = self._looks.state(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {status.state}")
         if status.state == "succeeded":
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
-        self._end(handle_of(run))
+        self._looks.end(handle_of(run))
         self.copy(run).fetch(Wanted())
         if again is not None:  # where its volume is does not change
             again = replace(again, about={**again.about, "runpod": run.read_about().get("runpod", {})})
@@ -187,15 +182,13 @@ class RunPodScheduler:
         run = self.run_of(handle)
         if (last := self._last.get(run.path)) is not None and last[0] > time.monotonic():
             return last[1]
-        found = self._judged(run)
-        if wants_new_pod(run, found):
-            found = self._renew(run) or found
-        self._last[run.path] = (time.monotonic() + LOOK_SECONDS * self._pace(), found)
+        found = self._renewal.state(run)
+        self._last[run.path] = (time.monotonic() + LOOK_SECONDS * pace(), found)
         return found
 
     def statuses(self, runs: Iterable[RunDir]) -> list[Status]:
         """Of many: nothing is rented by looking at them."""
-        return [self._judged(run) for run in runs]
+        return [self._looks.state(run) for run in runs]
 
     def logs(self, handle: str, since: int) -> bytes:
         """What the pods' own scripts and the supervisors printed, from byte `since` on."""
@@ -217,12 +210,12 @@ class RunPodScheduler:
                     yield f"{line.ts} {line.source}: {line.line}\n".encode()
             if self.status(handle).ended:
                 return
-            time.sleep(LOOK_SECONDS * self._pace())
+            time.sleep(LOOK_SECONDS * pace())
 
     def cancel(self, handle: str) -> None:
         """A pod that has not begun is ended. Else a checkpoint is asked for; a second call ends the ranks."""
         run = self.run_of(handle)
-        status = self._judged(run)
+        status = self._looks.state(run)
         if status.ended:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         self._last.pop(run.path, None)
@@ -230,7 +223,7 @@ class RunPodScheduler:
             try:  # one that nobody knows of may begin yet
                 ask_to_stop(self.copy(run))
             finally:
-                self._end(handle_of(run))
+                self._looks.end(handle_of(run))
             reason = "cancelled before it began"
             run.event("finished", state="cancelled", failure="cancelled", reason=reason, by="runpod")
             replace_json(
@@ -241,9 +234,9 @@ class RunPodScheduler:
         self.copy(run).fetch(Wanted())
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
-        self._wanted = wanted or Wanted()
+        self._looks.wanted = wanted or Wanted()
         self._last.pop(run.path, None)
-        self.copy(run).fetch(self._wanted)
+        self._looks.fetch(run)
 
     def where(self, run: RunDir) -> str:
         section = run.read_about()["cluster"]["runpod"]
@@ -251,7 +244,7 @@ class RunPodScheduler:
 
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
-            self._end(handle_of(run))
+            self._looks.end(handle_of(run))
             self.copy(run).remove()
             shutil.rmtree(run.path)
 
@@ -296,12 +289,6 @@ class RunPodScheduler:
 
         return market(self.client, prepared)
 
-    def _pace(self) -> float:
-        """A sandbox is looked at more often than RunPod."""
-        from launcher.schedulers.runpod.api import pause_seconds
-
-        return min(1.0, pause_seconds())
-
     def _send_code(self, prepared: PodPrepared, volume: Volume) -> None:
         from launcher.schedulers.runpod.volume import GoneError
 
@@ -321,26 +308,6 @@ class RunPodScheduler:
             copy.remove()
         shutil.rmtree(run.path)
 
-    def _judged(self, run: RunDir) -> Status:
-        return look_at(
-            run,
-            fetch=lambda: self.copy(run).fetch(self._wanted),
-            seen=lambda handle: self._ask(run, handle),
-            end=self._end,
-            client=lambda: self.client,
-            check=lambda handle: check_price(self.copy(run), handle, self.client),
-        )
-
-    def _ask(self, run: RunDir, handle: Handle) -> Seen:
-        """Of its pod, seldom enough. Raises ApiError."""
-        from launcher.schedulers.runpod.watch import ask
-
-        at, seen = self._seen.get((run.path, str(handle)), (float("-inf"), None))
-        if seen is None or not seen.living or time.monotonic() > at + POD_SECONDS * self._pace():
-            seen = ask(self.client, handle)
-            self._seen[run.path, str(handle)] = (time.monotonic(), seen)
-        return seen
-
     def _first_pod(self, handle: Handle) -> str | None:
         """Of a cluster the one that leads; None while there is none."""
         from launcher.schedulers.runpod.answers import Pods, read
@@ -352,37 +319,3 @@ class RunPodScheduler:
         except ApiError:
             return None
         return next((pod.id for pod in pods if pod.cluster is not None and pod.cluster.rank == 0), None)
-
-    def _end(self, handle: Handle) -> None:
-        """Raises SchedulerError."""
-        from launcher.schedulers.runpod.create import end
-
-        if handle.id is not None:
-            end(self.client, handle.path)
-
-    def _renew(self, run: RunDir) -> Status | None:
-        """Another pod in the place of one that was taken away; None where another process is at it."""
-        from launcher.schedulers.runpod.create import NotRentedError, UnendedError
-        from launcher.schedulers.runpod.lease import lease, leased, market_again
-
-        pause = AGAIN_SECONDS * self._pace()
-        if time.monotonic() < self._tried.get(run.path, float("-inf")) + pause:
-            return self._judged(run)
-        with open(run.path / ".renew.lock", "w", encoding="utf-8") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return None
-            if not wants_new_pod(run, self._judged(run)):  # somebody was faster
-                return None
-            self._tried[run.path] = time.monotonic()
-            try:
-                self._end(handle_of(run))
-                market = market_again(self.client, leased(run))
-                lease(self.client, self.copy(run), "requeued", market, reason="preempted")
-                self._renewed.add(run.path)
-            except UnendedError:
-                pass  # the look at its state tells of it
-            except (NotRentedError, ApiError) as error:
-                wait_for_one(run, error)
-        return self._judged(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,12 @@ from launcher.runs.time import now, seconds_of
 from launcher.schedulers.base import LIVING, SchedulerError, Status
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.runpod.errors import ApiError
-from launcher.schedulers.runpod.place import Handle, handle_of, submissions
-from launcher.schedulers.runpod.rejected import end_rejected, is_priced, rejected
+from launcher.schedulers.runpod.place import Handle, handle_of
+from launcher.schedulers.runpod.rejected import end_rejected, rejected
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
+    from launcher.schedulers.runpod.looks import Looks
 
 NOT_LISTED_SECONDS = 60.0
 "A pod that was just made can be missing for a moment."
@@ -54,92 +55,56 @@ def ask(client: Client, handle: Handle) -> Seen:
     return Seen(bad[0] if bad else pods[0].status if pods else "PROVISIONING")
 
 
-def look_at(
-    run: RunDir,
-    fetch: Callable[[], None],
-    seen: Callable[[Handle], Seen],
-    end: Callable[[Handle], None],
-    client: Callable[[], Client],
-    check: Callable[[Handle], bool],
-) -> Status:
-    """`fetch` brings its records here, `seen` asks for its pod, `end` ends that, `check` tells whether its
-    price is right."""
+def look_at(run: RunDir, looks: Looks) -> Status:
+    """Its records are brought here, and its pod is asked for."""
     trouble = ""
     if (unwanted := rejected(run)) is not None:
         with suppress(SchedulerError):
-            fetch()
-        return _end_unwanted(run, *unwanted, end)
+            looks.fetch(run)
+        return _end_unwanted(run, *unwanted, looks)
     if _lives(run.read_state()):
         try:
-            fetch()
+            looks.fetch(run)
         except SchedulerError as error:
             trouble = str(error)
     state = run.read_state()
-    if not _lives(state) or _waits(run):
+    if not _lives(state) or waits(run):
         return _told(run, state)
+    from launcher.schedulers.runpod import late
+
     try:
         handle = handle_of(run)
         if handle.id is None:
-            found = _unanswered(run, state, client(), check)
-            return found if rejected(run) is None else look_at(run, fetch, seen, end, client, check)
-        pod = seen(handle)
-        if pod.living and not is_priced(run, handle) and not check(handle):
-            return look_at(run, fetch, seen, end, client, check)
+            found = _unanswered(run, state, looks)
+            return found if rejected(run) is None else look_at(run, looks)
+        pod = looks.pod(run, handle)
+        known = not pod.living or late.is_priced(run, handle)
+        if not known and not late.accept(looks.copy(run), handle, looks.client):
+            return look_at(run, looks)
     except SchedulerError as error:
         return _told(run, {**state, "reason": f"as the run itself last said; {trouble or error}"})
     if pod.living:
         return _told(run, {**state, "reason": trouble or _going_on(run, state, handle, pod)})
-    if not pod.status and _age(run) < NOT_LISTED_SECONDS * _pace():
+    if not pod.status and _age(run) < NOT_LISTED_SECONDS * pace():
         return _told(run, {**state, "reason": f"RunPod does not list pod {handle.id} yet"})
     with suppress(SchedulerError):
-        fetch()  # its last words
+        looks.fetch(run)  # its last words
     state = run.read_state()
     if handle_of(run) != handle:  # a twin has the run
-        return look_at(run, fetch, seen, end, client, check)
+        return look_at(run, looks)
     if pod.status:
-        end(handle)  # one that has stopped goes on costing
+        looks.end(handle)  # one that has stopped goes on costing
     if not _lives(state):
         return _told(run, state)
     return _told(run, _settle(run, state, handle, pod, trouble))
 
 
-def _end_unwanted(run: RunDir, handle: Handle, why: str, end: Callable[[Handle], None]) -> Status:
+def _end_unwanted(run: RunDir, handle: Handle, why: str, looks: Looks) -> Status:
     try:
-        end_rejected(run, handle, why, end)
+        end_rejected(run, handle, why, looks.end)
     except SchedulerError as error:
         return _told(run, {**run.read_state(), "reason": f"{why.split(';')[0]}; {error}"})
     return _told(run, run.read_state())
-
-
-def wants_new_pod(run: RunDir, status: Status) -> bool:
-    """An interruptible pod was taken away, and its run is to go on."""
-    from launcher.spec.job import Job
-    from launcher.supervise.policy import spent_budgets
-
-    about = run.read_about()
-    if about["cluster"]["runpod"].get("bid_per_gpu") is None:
-        return False
-    if _waits(run):
-        return _lives(run.read_state())
-    if status.state != "interrupted" or status.failure != "preempted":
-        return False
-    job = Job.model_validate(about["job"])
-    return job.requeue and spent_budgets(run.read_events()).get("preemptions", 0) <= job.retries.preemptions
-
-
-def wait_for_one(run: RunDir, why: SchedulerError) -> None:
-    """No pod was to be had in the place of the one that was taken away. With a budget that is spent none will
-    be."""
-    if "left of the budget" in str(why):
-        kept = {"state": "interrupted", "failure": "preempted", "reason": str(why)}
-        run.event("finished", **kept, by="runpod")
-    else:
-        run.event("waiting", reason=str(why))
-        kept = {
-            "state": "submitted",
-            "reason": f"waits for a pod: {why}; `launcher logs {run.id} -f` goes on trying",
-        }
-    replace_json(run.state, {**kept, "time": now()})
 
 
 def _settle(run: RunDir, state: Mapping[str, Any], handle: Handle, pod: Seen, trouble: str) -> dict[str, Any]:
@@ -163,20 +128,16 @@ def _settle(run: RunDir, state: Mapping[str, Any], handle: Handle, pod: Seen, tr
     return kept
 
 
-def _unanswered(
-    run: RunDir, state: Mapping[str, Any], client: Client, check: Callable[[Handle], bool]
-) -> Status:
-    """The answer to its creation was lost: it is looked for by its name. Raises ApiError."""
-    from launcher.render.pod import pod_name
-    from launcher.schedulers.runpod.create import named
+def _unanswered(run: RunDir, state: Mapping[str, Any], looks: Looks) -> Status:
+    """The answer to its creation was lost: it is looked for by its name. Raises SchedulerError."""
+    from launcher.schedulers.runpod import late
 
-    about = run.read_about()
-    name, cluster = pod_name(run.id, max(submissions(run), 1)), int(about["nodes"]) > 1
-    found = named(client, name, cluster)
-    if found is not None:
-        check(Handle(about["cluster"]["name"], f"cluster/{found}" if cluster else found))
+    name, copy = late.name_of(run), looks.copy(run)
+    handle = late.find(copy, looks.client)
+    if handle is not None:
+        late.accept(copy, handle, looks.client)
         return _told(run, {**state, "reason": f"found by its name: {name}"})
-    if _age(run) < UNANSWERED_SECONDS * _pace():
+    if _age(run) < UNANSWERED_SECONDS * pace():
         return _told(run, {**state, "reason": f"RunPod did not answer; {name} is looked for"})
     reason = f"RunPod never answered, and there is no {name}"
     lost = {"state": "lost", "failure": "node-failed", "reason": reason}
@@ -203,7 +164,7 @@ def _lives(state: Mapping[str, Any]) -> bool:
     return state.get("state", "submitted") in LIVING
 
 
-def _waits(run: RunDir) -> bool:
+def waits(run: RunDir) -> bool:
     """No pod was to be had in the place of one that was taken away."""
     for event in reversed(run.read_events()):
         if event.get("event") in ("waiting", "submitting", "finished"):
@@ -219,7 +180,8 @@ def _age(run: RunDir) -> float:
     return float("inf")
 
 
-def _pace() -> float:
+def pace() -> float:
+    """What pauses are multiplied with: a sandbox is looked at more often than RunPod."""
     from launcher.schedulers.runpod.api import pause_seconds
 
     return min(1.0, pause_seconds())

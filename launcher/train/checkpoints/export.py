@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from launcher.runs.files import beside
 from launcher.spec.base import format_bytes
 from launcher.train.checkpoints.folder import sync_directory
 from launcher.train.checkpoints.space import MARGIN_BYTES, free_bytes
@@ -61,7 +62,7 @@ def export(
             f"the weights take {format_bytes(total)}, {format_bytes(free)} are free in "
             f"{to.parent.absolute()}; make room there or give another directory"
         )
-    partial = to.with_name(f".{to.name}.{os.getpid()}.partial")
+    partial = beside(to, "partial")
     partial.mkdir()
     try:
         names = _write(checkpoint, found, partial, file_bytes)

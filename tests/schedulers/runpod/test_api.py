@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod import api, keys
 from launcher.schedulers.runpod.answers import Pod, Pods, read
-from launcher.schedulers.runpod.api import Client
+from launcher.schedulers.runpod.api import Client, pause_seconds
 from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, LostAnswerError
 from tests.schedulers.runpod.served import Asked, Reply, Served
 
@@ -220,3 +223,26 @@ def test_keys_come_from_the_environment_or_a_file_of_ones_own(
     with pytest.raises(SchedulerError, match="line break") as caught:
         keys.api_key()
     assert "two" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pause", ["abc", "", "nan", "inf", "-1"])
+def test_a_pause_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.MonkeyPatch, pause: str) -> None:
+    monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", pause)
+    with pytest.raises(
+        ApiError, match=f"^LAUNCHER_RUNPOD_PAUSE: '{pause}' is no number of seconds, e.g. 0.5$"
+    ):
+        pause_seconds()
+
+
+def test_a_wrong_pause_is_one_message_of_the_command(tmp_path: Path) -> None:
+    environ = {
+        **os.environ,
+        "LAUNCHER_RUNPOD_PAUSE": "abc",
+        "RUNPOD_API_KEY": "k",
+        "XDG_STATE_HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "runpod", "leaks"], env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 4 and not done.stdout
+    assert done.stderr == "launcher: LAUNCHER_RUNPOD_PAUSE: 'abc' is no number of seconds, e.g. 0.5\n"

@@ -14,6 +14,7 @@ from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.create import NotRentedError, Order, UnclearError, rent
 from launcher.schedulers.runpod.offers import Need, Offer, affordable, ordered, s3_refusal, spent_of
+from launcher.schedulers.runpod.volume import VolumeError
 from launcher.spec.cluster import RunPod
 from tests.schedulers.runpod.served import Asked, Reply, Served
 
@@ -123,9 +124,10 @@ def test_where_every_candidate_refuses_after_a_doubt_the_doubt_stays(serve: Any)
     def posted(there: RunPodOfOurs, _: Asked) -> Reply:
         return Reply(503) if len(posts(there)) == 1 else Reply(400, {"detail": "no room"})
 
-    client, _ = serve(posted)
-    with pytest.raises(UnclearError, match=r"(?s)503.*no room"):
-        rent(client, order(offer("A"), offer("B")))
+    client, there = serve(posted)
+    with pytest.raises(UnclearError, match=r"(?s)503.*no room.*B .*not asked for while a pod of A may still"):
+        rent(client, order(offer("A"), offer("B"), offer("A", 2.0)))
+    assert [asked.body["gpu"]["id"] for asked in posts(there)] == ["A", "A", "A"]
     client, _ = serve(lambda *_: Reply(400, {"detail": "no room"}))
     with pytest.raises(NotRentedError, match="every candidate was refused alike"):
         rent(client, order(offer("A"), offer("B")))
@@ -156,6 +158,53 @@ def test_before_the_next_offer_is_asked_for_a_doubted_pod_is_looked_for(serve: A
     assert (rented.id, rented.offer.need.gpu_id) == ("p1", "A") and len(posts(there)) == 2
     assert set(bodies) == {"A"}, "the plan stays the one of its card"
     assert list(there.pods) == ["p1"]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_another_card_is_asked_for_once_every_doubtful_pod_is_accounted_for(serve: Any, hidden: bool) -> None:
+    """Each of two creations of a card is lost; of their pods, which are too dear, one may stay hidden."""
+
+    def posted(there: RunPodOfOurs, asked: Asked) -> Reply:
+        number, card = len(posts(there)), asked.body["gpu"]["id"]
+        if card == "B" or not (number == 1 and hidden):
+            there.pods[f"p{number}"] = pod(f"p{number}", cost=5.0 if card == "A" else 1.0)
+        there.hidden = 4 if number == 1 else 0
+        return Reply(drop=True) if card == "A" else Reply(201, there.pods[f"p{number}"])
+
+    client, there = serve(posted)
+    wanted = order(offer("A"), offer("B", 1.0), max_price=2.0)
+    if hidden:
+        with pytest.raises(UnclearError, match="not asked for while a pod of A may still appear"):
+            rent(client, wanted)
+        assert there.deleted == ["p2"]
+    else:
+        assert rent(client, wanted).offer.need.gpu_id == "B"
+        assert sorted(there.deleted) == ["p1", "p2"]
+
+
+def test_after_a_pod_that_is_too_dear_and_had_begun_the_run_no_other_is_asked_for(serve: Any) -> None:
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        there.pods["p1"] = pod("p1", cost=5.0)
+        return Reply(201, there.pods["p1"])
+
+    client, there = serve(posted)
+    with pytest.raises(NotRentedError, match=r"(?s)ended at once.*it had begun the run"):
+        rent(client, order(offer("A"), offer("B"), owner=lambda: "p1", max_price=2))
+    assert there.deleted == ["p1"] and len(posts(there)) == 1
+
+
+def test_where_the_claim_of_two_pods_cannot_be_read_both_live_on_and_none_is_forgotten(serve: Any) -> None:
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        there.pods |= {"p1": pod("p1"), "p2": pod("p2")}
+        return Reply(drop=True)
+
+    def owner() -> str:
+        raise VolumeError("the volume is silent")
+
+    client, there = serve(posted)
+    with pytest.raises(UnclearError):
+        rent(client, order(owner=owner))
+    assert not there.deleted
 
 
 def test_a_price_that_nobody_tells_is_no_price_below_the_limit(serve: Any) -> None:
@@ -232,6 +281,27 @@ def test_a_budget_limits_the_hours_by_what_earlier_pods_have_cost() -> None:
     ]
     noon = datetime(2026, 11, 21, 12, 15, tzinfo=timezone.utc).timestamp()
     assert spent_of(events, noon) == pytest.approx(1.5 * 2 + 0.25 * 4)
+
+
+def test_a_rejected_pod_costs_until_it_is_ended_whatever_its_run_says() -> None:
+    def at(minutes: int, event: str, **more: object) -> dict[str, object]:
+        return {
+            "time": f"2026-11-21T{8 + minutes // 60:02}:{minutes % 60:02}:00.000000Z",
+            "event": event,
+            **more,
+        }
+
+    events = [
+        at(0, "submitting"),
+        at(1, "rejected", usd_per_hour=6.0, since="2026-11-21T08:00:00.000000Z"),
+        at(5, "finished"),
+    ]
+    half_past = datetime(2026, 11, 21, 8, 30, tzinfo=timezone.utc).timestamp()
+    assert spent_of(events, half_past) == pytest.approx(3.0)
+    ended = [*events, at(20, "rejected-ended"), at(21, "finished")]
+    assert spent_of(ended, half_past) == pytest.approx(2.0)
+    again = [*events, at(10, "submitting"), at(11, "resubmitted", usd_per_hour=3.0), at(21, "finished")]
+    assert spent_of(again, half_past) == pytest.approx(1.0 + 0.5)
 
 
 def test_a_data_centre_without_s3_is_refused_with_those_that_have_it() -> None:

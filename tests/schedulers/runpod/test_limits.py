@@ -20,6 +20,7 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.create import NotRentedError, UnclearError
 from launcher.schedulers.runpod.offers import spent_of
+from launcher.schedulers.runpod.twins import UnendedError
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import Lab
 from tests.schedulers.runpod.sandbox import Sandbox, start
@@ -65,6 +66,32 @@ def test_a_pod_above_the_limit_that_cannot_be_ended_is_kept_in_view_until_it_is(
     status = lab.until(run, "failed")
     assert not lab.pods(run)
     assert status.reason.endswith("the limit is 0.100: its pod was ended")
+
+
+def test_a_rejected_pod_counts_towards_the_budget_until_it_is_ended(lab: Lab) -> None:
+    ready = lab.prepare(limits=Limits(budget=0.05))
+    lab.sandbox.faults(price=1, server_error={"p": 1, "on": "DELETE /v2/pods.*"})
+    with pytest.raises(UnendedError):
+        lab.submit(ready)
+    run = find_run(ready.request.run_id)
+    (rejected,) = [event for event in run.read_events() if event["event"] == "rejected"]
+    assert rejected["limit"] == pytest.approx(0.061, abs=0.001) and rejected["usd_per_hour"] > 0.1
+
+    def finished() -> bool:
+        lab.look(run)
+        return any(event["event"] == "finished" for event in run.read_events())
+
+    wait_for(finished, "its own word that it has ended", 10)
+    first = spent_of(run.read_events(), time.time())
+    time.sleep(0.5)
+    later = spent_of(run.read_events(), time.time())
+    assert later - first == pytest.approx(0.5 / 3600 * rejected["usd_per_hour"], rel=0.5)
+    lab.sandbox.faults()
+    lab.until(run, "failed")
+    ended = spent_of(run.read_events(), time.time())
+    assert ended > later
+    time.sleep(0.2)
+    assert spent_of(run.read_events(), time.time()) == ended
 
 
 @pytest.mark.parametrize("limits", [Limits(max_price=0.1), Limits(budget=0.05)], ids=["price", "budget"])

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
+import re
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
 from launcher.cli.again import prepared_again
+from launcher.cli.main import app
 from launcher.cli.prepare import Limits
 from launcher.planning.plan import PlanRefusedError
 from launcher.report.story import Story
@@ -84,6 +88,23 @@ def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: p
         lab.scheduler.resume(handle)
     lab.scheduler.remove([run])
     assert not run.path.exists() and not [p for p in lab.there(run).rglob("*") if p.is_file()]
+
+
+def test_what_is_shown_leaves_out_what_is_packed_into_a_script_and_the_files_do_not(lab: Lab) -> None:
+    (lab.folder / "code" / "train.py").write_text(random.Random(7).randbytes(9000).hex())
+    ready = lab.prepare()
+    job = ("job.yaml", "-c", "box.yaml")
+    for verb in (("submit", *job, "--dry-run"), ("render", *job)):
+        said = CliRunner().invoke(app, verb).output
+        assert re.search(r"<left out here: the job's code as tar\.gz, \d+\.?\d* KiB in base64>", said)
+        assert re.search(r"echo <left out here: on-pod\.sh, \d+\.?\d* KiB in base64> \| base64 -d", said)
+        assert "put 'run.json' '644' <left out here: run.json, " in said
+        assert not re.search(r"[A-Za-z0-9+/=]{200,}", said)
+    assert CliRunner().invoke(app, ("render", *job, "-o", "out")).exit_code == 0
+    for file in ready.files:
+        written = (lab.folder / "out" / "scripts" / file.path).read_text()
+        assert "left out here" not in written
+        assert (max(map(len, written.split())) > 9000) == (file.path != "start.sh")
 
 
 @pytest.mark.parametrize("fault", ["lost_response", "gateway_timeout"])
