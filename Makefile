@@ -34,7 +34,7 @@ slurm: venv ## a real Slurm cluster of four nodes on this machine, to try launch
 slurm-stop: venv ## end it
 	@$(BIN)/python -m tests.slurm.play stop
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25
 test: venv ## all is tried once; components that are absent are skipped with the reason
 	$(PYTEST) -m "not thorough" $(ARGS)
 

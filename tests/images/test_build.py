@@ -32,7 +32,7 @@ runtime = "runc"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 """
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +118,7 @@ def at_most(limit: int, wanted: int) -> int:
     return wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
 
 
+@pytest.mark.thorough
 def test_podman_builds_and_starts_it_too(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("podman", "runc"):
         if shutil.which(command) is None:
