@@ -42,7 +42,10 @@ def export(
         import safetensors  # noqa: F401
         import torch
     except ImportError as error:
-        fail(f'{error}; reading a checkpoint needs the extra: pip install "launcher[train]"')
+        fail(
+            f"{error}; reading a checkpoint needs launcher's extra `train`: "
+            "pip install '.[train]' in its checkout"
+        )
     from launcher.train.checkpoints.export import ExportError
     from launcher.train.checkpoints.export import export as write
     from launcher.train.checkpoints.folder import complete_checkpoints

@@ -58,7 +58,11 @@ def sandbox(
         from launcher.schedulers.runpod.sandbox.faults import Fault, parse, read
         from launcher.schedulers.runpod.sandbox.server import Options, serve
     except ModuleNotFoundError as error:
-        fail(f"the sandbox needs {error.name}: pip install 'launcher[sandbox]'", 2)
+        fail(
+            f"the sandbox needs {error.name}: install launcher's checkout with the extra `sandbox`: "
+            "pip install '.[sandbox]' in it",
+            2,
+        )
     import platformdirs
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError

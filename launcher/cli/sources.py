@@ -75,7 +75,10 @@ class UsersCode:
             try:
                 import torch  # noqa: F401
             except ImportError as error:
-                fail(f'{error}; building the model needs the extra: pip install "launcher[train]"')
+                fail(
+                    f"{error}; building the model needs launcher's extra `train`: "
+                    "pip install '.[train]' in its checkout"
+                )
             from launcher.train.tracing.declared import DeclaredSource
             from launcher.train.tracing.source import TaskSource
 

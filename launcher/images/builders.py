@@ -22,8 +22,8 @@ class Builder:
     """Docker and podman, whose command lines are the same for what is done here."""
 
     name: str
-    works: Command
-    "Succeeds where the tool can be used; a docker client without its engine fails."
+    works: tuple[tuple[Command, str], ...]
+    "Each succeeds where the tool can be used; else what to say, `{said}` being the tool's last line."
 
     def build(self, folder: Path, tag: str, epoch: int) -> Command:
         """`epoch` (seconds since 1970) becomes the time of the image and of its files."""
@@ -47,6 +47,7 @@ class Builder:
 
     def push(self, tag: str, destination: str, digest_file: Path) -> str:
         """Returns the digest under which the registry has it. Raises ImageError."""
+        self.config(tag)
         if self.name == "podman":
             return _push_with_file((self.name,), tag, destination, digest_file)
         _quiet((self.name, "tag", tag, destination))
@@ -88,6 +89,7 @@ class Buildah(Builder):
             _quiet(("buildah", "rm", container))
 
     def push(self, tag: str, destination: str, digest_file: Path) -> str:
+        self.config(tag)
         return _push_with_file(("buildah",), tag, destination, digest_file)
 
 
@@ -115,10 +117,22 @@ class Apptainer(Builder):
 
 
 BUILDERS: dict[str, Builder] = {
-    "docker": Builder("docker", ("docker", "buildx", "version")),
-    "podman": Builder("podman", ("podman", "info")),
-    "buildah": Buildah("buildah", ("buildah", "info")),
-    "apptainer": Apptainer("apptainer", ("apptainer", "version")),
+    "docker": Builder(
+        "docker",
+        (
+            (
+                ("docker", "buildx", "version"),
+                "its plugin buildx is missing: install the package docker-buildx-plugin or docker-buildx",
+            ),
+            (
+                ("docker", "version"),
+                "its engine does not answer, start it or name one in DOCKER_HOST: {said}",
+            ),
+        ),
+    ),
+    "podman": Builder("podman", ((("podman", "info"), "`podman info` fails: {said}"),)),
+    "buildah": Buildah("buildah", ((("buildah", "info"), "`buildah info` fails: {said}"),)),
+    "apptainer": Apptainer("apptainer", ((("apptainer", "version"), "`apptainer version` fails: {said}"),)),
 }
 
 
@@ -132,20 +146,21 @@ def choose(target: Target, wanted: str | None) -> Builder:
     reasons = []
     for name in names:
         wrong = _wrong_with(BUILDERS[name])
-        if wrong is None:
+        if not wrong:
             return BUILDERS[name]
-        reasons.append(f"{name}: {wrong}")
+        reasons += [f"{name}: {what}" for what in wrong]
     raise ImageError("\n".join(["nothing here can build or start this image", *reasons]))
 
 
-def _wrong_with(builder: Builder) -> str | None:
+def _wrong_with(builder: Builder) -> list[str]:
     if shutil.which(builder.name) is None:
-        return "not installed"
-    for command in (builder.works, *([("docker", "version")] if builder.name == "docker" else [])):
+        return ["not installed"]
+    found = []
+    for command, missing in builder.works:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
-            return (done.stderr.strip().splitlines() or [f"`{' '.join(command)}` fails"])[-1]
-    return None
+            found.append(missing.format(said=(done.stderr.strip().splitlines() or ["no word why"])[-1]))
+    return found
 
 
 def _push_with_file(tool: Command, tag: str, destination: str, digest_file: Path) -> str:
@@ -157,7 +172,9 @@ def _json(command: Command, tag: str) -> dict[str, Any]:
     try:
         found = json.loads(_quiet(command))
     except ImageError as error:
-        raise ImageError(f"there is no image {tag} here; `launcher images build` makes it\n{error}") from None
+        raise ImageError(
+            f"there is no image {tag} here; `launcher images build NAME` makes it\n{error}"
+        ) from None
     assert isinstance(found, dict)
     return found
 

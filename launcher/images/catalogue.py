@@ -48,7 +48,7 @@ class Image(Value):
     cuda: _Version | None
     "Of torch's own libraries; null for a CPU image. The host's driver must run it."
     extras: tuple[_Name, ...]
-    "Of launcher, as in `pip install launcher[...]`."
+    "Of launcher, as in `pip install '.[train]'` in its checkout."
     without: tuple[_Name, ...] = ()
     "Packages of those extras that are left out."
     lock: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")

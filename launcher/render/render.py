@@ -160,13 +160,21 @@ def render_image(cluster: Cluster, project_dir: Path | None = None) -> tuple[Ren
     )
 
 
+CHANGE_ME = "CHANGE-ME"
+"What shipped profiles have in the place of a network volume's id."
+NO_VOLUME_YET = (
+    f"runpod.volume_id is still {CHANGE_ME}: put your network volume's id into the profile. RunPod's console "
+    "lists the volumes under Storage, its API under GET /v2/network-volumes"
+)
+
+
 def notes(target: Target) -> tuple[str, ...]:
     """What a person should know before anything is sent."""
     found = []
     runpod = target.cluster.runpod
     if runpod is not None:
-        if runpod.volume_id == "CHANGE-ME":
-            found.append("runpod.volume_id is still CHANGE-ME: put the id of your network volume there")
+        if runpod.volume_id == CHANGE_ME:
+            found.append(NO_VOLUME_YET)
         if runpod.volume_id is None:
             found.append(
                 "runpod.volume_id is not set: the run directory lies on the pod's disk and is lost with it"

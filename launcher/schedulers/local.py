@@ -70,8 +70,9 @@ class LocalScheduler:
             raise SchedulerError(f"secrets: {error}") from None
         if prepared.command[0] == sys.executable and importlib.util.find_spec("torch") is None:
             raise SchedulerError(
-                f"torch is not installed for {sys.executable}: pip install 'launcher[train]', "
-                "or name another interpreter in paths.python of the cluster profile"
+                f"torch is not installed for {sys.executable}: install launcher's checkout with the extra "
+                "`train` (pip install '.[train]' in it), or name another interpreter in paths.python "
+                "of the cluster profile"
             )
         return ()
 

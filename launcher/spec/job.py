@@ -67,7 +67,7 @@ class Training(Value):
     collective_timeout: Seconds = 600
     "How long a rank waits for the others in one collective before it gives up; NCCL's own default."
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    "Where metrics go besides metrics.jsonl; needs the extra `launcher[track]`."
+    "Where metrics go besides metrics.jsonl; needs launcher's extra `track`."
     memory_alert: Threshold = "95%"
     "A line and an event when a rank's peak passes it: of the device's memory (90%), or a size (45GiB)."
     probe: Literal["auto", "always", "never"] = "auto"

@@ -70,6 +70,6 @@ def _torchao() -> Any:
         return importlib.import_module("torchao.float8")
     except ImportError as error:
         raise SetupError(
-            f'precision: float8 needs torchao ({error}): pip install "launcher[float8]", '
-            "or choose precision: bf16-mixed"
+            f"precision: float8 needs torchao ({error}): install launcher's checkout with the extra `float8` "
+            "(pip install '.[float8]' in it), or choose precision: bf16-mixed"
         ) from None

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+SHIPPED = ("docs", "launcher", "templates", "clusters", "containers", "examples", ".github")
 ON_A_CLUSTER = {"slurm", "remote-login", "runpod", "runpod-sandbox", "ssh-hosts"}
 "Pages whose commands tests/slurm, tests/schedulers/runpod and tests/schedulers/ssh run, where there is one."
 
@@ -55,6 +56,26 @@ def test_every_relative_link_leads_somewhere() -> None:
     for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_nothing_that_is_shipped_installs_launcher_by_name_from_an_index() -> None:
+    """There the name is a stranger's package."""
+    found = [file for folder in SHIPPED for file in (ROOT / folder).rglob("*") if file.is_file()]
+    texts = [
+        *found,
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "pyproject.toml")),
+    ]
+    assert len(texts) > 300
+    wrong = re.compile(rb"""pip install (-\S+ )*["'`]?launcher(?![-\w/.])|launcher\[[a-z]+[],]""")
+    assert [file for file in texts if file.suffix != ".pyc" and wrong.search(file.read_bytes())] == []
+    for bad in (
+        b"pip install launcher",
+        b"pip install -U 'launcher[train]'",
+        b"has launcher[runpod,sandbox]",
+    ):
+        assert wrong.search(bad)
+    for good in (b"pip install /opt/launcher/launcher-*.whl", b"pip install -e ."):
+        assert not wrong.search(good)
 
 
 def test_the_table_of_exit_codes_is_the_one_in_the_code() -> None:

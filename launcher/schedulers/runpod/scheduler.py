@@ -85,6 +85,7 @@ class RunPodScheduler:
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Raises SchedulerError."""
+        from launcher.render.render import CHANGE_ME, NO_VOLUME_YET
         from launcher.schedulers.runpod.lease import secret_values
         from launcher.schedulers.runpod.offers import s3_refusal
         from launcher.schedulers.runpod.prepared import PodPrepared, told
@@ -93,6 +94,8 @@ class RunPodScheduler:
         assert isinstance(prepared, PodPrepared)  # of this scheduler
         run_id, section = prepared.request.run_id, prepared.section
         secret_values(prepared.request.job)
+        if section.volume_id == CHANGE_ME:
+            raise SchedulerError(NO_VOLUME_YET)
         if section.volume_id is None and (why := s3_refusal(None, None, None)):
             raise SchedulerError(why)
         known = run_id in self._markets

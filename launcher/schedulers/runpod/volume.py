@@ -156,4 +156,7 @@ def _client(url: str, centre: str | None) -> Any:
         raise VolumeError(f"LAUNCHER_RUNPOD_S3: {clean(error)}") from None
 
 
-NO_EXTRA = "RunPod needs what is not installed here: pip install 'launcher[runpod]'"
+NO_EXTRA = (
+    "RunPod needs what is not installed here: install launcher's checkout with the extra `runpod`: "
+    "pip install '.[runpod]' in it"
+)

@@ -228,7 +228,7 @@ def _paths(found: Found) -> Iterator[str]:
     root = found.scratch or found.home
     yield "paths:"
     yield f"  runs: {_text(f'{root}/launcher-runs')}   # CHECK: on a file system that all nodes see"
-    yield "  # CHECK: has launcher[train]; the same path on every node"
+    yield "  # CHECK: has launcher with its extra `train`; the same path on every node"
     yield f"  python: {_text(found.python or 'python3')}"
     yield "# setup:"
     yield "#   - module load cuda   # shell of yours, run by the batch script before the nodes start"

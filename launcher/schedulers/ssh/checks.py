@@ -9,6 +9,7 @@ from typing import Any
 from launcher import __version__
 from launcher.schedulers.ssh.cards import Card, short_of
 
+_INSTALL = "in launcher's checkout there: {python} -m pip install '.[train]'"
 BUSY = "; wait, or ask for fewer with resources.gpus_per_node"
 
 
@@ -31,11 +32,11 @@ def problems(host: str, seen: Mapping[str, Any], need: Need) -> Findings:
     """`seen`: the answer of on_host.look."""
     refusals, warnings = [], []
     if seen["launcher"] is None:
-        refusals.append(f"{need.python} there has no launcher: pip install 'launcher[train]' with it")
+        refusals.append(f"{need.python} there has no launcher: {_INSTALL.format(python=need.python)}")
     elif seen["launcher"] not in ("", __version__):
         warnings.append(f"launcher {seen['launcher']} there, {__version__} here; install the same one")
     if not seen["torch"]:
-        refusals.append(f"{need.python} there has no torch: pip install 'launcher[train]' with it")
+        refusals.append(f"{need.python} there has no torch: {_INSTALL.format(python=need.python)}")
     if seen["runs"]:
         refusals.append(f"paths.runs: {need.runs} cannot be written to ({seen['runs']})")
     if seen["tools"]:

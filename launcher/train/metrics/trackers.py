@@ -90,7 +90,8 @@ def check_trackers(names: Sequence[str]) -> None:
     if missing := [name for name, spec in found.items() if spec is None or spec.origin is None]:
         raise SetupError(
             f"train.trackers: {', '.join(missing)} not installed on this node: "
-            'pip install "launcher[track]", or leave it out'
+            "install launcher's checkout with the extra `track` (pip install '.[track]' in it), "
+            "or leave it out"
         )
 
 

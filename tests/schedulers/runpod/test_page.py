@@ -40,5 +40,5 @@ def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
             assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             shown += done.stdout
         assert not sandbox.state()["live"]
-    assert "rents CPU pod, SECURE, EU-RO-1, stock HIGH: 0.061 USD/h; at most 1 h, 0.06 USD" in shown
+    assert "rents CPU pod, SECURE, EU-RO-1, stock HIGH: 0.063 USD/h; at most 1 h, 0.06 USD" in shown
     assert "hello from a pod" in shown and "succeeded" in shown and "nothing of launcher's is rented" in shown

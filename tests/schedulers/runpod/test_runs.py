@@ -205,6 +205,8 @@ def test_a_volume_that_is_not_there_and_one_that_cannot_be_read_are_refused(
 ) -> None:
     with pytest.raises(SchedulerError, match="no network volume nowhere"):
         lab.submit(lab.prepare(volume_id="nowhere"))
+    with pytest.raises(SchedulerError, match="put your network volume's id into the profile"):
+        lab.submit(lab.prepare(volume_id="CHANGE-ME"))
     with pytest.raises(SchedulerError, match="the results would end with the pod"):
         lab.submit(lab.prepare(volume_id=None))
     with pytest.raises(SchedulerError, match="is in EU-RO-1, and so must be its pods"):

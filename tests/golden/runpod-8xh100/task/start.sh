@@ -31,7 +31,7 @@ export NCCL_DEBUG='WARN'
 if [[ -z ${LAUNCHER_SETUP_DONE:-} ]]; then
   trap 'die "a setup line of the cluster profile failed with exit code $?"' ERR
   set +u
-  python3 -c 'import launcher' 2>/dev/null || python3 -m pip install --quiet /workspace/wheels/launcher-*.whl
+  python3 -c 'import launcher' 2>/dev/null || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet /workspace/wheels/launcher-*.whl
   set -u
   trap - ERR
 fi
