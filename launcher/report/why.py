@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from launcher.runs.files import read_record
 from launcher.runs.layout import RunDir
+from launcher.schedulers.base import LIVING
 from launcher.spec.base import format_bytes
 from launcher.spec.verdict import LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice
@@ -18,6 +19,8 @@ _SHOWN_LOG_LINES = 5
 _WIDTH = 160
 _MESSAGE = 700
 "Of an exception, or of what was done: what to do stands at its end."
+_BETWEEN = {"submitted": "it has not begun again yet", "stopping": "its ranks have not ended yet"}
+"States in which the last verdict is that of an earlier start, or of an attempt that was gone on from."
 
 
 def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
@@ -34,8 +37,10 @@ def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
 def why(run: RunDir, state: str, reason: str) -> list[str]:
     """At most MAX_LINES lines: class, rank, phase, exception, lines before it, what was done, what to do."""
     judged = verdicts(run)
-    if state in ("submitted", "running", "stopping") and not judged:
+    if state in LIVING and not judged:
         return [f"{run.id} is {state}: nothing has failed so far."]
+    if state in _BETWEEN:
+        return [f"{run.id} is {state}: {reason or _BETWEEN[state]}"]
     if state == "lost":
         when = f"in attempt {len(run.attempts()) - 1}" if run.attempts() else "before the first attempt"
         return [

@@ -113,6 +113,10 @@ class SchedulerError(Exception):
     """A scheduler cannot do what is asked; the message says what to do instead."""
 
 
+class MaybeDoneError(SchedulerError):
+    """It was sent, and no answer came: it may have been done."""
+
+
 @runtime_checkable
 class Streaming(Protocol):
     """A scheduler that tells its own log of a run while it is written."""

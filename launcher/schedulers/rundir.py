@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from launcher.runs.files import replace_json, replace_text
+from launcher.runs.files import replace_bytes, replace_json, replace_text
 from launcher.runs.find import latest_checkpoint
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_step
-from launcher.schedulers.base import Prepared, SchedulerError, Status
+from launcher.schedulers.base import MaybeDoneError, Prepared, SchedulerError, Status
 
 
 def copies(place: str, runs: str) -> Path:
@@ -96,6 +97,41 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
         with contextlib.suppress(OSError):
             run.event("withdrawn")
         raise
+
+
+@contextlib.contextmanager
+def asking_to_stop(run: RunDir, sent: Callable[[], bool]) -> Iterator[None]:
+    """Around what writes `run.cancel` and sends it. A request that was not sent is not kept: no later look
+    may send it. Raises SchedulerError, which says so."""
+    before, since = _request(run)
+    try:
+        yield
+    except BaseException as error:
+        if _request(run)[1] == since or sent():
+            raise
+        if before is None:
+            run.cancel.unlink(missing_ok=True)
+        else:
+            replace_bytes(run.cancel, before)
+            os.utime(run.cancel, ns=(since, since))  # what was sent is told by its time
+        if isinstance(error, MaybeDoneError):
+            raise SchedulerError(
+                f"{error}; the request to stop may have arrived or not: `launcher status {run.id}` tells; "
+                "if the run goes on, cancel it again"
+            ) from None
+        if isinstance(error, SchedulerError):
+            raise SchedulerError(
+                f"{error}; {run.id} was not asked to stop and goes on: cancel it again"
+            ) from None
+        raise
+
+
+def _request(run: RunDir) -> tuple[bytes | None, int]:
+    """Content and time (ns) of `cancel`."""
+    try:
+        return run.cancel.read_bytes(), run.cancel.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None, 0
 
 
 def status_of(run: RunDir, handle: str, state: Mapping[str, Any]) -> Status:

@@ -62,6 +62,14 @@ def test_a_first_attempt_that_went_on_lower_is_not_said_to_have_met_nothing(run:
     assert told == "demo-1 succeeded in its first attempt; memory ran out on the way:"
 
 
+@pytest.mark.parametrize("state", ["submitted", "stopping"])
+def test_a_run_that_goes_on_after_a_verdict_has_not_ended_with_it(run: RunDir, state: str) -> None:
+    judged(run, 0, failure="preempted", reason="taken away")
+    assert any("launcher resume" in line for line in why(run, "interrupted", ""))
+    (told,) = why(run, state, "")
+    assert told.startswith(f"demo-1 is {state}: it") and "resume" not in told and "taken" not in told
+
+
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [

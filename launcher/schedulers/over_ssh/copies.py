@@ -17,7 +17,7 @@ from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
-from launcher.schedulers.rundir import copies, for_us_alone, write_run
+from launcher.schedulers.rundir import asking_to_stop, copies, for_us_alone, write_run
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
@@ -69,10 +69,6 @@ class Copies:
         self._last = (time.monotonic() + max(pause, 5 * (time.monotonic() - began)), found)
         return found
 
-    def forget(self) -> None:
-        """What was seen last: something was done."""
-        self._last = None
-
     def fetch(self, run: RunDir, wanted: Wanted | None) -> None:
         """Raises SchedulerError."""
         self.wanted, self._last = wanted, None
@@ -102,6 +98,13 @@ class Copies:
             yield
         finally:
             self.mirror.first, self.mirror.strict = "", False
+
+    @contextmanager
+    def asking_to_stop(self, run: RunDir) -> Iterator[None]:
+        """Around what writes `run.cancel` and sends it."""
+        self._last = None
+        with asking_to_stop(run, lambda: self.mirror.has_sent(run.cancel)):
+            yield
 
     def deliver(self, runs: Sequence[RunDir], checks: Sequence[str], then: Callable[[], T]) -> T:
         """The code of the runs where it is new there, then `then`, whose first round trip brings the run

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import MaybeDoneError, SchedulerError
 
 NOT_FOUND = 127
 "A shell's exit code for a command that is not there."
@@ -26,6 +26,10 @@ class Answer:
 
 class LoginError(SchedulerError):
     """The host cannot be reached, or did not answer in time."""
+
+
+class CutError(LoginError, MaybeDoneError):
+    """The connection was there; the answer did not come."""
 
 
 class Login(Protocol):
@@ -52,7 +56,7 @@ class Here:
         try:
             return subprocess.run(["sh", "-c", script], input=stdin, capture_output=True, timeout=timeout)
         except subprocess.TimeoutExpired:
-            raise LoginError(f"{self.name} gave no answer within {timeout:.0f} s") from None
+            raise CutError(f"{self.name} gave no answer within {timeout:.0f} s") from None
 
 
 def ask(login: Login, questions: Mapping[str, Sequence[str]], timeout: float = 60.0) -> dict[str, Answer]:

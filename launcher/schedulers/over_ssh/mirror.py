@@ -21,7 +21,7 @@ from launcher.runs.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
-from launcher.schedulers.over_ssh.login import Login, LoginError
+from launcher.schedulers.over_ssh.login import CutError, Login
 from launcher.schedulers.rundir import for_us_alone
 
 INDEX = ".mirror.json"
@@ -76,6 +76,11 @@ class Mirrored:
             more = self._exchange(":", b"", timeout).more
         return done.answer
 
+    def has_sent(self, file: Path) -> bool:
+        """Whether `file`, at the top of a run directory, is there as it is here."""
+        known = _read_index(file.parent).get(file.name)
+        return known is not None and known.here == file.stat().st_mtime_ns
+
     def _exchange(self, script: str, stdin: bytes, timeout: float, send: bool = True) -> Exchanged:
         mark = secrets.token_hex(8)
         with _alone(self.here):  # what two processes both took for unsent would be sent twice
@@ -101,7 +106,7 @@ class Mirrored:
             try:
                 came = exchange.parse(done, mark)
             except exchange.NotWholeError as error:
-                raise LoginError(f"{self.name}: {error}") from None
+                raise CutError(f"{self.name}: {error}") from None
             if came.refused is not None:
                 raise RefusedError(f"nothing was done on {self.name}: {came.refused}")
             self._apply(came, known, mine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -36,8 +37,8 @@ class Entry:
     size: int
     executable: bool
     link: str | None
-    seen: tuple[int, int, int]
-    "Inode, mtime and ctime in ns when it was read: whether it was written since."
+    seen: tuple[int, int, int, int]
+    "Device, inode, mtime and ctime in ns when it was read: whether it was written since."
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,17 @@ class Snapshot:
 
 
 def take(workdir: Path, leave_out: Sequence[Path] = ()) -> Snapshot:
-    """Uncommitted work included, what git ignores left out. Raises SnapshotError, OSError."""
+    """Uncommitted work included; what git ignores and what this process writes its output to left out. Raises
+    SnapshotError, OSError."""
     ours = [
         path for path in _files(workdir) if not any((workdir / path).is_relative_to(p) for p in leave_out)
     ]
-    entries = tuple(entry for path in sorted(set(ours)) if (entry := _entry(workdir, path)) is not None)
+    output = _output()
+    entries = tuple(
+        entry
+        for path in sorted(set(ours))
+        if (entry := _entry(workdir, path)) is not None and entry.seen[:2] not in output
+    )
     _check(workdir, entries)
     total = hashlib.sha256()
     for entry in entries:
@@ -111,8 +118,19 @@ def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) 
     changed = [entry.path for entry in snapshot.entries if _entry(snapshot.root, entry.path) != entry]
     if changed:
         raise SnapshotError(
-            f"{snapshot.root}: {', '.join(changed[:SHOWN])} changed while being sent; submit again"
+            f"{snapshot.root}: {', '.join(changed[:SHOWN])} changed while being sent; submit again, "
+            "or name in .gitignore what is written meanwhile and is not code"
         )
+
+
+def _output() -> set[tuple[int, int]]:
+    """Device and inode of stdout and stderr: `launcher submit ... > log` writes in there until it ends."""
+    found = set()
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            now = os.fstat(descriptor)
+            found.add((now.st_dev, now.st_ino))
+    return found
 
 
 def _files(folder: Path) -> Iterator[str]:
@@ -163,7 +181,7 @@ def _entry(root: Path, path: str) -> Entry | None:
         found = os.lstat(root / path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    seen = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+    seen = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
     if stat.S_ISLNK(found.st_mode):
         return Entry(path, 0, False, str((root / path).readlink()), seen)
     if not stat.S_ISREG(found.st_mode):

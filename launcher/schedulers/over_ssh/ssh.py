@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.runs.shared import private_folder
-from launcher.schedulers.over_ssh.login import LoginError
+from launcher.schedulers.over_ssh.login import CutError, LoginError
 
 STAYS_OPEN = "1h"
 "An unused connection stays open this long (ControlPersist), unless the user's ssh config says otherwise."
@@ -64,11 +64,11 @@ class Over:
                 [*self.command(), command], input=text + stdin, capture_output=True, timeout=timeout
             )
         except subprocess.TimeoutExpired:
-            raise LoginError(f"{self.name} gave no answer within {timeout:.0f} s") from None
+            raise CutError(f"{self.name} gave no answer within {timeout:.0f} s") from None
         _, began, rest = done.stdout.partition(f"{mark}\n".encode())
         out, ended, code = rest.rpartition(f"{mark} ".encode())
         if not ended:
-            raise LoginError(_broken(self.name, done, bool(began)))
+            raise _broken(self.name, done, bool(began))
         return subprocess.CompletedProcess(self.name, int(code.split()[0]), out, done.stderr)
 
     def command(self) -> list[str]:
@@ -186,12 +186,13 @@ def _pass_on(process: subprocess.Popen[bytes], said: list[bytes], show: bool) ->
             sys.stderr.flush()
 
 
-def _broken(host: str, done: subprocess.CompletedProcess[bytes], began: bool) -> str:
+def _broken(host: str, done: subprocess.CompletedProcess[bytes], began: bool) -> LoginError:
     said = _last_line(done.stderr)
     if began or done.returncode == 255:
-        return f"the connection to {host} was lost before the answer came" + (f" ({said})" if said else "")
+        why = f" ({said})" if said else ""
+        return CutError(f"the connection to {host} was lost before the answer came{why}")
     said = said or _last_line(done.stdout) or f"exit code {done.returncode}"
-    return f"{host} lets us in but runs no commands: {said}"
+    return LoginError(f"{host} lets us in but runs no commands: {said}")
 
 
 def _last_line(data: bytes) -> str:

@@ -17,7 +17,7 @@ from launcher.runs.layout import RunDir
 from launcher.runs.time import now
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
-from launcher.schedulers.rundir import for_us_alone, in_force, rewrite_run, write_run
+from launcher.schedulers.rundir import asking_to_stop, for_us_alone, in_force, rewrite_run, write_run
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.looks import Looks
 from launcher.schedulers.runpod.place import (
@@ -216,25 +216,29 @@ class RunPodScheduler:
             time.sleep(LOOK_SECONDS * pace())
 
     def cancel(self, handle: str) -> None:
-        """A pod that has not begun is ended. Else a checkpoint is asked for; a second call ends the ranks."""
+        """A checkpoint is asked for; a second call ends the ranks. Where the volume says that the run has not
+        begun, its pod is ended."""
         run = self.run_of(handle)
         status = self._looks.state(run)
         if status.ended:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         self._last.pop(run.path, None)
-        if run.read_state().get("state") == "submitted":
-            try:  # one that nobody knows of may begin yet
-                ask_to_stop(self.copy(run))
-            finally:
-                self._looks.end(handle_of(run))
-            reason = "cancelled before it began"
-            run.event("finished", state="cancelled", failure="cancelled", reason=reason, by="runpod")
-            replace_json(
-                run.state, {"state": "cancelled", "failure": "cancelled", "reason": reason, "time": now()}
-            )
-            return
-        ask_to_stop(self.copy(run))
-        self.copy(run).fetch(Wanted())
+        copy = self.copy(run)
+        with asking_to_stop(run, lambda: copy.has_sent(run.cancel)):
+            ask_to_stop(copy)  # first: a pod that nobody knows of may begin yet
+        try:
+            if copy.has_begun():
+                copy.fetch(Wanted())
+                return
+            self._looks.end(handle_of(run))
+        except SchedulerError as error:
+            raise SchedulerError(
+                f"{error}; {run.id} is asked to stop all the same, also when it begins later: "
+                f"`launcher status {run.id}` shows when it has; if it does not, cancel it again"
+            ) from None
+        kept = {"state": "cancelled", "failure": "cancelled", "reason": "cancelled before it began"}
+        run.event("finished", **kept, by="runpod")
+        replace_json(run.state, {**kept, "time": now()})
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         self._looks.wanted = wanted or Wanted()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import MaybeDoneError, SchedulerError
 from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.keys import s3_keys
 
@@ -27,6 +27,10 @@ class Object:
 
 class VolumeError(SchedulerError):
     pass
+
+
+class NoAnswerError(VolumeError, MaybeDoneError):
+    """The connection was there; no answer came."""
 
 
 class GoneError(VolumeError):
@@ -102,7 +106,13 @@ class Volume:
         raise VolumeError(f"volume {self.id}: the list of {clean(prefix)} has no end")
 
     def _do(self, what: str, **fields: Any) -> dict[str, Any]:
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            ConnectionClosedError,
+            ReadTimeoutError,
+            ResponseStreamingError,
+        )
 
         where = f"volume {self.id}: {what}" + (f" {clean(fields['Key'])}" if "Key" in fields else "")
         try:
@@ -116,6 +126,8 @@ class Volume:
                 return {"Body": _Empty()}
             said = clean(told.get("Message") or told.get("Code") or status)
             raise VolumeError(f"{where}: {said}") from None
+        except (ConnectionClosedError, ReadTimeoutError, ResponseStreamingError) as error:
+            raise NoAnswerError(f"{where}: {clean(error)}") from None
         except (BotoCoreError, OSError, ValueError, KeyError) as error:
             raise VolumeError(f"{where}: {clean(error)}") from None
         return answer

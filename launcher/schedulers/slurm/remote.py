@@ -58,10 +58,10 @@ class RemoteSlurm(SlurmScheduler):
         if job is None or not lives(
             run.read_state()
         ):  # the answer of sbatch was lost; there is nothing to do
-            return super().cancel(handle)
-        self.copies.forget()
-        replace_text(run.cancel, f"{time.time()}\n")
-        with self.copies.strictly([run]):
+            with self.copies.asking_to_stop(run):
+                return super().cancel(handle)
+        with self.copies.asking_to_stop(run), self.copies.strictly([run]):
+            replace_text(run.cancel, f"{time.time()}\n")
             command = ["scancel", *([] if again else ["--state=PENDING"]), job]
             answer = ask(self.login, {"scancel": command})["scancel"]
         if not lives(state := run.read_state()):

@@ -202,14 +202,27 @@ def stop(request: Request) -> dict[str, Any]:
 def _end(run: Path, rank: int) -> None:
     """A supervisor that waits in vain, and its ranks: the kernel ends them with it, a moment later."""
     lock = _lock_path(run, rank)
-    if _held(lock):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(json.loads(lock.read_text(encoding="utf-8"))["pid"]), signal.SIGKILL)
-    deadline = time.monotonic() + END_SECONDS
+    deadline, killed = time.monotonic() + END_SECONDS, False
     while _held(lock) or _ranks(run, rank):
+        if not killed and _held(lock) and (pid := _pid(lock)) is not None:
+            killed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline and _held(lock) and not killed:
+            raise RefusedError(
+                f"a supervisor of this run is still there, and {lock} does not name its process: end it by "
+                f"hand (`launcher.supervise {run}` in the list of processes)"
+            )
         if time.monotonic() > deadline:
             raise RefusedError(f"processes of an earlier start of this run do not end: {_ranks(run, rank)}")
         time.sleep(0.1)
+
+
+def _pid(lock: Path) -> int | None:
+    """None while it is being written, and where the disk was full."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads(lock.read_text(encoding="utf-8"))["pid"])
+    return None
 
 
 def _ranks(run: Path, rank: int) -> list[int]:

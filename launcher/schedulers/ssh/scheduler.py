@@ -157,9 +157,8 @@ class SshHosts:
         run = self.run_of(handle)
         if not (before := self.statuses([run])[0]).ended:
             copies = self._of(run)
-            copies.forget()
-            replace_text(run.cancel, f"{time.time()}\n")
-            with copies.strictly([run]):
+            with copies.asking_to_stop(run), copies.strictly([run]):
+                replace_text(run.cancel, f"{time.time()}\n")
                 copies.mirror.run(":")
             before = status_of(run, handle, run.read_state())
         if before.ended:

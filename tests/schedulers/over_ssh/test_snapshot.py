@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,7 @@ def test_what_was_not_sent_cannot_be_adopted(sshd: Sshd, tmp_path: Path) -> None
 def test_a_file_that_changes_while_it_is_sent_is_named(sshd: Sshd, work: Path, tmp_path: Path) -> None:
     shot = take(work)
     (work / "train.py").write_text("changed meanwhile\n")
-    with pytest.raises(SnapshotError, match=r"train\.py changed while being sent"):
+    with pytest.raises(SnapshotError, match=r"train\.py changed while being sent; .*\.gitignore"):
         send(shot, Over(sshd.host), str(tmp_path / "disk"))
 
 
@@ -176,3 +177,12 @@ def test_without_git_everything_goes_but_what_python_makes(tmp_path: Path) -> No
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="there is no file to send"):
         take(tmp_path)
+
+
+def test_what_this_process_prints_into_is_not_sent(work: Path) -> None:
+    (work / "old.log").write_text("of another command\n")
+    shown = "print([entry.path for entry in take(Path()).entries if 'log' in entry.path])"
+    script = f"from pathlib import Path; from launcher.schedulers.over_ssh.snapshot import take; {shown}"
+    with open(work / "out.log", "wb") as out, open(work / "err.log", "wb") as err:
+        subprocess.run([sys.executable, "-c", script], cwd=work, stdout=out, stderr=err, check=True)
+    assert (work / "out.log").read_text() == "['old.log']\n"

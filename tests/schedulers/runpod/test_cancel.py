@@ -1,0 +1,70 @@
+"""Cancelling while the volume cannot be reached: no pod is ended on what was known before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("boto3")
+
+from launcher.schedulers import registry
+from launcher.schedulers.base import SchedulerError
+from tests.lab import wait_for
+from tests.schedulers.runpod.runs import Lab
+from tests.schedulers.runpod.sandbox import Sandbox, start
+
+REFUSED = {"p": 1, "value": 403}
+"503 would be tried five times."
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with start(tmp_path_factory.mktemp("runpod") / "sandbox") as running:
+        yield running
+
+
+@pytest.fixture
+def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    yield Lab(sandbox, tmp_path, monkeypatch)
+    registry.runpod.cache_clear()  # it knows this sandbox
+    sandbox.faults()
+    for pod in sandbox.state()["live"]:
+        sandbox.ask("DELETE", f"/pods/{pod['id']}")
+
+
+def test_a_run_that_has_begun_again_unseen_goes_on_when_it_cannot_be_asked_to_stop(lab: Lab) -> None:
+    run, handle = lab.submit(lab.prepare())
+    lab.until(run, "running")
+    lab.scheduler.cancel(handle)
+    lab.until(run, "cancelled")
+    lab.no_pods(run)
+    handle = lab.scheduler.resume(handle)
+    there = lab.there(run) / "state.json"
+    wait_for(lambda: json.loads(there.read_text())["state"] == "running", "the run", 10)
+    assert run.read_state()["state"] == "submitted", "as it was known last"
+    lab.sandbox.faults(s3_error=REFUSED)
+    with pytest.raises(SchedulerError, match="was not asked to stop and goes on: cancel it again"):
+        lab.scheduler.cancel(handle)
+    assert not run.cancel.exists() and len(lab.pods(run)) == 1
+    lab.sandbox.faults()
+    assert lab.look(run).state == "running" and not (lab.there(run) / "cancel").exists()
+    lab.scheduler.cancel(handle)
+    assert lab.until(run, "cancelled").exit_code == 18
+    lab.no_pods(run)
+
+
+def test_whether_a_run_has_begun_is_read_before_its_pod_is_ended(lab: Lab) -> None:
+    lab.sandbox.faults(slow_pull={"p": 1, "value": 60, "times": 1})
+    run, handle = lab.submit(lab.prepare())
+    lab.sandbox.faults(s3_error={**REFUSED, "on": "(GET|HEAD) /"})
+    with pytest.raises(SchedulerError, match="is asked to stop all the same"):
+        lab.scheduler.cancel(handle)
+    assert (lab.there(run) / "cancel").exists() and len(lab.pods(run)) == 1
+    lab.sandbox.faults()
+    lab.scheduler.cancel(handle)
+    assert lab.look(run).failure == "cancelled"
+    lab.no_pods(run)
