@@ -18,8 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 # Largest distance of the loss in any of 20 steps, which take it from 5.6 to 3.3 nats, to fp32 AdamW on one
 # device. Measured: 1e-6, 2e-5, 1.1e-4, 0.074 (Adam-mini is another algorithm).
 BANDS = {"adamw": 2e-5, "adamw-bf16": 3e-4, "adamw-8bit": 1e-3, "adam-mini": 0.15}
-# To a plain Lion in fp32, in which the learning rate of these tests is 3e-4. Measured: 1e-6 and 8.6e-5.
-LION_BANDS = {"lion": 2e-5, "lion-8bit": 1e-3}
+# To a plain Lion in fp32, in which the learning rate of these tests is 3e-4. Where a momentum is almost zero,
+# rounding decides its sign and moves a parameter by 6e-4. Measured, by processor: 1e-6 to 3e-5, and 8.6e-5.
+LION_BANDS = {"lion": 1e-4, "lion-8bit": 1e-3}
 
 
 @pytest.fixture(scope="module")
