@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
 from pathlib import Path
 
 from launcher.cli.planned import planned
@@ -108,9 +107,6 @@ def within(limits: Limits, cluster: Cluster) -> Cluster:
     if cluster.runpod is None:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise SchedulerError(f"{options}: nothing is rented on {cluster.name}; give a runpod profile")
-    for name, value in given.items():
-        if not (isfinite(value) and value > 0):
-            raise SchedulerError(f"--{name.replace('_', '-')}: {value:g} is not above 0")
     return cluster.model_copy(update={"runpod": cluster.runpod.model_copy(update=given)})
 
 

@@ -64,7 +64,8 @@ def leaks(
         for column in ("ID", "RUN", "STATUS", "USD/H", "WHAT"):
             table.add_column(column, no_wrap=column != "WHAT")
         for one in found:
-            what = one.why or ("needed by its run" if one.known else "its run is not known on this machine")
+            needed = "is ending, as its run has" if one.ending else "needed by its run"
+            what = one.why or (needed if one.known else "its run is not known on this machine")
             if one.path in ended:
                 what = f"ended: {one.why or 'named'}"
             elif one.path in stuck:

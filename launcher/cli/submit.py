@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -16,17 +17,33 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="show every file and com
 NoDowngrade = Annotated[
     bool, typer.Option("--no-downgrade", help="fail when memory runs out: no probe, no smaller recipe")
 ]
+
+
+def _above_0(value: float | None) -> float | None:
+    if value is not None and not (isfinite(value) and value > 0):
+        raise typer.BadParameter(f"{value:g} is not a number above 0")
+    return value
+
+
 MaxPrice = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option(metavar="USD", help="per hour of all that is rented; what costs more is not, or ended"),
+    typer.Option(
+        callback=_above_0,
+        metavar="USD",
+        help="per hour of all that is rented; what costs more is not, or ended",
+    ),
 ]
 Budget = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option(metavar="USD", help="for all that is rented for the run; limits its hours"),
+    typer.Option(
+        callback=_above_0, metavar="USD", help="for all that is rented for the run; limits its hours"
+    ),
 ]
 MaxHours = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option(metavar="HOURS", help="after which what is rented ends, whatever the training does"),
+    typer.Option(
+        callback=_above_0, metavar="HOURS", help="after which what is rented ends, whatever the training does"
+    ),
 ]
 FORBIDDEN = ("retries.lower=0", "train.probe=never")
 "What --no-downgrade overrides in the job."

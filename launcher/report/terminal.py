@@ -129,7 +129,9 @@ def show_status(console: Console, status: Status, lines: Sequence[str]) -> None:
     for line in lines:
         table.add_row("", escape(line))
     if status.resumable:
-        table.add_row("next", f"launcher resume {escape(status.run_id)}")
+        again = f"launcher resume {escape(status.run_id)}"
+        # What nobody has understood may happen again.
+        table.add_row("next", f"see the reason; then {again}" if status.failure == "unknown" else again)
     console.print(table)
 
 

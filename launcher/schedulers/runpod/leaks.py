@@ -37,6 +37,8 @@ class Rented:
     "Why it is leaked; None: it is needed, or nobody here can tell."
     known: bool
     "Its run is known on this machine."
+    ending: bool
+    "Its run has just ended, and it ends by itself."
 
 
 def rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
@@ -49,7 +51,8 @@ def rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
             continue
         run = by_id.get(match["run"])
         why = None if run is None else why_leaked(run, path, status)
-        found.append(Rented(path, name, match["run"], status, price, why, run is not None))
+        ending = run is not None and why is None and not _lives(run)
+        found.append(Rented(path, name, match["run"], status, price, why, run is not None, ending))
     return found
 
 
@@ -62,12 +65,16 @@ def why_leaked(run: RunDir, path: str, status: str) -> str | None:
         return unwanted[1]
     if handle.id is not None and handle.path != path:
         return f"its run is in {handle.path.strip('/')}"
-    if state.get("state", "submitted") in LIVING:
+    if _lives(run):
         return None
     ended = seconds_of(str(state.get("time", "")))
     if ended is not None and time.time() < ended + ENDING_SECONDS:
         return None
     return f"its run has ended: {state.get('state')}"
+
+
+def _lives(run: RunDir) -> bool:
+    return run.read_state().get("state", "submitted") in LIVING
 
 
 def _listed(client: Client) -> Iterator[tuple[str, str, str, float]]:

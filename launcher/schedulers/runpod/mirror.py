@@ -116,12 +116,12 @@ class Copy:
     def has_sent(self, file: Path) -> bool:
         """Whether the request `file`, at the top of the run directory, is there as it is here."""
         known: Index = read_record(self.run.path / INDEX)
-        return known.get(file.name, [0, "", 0])[2] == file.stat().st_mtime_ns
+        return bool(known.get(file.name, [0, "", 0])[2] == file.stat().st_mtime_ns)
 
     def has_begun(self) -> bool:
         """By what stands there now. Raises VolumeError."""
         text = self.text("state.json")
-        with contextlib.suppress(ValueError):  # not whole yet: somebody is writing it
+        with contextlib.suppress(ValueError, AttributeError):  # not whole yet: somebody is writing it
             return bool(json.loads(text or "{}").get("state", "submitted") != "submitted")
         return True
 

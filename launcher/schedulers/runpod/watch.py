@@ -117,7 +117,11 @@ def _settle(run: RunDir, state: Mapping[str, Any], handle: Handle, pod: Seen, tr
     if spot and pod.status in ("", "EXITED"):
         kept |= {"state": "interrupted", "failure": "preempted", "reason": f"{what} was taken away"}
     elif pod.status == "ERROR":
-        reason = f"RunPod could not start {what}: is the image right? It was ended"
+        reason = (
+            f"RunPod could not start {what}, and it was ended: is the image right? First give another one, "
+            f"with `launcher resume {run.id} --set image=NAME`; `launcher logs {run.id} --supervisor -f` "
+            "shows the pull while it goes on"
+        )
         kept |= {"state": "failed", "failure": "unknown", "reason": reason}
     else:
         gone = "has stopped and was ended" if pod.status else "is gone"

@@ -89,7 +89,7 @@ def _unwritable(folder: str) -> str:
         with tempfile.TemporaryFile(dir=there):
             return ""
     except OSError as error:
-        return f"{there}: {error.strerror}"
+        return f"no file can be made in {there}: {error.strerror}"
 
 
 def _is_here(secret: Mapping[str, Any]) -> bool:

@@ -23,7 +23,9 @@ from launcher.cli.main import app
 from launcher.cli.prepare import Limits
 from launcher.planning.plan import PlanRefusedError
 from launcher.report.story import Story
+from launcher.runs.files import replace_json
 from launcher.runs.find import find_run
+from launcher.runs.time import now
 from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.of_run import scheduler_of
@@ -356,6 +358,23 @@ def test_leaked_pods_are_found_and_only_those_are_ended(lab: Lab, capsys: pytest
         leaks([stranger["id"]], end=True, json=False)
     left = {pod["id"] for pod in lab.sandbox.state()["live"]}
     assert left == {handle.rpartition(":")[2], other["id"]}
+    replace_json(run.state, {"state": "succeeded", "time": now()})
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        leaks(None, end=False, json=False)
+    assert ended.value.code == 0 and "is ending, as its run has" in capsys.readouterr().out
+
+
+def test_an_image_that_cannot_be_pulled_is_changed_before_the_run_goes_on(lab: Lab) -> None:
+    lab.sandbox.faults(pull_error={"p": 1, "times": 1})
+    run, handle = lab.submit(lab.prepare())
+    failed = lab.until(run, "failed")
+    assert f"`launcher resume {run.id} --set image=NAME`" in failed.reason and failed.failure == "unknown"
+    said = " ".join(CliRunner().invoke(app, ("status", run.id)).output.split())
+    assert f"next see the reason; then launcher resume {run.id}" in said
+    lab.scheduler.resume(handle, prepared_again(run, ["image=sandbox/other"], None))
+    lab.until(run, "running")
+    assert [pod["image"] for pod in lab.pods(run)] == ["sandbox/other"]
 
 
 def test_several_nodes_are_a_cluster_that_begins_and_ends_together(lab: Lab) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.schedulers.ssh import on_host
 
-HOLD = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(); time.sleep(99)"
+HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
 
 
 @pytest.mark.parametrize("record", ["", '{"pid": 1', "[]", '{"pid": null}'])
@@ -31,7 +31,9 @@ def test_a_supervisor_that_is_not_named_by_its_lock_is_one_clear_message(
 
 def test_a_supervisor_that_is_named_by_its_lock_is_ended(tmp_path: Path) -> None:
     (lock := tmp_path / "supervisor.lock").touch()
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert holder.stdout is not None and holder.stdout.readline()
     lock.write_text(json.dumps({"pid": holder.pid}))
     assert on_host.stop({"run_dir": str(tmp_path), "rank": 0}) == {}
