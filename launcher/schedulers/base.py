@@ -113,6 +113,10 @@ class SchedulerError(Exception):
     """A scheduler cannot do what is asked; the message says what to do instead."""
 
 
+class UnclearError(SchedulerError):
+    """The scheduler may have done it: it gave no answer that tells. The run is kept."""
+
+
 @runtime_checkable
 class Streaming(Protocol):
     """A scheduler that tells its own log of a run while it is written."""

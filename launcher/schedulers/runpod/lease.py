@@ -12,15 +12,8 @@ from launcher.runs.files import read_record, replace_json
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_step
 from launcher.runs.time import now
-from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.runpod.create import (
-    NotRentedError,
-    Order,
-    Rented,
-    UnclearError,
-    limit_of,
-    rent,
-)
+from launcher.schedulers.base import SchedulerError, UnclearError
+from launcher.schedulers.runpod.create import NotRentedError, Order, Rented, limit_of, rent
 from launcher.schedulers.runpod.offers import Market, Need, Offer, hours_of, look, spent_of
 from launcher.schedulers.runpod.place import Handle, claim, submissions
 from launcher.schedulers.runpod.prepared import command, scripts_request
@@ -104,8 +97,11 @@ def lease(
             owner=lambda: copy.text(claim(number)),
         )
         rented = rent(client, order)
-    except UnclearError:
-        raise
+    except UnclearError as error:
+        raise UnclearError(
+            f"{error}\n{run.id} is kept, and may cost money: `launcher status {run.id}` looks for its pod again, "
+            "`launcher runpod leaks` lists what is rented"
+        ) from None
     except UnendedError as error:
         handle = Handle.at(of.cluster.name, error.path)
         keep_rejected(copy, handle, str(error), error.usd_per_hour, error.limit)

@@ -19,13 +19,13 @@ pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
 from launcher.cli.again import prepared_again
-from launcher.cli.main import app
+from launcher.cli.main import _exit_code, app
 from launcher.cli.prepare import Limits
 from launcher.planning.plan import PlanRefusedError
 from launcher.report.story import Story
 from launcher.runs.find import find_run
 from launcher.schedulers import registry
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.of_run import statuses as statuses_of
 from tests.lab import wait_for
@@ -128,10 +128,12 @@ def test_where_nobody_tells_the_pod_is_found_by_its_name_later(lab: Lab) -> None
         lost_response={"p": 1, "times": 1, "on": "POST /v2/pods$"},
         server_error={"p": 1, "on": "GET /v2/pods$"},
     )
-    with pytest.raises(SchedulerError, match="does not tell whether it has made launcher-tiny"):
+    with pytest.raises(UnclearError, match="does not tell whether it has made launcher-tiny") as caught:
         lab.submit(ready)
     lab.sandbox.faults()
     run = find_run(ready.request.run_id)
+    assert f"`launcher status {run.id}` looks for its pod again" in str(caught.value)
+    assert _exit_code(caught.value) == 5
     found = lab.until(run, "running")
     (pod,) = lab.pods(run)
     assert found.handle.endswith(pod["id"]) and scheduler_of(run) == (lab.scheduler, found.handle)
