@@ -42,6 +42,10 @@ class _Created(Answer):
     costPerHr: Money = 0.0  # noqa: N815
 
 
+class BudgetSpentError(NotRentedError):
+    """What is left of the budget pays for nothing: waiting does not help."""
+
+
 @dataclass(frozen=True)
 class Rented:
     id: str

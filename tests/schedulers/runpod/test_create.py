@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.create import NotRentedError, Order, rent
-from launcher.schedulers.runpod.offers import Need, Offer, affordable, ordered, s3_refusal, spent_of
+from launcher.schedulers.runpod.offers import Market, Need, Offer, affordable, ordered, s3_refusal, spent_of
+from launcher.schedulers.runpod.prepared import told
 from launcher.schedulers.runpod.volume import VolumeError
 from launcher.schedulers.runpod.watch import NOT_LISTED_SECONDS, pace
 from launcher.spec.cluster import RunPod
@@ -122,7 +123,7 @@ def test_no_second_one_is_asked_for_before_the_first_would_be_listed(serve: Any,
         timer.start()
         return Reply(drop=True)
 
-    client, there = serve(posted)
+    client, _ = serve(posted)
     if seconds < 1:
         assert rent(client, order()).id == "p1" and len(asked) == 1
         return
@@ -142,7 +143,7 @@ def test_an_answer_of_wrong_types_is_looked_behind(serve: Any) -> None:
 
 def test_where_nothing_ever_appears_nobody_claims_to_know(serve: Any) -> None:
     client, there = serve(lambda *_: Reply(502, {"detail": "bad gateway"}))
-    with pytest.raises(UnclearError, match="whether it has made launcher-r-1: .*502: bad gateway"):
+    with pytest.raises(UnclearError, match=r"whether it has made launcher-r-1: .*502: bad gateway"):
         rent(client, order())
     assert len(posts(there)) == 2
 
@@ -295,6 +296,17 @@ def test_offers_are_ordered_by_the_whole_job_where_that_is_known() -> None:
     assert [one.need.gpu_id for one in ordered([slow, fast, unknown])] == ["slow", "unknown", "fast"]
     low, high = offer("low", stock="LOW"), offer("high")
     assert ordered([low, high])[0] is high
+
+
+def test_what_does_not_end_within_its_limit_is_said_and_hours_are_written_plainly() -> None:
+    """The limit is an hour."""
+    assert "about 1,280 h, 1280.30 USD predicted; at most 1 h, 1.00 USD" in str(offer(hours=1280.3))
+    assert offer(hours=1.0).unfinished(None) is None
+    assert offer(hours=2.5).unfinished(None) == "will not finish within 1 h: 2 resumes with `launcher resume`"
+    short = "will not finish within the budget: 2.50 USD predicted, 2.00 USD allowed"
+    assert offer(hours=2.5).unfinished(2.0) == short
+    found = Market((offer(hours=2.5), offer("B", hours=2.5)), (), "EU-RO-1")
+    assert told(found, None)[1].startswith("it will not finish") and told(found, None)[2].startswith("else")
 
 
 def test_a_budget_limits_the_hours_by_what_earlier_pods_have_cost() -> None:

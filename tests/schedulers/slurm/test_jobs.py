@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.over_ssh.login import Here
-from launcher.schedulers.base import UnclearError
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submit
 from launcher.schedulers.slurm.sweep import combinations, split
 

@@ -28,8 +28,8 @@ from submitit.core import utils
 
 from launcher.runs.files import replace_json, replace_text
 from launcher.runs.layout import RunDir
-from launcher.schedulers.slurm.executor import ArrayExecutor, RunExecutor, RunJob, Supervise
 from launcher.schedulers.base import UnclearError
+from launcher.schedulers.slurm.executor import ArrayExecutor, RunExecutor, RunJob, Supervise
 from launcher.schedulers.slurm.jobs import job_id
 
 TIMES = "2026-11-21T23:00:00|N/A|N/A|1:00|0:05"
