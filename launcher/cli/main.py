@@ -23,7 +23,7 @@ from launcher.cli import (
     snapshot,
     submit,
 )
-from launcher.cli.output import EXIT_NOT_FOUND, EXIT_REFUSED, fail
+from launcher.cli.output import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNCLEAR, fail
 
 app = typer.Typer(
     name="launcher",
@@ -104,9 +104,11 @@ def _exit_code(error: Exception) -> int | None:
     from launcher.planning.plan import PlanRefusedError
     from launcher.render.render import RenderError
     from launcher.runs.find import RunNotFoundError
-    from launcher.schedulers.base import SchedulerError
+    from launcher.schedulers.base import SchedulerError, UnclearError
     from launcher.spec.errors import SpecError
 
+    if isinstance(error, UnclearError):
+        return EXIT_UNCLEAR
     if isinstance(error, PlanRefusedError | SchedulerError | ImageError):
         return EXIT_REFUSED
     if isinstance(error, RunNotFoundError):

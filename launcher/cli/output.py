@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2  # bad input: a file, an option, a name
 EXIT_NOT_FOUND = 3  # no such run
 EXIT_REFUSED = 4  # the scheduler or the plan refuses
+EXIT_UNCLEAR = 5  # the scheduler may have started it
 EXIT_DETACHED = 130  # Ctrl-C while following; the run goes on
 
 

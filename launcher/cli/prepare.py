@@ -92,11 +92,13 @@ def _other_gpus(job: Job, cluster: Cluster) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of what is rented. USD per hour, USD, hours; None: what the profile says."""
+    """On what is rented. USD per hour, USD, hours; None: what the profile says."""
 
     max_price: float | None = None
     budget: float | None = None
     max_hours: float | None = None
+    unplanned: bool | None = None
+    "A card is rented although it is not known whether the job fits on it."
 
 
 def within(limits: Limits, cluster: Cluster) -> Cluster:

@@ -45,6 +45,9 @@ MaxHours = Annotated[
         callback=_above_0, metavar="HOURS", help="after which what is rented ends, whatever the training does"
     ),
 ]
+Unplanned = Annotated[
+    bool, typer.Option("--unplanned", help="rent although it is not known whether the job fits on the card")
+]
 FORBIDDEN = ("retries.lower=0", "train.probe=never")
 "What --no-downgrade overrides in the job."
 
@@ -69,6 +72,7 @@ def submit(
     max_price: MaxPrice = None,
     budget: Budget = None,
     max_hours: MaxHours = None,
+    unplanned: Unplanned = False,
 ) -> None:
     """Plan a job, show the plan, start it detached."""
     from launcher.cli.output import console
@@ -76,18 +80,19 @@ def submit(
     from launcher.report.terminal import show_plan, show_prepared
     from launcher.runs.find import find_run
 
+    limits = Limits(max_price, budget, max_hours, unplanned or None)
     sets = [*(set_ or []), *(FORBIDDEN if no_downgrade else ())]
     if sweep:
         from launcher.cli.output import fail
         from launcher.cli.sweep import submit_sweep
 
-        if (max_price, budget, max_hours) != (None, None, None):
-            fail("--max-price, --budget and --max-hours are of one run; a sweep rents nothing")
+        if limits != Limits():
+            fail("--max-price, --budget, --max-hours and --unplanned are of one run; a sweep rents nothing")
         if follow:
             fail("give --sweep or --follow, not both: `launcher logs RUN -f` follows one run of a sweep")
         submit_sweep(job, cluster, sets, sweep, dry_run)
         return
-    scheduler, ready = prepared(job, cluster, sets, limits=Limits(max_price, budget, max_hours))
+    scheduler, ready = prepared(job, cluster, sets, limits=limits)
     if dry_run:
         show_prepared(console(), ready)
         return
@@ -112,9 +117,10 @@ def run(
     max_price: MaxPrice = None,
     budget: Budget = None,
     max_hours: MaxHours = None,
+    unplanned: Unplanned = False,
 ) -> None:
     """Submit and follow; the exit code is the run's verdict."""
     submit(
         job, cluster, set_, dry_run=False, no_downgrade=no_downgrade, follow=True,
-        max_price=max_price, budget=budget, max_hours=max_hours,
+        max_price=max_price, budget=budget, max_hours=max_hours, unplanned=unplanned,
     )  # fmt: skip

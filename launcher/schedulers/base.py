@@ -114,7 +114,11 @@ class SchedulerError(Exception):
 
 
 class MaybeDoneError(SchedulerError):
-    """It was sent, and no answer came: it may have been done."""
+    """A request went out, and no answer came: what it asks for may have been done."""
+
+
+class UnclearError(SchedulerError):
+    """The run may have been submitted: no answer tells. It is kept."""
 
 
 @runtime_checkable

@@ -130,6 +130,8 @@ class RunPod(Value):
     "USD per hour of all pods of a run together; what costs more is not rented, or ended at once."
     budget: PositiveFloat | None = None
     "USD for all pods that a run ever has: what is left of it limits the hours."
+    unplanned: bool = False
+    "A card is rented although it is not known whether the job fits on it."
     bid_per_gpu: PositiveFloat | None = None
     "USD per hour: rents an interruptible (spot) pod. RunPod takes it away when somebody pays more."
     server_limit: bool = False

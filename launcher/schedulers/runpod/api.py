@@ -204,6 +204,8 @@ class Client:
         told, wait, too_long = self._problem(answer, what), _retry_after(answer), ""
         if fate in (Fate.RETRY, Fate.WAIT) and wait is not None and wait > LONGEST_WAIT:
             fate, too_long = Fate.STOP, f"it asks for a pause of {wait:.0f} s: try again after that"
+        if meaning.casefold() in told.casefold():
+            meaning = ""
         message = "; ".join(part for part in (told, meaning, too_long) if part)
         kind = LostAnswerError if status >= 500 else ApiError
         return kind(f"RunPod: {what}: {status}: {message}", status, fate, wait)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.runs.time import stamp
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.answers import Answer, Id, Money, Pod, Pods, read
 from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, LostAnswerError
 from launcher.schedulers.runpod.twins import UnendedError, end, ids_named, keep_one
 from launcher.schedulers.runpod.volume import VolumeError
+from launcher.schedulers.runpod.watch import NOT_LISTED_SECONDS, pace
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
     from launcher.spec.cluster import RunPod
 
 LOOKS = 4
-"For one that was perhaps made: it can be missing from RunPod's list for a moment."
-TRIES = 3
+"For the price of one that was just made: RunPod can be late to know it."
+LONGEST_PAUSE = 8.0
+"Seconds between two looks for one that was perhaps made."
+TRIES = 2
 "Of one offer, where RunPod does not answer."
 ROUNDING = 1e-3
 "USD per hour by which a price may differ from what the catalogue says."
@@ -32,13 +37,13 @@ class NotRentedError(SchedulerError):
     """Nothing is rented. The message says why."""
 
 
-class UnclearError(SchedulerError):
-    """There may be a pod: nobody answered."""
-
-
 class _Created(Answer):
     id: Id
     costPerHr: Money = 0.0  # noqa: N815
+
+
+class BudgetSpentError(NotRentedError):
+    """What is left of the budget pays for nothing: waiting does not help."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,12 @@ class Doubts:
     "Pods of which an answer did tell."
     found: set[str] = field(default_factory=set)
     "Pods of that name which RunPod has listed since."
+    since: float = 0.0
+    "By the monotonic clock, when the last of them was given up."
+
+    def add(self, offer: Offer, error: ApiError) -> None:
+        self.asked.append((offer, error))
+        self.since = time.monotonic()
 
     @property
     def open(self) -> bool:
@@ -165,7 +176,7 @@ def _create(client: Client, order: Order, offer: Offer, doubts: Doubts) -> Rente
     Raises ApiError, NotRentedError, UnclearError, UnendedError.
     """
     cluster = offer.need.nodes > 1
-    for attempt in range(TRIES):
+    for _ in range(TRIES):
         if doubts.open and (there := _doubted(client, order, cluster, doubts)):
             return there
         # The plan on the volume is that of one card, and a pod reads it whenever it begins.
@@ -175,8 +186,9 @@ def _create(client: Client, order: Order, offer: Offer, doubts: Doubts) -> Rente
         try:
             made, price = _send(client, order.section, offer, body, cluster)
         except (LostAnswerError, HostileAnswerError) as error:
-            doubts.asked.append((offer, error))
-            time.sleep(client.pause * 2**attempt)
+            doubts.add(offer, error)
+            seconds = NOT_LISTED_SECONDS * pace()
+            print(f"{error}; looking for {order.name} for {seconds:.0f} s", file=sys.stderr)
             continue
         doubts.told.add(made)
         kept = made
@@ -192,11 +204,12 @@ def _create(client: Client, order: Order, offer: Offer, doubts: Doubts) -> Rente
 
 
 def _doubted(client: Client, order: Order, cluster: bool, doubts: Doubts) -> Rented | None:
-    """What was made all the same. It can be missing from the list for a moment.
+    """What was made all the same; None once it would be listed if it was.
 
     Raises NotRentedError, UnclearError, UnendedError.
     """
-    for look in range(LOOKS):
+    until = doubts.since + NOT_LISTED_SECONDS * pace()
+    for look in itertools.count():
         try:
             if listed := ids_named(client, order.name, cluster):
                 doubts.found |= set(listed)
@@ -204,14 +217,17 @@ def _doubted(client: Client, order: Order, cluster: bool, doubts: Doubts) -> Ren
                 return _billed(client, order, Rented(kept, cluster, doubts.last[0], 0.0))
         except (ApiError, VolumeError):
             raise _unclear(order.name, doubts) from None
-        time.sleep(client.pause * 2**look)
-    return None
+        left = until - time.monotonic()
+        if left <= 0:
+            return None
+        time.sleep(min(client.pause * 2 ** min(look, 3), LONGEST_PAUSE * pace(), left))
+    raise AssertionError  # the loop has no end of its own
 
 
 def _unclear(name: str, doubts: Doubts, *more: str) -> UnclearError:
-    lines = [f"RunPod does not tell whether it has made {name}: {doubts.last[1]}", *more]
-    hint = "`launcher status` looks for it again, `launcher runpod leaks` lists what is there"
-    return UnclearError("\n".join([*lines, hint]))
+    return UnclearError(
+        "\n".join([f"RunPod does not tell whether it has made {name}: {doubts.last[1]}", *more])
+    )
 
 
 def _send(

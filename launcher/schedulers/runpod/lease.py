@@ -12,18 +12,11 @@ from launcher.runs.files import read_record, replace_json
 from launcher.runs.layout import RunDir
 from launcher.runs.progress import last_step
 from launcher.runs.time import now
-from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.runpod.create import (
-    NotRentedError,
-    Order,
-    Rented,
-    UnclearError,
-    limit_of,
-    rent,
-)
+from launcher.schedulers.base import SchedulerError, UnclearError
+from launcher.schedulers.runpod.create import BudgetSpentError, NotRentedError, Order, Rented, limit_of, rent
 from launcher.schedulers.runpod.offers import Market, Need, Offer, hours_of, look, spent_of
 from launcher.schedulers.runpod.place import Handle, claim, submissions
-from launcher.schedulers.runpod.prepared import command, scripts_request
+from launcher.schedulers.runpod.prepared import command, scripts_request, told
 from launcher.schedulers.runpod.rejected import keep_rejected
 from launcher.schedulers.runpod.twins import UnendedError
 from launcher.spec.cluster import Cluster, RunPod
@@ -68,13 +61,22 @@ def market_again(client: Client, of: Leased) -> Market:
     return look(client, section, needs, max_seconds(of.cluster, of.job), spent)
 
 
+def told_again(run: RunDir, market: Market) -> tuple[str, ...]:
+    """For a person, before anything is rented anew; nothing where nothing will be."""
+    budget = leased(run).section.budget
+    if not market.offers or budget is None:
+        return told(market, None) if market.offers else ()
+    left = budget - spent_of(run.read_events(), time.time())
+    return (*told(market, left), f"{left:.2f} of {budget:.2f} USD of the budget are left")
+
+
 def lease(
     client: Client,
     copy: Copy,
     event: str,
     market: Market,
     planned_for: Callable[[Offer], None] = lambda _: None,
-    **told: Any,
+    **more: Any,
 ) -> str:
     """The handle. `planned_for` makes the run directory that of the offer's GPU type.
 
@@ -84,7 +86,8 @@ def lease(
     run = copy.run
     of, before = leased(run), run.read_state()
     if not market.offers:
-        raise NotRentedError("nothing can be rented:\n" + "\n".join(market.left_out))
+        kind = BudgetSpentError if market.budget_spent else NotRentedError
+        raise kind("nothing can be rented:\n" + "\n".join(market.left_out))
     number = submissions(run) + 1
     replace_json(run.state, {"state": "submitted", "time": now()})
     run.event("submitting", submission=number, limits=limits_of(of.section, market.offers))
@@ -104,8 +107,11 @@ def lease(
             owner=lambda: copy.text(claim(number)),
         )
         rented = rent(client, order)
-    except UnclearError:
-        raise
+    except UnclearError as error:
+        raise UnclearError(
+            f"{error}\n{run.id} is kept, and may cost money: `launcher status {run.id}` looks for its pod "
+            "again, `launcher runpod leaks` lists what is rented"
+        ) from None
     except UnendedError as error:
         handle = Handle.at(of.cluster.name, error.path)
         keep_rejected(copy, handle, str(error), error.usd_per_hour, error.limit)
@@ -114,7 +120,7 @@ def lease(
         run.event("refused", reason=str(error))
         replace_json(run.state, {**before, "reason": str(error)})
         raise NotRentedError(str(error)) from None
-    return write_down(run, event, rented, **told)
+    return write_down(run, event, rented, **more)
 
 
 def limits_of(section: RunPod, offers: Sequence[Offer]) -> dict[str, float]:
@@ -127,7 +133,7 @@ def limits_of(section: RunPod, offers: Sequence[Offer]) -> dict[str, float]:
     return limits
 
 
-def write_down(run: RunDir, event: str, rented: Rented, **told: Any) -> str:
+def write_down(run: RunDir, event: str, rented: Rented, **more: Any) -> str:
     profile = str(run.read_about()["cluster"]["name"])
     handle = str(Handle(profile, f"cluster/{rented.id}" if rented.cluster else rented.id))
     offer = rented.offer
@@ -140,7 +146,7 @@ def write_down(run: RunDir, event: str, rented: Rented, **told: Any) -> str:
         data_center=offer.data_center,
         usd_per_hour=rented.usd_per_hour,
         seconds=offer.max_seconds,
-        **told,
+        **more,
     )
     return handle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ DISK = 0.10 / (30 * 24)
 "USD per GB and hour of a running pod's own disk (RunPod's documentation of prices: 0.10 per GB and month)."
 SHORTEST = 600
 "Seconds that a budget must pay for: what is shorter goes into pulling the image."
+CLOUD = "SECURE"
+"The one that has network volumes, which every run needs."
 _STOCK: dict[Stock, int] = {"HIGH": 0, "MEDIUM": 1, "LOW": 2, "NONE": 3}
 
 
@@ -53,15 +56,26 @@ class Offer:
         """Predicted for the whole job."""
         return None if self.need.hours is None else self.usd_per_hour * self.need.hours
 
+    def unfinished(self, budget: float | None) -> str | None:
+        """What is predicted not to fit into one pod's hours, or into what is left of the budget (USD)."""
+        hours, limit = self.need.hours, self.max_seconds / 3600
+        if hours is None or self.usd is None or hours <= limit:
+            return None
+        if budget is not None and self.usd > budget:
+            return f"will not finish within the budget: {_usd(self.usd)} predicted, {_usd(budget)} allowed"
+        resumes = math.ceil(hours / limit) - 1
+        times = f"{resumes:,} resume{'s' if resumes > 1 else ''}"
+        return f"will not finish within {_hours(limit)}: {times} with `launcher resume`"
+
     def __str__(self) -> str:
         what = f"{self.need.gpus} x {self.need.gpu_id}" if self.need.gpu_id else "CPU pod"
         if self.need.nodes > 1:
             what = f"{self.need.nodes} pods of {what}"
         where = f"{self.cloud}, {self.data_center or 'any data centre'}, stock {self.stock}"
         hours = self.max_seconds / 3600
-        most = f"at most {hours:.3g} h, {_usd(self.usd_per_hour * hours)}"
+        most = f"at most {_hours(hours)}, {_usd(self.usd_per_hour * hours)}"
         if self.usd is not None and self.need.hours is not None:
-            most = f"about {self.need.hours:.3g} h, {_usd(self.usd)} predicted; {most}"
+            most = f"about {_hours(self.need.hours)}, {_usd(self.usd)} predicted; {most}"
         return f"{what}, {where}: {self.usd_per_hour:.3f} USD/h; {most}"
 
 
@@ -72,6 +86,8 @@ class Market:
     "What was not taken, each with the reason."
     data_center: str | None
     "Of the volume; None where RunPod does not tell."
+    budget_spent: bool = False
+    "Nothing is offered, and what is left of the budget is a reason."
 
 
 def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, spent: float = 0.0) -> Market:
@@ -82,22 +98,28 @@ def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, s
     centre = volume_centre(client, section)
     found: list[Offer] = []
     out: list[str] = []
-    for cloud in section.clouds:
-        for need in needs:
-            for item in _offered(client, section, need, cloud, centre):
-                if isinstance(item, str):
-                    out.append(item)
-                    continue
-                place, price = item
-                limit = affordable(section, price, seconds, spent)
-                what = f"{need.gpu_id or section.cpu_id} ({cloud})"
-                if section.max_price is not None and price > section.max_price:
-                    out.append(f"{what}: {price:.3f} USD/h is above the {section.max_price:g} of max_price")
-                elif limit < min(SHORTEST, seconds):
-                    out.append(f"{what}: what is left of the budget pays for {limit / 60:.0f} minutes")
-                else:
-                    found.append(Offer(need, cloud, place.id or None, place.availability, price, limit))
-    return Market(ordered(found), tuple(dict.fromkeys(out)), centre)
+    poor = False
+    for need in needs if CLOUD in section.clouds else ():
+        for item in _offered(client, section, need, centre):
+            if isinstance(item, str):
+                out.append(item)
+                continue
+            place, price = item
+            limit = affordable(section, price, seconds, spent)
+            what = need.gpu_id or section.cpu_id
+            if section.max_price is not None and price > section.max_price:
+                out.append(f"{what}: {price:.3f} USD/h is above the {section.max_price:g} of max_price")
+            elif limit < (least := min(SHORTEST, seconds)):
+                poor = True
+                out.append(
+                    f"{what}: what is left of the budget pays for {limit / 60:.0f} minutes, "
+                    f"and less than {least / 60:.0f} are not rented"
+                )
+            else:
+                found.append(Offer(need, CLOUD, place.id or None, place.availability, price, limit))
+    if "COMMUNITY" in section.clouds:
+        out.append("COMMUNITY: every run needs a network volume, and RunPod has them in SECURE only")
+    return Market(ordered(found), tuple(dict.fromkeys(out)), centre, poor and not found)
 
 
 def ordered(offers: Sequence[Offer]) -> tuple[Offer, ...]:
@@ -141,19 +163,19 @@ def volume_centre(client: Client, section: RunPod) -> str | None:
 
 
 def _offered(
-    client: Client, section: RunPod, need: Need, cloud: str, centre: str | None
+    client: Client, section: RunPod, need: Need, centre: str | None
 ) -> Iterator[tuple[Place, float] | str]:
     """Place and USD per hour of all pods together, or why not."""
-    name, price, places = (_gpu if need.gpu_id else _cpu)(client, section, need, cloud)
+    name, price, places = (_gpu if need.gpu_id else _cpu)(client, section, need)
     if isinstance(price, str):
-        yield f"{name} ({cloud}): {price}"
+        yield f"{name}: {price}"
         return
     wanted = {centre} if centre is not None else set(section.data_centers)
     chosen = [
         place for place in places if (not wanted or place.id in wanted) and place.availability != "NONE"
     ]
     if not chosen:
-        yield f"{name} ({cloud}): none in stock in {', '.join(sorted(wanted)) or 'any data centre'}"
+        yield f"{name}: none in stock in {', '.join(sorted(wanted)) or 'any data centre'}"
     for place in chosen:
         yield place, (price + section.disk_gb * DISK) * need.nodes
 
@@ -161,12 +183,12 @@ def _offered(
 _Found = tuple[str, float | str, Sequence[Place]]
 
 
-def _gpu(client: Client, section: RunPod, need: Need, cloud: str) -> _Found:
+def _gpu(client: Client, section: RunPod, need: Need) -> _Found:
     params = {
         "include": "AVAILABILITY",
         "product": "CLUSTER" if need.nodes > 1 else "POD",
         "count": str(need.gpus),
-        "cloud": cloud,
+        "cloud": CLOUD,
     }
     if section.cuda_versions and need.nodes == 1:
         params["cudaVersions"] = ",".join(section.cuda_versions)
@@ -176,17 +198,16 @@ def _gpu(client: Client, section: RunPod, need: Need, cloud: str) -> _Found:
     if one is None:
         near = ", ".join(gpu.id for gpu in types[:5])
         return name, f"RunPod's catalogue has no such GPU type; it has {near} ...", ()
-    secure = cloud == "SECURE"
-    if not (one.secure if secure else one.community):
-        return name, "not offered in this cloud", ()
-    most = one.maxCount.secure if secure else one.maxCount.community
+    if not one.secure:
+        return name, f"not offered in the cloud {CLOUD}", ()
+    most = one.maxCount.secure
     if most < need.gpus:
         return name, f"a pod has at most {most} of them", ()
-    price = section.bid_per_gpu or (one.price.secure if secure else one.price.community)
+    price = section.bid_per_gpu or one.price.secure
     return name, price * need.gpus, one.dataCenters
 
 
-def _cpu(client: Client, section: RunPod, need: Need, cloud: str) -> _Found:
+def _cpu(client: Client, section: RunPod, need: Need) -> _Found:
     params = {"include": "AVAILABILITY", "product": "POD", "vcpuCount": str(section.vcpu)}
     types = read(CpuTypes, client.get("/catalog/cpus", **params), "GET /catalog/cpus").cpus
     name = str(section.cpu_id)
@@ -194,8 +215,6 @@ def _cpu(client: Client, section: RunPod, need: Need, cloud: str) -> _Found:
     if one is None:
         near = ", ".join(cpu.id for cpu in types[:5])
         return name, f"RunPod's catalogue has no such CPU flavor; it has {near} ...", ()
-    if cloud != "SECURE":
-        return name, "CPU pods are offered in the cloud SECURE only", ()
     return name, one.price.securePerVcpu * (section.vcpu or 0), one.dataCenters
 
 
@@ -216,6 +235,10 @@ def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> 
             f"read here. These have: {', '.join(S3_CENTRES)}"
         )
     return None
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.3g} h"
 
 
 def _usd(amount: float) -> str:

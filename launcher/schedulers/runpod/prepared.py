@@ -17,6 +17,7 @@ from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.prepare import about, target
 from launcher.schedulers.runpod.code import pack
+from launcher.spec.base import format_bytes
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from launcher.spec.cluster import RunPod
 
 DEFAULT_PYTHON = "python3"
+UNPLANNED = "or rent it all the same with --unplanned"
+NOT_PLANNED = (
+    "it is not known whether the job fits: run `launcher plan JOB -c CLUSTER` once (it needs torch, and may "
+    f"take a minute), {UNPLANNED}"
+)
+NO_HOST = (
+    "and nobody says what host memory a pod has, nor can it be asked for: write it into the profile "
+    f"(node.memory), fix recipe.offload=none, {UNPLANNED}"
+)
 SHOWN = 4
 "Offers."
 
@@ -47,11 +57,31 @@ class PodPrepared(Prepared):
         return self.section.gpu_id if self.request.plan.layout.gpus_per_node else None
 
     @property
+    def doubt(self) -> str | None:
+        """Why it is not known whether the job fits on this card. None of a command that declares no model:
+        it is never known."""
+        job, plan = self.request.job, self.request.plan
+        if not plan.layout.gpus_per_node:
+            return None
+        if plan.estimate is None:
+            return NOT_PLANNED if job.task is not None or job.plan.model is not None else None
+        on_host = plan.recipe.offload != "none" or plan.recipe.activations == "offload"
+        known = job.resources.memory_per_node or self.request.cluster.node.memory
+        if not on_host or known is not None:
+            return None
+        return (
+            f"its plan keeps {format_bytes(plan.estimate.host_per_node)} in a node's host memory, {NO_HOST}"
+        )
+
+    @property
     def needs(self) -> list[Need]:
+        """Of the cards that may be rented."""
         from launcher.schedulers.runpod.offers import Need, hours_of
 
         found = []
         for one in (self, *self.others):
+            if one.doubt is not None and not self.section.unplanned:
+                continue
             plan, job = one.request.plan, one.request.job
             hours = hours_of(job.steps, job.batch.global_, plan.samples_per_second)
             found.append(Need(one.gpu_id, plan.layout.gpus_per_node, plan.layout.nodes, hours))
@@ -71,7 +101,16 @@ def market(client: Client, prepared: PodPrepared) -> Market:
     from launcher.schedulers.runpod.offers import look
 
     seconds = max_seconds(prepared.request.cluster, prepared.request.job)
-    return look(client, prepared.section, prepared.needs, seconds)
+    found = look(client, prepared.section, prepared.needs, seconds)
+    if prepared.section.unplanned:
+        return found
+    return replace(found, left_out=(*_doubts(prepared), *found.left_out))
+
+
+def _doubts(prepared: PodPrepared) -> tuple[str, ...]:
+    return tuple(
+        f"{one.gpu_id}: {one.doubt}" for one in (prepared, *prepared.others) if one.doubt is not None
+    )
 
 
 def first(prepared: PodPrepared, found: Market) -> PodPrepared:
@@ -82,9 +121,11 @@ def first(prepared: PodPrepared, found: Market) -> PodPrepared:
     return replace(ordered[0], others=tuple(replace(one, others=()) for one in ordered[1:]))
 
 
-def told(found: Market) -> tuple[str, ...]:
+def told(found: Market, budget: float | None) -> tuple[str, ...]:
     """For a person, before anything is rented."""
     lines = [f"{'rents' if not at else 'else'} {offer}" for at, offer in enumerate(found.offers[:SHOWN])]
+    if found.offers and (why := found.offers[0].unfinished(budget)) is not None:
+        lines.insert(1, f"it {why}")
     if len(found.offers) > SHOWN:
         lines.append(f"and {len(found.offers) - SHOWN} more offers")
     lines += [f"not rented: {why}" for why in found.left_out[:SHOWN]]

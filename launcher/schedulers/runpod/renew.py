@@ -79,7 +79,9 @@ def _wants_new_pod(run: RunDir, status: Status) -> bool:
 
 def _wait(run: RunDir, why: SchedulerError) -> None:
     """None was to be had. With a budget that is spent none will be."""
-    if "left of the budget" in str(why):
+    from launcher.schedulers.runpod.create import BudgetSpentError
+
+    if isinstance(why, BudgetSpentError):
         kept = {"state": "interrupted", "failure": "preempted", "reason": str(why)}
         run.event("finished", **kept, by="runpod")
     else:

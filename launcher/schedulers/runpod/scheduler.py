@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from launcher.schedulers.runpod.prepared import PodPrepared
     from launcher.schedulers.runpod.volume import Volume
 
+PAUSE_SECONDS = 60.0
+"That RunPod may ask for between a look at its prices and a submission, which waits as long."
 LOOK_SECONDS = 2.0
 "Between two looks of one process at a run."
 
@@ -54,6 +57,8 @@ class RunPodScheduler:
         self._volumes: dict[tuple[str, str | None], Volume] = {}
         self._markets: dict[str, Market] = {}
         "Run id -> what was looked up for it."
+        self._pauses: dict[str, ApiError] = {}
+        "Run id -> RunPod's wish not to be asked for a while."
         self._last: dict[Path, tuple[float, Status]] = {}
         self._looks = Looks(lambda: self.client, self.copy)
         self._renewal = Renewal(self._looks)
@@ -80,8 +85,11 @@ class RunPodScheduler:
         try:
             found = self._markets[request.run_id] = preparing.market(self.client, ready)
         except SchedulerError as error:
+            if isinstance(error, ApiError) and error.wait is not None:
+                self._pauses[request.run_id] = error
             return preparing.with_prices(ready, [f"prices and stock are not known: {error}"])
-        return preparing.with_prices(preparing.first(ready, found), preparing.told(found))
+        lines = preparing.told(found, ready.section.budget)
+        return preparing.with_prices(preparing.first(ready, found), lines)
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Raises SchedulerError."""
@@ -98,6 +106,10 @@ class RunPodScheduler:
             raise SchedulerError(NO_VOLUME_YET)
         if section.volume_id is None and (why := s3_refusal(None, None, None)):
             raise SchedulerError(why)
+        if (pause := self._pauses.pop(run_id, None)) is not None:
+            if pause.wait is None or pause.wait > PAUSE_SECONDS:
+                raise pause
+            time.sleep(pause.wait)
         known = run_id in self._markets
         market = self._markets[run_id] = self._markets.get(run_id) or self._market(prepared)
         if why := s3_refusal(market.data_center, named_endpoint(), section.volume_id):
@@ -110,7 +122,7 @@ class RunPodScheduler:
         self._volume(str(section.volume_id), market.data_center).walk(prefix)
         if not market.offers:
             raise SchedulerError("nothing can be rented:\n" + "\n".join(market.left_out))
-        return () if known else told(market)
+        return () if known else told(market, section.budget)
 
     def submit(self, prepared: Prepared) -> str:
         """Raises SchedulerError; where there is certainly no pod, nothing is left behind."""
@@ -157,7 +169,7 @@ class RunPodScheduler:
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:
         """A new pod for the run, which goes on from its last checkpoint."""
-        from launcher.schedulers.runpod.lease import lease, leased, market_again
+        from launcher.schedulers.runpod.lease import lease, leased, market_again, told_again
         from launcher.schedulers.runpod.prepared import PodPrepared
 
         run = self.run_of(handle)
@@ -170,6 +182,8 @@ class RunPodScheduler:
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
         self._looks.end(handle_of(run))
         self.copy(run).fetch(Wanted())
+        if isinstance(again, PodPrepared) and again.doubt is not None and not again.section.unplanned:
+            raise SchedulerError(f"nothing is rented: {again.gpu_id}: {again.doubt}")
         if again is not None:  # where its volume is does not change
             again = replace(again, about={**again.about, "runpod": run.read_about().get("runpod", {})})
         with in_force(run, again):
@@ -178,6 +192,8 @@ class RunPodScheduler:
                 self._send_code(again, self.copy(run).volume)
             self._last.pop(run.path, None)
             market = market_again(self.client, leased(run))
+            for line in told_again(run, market):
+                print(line, file=sys.stderr)
             return lease(self.client, self.copy(run), "resubmitted", market)
 
     def status(self, handle: str) -> Status:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import PurePath
 
 from launcher.runs.layout import RunDir
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.over_ssh.login import NOT_FOUND, Answer, Login, LoginError, ask
 
 PATIENCE_SECONDS = 20.0
@@ -48,10 +48,6 @@ BY_HAND = (
 
 class NotSubmittedError(SchedulerError):
     """There is no job. The message says why."""
-
-
-class UnclearError(SchedulerError):
-    """There may be a job: neither sbatch nor squeue gave an answer."""
 
 
 class _NotYetError(Exception):

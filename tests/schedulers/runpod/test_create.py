@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -10,14 +12,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.api import Client
-from launcher.schedulers.runpod.create import NotRentedError, Order, UnclearError, rent
-from launcher.schedulers.runpod.offers import Need, Offer, affordable, ordered, s3_refusal, spent_of
+from launcher.schedulers.runpod.create import NotRentedError, Order, rent
+from launcher.schedulers.runpod.offers import Market, Need, Offer, affordable, ordered, s3_refusal, spent_of
+from launcher.schedulers.runpod.prepared import told
 from launcher.schedulers.runpod.volume import VolumeError
+from launcher.schedulers.runpod.watch import NOT_LISTED_SECONDS, pace
 from launcher.spec.cluster import RunPod
 from tests.schedulers.runpod.served import Asked, Reply, Served
 
+NEVER = 10**6
+"Looks at the list."
 BODY = {
     "name": "launcher-r-1", "image": "i", "cloud": "SECURE", "gpu": {"id": "A", "count": 2}, "disk": 50,
     "mounts": {"network": [{"volumeId": "v", "path": "/workspace"}]}, "ports": ["22/tcp", "80/http"],
@@ -94,7 +100,7 @@ def test_of_two_that_a_lost_answer_made_one_is_kept(serve: Any) -> None:
     def posted(there: RunPodOfOurs, _: Asked) -> Reply:
         number = len(posts(there))
         there.pods[f"p{number}"] = pod(f"p{number}")
-        there.hidden = 4 if number == 1 else 0
+        there.hidden = NEVER if number == 1 else 0
         return Reply(drop=True) if number == 1 else Reply(201, there.pods[f"p{number}"])
 
     client, there = serve(posted)
@@ -102,6 +108,28 @@ def test_of_two_that_a_lost_answer_made_one_is_kept(serve: Any) -> None:
     client, there = serve(posted)
     assert rent(client, order(owner=lambda: "p1")).id == "p1", "the one that has begun the run"
     assert there.deleted == ["p2"]
+
+
+@pytest.mark.parametrize("seconds", [0.15, 60])
+def test_no_second_one_is_asked_for_before_the_first_would_be_listed(serve: Any, seconds: float) -> None:
+    """A pod can be missing from the list for a minute, which is 0.3 s here."""
+    asked: list[float] = []
+
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        asked.append(time.monotonic())
+        name = f"p{len(asked)}"
+        timer = threading.Timer(seconds, lambda: there.pods.update({name: pod(name)}))
+        timer.daemon = True
+        timer.start()
+        return Reply(drop=True)
+
+    client, _ = serve(posted)
+    if seconds < 1:
+        assert rent(client, order()).id == "p1" and len(asked) == 1
+        return
+    with pytest.raises(UnclearError):
+        rent(client, order())
+    assert len(asked) == 2 and asked[1] - asked[0] >= NOT_LISTED_SECONDS * pace() == 0.3
 
 
 def test_an_answer_of_wrong_types_is_looked_behind(serve: Any) -> None:
@@ -115,9 +143,9 @@ def test_an_answer_of_wrong_types_is_looked_behind(serve: Any) -> None:
 
 def test_where_nothing_ever_appears_nobody_claims_to_know(serve: Any) -> None:
     client, there = serve(lambda *_: Reply(502, {"detail": "bad gateway"}))
-    with pytest.raises(UnclearError, match=r"(?s)502: bad gateway.*launcher runpod leaks"):
+    with pytest.raises(UnclearError, match=r"whether it has made launcher-r-1: .*502: bad gateway"):
         rent(client, order())
-    assert len(posts(there)) == 3
+    assert len(posts(there)) == 2
 
 
 def test_where_every_candidate_refuses_after_a_doubt_the_doubt_stays(serve: Any) -> None:
@@ -140,9 +168,10 @@ def test_before_the_next_offer_is_asked_for_a_doubted_pod_is_looked_for(serve: A
     def posted(there: RunPodOfOurs, _: Asked) -> Reply:
         if len(posts(there)) == 1:
             there.pods["p1"] = pod("p1")
-            there.hidden = 4
+            there.hidden = NEVER
             return Reply(drop=True)
         if len(posts(there)) == 2:
+            there.hidden = 0
             return Reply(400, {"detail": "no room"})
         there.pods["p3"] = pod("p3")
         return Reply(201, there.pods["p3"])
@@ -168,7 +197,7 @@ def test_another_card_is_asked_for_once_every_doubtful_pod_is_accounted_for(serv
         number, card = len(posts(there)), asked.body["gpu"]["id"]
         if card == "B" or not (number == 1 and hidden):
             there.pods[f"p{number}"] = pod(f"p{number}", cost=5.0 if card == "A" else 1.0)
-        there.hidden = 4 if number == 1 else 0
+        there.hidden = NEVER if number == 1 else 0
         return Reply(drop=True) if card == "A" else Reply(201, there.pods[f"p{number}"])
 
     client, there = serve(posted)
@@ -267,6 +296,17 @@ def test_offers_are_ordered_by_the_whole_job_where_that_is_known() -> None:
     assert [one.need.gpu_id for one in ordered([slow, fast, unknown])] == ["slow", "unknown", "fast"]
     low, high = offer("low", stock="LOW"), offer("high")
     assert ordered([low, high])[0] is high
+
+
+def test_what_does_not_end_within_its_limit_is_said_and_hours_are_written_plainly() -> None:
+    """The limit is an hour."""
+    assert "about 1,280 h, 1280.30 USD predicted; at most 1 h, 1.00 USD" in str(offer(hours=1280.3))
+    assert offer(hours=1.0).unfinished(None) is None
+    assert offer(hours=2.5).unfinished(None) == "will not finish within 1 h: 2 resumes with `launcher resume`"
+    short = "will not finish within the budget: 2.50 USD predicted, 2.00 USD allowed"
+    assert offer(hours=2.5).unfinished(2.0) == short
+    found = Market((offer(hours=2.5), offer("B", hours=2.5)), (), "EU-RO-1")
+    assert told(found, None)[1].startswith("it will not finish") and told(found, None)[2].startswith("else")
 
 
 def test_a_budget_limits_the_hours_by_what_earlier_pods_have_cost() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("boto3")
 from launcher.runs.find import find_run
 from launcher.runs.layout import RunDir
 from launcher.schedulers import registry
-from launcher.schedulers.runpod.create import UnclearError
+from launcher.schedulers.base import UnclearError
 from launcher.schedulers.runpod.prepared import scripts_request
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab

@@ -17,8 +17,8 @@ from launcher.cli.prepare import Limits
 from launcher.cli.runpod import leaks
 from launcher.runs.find import find_run
 from launcher.schedulers import registry
-from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.runpod.create import NotRentedError, UnclearError
+from launcher.schedulers.base import SchedulerError, UnclearError
+from launcher.schedulers.runpod.create import NotRentedError
 from launcher.schedulers.runpod.offers import spent_of
 from launcher.schedulers.runpod.twins import UnendedError
 from tests.lab import wait_for
@@ -95,11 +95,12 @@ def test_a_rejected_pod_counts_towards_the_budget_until_it_is_ended(lab: Lab) ->
 
 
 @pytest.mark.parametrize("limits", [Limits(max_price=0.1), Limits(budget=0.05)], ids=["price", "budget"])
-def test_a_pod_that_is_found_late_is_held_against_the_limit(lab: Lab, limits: Limits) -> None:
+def test_a_pod_that_is_found_late_is_held_against_the_limit(
+    lab: Lab, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", "0.01")  # submit looks for it for 0.6 s, twice
     ready = lab.prepare(limits=limits)
-    lab.sandbox.faults(
-        price=1, lost_response={"p": 1, "on": "POST /v2/pods"}, unlisted={"p": 1, "value": 1.5}
-    )
+    lab.sandbox.faults(price=1, lost_response={"p": 1, "on": "POST /v2/pods"}, unlisted={"p": 1, "value": 3})
     with pytest.raises(UnclearError):
         lab.submit(ready)
     lab.sandbox.faults()
@@ -114,9 +115,12 @@ def test_a_pod_that_is_found_late_is_held_against_the_limit(lab: Lab, limits: Li
     assert spent_of(events, time.time()) > 0
 
 
-def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(lab: Lab) -> None:
+def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", "0.01")
     ready = lab.prepare(limits=Limits(max_price=0.1))
-    lab.sandbox.faults(lost_response={"p": 1, "on": "POST /v2/pods"}, unlisted={"p": 1, "value": 1.5})
+    lab.sandbox.faults(lost_response={"p": 1, "on": "POST /v2/pods"}, unlisted={"p": 1, "value": 3})
     with pytest.raises(UnclearError):
         lab.submit(ready)
     lab.sandbox.faults()
@@ -143,7 +147,7 @@ def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
     lab.scheduler.cancel("runpod:box:")
     assert lab.look(run).state == "cancelled"
     wait_for(lambda: not lab.sandbox.state()["live"], "the pods end themselves", 20)
-    assert lab.bill(run) == 3
+    assert lab.bill(run) == 2
     assert json.loads((lab.there(run) / "state.json").read_text())["state"] == "cancelled"
     lab.scheduler.resume("runpod:box:")
     lab.until(run, "running")

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,7 +20,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
 from launcher.cli.again import prepared_again
-from launcher.cli.main import app
+from launcher.cli.main import _exit_code, app
 from launcher.cli.prepare import Limits
 from launcher.planning.plan import PlanRefusedError
 from launcher.report.story import Story
@@ -27,12 +28,14 @@ from launcher.runs.files import replace_json
 from launcher.runs.find import find_run
 from launcher.runs.time import now
 from launcher.schedulers import registry
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.of_run import statuses as statuses_of
+from launcher.schedulers.runpod.errors import ApiError
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
 from tests.schedulers.runpod.sandbox import Sandbox, start
+from tests.schedulers.runpod.served import Reply, Served
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +133,12 @@ def test_where_nobody_tells_the_pod_is_found_by_its_name_later(lab: Lab) -> None
         lost_response={"p": 1, "times": 1, "on": "POST /v2/pods$"},
         server_error={"p": 1, "on": "GET /v2/pods$"},
     )
-    with pytest.raises(SchedulerError, match="does not tell whether it has made launcher-tiny"):
+    with pytest.raises(UnclearError, match="does not tell whether it has made launcher-tiny") as caught:
         lab.submit(ready)
     lab.sandbox.faults()
     run = find_run(ready.request.run_id)
+    assert f"`launcher status {run.id}` looks for its pod again" in str(caught.value)
+    assert _exit_code(caught.value) == 5
     found = lab.until(run, "running")
     (pod,) = lab.pods(run)
     assert found.handle.endswith(pod["id"]) and scheduler_of(run) == (lab.scheduler, found.handle)
@@ -164,6 +169,65 @@ def test_a_card_on_which_the_job_does_not_fit_is_not_even_asked_for(lab: Lab) ->
         lab.prepare(gpu=True, job=job)
 
 
+TASK = {"task": "nowhere:Task", "command": None, "steps": 1}
+HELD = {"plan": {"params": 2e9}, "recipe": {"offload": "cpu", "sharding": "fsdp"}}
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (TASK, f"{A5000}: it is not known whether the job fits: run `launcher plan JOB -c CLUSTER` once"),
+        (HELD, r"keeps [\d.]+ GiB in a node's host memory, and nobody says .* \(node.memory\)"),
+    ],
+    ids=["no traces", "host memory"],
+)
+def test_a_card_of_which_nobody_knows_whether_the_job_fits_is_rented_on_demand_only(
+    lab: Lab, job: dict[str, Any], words: str
+) -> None:
+    ready = lab.prepare(gpu=True, job=job, other_gpus={A6000: "47.4GiB"})
+    assert not [line for line in ready.warnings if line.startswith("rents")]
+    with pytest.raises(SchedulerError, match=words) as caught:
+        lab.scheduler.check(ready)
+    assert str(caught.value).count("--unplanned") == 2, "both cards"
+    asked = lab.prepare(gpu=True, job=job, limits=Limits(unplanned=True))
+    assert [line for line in asked.warnings if line.startswith(f"rents 1 x {A5000}")]
+    lab.scheduler.check(asked)
+
+
+def test_a_run_that_was_rented_on_demand_is_resumed_so_and_not_on_a_profile_that_does_not_say_it(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, handle = lab.submit(lab.prepare(gpu=True, job=HELD, limits=Limits(unplanned=True, budget=3)))
+    lab.until(run, "running")
+    lab.scheduler.cancel(handle)
+    lab.until(run, "cancelled")
+    with pytest.raises(SchedulerError, match=r"nothing is rented: .*--unplanned"):
+        lab.scheduler.resume(handle, prepared_again(run, [], str(lab.profile(gpu=True))))
+    lab.scheduler.resume(handle, prepared_again(run, ["env.NEW=1"], None))
+    lab.until(run, "running")
+    said = capsys.readouterr().err
+    assert re.search(rf"^rents 1 x {A5000}, .* USD/h; at most", said) and "of 3.00 USD of the budget" in said
+
+
+def test_a_pause_that_runpod_asks_for_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = {"title": "Too many requests", "detail": "Too many requests"}
+    server = Served(lambda _: Reply(429, problem, {"Retry-After": "3600"}))
+    monkeypatch.setenv("LAUNCHER_RUNPOD_API", server.url)
+    ready = lab.prepare()
+    words = r"429: Too many requests; it asks for a pause of 3600 s: try again after that$"
+    with pytest.raises(ApiError, match=words):
+        lab.scheduler.check(ready)
+    server.close()
+    assert len(server.asked) == 1
+
+
+def test_community_is_not_rented_and_the_reason_is_told(lab: Lab) -> None:
+    told = lab.prepare(clouds=["SECURE", "COMMUNITY"]).warnings
+    assert "not rented: COMMUNITY: every run needs a network volume" in "\n".join(told)
+    with pytest.raises(SchedulerError, match="COMMUNITY: every run needs"):
+        lab.submit(lab.prepare(clouds=["COMMUNITY"]))
+
+
 def test_a_run_is_resumed_with_another_job_on_its_volume(lab: Lab) -> None:
     run, handle = lab.submit(lab.prepare())
     lab.until(run, "running")
@@ -184,7 +248,7 @@ def test_a_run_is_resumed_with_another_job_on_its_volume(lab: Lab) -> None:
 def test_what_is_too_dear_or_has_no_room_leaves_nothing_behind(lab: Lab) -> None:
     with pytest.raises(SchedulerError, match=r"0\.\d+ USD/h is above the 0\.1 of max_price"):
         lab.submit(lab.prepare(gpu=True, limits=Limits(max_price=0.1)))
-    with pytest.raises(SchedulerError, match="budget pays for 1 minutes"):
+    with pytest.raises(SchedulerError, match="budget pays for 1 minutes, and less than 10 are not rented"):
         lab.submit(lab.prepare(limits=Limits(budget=0.001)))
     ready = lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"})
     for fault, words in {
@@ -279,6 +343,17 @@ def test_without_room_for_another_pod_the_run_waits_for_one(
     lab.until(run, "running")
     lab.scheduler.cancel(lab.handle(run))
     lab.until(run, "cancelled")
+
+
+def test_with_a_budget_that_is_spent_no_other_pod_is_waited_for(lab: Lab) -> None:
+    run, handle = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2, limits=Limits(budget=1)))
+    lab.until(run, "running")
+    about = run.read_about()
+    about["cluster"]["runpod"]["budget"] = 0.001
+    replace_json(run.path / "run.json", about)
+    lab.sandbox.interrupt(handle.rpartition(":")[2])
+    wait_for(lambda: "left of the budget pays for 0 min" in lab.look(run).reason, "it gives up", 10)
+    assert lab.look(run).state == "interrupted" and not lab.pods(run)
 
 
 def test_a_second_pod_of_the_same_submission_ends_itself(lab: Lab) -> None:

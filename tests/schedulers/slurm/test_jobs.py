@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.over_ssh.login import Here
-from launcher.schedulers.slurm.jobs import NotSubmittedError, UnclearError, sbatch_command, submit
+from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submit
 from launcher.schedulers.slurm.sweep import combinations, split
 
 LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"

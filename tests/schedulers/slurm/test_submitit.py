@@ -28,8 +28,9 @@ from submitit.core import utils
 
 from launcher.runs.files import replace_json, replace_text
 from launcher.runs.layout import RunDir
+from launcher.schedulers.base import UnclearError
 from launcher.schedulers.slurm.executor import ArrayExecutor, RunExecutor, RunJob, Supervise
-from launcher.schedulers.slurm.jobs import UnclearError, job_id
+from launcher.schedulers.slurm.jobs import job_id
 
 TIMES = "2026-11-21T23:00:00|N/A|N/A|1:00|0:05"
 SQUEUE = f"{{id}}|{{state}}|main|n1|{TIMES}|(null)|(null)|1|1|100M|N/A|(null)|1|None|{{run}}"
