@@ -1,7 +1,8 @@
 """The loops that benchmarks/train.py compares, each in a process of its own: `train_loops.py LOOP ARGUMENTS`.
 
 Same model, same data, same optimizer arithmetic: AdamW (fused), clipping to 1.0, a cosine schedule, one line
-of log now and then. Each writes the wall-clock time at which every optimizer step ended.
+of log now and then. Each writes the wall-clock time at which every optimizer step ended, and a line into the
+file `steps` with every step, as our loop writes one of its metrics.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Work:
         self.task = load_task(arguments["task"], arguments["args"], ".")
         self.data = self.task.data("train")
         self.ends: list[float] = []
+        self.lines = open(self.out.with_name("steps"), "w", buffering=1)  # noqa: SIM115  # open until the end
 
     def loader(self) -> DataLoader[Any]:
         micro = self.batch // self.accumulation
@@ -56,6 +58,7 @@ class Work:
 
     def ended(self) -> None:
         self.ends.append(time.time())
+        self.lines.write("\n")
 
     def write(self) -> None:
         peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
