@@ -146,7 +146,8 @@ def test_without_a_builder_each_is_named_with_its_reason(
     with pytest.raises(ImageError) as caught:
         choose("docker", None)
     assert "docker: its plugin buildx is missing" in str(caught.value)
-    assert "DOCKER_HOST: Cannot connect to the Docker daemon\npodman: not installed\nbuildah: not installed" in str(caught.value)
+    assert "DOCKER_HOST: Cannot connect to the Docker daemon\n" in str(caught.value)
+    assert "podman: not installed\nbuildah: not installed" in str(caught.value)
     with pytest.raises(ImageError, match="buildah does not build images for apptainer; apptainer does"):
         choose("apptainer", "buildah")
 
