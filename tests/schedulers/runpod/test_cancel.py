@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
-from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import Lab
-from tests.schedulers.runpod.sandbox import Sandbox, start
 
 AWAY = {"p": 1}
 
 
-@pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with start(tmp_path_factory.mktemp("runpod") / "sandbox") as running:
-        yield running
-
-
-@pytest.fixture
-def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    # Each request is tried five times, without the pauses of seconds.
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request is tried five times, without the pauses of seconds."""
     pause = "botocore.retries.standard.ExponentialBackoff.delay_amount"
     monkeypatch.setattr(pause, lambda *_: 0.01)
-    yield Lab(sandbox, tmp_path, monkeypatch)
-    registry.runpod.cache_clear()  # it knows this sandbox
-    sandbox.faults()
-    for pod in sandbox.state()["live"]:
-        sandbox.ask("DELETE", f"/pods/{pod['id']}")
 
 
 def test_a_run_that_has_begun_again_unseen_goes_on_when_it_cannot_be_asked_to_stop(lab: Lab) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,27 +12,10 @@ pytest.importorskip("boto3")
 
 from launcher.runs.find import find_run
 from launcher.runs.layout import RunDir
-from launcher.schedulers import registry
 from launcher.schedulers.base import UnclearError
 from launcher.schedulers.runpod.prepared import scripts_request
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
-from tests.schedulers.runpod.sandbox import Sandbox, start
-
-
-@pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with start(tmp_path_factory.mktemp("runpod") / "sandbox") as running:
-        yield running
-
-
-@pytest.fixture
-def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    yield Lab(sandbox, tmp_path, monkeypatch)
-    registry.runpod.cache_clear()  # it knows this sandbox
-    sandbox.faults()
-    for pod in sandbox.state()["live"]:
-        sandbox.ask("DELETE", f"/pods/{pod['id']}")
 
 
 def made(lab: Lab, run: RunDir, **fields: Any) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,29 +14,12 @@ pytest.importorskip("boto3")
 from launcher.cli.prepare import Limits
 from launcher.cli.runpod import leaks
 from launcher.runs.find import find_run
-from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.create import NotRentedError
 from launcher.schedulers.runpod.offers import spent_of
 from launcher.schedulers.runpod.twins import UnendedError
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import Lab
-from tests.schedulers.runpod.sandbox import Sandbox, start
-
-
-@pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with start(tmp_path_factory.mktemp("runpod") / "sandbox") as running:
-        yield running
-
-
-@pytest.fixture
-def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    yield Lab(sandbox, tmp_path, monkeypatch)
-    registry.runpod.cache_clear()  # it knows this sandbox
-    sandbox.faults()
-    for pod in sandbox.state()["live"]:
-        sandbox.ask("DELETE", f"/pods/{pod['id']}")
 
 
 def test_a_pod_above_the_limit_that_cannot_be_ended_is_kept_in_view_until_it_is(

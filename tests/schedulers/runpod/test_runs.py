@@ -9,7 +9,6 @@ import random
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +26,13 @@ from launcher.report.story import Story
 from launcher.runs.files import replace_json
 from launcher.runs.find import find_run
 from launcher.runs.time import now
-from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.of_run import statuses as statuses_of
 from launcher.schedulers.runpod.errors import ApiError
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
-from tests.schedulers.runpod.sandbox import Sandbox, start
 from tests.schedulers.runpod.served import Reply, Served
-
-
-@pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with start(tmp_path_factory.mktemp("runpod") / "sandbox") as running:
-        yield running
-
-
-@pytest.fixture
-def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    yield Lab(sandbox, tmp_path, monkeypatch)
-    registry.runpod.cache_clear()  # it knows this sandbox
-    sandbox.faults()
-    for pod in sandbox.state()["live"]:
-        sandbox.ask("DELETE", f"/pods/{pod['id']}")
 
 
 def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
