@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="a model of the list")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/train-DEVICE.json")
     options = parser.parse_args()
+    options.rounds = options.rounds or (10 if options.device == "cpu" else 5)
     models = CPU if options.device == "cpu" else CUDA
     results = []
     for name in options.only or models:

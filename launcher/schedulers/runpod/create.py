@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -209,7 +208,8 @@ def _doubted(client: Client, order: Order, cluster: bool, doubts: Doubts) -> Ren
     Raises NotRentedError, UnclearError, UnendedError.
     """
     until = doubts.since + NOT_LISTED_SECONDS * pace()
-    for look in itertools.count():
+    pause = client.pause
+    while True:
         try:
             if listed := ids_named(client, order.name, cluster):
                 doubts.found |= set(listed)
@@ -220,8 +220,8 @@ def _doubted(client: Client, order: Order, cluster: bool, doubts: Doubts) -> Ren
         left = until - time.monotonic()
         if left <= 0:
             return None
-        time.sleep(min(client.pause * 2 ** min(look, 3), LONGEST_PAUSE * pace(), left))
-    raise AssertionError  # the loop has no end of its own
+        time.sleep(min(pause, LONGEST_PAUSE * pace(), left))
+        pause *= 2
 
 
 def _unclear(name: str, doubts: Doubts, *more: str) -> UnclearError:
