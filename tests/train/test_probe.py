@@ -40,7 +40,9 @@ def test_what_the_probe_calls_too_large_is_too_large_and_nothing_else(ranks: lis
         for case, found in rank["exact"].items():
             peaks = [max(steps) for steps in found["peaks"]]
             assert peaks == sorted(peaks, reverse=True)
-            assert all(max(steps[:2]) >= max(steps) - GLOO for steps in found["peaks"]), "two steps tell"
+            assert all(max(steps[:2]) >= max(steps) - GLOO for steps in found["peaks"]), (
+                f"{case}: two steps tell"
+            )
             # DDP's own scalars cost it a few bytes more.
             slack = GLOO if case.startswith("fsdp") else 64 * case.startswith("ddp")
             for limit, answer in found["answers"]:
