@@ -1,7 +1,8 @@
 """Submitting to Slurm: launcher next to sbatch by hand, submitit's executor and TorchX, on one real cluster.
 
 Seconds until the command that submits is back (a new process each time, as from a shell), and until the
-job's own code runs: plain Python, or a rank that torchrun started. Median of N. For scale: slurm_scale.py.
+job's own code runs: plain Python, or the first rank of a job with one or two. launcher starts an only rank
+without torchrun; everybody else is given torchrun, as their users do. Median of N. For scale: slurm_scale.py.
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ sys.path.insert(0, str(ROOT))
 from tests.slurm.cluster import Cluster, missing, slurm_version  # noqa: E402
 from tests.slurm.shape import Shape  # noqa: E402
 
-PAYLOAD = "import sys, time\nopen(sys.argv[1] + '.new', 'w').write(str(time.time()))\n" + (
-    "import os\nos.rename(sys.argv[1] + '.new', sys.argv[1])\n"
-)
+PAYLOAD = """\
+import os, sys, time
+new = f"{sys.argv[1]}.{os.getpid()}"
+open(new, "w").write(str(time.time()))
+try:
+    os.link(new, sys.argv[1])  # the first rank's time stays
+except FileExistsError:
+    pass
+"""
 SBATCH = """#!/bin/bash
 #SBATCH --partition=main --nodes=1 --ntasks=1 --output=/dev/null
 srun {command} {folder}/payload.py "$1"
@@ -43,7 +50,7 @@ executor = submitit.SlurmExecutor(folder=f"{sys.argv[1]}/submitit")
 executor.update_parameters(partition="main", nodes=1, ntasks_per_node=1)
 executor.submit(subprocess.check_call, sys.argv[2:])
 """
-PLAIN, TORCHRUN = "python", "torchrun --standalone --nproc-per-node=1"
+PLAIN, TORCHRUN, TWO = "python", *(f"torchrun --standalone --nproc-per-node={ranks}" for ranks in (1, 2))
 
 
 class Bench:
@@ -60,7 +67,7 @@ class Bench:
         self.env.pop("PYTHONDONTWRITEBYTECODE", None)
         (folder / "payload.py").write_text(PAYLOAD)
         (folder / "with_submitit.py").write_text(SUBMITIT)
-        for name, command in (("plain", PLAIN), ("torchrun", TORCHRUN)):
+        for name, command in (("plain", PLAIN), ("torchrun", TORCHRUN), ("two", TWO)):
             text = SBATCH.format(command=command, folder=folder)
             (folder / f"{name}.sbatch").write_text(text)
         profile = {
@@ -74,32 +81,38 @@ class Bench:
         folder, python = str(self.folder), sys.executable
         found: dict[str, Callable[[Path], list[str]]] = {
             "sbatch: python": lambda out: ["sbatch", "plain.sbatch", str(out)],
-            "sbatch: torchrun": lambda out: ["sbatch", "torchrun.sbatch", str(out)],
-            "launcher: torchrun": lambda out: [
-                *(python, "-m", "launcher", "submit", str(self.job(out)), "-c", "lab.yaml")
-            ],
+            "sbatch: 1 rank": lambda out: ["sbatch", "torchrun.sbatch", str(out)],
+            "sbatch: 2 ranks": lambda out: ["sbatch", "two.sbatch", str(out)],
+            "launcher: 1 rank": lambda out: self.launcher(out, 1),
+            "launcher: 2 ranks": lambda out: self.launcher(out, 2),
             "submitit: python": lambda out: [
                 *(python, "with_submitit.py", folder, python, f"{folder}/payload.py", str(out))
             ],
-            "submitit: torchrun": lambda out: [
+            "submitit: 1 rank": lambda out: [
                 *(python, "with_submitit.py", folder, *TORCHRUN.split(), f"{folder}/payload.py", str(out))
             ],
         }
         if importlib.util.find_spec("torchx") is None:
             print("torchx is left out: it is not installed")
             return found
-        component = ["dist.ddp", "-j", "1x1", "--memMB", "3000", "--script", "payload.py", "--"]
-        found["torchx: torchrun"] = lambda out: [
-            *(python, "-m", "torchx.cli.main", "run", "-s", "slurm", "-cfg", "partition=main,time=10"),
-            *(*component, str(out)),
-        ]
+        found["torchx: 1 rank"] = lambda out: self.torchx(out, 1)
+        found["torchx: 2 ranks"] = lambda out: self.torchx(out, 2)
         return found
 
-    def job(self, out: Path) -> Path:
+    def torchx(self, out: Path, ranks: int) -> list[str]:
+        component = ["dist.ddp", "-j", f"1x{ranks}", "--memMB", "3000", "--script", "payload.py", "--"]
+        cluster = ["-s", "slurm", "-cfg", "partition=main,time=10"]
+        return [sys.executable, "-m", "torchx.cli.main", "run", *cluster, *component, str(out)]
+
+    def launcher(self, out: Path, ranks: int) -> list[str]:
+        job = str(self.job(out, ranks))
+        return [sys.executable, "-m", "launcher", "submit", job, "-c", "lab.yaml"]
+
+    def job(self, out: Path, ranks: int) -> Path:
         path = out.with_suffix(".yaml")
         job = {
-            "name": "bench", "command": ["python", "payload.py", str(out)], "batch": {"global": 1},
-            "resources": {"gpus_per_node": 0, "nodes": 1, "ranks_per_node": 1},
+            "name": "bench", "command": ["python", "payload.py", str(out)], "batch": {"global": ranks},
+            "resources": {"gpus_per_node": 0, "nodes": 1, "ranks_per_node": ranks},
         }  # fmt: skip
         path.write_text(json.dumps(job))
         return path
@@ -198,12 +211,16 @@ def cpu_of_children() -> float:
 
 
 def goals_of(rows: dict[str, dict[str, Any]], interpreter: float) -> list[tuple[str, str, bool]]:
-    ours, raw = rows["launcher: torchrun"], rows["sbatch: torchrun"]
     goals = []
-    for key, text in (("first_line_seconds", "first line"), ("submit_seconds", "submission")):
+    for ranks, key, text in (
+        ("1 rank", "first_line_seconds", "first line, 1 rank,"),
+        ("1 rank", "submit_seconds", "submission"),
+        ("2 ranks", "first_line_seconds", "first line, 2 ranks,"),
+    ):
+        ours, raw = rows[f"launcher: {ranks}"], rows[f"sbatch: {ranks}"]
         ratio = ours[key] / (raw[key] + interpreter)
         goals.append((f"{text} against sbatch + interpreter start", f"{ratio:.2f} x", ratio < 1.3))
-        if torchx := rows.get("torchx: torchrun"):
+        if torchx := rows.get(f"torchx: {ranks}"):
             ratio = ours[key] / torchx[key]
             goals.append((f"{text} against TorchX", f"{ratio:.2f} x", ratio < 1))
     return goals

@@ -82,13 +82,18 @@ def render_run(target: Target) -> tuple[RenderedFile, ...]:
     (one node) or create-cluster.json for runpod. Raises RenderError.
     """
     _check_runtime(target)
-    template = "torchrun/per-node.sh.j2" if target.nodes > 1 else "torchrun/start.sh.j2"
-    start = RenderedFile("start.sh", _render(target, template, start_values(target)), 0o755)
+    start = RenderedFile("start.sh", _render(target, _start_template(target), start_values(target)), 0o755)
     if target.cluster.scheduler == "slurm":
         return (start, *_slurm(target))
     if target.cluster.scheduler == "runpod":
         return (start, *_runpod(target, start.text))
     return (start,)
+
+
+def _start_template(target: Target) -> str:
+    if target.nodes > 1:
+        return "torchrun/per-node.sh.j2"
+    return "torchrun/start.sh.j2" if target.ranks_per_node > 1 else "torchrun/one-rank.sh.j2"
 
 
 def _slurm(target: Target) -> tuple[RenderedFile, ...]:

@@ -103,7 +103,7 @@ class SecretValues:
 
 @dataclass(frozen=True)
 class StartValues:
-    """torchrun/start.sh.j2 and torchrun/per-node.sh.j2."""
+    """torchrun/one-rank.sh.j2, torchrun/start.sh.j2 and torchrun/per-node.sh.j2."""
 
     version: str
     job_name: str

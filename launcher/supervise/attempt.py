@@ -39,7 +39,7 @@ class NodePlace:
 
 @dataclass(frozen=True)
 class Ended:
-    """How torchrun ended on this node. `exit_code` is negative for a signal."""
+    """How torchrun, or the only rank's worker, ended on this node. `exit_code` is negative for a signal."""
 
     exit_code: int
     error: str = ""
@@ -124,7 +124,7 @@ def _environment(
 
 
 def torchrun_tail(attempt: AttemptDir, node: int, count: int = 20) -> list[str]:
-    """The last lines that bash and torchrun printed on a node."""
+    """The last lines that bash and torchrun (where there is one) printed on a node."""
     return tail(attempt.torchrun_log(node), count)
 
 

@@ -40,7 +40,7 @@ class Evidence:
 
     ranks: int
     exit_codes: dict[int, int] = field(default_factory=dict)
-    "torchrun's exit code per node; negative for a signal."
+    "torchrun's exit code per node, or that of the only rank's worker; negative for a signal."
     errors: tuple[dict[str, Any], ...] = ()
     "errors/rank-*.json"
     exits: tuple[dict[str, Any], ...] = ()
@@ -57,6 +57,11 @@ class Evidence:
     torchrun_lines: tuple[str, ...] = ()
     gpus: bool = True
     "The ranks compute on GPUs: on a CPU, what runs out as if it were a GPU's memory is a budget."
+
+    @property
+    def alone(self) -> bool:
+        """A job's only rank runs without torchrun: the exit code of its node is its own."""
+        return self.ranks == 1
 
 
 def read_records(attempt: AttemptDir, folder: str) -> tuple[dict[str, Any], ...]:
@@ -222,7 +227,7 @@ def _silent(evidence: Evidence) -> list[int]:
     return [
         rank
         for rank, node in sorted(evidence.started.items())
-        if rank not in recorded and evidence.exit_codes.get(node, 0) > 0
+        if rank not in recorded and (evidence.exit_codes.get(node, 0) > 0 or evidence.alone)
     ]
 
 
@@ -245,7 +250,11 @@ def _from_silence(evidence: Evidence) -> Verdict | None:
 
 def _from_exits(evidence: Evidence) -> Verdict | None:
     torchrun_killed = any(code < 0 for code in evidence.exit_codes.values())
-    if torchrun_killed and all(record.get("stopping") for record in _failed_exits(evidence)):
+    if (
+        not evidence.alone
+        and torchrun_killed
+        and all(record.get("stopping") for record in _failed_exits(evidence))
+    ):
         return None  # the ranks ended because torchrun was gone
     for record in _failed_exits(evidence)[:1]:
         return _verdict_of_exit(evidence, record)

@@ -1,7 +1,8 @@
 """The process between torchrun and one rank: it starts the rank, writes its logs, and records its end.
 
-`python -m launcher.supervise.worker -- ARGV...`, started by torchrun once per rank. It imports
-little, since it starts as often as there are ranks. Its exit status is the rank's.
+`python -m launcher.supervise.worker [--alone] -- ARGV...`, started by torchrun once per rank, or by start.sh
+for the only one. It imports little, since it starts as often as there are ranks. Its exit status is the
+rank's.
 """
 
 from __future__ import annotations
@@ -184,11 +185,17 @@ def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
 
 def main() -> None:
     argv = sys.argv[1:]
+    if argv[:1] == ["--alone"]:
+        from launcher.supervise.alone import environment_of_one  # imports what others do without
+
+        os.environ.update(environment_of_one(os.environ))
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # of a torchrun around launcher
+        argv = argv[1:]
     if argv[:1] == ["--"]:
         argv = argv[1:]
     code = Worker(dict(os.environ)).main(argv)
     if code < 0:
-        # End by the same signal, so that torchrun reports what really happened.
+        # End by the same signal, so that who waits for it reports what really happened.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -code)

@@ -41,6 +41,33 @@ def test_a_script_gets_its_arguments_ranks_environment_and_placeholders(lab: Lab
     assert verdicts(run)[0]["failure"] == "succeeded"
 
 
+ALONE = """\
+import os, sys, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    dist.init_process_group("gloo")
+    dist.barrier()
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK TORCHELASTIC_RESTART_COUNT"
+    values = [os.environ[name] for name in names.split()]
+    print("alone:", *values, dist.is_torchelastic_launched(), sys.argv[1], flush=True)
+    raise LookupError("word 7")
+main()
+"""
+
+
+def test_an_only_rank_has_no_torchrun_and_all_that_one_would_give(lab: Lab) -> None:
+    lab.script(ALONE)
+    job = lab.job(command=["python", "train.py", "$$5"], resources={"gpus_per_node": 0, "ranks_per_node": 1})
+    done = lab.cli("run", str(job))
+    run = lab.newest()
+    assert "alone: 0 0 1 1 0 0 True $$5" in lab.all_logs(run)
+    assert "torch.distributed.run" not in (run.path / "scripts" / "start.sh").read_text()
+    assert done.returncode == EXIT_CODES["user-error"]
+    (verdict,) = verdicts(run)
+    assert (verdict["exception"], verdict["confidence"]) == ("LookupError: word 7", "certain")
+
+
 def test_an_exception_on_one_rank_is_named_by_why_and_by_the_exit_code(lab: Lab) -> None:
     lab.script(
         "import os, time\n"

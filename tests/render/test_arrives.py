@@ -38,7 +38,11 @@ def bash(script: Path, stub: stubs.Stubs, cwd: Path, **env: str) -> subprocess.C
 
 
 def user_argv(argv: list[bytes]) -> list[bytes]:
-    """What torchrun hands to the worker after `--`: it substitutes in arguments as string.Template does."""
+    """What the worker gets after `--`: torchrun, which an only rank does without, substitutes in arguments as
+    string.Template does."""
+    if b"--alone" in argv:
+        assert argv[:4] == [b"-m", b"launcher.supervise.worker", b"--alone", b"--"]
+        return argv[4:]
     rest = argv[argv.index(b"--no-python") + 2 :]
     rest = [string.Template(item.decode()).safe_substitute(local_rank="0").encode() for item in rest]
     assert rest[:3] == [b"-m", b"launcher.supervise.worker", b"--"]
@@ -52,9 +56,15 @@ def user_argv(argv: list[bytes]) -> list[bytes]:
     env=st.dictionaries(nasty.variables, nasty.texts, max_size=3),
     cluster_env=st.dictionaries(nasty.variables, nasty.texts, max_size=1),
     folders=st.lists(nasty.folders, min_size=3, max_size=3, unique=True),
+    ranks=st.sampled_from((1, 2)),
 )
 def test_arguments_environment_and_paths_arrive_through_start_sh(
-    name: str, arguments: list[str], env: dict[str, str], cluster_env: dict[str, str], folders: list[str]
+    name: str,
+    arguments: list[str],
+    env: dict[str, str],
+    cluster_env: dict[str, str],
+    folders: list[str],
+    ranks: int,
 ) -> None:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -74,7 +84,7 @@ def test_arguments_environment_and_paths_arrive_through_start_sh(
                 workdir=str(workdir),
                 python=str(python_dir / "python"),
                 nodes=1,
-                ranks_per_node=1,
+                ranks_per_node=ranks,
             )
             (start,) = render_run(target)
         except (ValidationError, RenderError) as error:

@@ -120,8 +120,8 @@ def test_an_ejected_template_wins_and_its_difference_is_shown(tmp_path: Path) ->
     path.write_text(path.read_text().replace("# One host:", "# My host:"))
     assert "-# One host: port 0" in eject.diff_template(name, tmp_path)
     assert "+# My host: port 0" in eject.diff_template(name, tmp_path)
-    what = target(clusters()["local"], "task")
-    files = render_run(type(what)(**{**what.__dict__, "project_dir": tmp_path}))
+    what = replace(target(clusters()["local"], "task"), ranks_per_node=2)
+    files = render_run(replace(what, project_dir=tmp_path))
     assert "# My host:" in files[0].text
     (tmp_path / "start.sh").write_text(render_run(what)[0].text)
     diff = eject.diff_rendered(files, tmp_path)

@@ -233,6 +233,21 @@ def test_ranks_that_ended_because_torchrun_was_killed_are_not_blamed():
     assert verdict.rank is None and "torchrun on node 0 was ended by SIGKILL" in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("kills", "failure"),
+    [(0, "unknown"), (1, "host-oom")],
+)
+def test_an_only_rank_that_is_killed_with_its_worker_needs_no_torchrun_to_be_blamed(kills: int, failure: str):
+    """It has no torchrun, whose exit code would be 1: the node's exit code is its own."""
+    verdict = judge(Evidence(ranks=1, exit_codes={0: -9}, started={0: 0}, host_oom_kills={0: kills}))
+    assert (verdict.failure, verdict.rank) == (failure, 0) and "torchrun" not in verdict.reason
+
+
+def test_an_only_rank_that_somebody_ended_says_so():
+    verdict = judge(Evidence(ranks=1, exit_codes={0: -15}, exits=(ended(0, -15, stopping=True),)))
+    assert (verdict.failure, verdict.rank) == ("unknown", 0) and "SIGTERM" in verdict.reason
+
+
 def test_a_script_that_cannot_start_is_the_users_error_with_what_bash_said():
     lines = ("start.sh: line 9: /no/python: No such file or directory",)
     verdict = judge(Evidence(ranks=2, exit_codes={0: 127}, torchrun_lines=lines))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts the ranks of one attempt on this node: torchrun, which starts one launcher worker per rank.
+# Starts the ranks of one attempt on this node: one launcher worker, which starts the only rank.
 # Job it's 50% off; $(touch /tmp/pwned) #1 "quoted" hetjob é, run command-20261121-085401. Rendered by launcher 0.1.0.
 # The supervisor runs it; `bash start.sh` by hand runs attempt 0 of the same run.
 # shellcheck disable=SC2016 # values stand in single quotes, where nothing in them is expanded
@@ -44,24 +44,10 @@ elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/
   die "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "1
 fi
 
-# One host: port 0 lets the kernel choose, so that two runs never meet.
-rendezvous=(--nnodes 1 --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1)
 
 # What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
 argv=('python' 'train it.py' '--batch={micro_batch_size}' '--note=`id`; rm -rf "$HOME" '\''x'\'' \ *' '{"lr": 1e-4, "cost": "$$5, ${local_rank}"}' 'two
 lines' '' '%j,#1,!x')
-worker=(-m launcher.supervise.worker -- "${argv[@]}")
-# torchrun takes $$ and ${local_rank} in arguments for its own: with every $ doubled they arrive as written.
-two='$$'
-worker=("${worker[@]//[$]/$two}")
-# Error files of torchrun: on the run directory, not in a temporary folder that is lost with the node.
-log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun/node-${LAUNCHER_NODE_RANK:-0}
-mkdir -p "$log_dir" || true
-torchrun=(
-  --nproc-per-node 1 --max-restarts 0 --log-dir "$log_dir"
-  --rdzv-backend c10d --rdzv-id "$LAUNCHER_RUN_ID-$LAUNCHER_ATTEMPT"
-  "${rendezvous[@]}"
-)
 
 cd '/workspace/.launcher/code/e5f47d2455779745b059' || die 'the working directory of the job does not exist on this node: ''/workspace/.launcher/code/e5f47d2455779745b059'
 
@@ -80,4 +66,5 @@ if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
   export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
 fi
 
-exec "$python" -m torch.distributed.run "${torchrun[@]}" --no-python "$python" "${worker[@]}"
+# --alone: there is no torchrun, and the worker sets what one would set (RANK, WORLD_SIZE, MASTER_ADDR and so on).
+exec "$python" -m launcher.supervise.worker --alone -- "${argv[@]}"
