@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.runs.layout import RunDir
+from launcher.supervise.attempt import free_port
 
 
 def environment_of_one(environ: Mapping[str, str]) -> dict[str, str]:
     """What torchrun sets for its ranks (documentation of torch 2.13, "torchrun", Environment Variables).
 
     `environ` has LAUNCHER_RUN_DIR, LAUNCHER_RUN_ID and LAUNCHER_ATTEMPT. The rank itself serves the store of
-    a process group that it makes, at a port that is free now; should another process take it first, the rank
-    fails at once, since it connects to no store of others.
+    a process group that it makes; should another process take its port first, it fails at once, since it
+    connects to no store of others.
     """
     attempt = RunDir(Path(environ["LAUNCHER_RUN_DIR"])).attempt(int(environ["LAUNCHER_ATTEMPT"]))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
     ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {
@@ -27,7 +24,7 @@ def environment_of_one(environ: Mapping[str, str]) -> dict[str, str]:
         **dict.fromkeys(ones, "1"),
         "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": environ.get("LAUNCHER_RENDEZVOUS_PORT") or str(free_port()),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"{environ['LAUNCHER_RUN_ID']}-{attempt.number}",
         "TORCHELASTIC_ERROR_FILE": str(attempt.path / "torchelastic-error.json"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +22,10 @@ TERM_GRACE_SECONDS = 40.0
 "For torchrun to end its workers (it gives them 30 s), then SIGKILL."
 
 
+RENDEZVOUS_PORTS = range(61000, 65536)
+"Above Linux's default ephemeral range (32768-60999): no outgoing connection takes one by chance."
+
+
 @dataclass(frozen=True)
 class NodePlace:
     """Which node of how many this supervisor is, and how the nodes meet."""
@@ -30,11 +36,12 @@ class NodePlace:
     port_base: int = 61000
 
     def rendezvous_port(self, attempt: int) -> int:
-        """Another port for each attempt, so that a late packet of the last one finds nobody.
-
-        61000-65535 lies above Linux's default ephemeral range (32768-60999).
-        """
-        return 61000 + (self.port_base - 61000 + attempt) % 4536
+        """Another port for each attempt, so that a late packet of the last one finds nobody. On one node it
+        is one that is free now: several runs share the host, and torchrun ends at once where one is taken."""
+        if self.count == 1:
+            return free_port()
+        first = RENDEZVOUS_PORTS.start
+        return first + (self.port_base - first + attempt) % len(RENDEZVOUS_PORTS)
 
 
 @dataclass(frozen=True)
@@ -117,10 +124,19 @@ def _environment(
         "LAUNCHER_SECRETS": ",".join(secrets),
         "LAUNCHER_SUPERVISED": "1",
     }
+    environment["LAUNCHER_RENDEZVOUS_PORT"] = str(place.rendezvous_port(attempt.number))
     if place.count > 1:
         environment["LAUNCHER_RENDEZVOUS_HOST"] = place.rendezvous_host or ""
-        environment["LAUNCHER_RENDEZVOUS_PORT"] = str(place.rendezvous_port(attempt.number))
     return environment
+
+
+def free_port() -> int:
+    """One of RENDEZVOUS_PORTS at which nobody listens on the loopback device. Raises OSError without any."""
+    for port in random.sample(RENDEZVOUS_PORTS, 50):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("50 ports between 61000 and 65535 were tried on 127.0.0.1: none is free")
 
 
 def torchrun_tail(attempt: AttemptDir, node: int, count: int = 20) -> list[str]:

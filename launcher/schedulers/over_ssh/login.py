@@ -71,19 +71,22 @@ def ask(login: Login, questions: Mapping[str, Sequence[str]], timeout: float = 6
         lines.append(
             f'{{ {shlex.join(command)}; echo $? >"$t/{i}.c"; }} >"$t/{i}.o" 2>"$t/{i}.e" </dev/null &'
         )
-    lines.append("wait")
-    for i in range(len(asked)):
-        sizes = f'"$(cat "$t/{i}.c")" "$(wc -c <"$t/{i}.o")" "$(wc -c <"$t/{i}.e")"'
-        lines.append(f'printf \'%s %d %d %d\\n\' {mark} {sizes}; cat "$t/{i}.o" "$t/{i}.e"')
+    files = [f'"$t/{i}.{kind}"' for i in range(len(asked)) for kind in "coe"]
+    every = " ".join(files)
+    lines.append(f"wait; echo {mark}; wc -c {every}; echo {mark}; cat {every}")
     done = login.run("\n".join(lines), timeout=timeout)
-    answers, rest = {}, done.stdout
-    for name, _ in asked:
-        _, found, rest = rest.partition(f"{mark} ".encode())
-        head, _, rest = rest.partition(b"\n")
-        if not found:
-            said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-            raise LoginError(f"{login.name}: {said}")
-        code, out, err = map(int, head.split())
-        said_out, said_err, rest = rest[:out], rest[out : out + err], rest[out + err :]
-        answers[name] = Answer(code, said_out.decode(errors="replace"), said_err.decode(errors="replace"))
-    return answers
+    _, _, rest = done.stdout.partition(f"{mark}\n".encode())
+    counted, _, rest = rest.partition(f"{mark}\n".encode())
+    sizes = [int(line.split()[0]) for line in counted.splitlines()]
+    # The last line is the sum.
+    if len(sizes) != len(files) + 1 or len(rest) != sizes.pop():
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        raise LoginError(f"{login.name}: {said}")
+    parts = []
+    for size in sizes:
+        parts.append(rest[:size].decode(errors="replace"))
+        rest = rest[size:]
+    answers = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    return {
+        name: Answer(int(code), out, err) for (name, _), (code, out, err) in zip(asked, answers, strict=True)
+    }

@@ -21,6 +21,7 @@ if [[ -z ${LAUNCHER_ATTEMPT:-} ]]; then
   export LAUNCHER_SECRETS='HF_TOKEN,WANDB_API_KEY'
   export LAUNCHER_NODES=1
   export LAUNCHER_NODE_RANK=0
+  export LAUNCHER_RENDEZVOUS_PORT=${LAUNCHER_RENDEZVOUS_PORT:-29500}
 fi
 [[ -n ${LAUNCHER_RUN_DIR:-} && -n ${LAUNCHER_RUN_ID:-} ]] || die 'LAUNCHER_ATTEMPT is set, but not LAUNCHER_RUN_DIR and LAUNCHER_RUN_ID'
 
@@ -44,8 +45,12 @@ elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/
   die "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "2
 fi
 
-# One host: port 0 lets the kernel choose, so that two runs never meet.
-rendezvous=(--nnodes 1 --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1)
+# One host: torchrun listens at a port that the supervisor found free, and ends at once where another run has it.
+# A static rendezvous, since c10d's waits for up to 0.3 s, at random, so that many nodes do not come at once.
+rendezvous=(
+  --nnodes 1 --node-rank 0 --rdzv-backend static --local-addr 127.0.0.1
+  --rdzv-endpoint "127.0.0.1:${LAUNCHER_RENDEZVOUS_PORT:?the supervisor sets it}"
+)
 
 # What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
 argv=('python3' '-m' 'launcher.train')
@@ -58,7 +63,7 @@ log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun
 mkdir -p "$log_dir" || true
 torchrun=(
   --nproc-per-node 2 --max-restarts 0 --log-dir "$log_dir"
-  --rdzv-backend c10d --rdzv-id "$LAUNCHER_RUN_ID-$LAUNCHER_ATTEMPT"
+  --rdzv-id "$LAUNCHER_RUN_ID-$LAUNCHER_ATTEMPT"
   "${rendezvous[@]}"
 )
 

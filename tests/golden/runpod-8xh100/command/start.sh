@@ -66,7 +66,7 @@ is_host=false
 if [[ $node_rank == 0 ]]; then is_host=true; fi
 if [[ $host == *:* ]]; then host="[$host]"; fi
 rendezvous=(
-  --nnodes 2 --rdzv-endpoint "$host:$port"
+  --nnodes 2 --rdzv-backend c10d --rdzv-endpoint "$host:$port"
   # Said outright: torchrun would compare host names to find out, and wait for ever when they do not match.
   --rdzv-conf "is_host=$is_host" --local-addr "$local_addr"
 )
@@ -83,7 +83,7 @@ log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun
 mkdir -p "$log_dir" || true
 torchrun=(
   --nproc-per-node 8 --max-restarts 0 --log-dir "$log_dir"
-  --rdzv-backend c10d --rdzv-id "$LAUNCHER_RUN_ID-$LAUNCHER_ATTEMPT"
+  --rdzv-id "$LAUNCHER_RUN_ID-$LAUNCHER_ATTEMPT"
   "${rendezvous[@]}"
 )
 
