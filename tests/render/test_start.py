@@ -53,6 +53,7 @@ def run(script: Path, stub: stubs.Stubs, **env: str) -> tuple[int, str]:
         "LAUNCHER_RUN_DIR": str(script.parent / "run"),
         "LAUNCHER_RUN_ID": "run",
         "LAUNCHER_ATTEMPT": "3",
+        "LAUNCHER_RENDEZVOUS_PORT": "61005",
     }
     env = {**attempt, "LAUNCHER_NODE_RANK": "0", **env}
     environ = {name: value for name, value in stub.env(**env).items() if value != "UNSET"}
@@ -60,7 +61,7 @@ def run(script: Path, stub: stubs.Stubs, **env: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_on_one_host_torchrun_gets_a_free_loopback_port_and_an_id_of_its_own(tmp_path: Path) -> None:
+def test_on_one_host_torchrun_gets_the_supervisors_port_and_an_id_of_its_own(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
     code, errors = run(render(tmp_path, stub), stub)
     assert code == 0, errors
@@ -77,8 +78,8 @@ def test_on_one_host_torchrun_gets_a_free_loopback_port_and_an_id_of_its_own(tmp
             "--log-dir",
             log_dir,
         ],
-        *["--rdzv-backend", "c10d", "--rdzv-id", "run-3", "--nnodes", "1"],
-        *["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "--no-python", str(stub.python)],
+        *["--rdzv-id", "run-3", "--nnodes", "1", "--node-rank", "0", "--rdzv-backend", "static"],
+        *["--local-addr", "127.0.0.1", "--rdzv-endpoint", "127.0.0.1:61005", "--no-python", str(stub.python)],
         *["-m", "launcher.supervise.worker", "--", "true"],
     ]
 
@@ -92,7 +93,7 @@ def test_on_several_nodes_the_first_is_the_host_and_no_name_is_looked_up(tmp_pat
         code, errors = run(script, stub, LAUNCHER_NODE_RANK=rank, **env)
         assert code == 0, errors
         argv = b" ".join(stub.python_argv()).decode()
-        assert f"--nnodes 2 --rdzv-endpoint {address}:61007 --rdzv-conf is_host={is_host}" in argv
+        assert f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint {address}:61007 --rdzv-conf is_host={is_host}" in argv
         assert f"--local-addr {address} " in argv
 
 

@@ -54,7 +54,6 @@ def test_a_busy_host_is_passed_over_and_every_verb_finds_the_run_on_the_next(lap
     gpu = run.read_about()["cluster"]["node"]["gpu"]
     assert (gpu["type"], gpu["count"], gpu["memory"]) == ("NVIDIA RTX A6000", 1, 49140 * 2**20), "as it said"
     laptop.said("cancel", run.id)
-    laptop.said("cancel", run.id)  # at once
     assert laptop.wait(run)["state"] == "cancelled"
     # Its checkpoints are on the second host: the first one's GPU is of no use to it.
     first.sshd.start()
