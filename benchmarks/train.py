@@ -1,10 +1,12 @@
 """Tokens per second of our loop next to other loops that train the same model on the same batches.
 
-On the CPU: a hand-written PyTorch loop, Hugging Face Trainer (accelerate) and Lightning. With --device cuda:
-a hand-written FSDP2 loop, for Llama shapes in bf16 with compiled blocks, and the share of the GPU's peak.
-Each loop is a process of its own. On the CPU they take turns of a third of a second, all but one stopped:
-what the machine does meanwhile meets them all alike, where whole runs one after the other differed by 8 %.
-With --device cuda they run one after the other, in rounds; each ratio is taken within one round.
+On the CPU: a hand-written PyTorch loop, Hugging Face Trainer (accelerate) and Lightning. Our ranks have the
+heap that launcher gives them there (supervise/worker.py), the others what a user's process has; "plain,
+heap" is the hand-written loop in ours. With --device cuda: a hand-written FSDP2 loop, for Llama shapes in
+bf16 with compiled blocks, and the share of the GPU's peak. Each loop is a process of its own. On the CPU
+they take turns of a third of a second, all but one stopped: what the machine does meanwhile meets them all
+alike, where whole runs one after the other differed by 8 %. With --device cuda they run one after the
+other, in rounds; each ratio is taken within one round.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from launcher.supervise.worker import CPU_HEAP, of_the_heap
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
@@ -57,7 +61,7 @@ CUDA = {
         ("llama-7b", "7b", 2, {"activations": "selective"}),
     )
 }
-PEERS = {"cpu": ("plain", "trainer", "lightning"), "cuda": ("fsdp2",)}
+PEERS = {"cpu": ("plain", "plain, heap", "trainer", "lightning"), "cuda": ("fsdp2",)}
 TURN = 0.35
 "Seconds. Some 4 steps of the larger model."
 BLOCK = 10
@@ -218,11 +222,10 @@ def _prepare_ours(_: str, folder: Path, model: dict[str, Any], options: argparse
     }
     attempt = folder / "attempts" / "000"
     attempt.mkdir(parents=True)
-    (folder / "run.json").write_text(
-        json.dumps({"id": "bench", "job": job, "workdir": ".", "gpus_per_node": gpus})
-    )
+    about = {"id": "bench", "job": job, "workdir": ".", "gpus_per_node": gpus}
+    (folder / "run.json").write_text(json.dumps(about))
     (attempt / "recipe.json").write_text(json.dumps(recipe))
-    return [sys.executable, "-m", "launcher.train"], {"LAUNCHER_RUN_DIR": str(folder)}
+    return [sys.executable, "-m", "launcher.train"], {"LAUNCHER_RUN_DIR": str(folder), **of_the_heap(about)}
 
 
 def _ours(
@@ -250,7 +253,9 @@ def _prepare_peer(loop: str, folder: Path, model: dict[str, Any], options: argpa
     }
     (folder / "arguments.json").write_text(json.dumps(arguments))
     script = ROOT / "benchmarks" / "train_loops.py"
-    return [sys.executable, str(script), loop, str(folder / "arguments.json")], {}
+    name, _, heap = loop.partition(", ")
+    env = {"GLIBC_TUNABLES": CPU_HEAP} if heap else {}
+    return [sys.executable, str(script), name, str(folder / "arguments.json")], env
 
 
 def _peer(

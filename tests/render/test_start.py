@@ -93,7 +93,10 @@ def test_on_several_nodes_the_first_is_the_host_and_no_name_is_looked_up(tmp_pat
         code, errors = run(script, stub, LAUNCHER_NODE_RANK=rank, **env)
         assert code == 0, errors
         argv = b" ".join(stub.python_argv()).decode()
-        assert f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint {address}:61007 --rdzv-conf is_host={is_host}" in argv
+        assert (
+            f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint {address}:61007 --rdzv-conf is_host={is_host}"
+            in argv
+        )
         assert f"--local-addr {address} " in argv
 
 
