@@ -36,6 +36,12 @@ class NodePlace:
         """
         return 61000 + (self.port_base - 61000 + attempt) % 4536
 
+    @property
+    def mirror_port(self) -> int:
+        """Where the supervisors of hosts without a shared folder call node 0: the one before the first
+        attempt's."""
+        return self.rendezvous_port(-1)
+
 
 @dataclass(frozen=True)
 class Ended:
