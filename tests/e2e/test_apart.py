@@ -59,7 +59,9 @@ class Pair:
             "recipe": DDP,
             "resources": {"nodes": 2, "gpus_per_node": 0, "ranks_per_node": ranks},
         }
-        done = lab.cli("render", str(lab.job(**{**base, **fields})), "-c", "pair", "--out", str(self.run.path))
+        done = lab.cli(
+            "render", str(lab.job(**{**base, **fields})), "-c", "pair", "--out", str(self.run.path)
+        )
         assert done.returncode == 0, done.stderr
         about = self.run.read_about()
         code = Path(about["workdir"])  # as a submission would have sent it
@@ -74,7 +76,16 @@ class Pair:
         base = str(61000 + (os.getpid() + 37 * self._starts + 400 * len(self.run.id)) % 4000)
         self.supervisors = []
         for node, run in enumerate(self.nodes):
-            command = [sys.executable, "-c", SUPERVISE, str(run.path), "--nodes", "2", "--node-rank", str(node)]
+            command = [
+                sys.executable,
+                "-c",
+                SUPERVISE,
+                str(run.path),
+                "--nodes",
+                "2",
+                "--node-rank",
+                str(node),
+            ]
             command += ["--rendezvous", own_address(), "--port-base", base, "--secrets-on-stdin"]
             log = run.path / ("supervisor.log" if node == 0 else "supervisor.01.log")
             with open(log, "ab") as output:
@@ -172,7 +183,10 @@ def test_memory_that_runs_out_costs_no_step_on_hosts_that_share_no_folder(
     assert_same(final(lab, *ours.nodes), theirs)
     # What node 1 wrote is read through the CLI at node 0, as if the folder were shared.
     assert "out of memory, as asked for: backward" in lab.cli("why", str(ours.run.path)).stdout
-    assert "as asked for: backward" in lab.cli("logs", str(ours.run.path), "--attempt", "0", "--rank", "1").stdout
+    assert (
+        "as asked for: backward"
+        in lab.cli("logs", str(ours.run.path), "--attempt", "0", "--rank", "1").stdout
+    )
     name = "attempts/001/memory/rank-001.jsonl"
     assert (ours.run.path / name).read_bytes() == (ours.other.path / name).read_bytes() != b""
     # Replicas are on every host: node 0 has all that an export needs.
@@ -190,7 +204,7 @@ def test_a_killed_rank_and_a_cancelled_run_go_on_from_the_parts_that_each_host_h
     ours.start()
     code = EXIT_CODES["cancelled"]
     ours.wait(code, code)
-    assert [one["failure"] for one in verdicts(ours.run)] == ["host-oom", "cancelled"], ours.said()
+    assert [one["failure"] for one in verdicts(ours.run)] == ["unknown", "cancelled"], ours.said()
     stopped = events(ours.run, "checkpoint")[-1]["step"]
     assert resumed(ours.run) == [(2, "checkpoint")] and stopped in (5, 6)
     for run in ours.nodes:
@@ -200,12 +214,12 @@ def test_a_killed_rank_and_a_cancelled_run_go_on_from_the_parts_that_each_host_h
     ours.start()
     ours.wait(0, 0)
     assert resumed(ours.run)[-1] == (stopped, "checkpoint")
-    theirs = on_one_host(
-        lab, args={"faults": []}, train={"checkpoint_every": 2, "lr": 1e-2}, recipe=FSDP
-    )
+    theirs = on_one_host(lab, args={"faults": []}, train={"checkpoint_every": 2, "lr": 1e-2}, recipe=FSDP)
     assert_same(final(lab, *ours.nodes), theirs)
     said = lab.cli("export", str(ours.run.path), "--to", str(lab.folder / "weights"))
-    assert said.returncode == 4 and "lacks __1_0.distcp" in said.stderr and "these are of node 1" in said.stderr
+    assert (
+        said.returncode == 4 and "lacks __1_0.distcp" in said.stderr and "these are of node 1" in said.stderr
+    )
     shutil.copytree(
         ours.other.checkpoints / f"step-{STEPS:08d}",
         ours.run.checkpoints / f"step-{STEPS:08d}",
@@ -228,18 +242,18 @@ def test_a_host_that_drops_out_ends_the_run_and_parts_that_are_missing_are_named
     assert (verdict["failure"], verdict["node"]) == ("node-failed", 1), ours.said()
     for run in ours.nodes:
         wait_for(lambda run=run: not processes_of(run.path), "end of every rank", 20)
-    newest = max(run.path.name for run in ours.other.checkpoints.iterdir())
+    newest = max(path.name for path in ours.other.checkpoints.iterdir())
     away = ours.other.path / "away"
     (ours.other.checkpoints / newest).rename(away)
     ours.start()
     ours.wait(17, 17)
-    said = verdicts(ours.run)[-1]["reason"]
+    said = lab.cli("why", str(ours.run.path)).stdout.replace("\n", " ")
     assert f"{newest} was whole, and two has no part of it any more" in said, said
     away.rename(ours.other.checkpoints / newest)
     (ours.other.checkpoints / newest / "__1_0.distcp").rename(away)
     ours.start()
     ours.wait(17, 17)
-    said = verdicts(ours.run)[-1]["reason"]
+    said = lab.cli("why", str(ours.run.path)).stdout
     assert "two lacks __1_0.distcp of " in said and "these are of two" in said, said
     away.rename(ours.other.checkpoints / newest / "__1_0.distcp")
     ours.start()

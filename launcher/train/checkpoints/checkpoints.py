@@ -29,6 +29,7 @@ from launcher.train.checkpoints.folder import (
     CheckpointError,
     NotSavedError,
     OtherShardsError,
+    PartsError,
     beside,
     complete_checkpoints,
     directory,
@@ -37,7 +38,6 @@ from launcher.train.checkpoints.folder import (
 )
 from launcher.train.checkpoints.own import OwnState, own_name
 from launcher.train.checkpoints.parts import (
-    MissingPartsError,
     NodePlanner,
     NodeWriter,
     PartsReader,
@@ -141,7 +141,9 @@ class Checkpoints:
         try:
             load(state, checkpoint_id=path, storage_reader=self._reader(path))
         except CheckpointException as error:
-            raise CheckpointError(f"{path.name} could not be read: {_first_cause(error)}") from error
+            lacking = any(isinstance(cause, PartsError) for cause, _ in error.failures.values())
+            kind = PartsError if lacking else CheckpointError
+            raise kind(f"{path.name} could not be read: {_first_cause(error)}") from error
         set_state_dict(
             self.model,
             self.optimizer,
@@ -238,8 +240,8 @@ class Checkpoints:
         return {"model": model, "optimizer": optimizer}
 
     def _state_to_save(self) -> dict[str, Any]:
-        """DCP takes each replica from any rank; buffers are no replicas, so only rank 0 offers its own (for its
-        own node, where the nodes are apart)."""
+        """DCP takes each replica from any rank; buffers are no replicas, so only rank 0 offers its own; where
+        the nodes are apart, the first rank of each."""
         state = self._state()
         return state if self.rank.leads else {**state, "model": self.own.shared(state["model"])}
 
@@ -262,7 +264,7 @@ class Checkpoints:
         return choice[0]
 
     def _newest_on_all(self) -> int:
-        """Where each node has its own folder. Raises CheckpointError where one has lost its part."""
+        """Where each node has its own folder. Raises PartsError where one has lost its part."""
         rank, mine, told = self.rank, None, set[int]()
         if rank.leads:
             complete = complete_checkpoints(self.folder)
@@ -275,11 +277,13 @@ class Checkpoints:
         dist.all_gather_object(answers, (rank.node, mine, told))
         found = {node: steps for node, steps, _ in answers if steps is not None}
         newest = whole_on_all(list(found.values()))
-        lost = [step for step in answers[0][2] if step > newest and any(step in one for one in found.values())]
+        lost = [
+            step for step in answers[0][2] if step > newest and any(step in one for one in found.values())
+        ]
         if lost:
             without = ", ".join(rank.host(node) for node, steps in found.items() if max(lost) not in steps)
             final = directory(self.folder, max(lost))
-            raise CheckpointError(
+            raise PartsError(
                 f"{final.name} was whole, and {without or 'a host'} has no part of it any more: put {final} "
                 f"back there, or delete it on the other hosts to go on from step {newest}"
             )
@@ -340,6 +344,6 @@ def _first_cause(error: CheckpointException) -> str:
     if not error.failures:
         return f"{type(error).__name__}: {error}"
     rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, (NoSpaceError, MissingPartsError)):
+    if isinstance(cause, (NoSpaceError, PartsError)):
         return str(cause)
     return f"rank {rank}: {type(cause).__name__}: {cause}"

@@ -22,16 +22,12 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from launcher.train.checkpoints.folder import beside, publish, read_marker, remove_all_but
+from launcher.train.checkpoints.folder import PartsError, beside, publish, read_marker, remove_all_but
 from launcher.train.checkpoints.space import NoSpaceError, bytes_of, make_room
 from launcher.train.checkpoints.writer import Writer
 
 SHOWN = 3
 "Files that a message names."
-
-
-class MissingPartsError(Exception):
-    """This host lacks files of a checkpoint that other hosts have."""
 
 
 class NodePlanner(DefaultSavePlanner):
@@ -77,7 +73,7 @@ class NodeWriter(Writer):
         self.node, self.per_node = node, per_node
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On rank 0, which cannot ask for the space on other hosts: it tells each rank what its node writes."""
+        """On rank 0, which cannot look at other hosts' disks: it tells each rank what its node writes."""
         bare = [replace(plan, storage_data=None) for plan in plans]
         named = FileSystemWriter.prepare_global_plan(self, bare)
         told = []
@@ -91,7 +87,9 @@ class NodeWriter(Writer):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name, needed = plan.storage_data
         if self.first:
-            written = sum(file.stat().st_size for file in Path(self.path).iterdir())  # the node's others began
+            written = sum(
+                file.stat().st_size for file in Path(self.path).iterdir()
+            )  # the node's others began
             try:
                 make_room(self.final.parent, max(0, needed - written), self.keep)
             except NoSpaceError as error:
@@ -127,15 +125,16 @@ class PartsReader(FileSystemReader):
         self.host, self.own, self.hosts = host, own, hosts
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Raises MissingPartsError."""
+        """Raises PartsError."""
         folder = Path(self.path)
         needed = {self.storage_data[item.storage_index].relative_path for item in plan.items}
         missing = sorted(name for name in {*needed, *self.own} if not (folder / name).exists())
         if missing:
-            raise MissingPartsError(
-                f"{self.host} lacks {_named(missing)} of {folder}: the hosts of the run share no folder, and each has "
-                f"the files of its own ranks ({_whose(missing, read_marker(folder), self.hosts)}); go on with "
-                "the same hosts and ranks, or copy these files into the same folder here"
+            whose = _whose(missing, read_marker(folder), self.hosts)
+            raise PartsError(
+                f"{self.host} lacks {_named(missing)} of {folder}: the hosts of the run share no folder, and "
+                f"each has the files of its own ranks ({whose}); go on with the same hosts and ranks, or "
+                "copy these files into the same folder here"
             )
         return super().prepare_local_plan(plan)
 
