@@ -200,7 +200,7 @@ def test_a_killed_rank_and_a_cancelled_run_go_on_from_the_parts_that_each_host_h
 ) -> None:
     ours = pair("parts")
     faults = [[0, 1, "killed", 4], [1, 0, "cancelled", 5]]
-    ours.render(*faults, recipe=FSDP, train={"checkpoint_every": 2})
+    ours.render(*faults, recipe=FSDP, train={"checkpoint_every": 2, "async_checkpoints": True})
     ours.start()
     code = EXIT_CODES["cancelled"]
     ours.wait(code, code)
@@ -236,12 +236,16 @@ def test_a_host_that_drops_out_ends_the_run_and_parts_that_are_missing_are_named
 ) -> None:
     ours = pair("lost")
     ours.render([0, 1, "node lost", 5], recipe=FSDP, train={"checkpoint_every": 2}, retries={"same": 0})
+    (ours.other.checkpoints / "step-00000002").touch()  # so one host cannot publish its part, the other can
     ours.start()
     ours.wait(EXIT_CODES["node-failed"], -9)
     (verdict,) = verdicts(ours.run)
     assert (verdict["failure"], verdict["node"]) == ("node-failed", 1), ours.said()
     for run in ours.nodes:
         wait_for(lambda run=run: not processes_of(run.path), "end of every rank", 20)
+    (failed,) = events(ours.run, "checkpoint-failed")
+    assert failed["step"] == 2 and "could not be written: two: " in failed["reason"]
+    assert sorted(path.name for path in ours.run.checkpoints.iterdir()) == ["step-00000004"]
     newest = max(path.name for path in ours.other.checkpoints.iterdir())
     away = ours.other.path / "away"
     (ours.other.checkpoints / newest).rename(away)

@@ -161,6 +161,8 @@ class Hub:
         began = time.monotonic()
         while time.monotonic() < began + END_SECONDS and self._awaited(time.monotonic() - began):
             time.sleep(0.02)
+        for node in set(range(1, self.place.count)) - self._met:
+            _say(f"node {node} has never called this host at port {self.place.mirror_port}")
         self._server.close()
         for link in list(self._links.values()):
             link.wire.close()
