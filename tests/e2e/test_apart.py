@@ -263,3 +263,32 @@ def test_a_host_that_drops_out_ends_the_run_and_parts_that_are_missing_are_named
     ours.start()
     ours.wait(0, 0)
     assert resumed(ours.run)[-1] == (4, "checkpoint")
+
+
+@pytest.mark.thorough
+def test_a_full_disk_of_one_host_costs_the_checkpoints_of_both_and_not_the_training(
+    pair: Callable[[str], Pair],
+) -> None:
+    ours = pair("full")
+    ours.render(
+        task="launcher.tasks.gpt:PydocGPT",
+        args={"layers": 2, "dim": 128, "heads": 2, "context": 32},
+        train={"checkpoint_every": 4},
+        recipe=FSDP,
+    )
+    disk = ours.other.checkpoints
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"mounting a small tmpfs needs root: {done.stderr.strip()}")
+    try:
+        ours.start()
+        ours.wait(EXIT_CODES["user-error"], EXIT_CODES["user-error"])
+        left = [list(run.checkpoints.iterdir()) for run in ours.nodes]
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    (failed,) = events(ours.run, "checkpoint-failed")
+    assert failed["step"] == 4 and "two: No space left on device: it takes" in failed["reason"]
+    assert [line["step"] for line in metrics(ours.run)] == list(range(1, STEPS + 1)) and left == [[], []]
+    assert "found the disk full" in verdicts(ours.run)[-1]["reason"]

@@ -22,6 +22,8 @@ IDLE_SECONDS = 2.0
 "A connection on which nothing is sent says so this often."
 AGAIN_SECONDS = 0.5
 "Until a broken connection is tried again."
+EARLY_SECONDS = 30.0
+"Node 0 is started last: until then nobody complains that it does not answer."
 END_SECONDS = 20.0
 "For the last lines of every node, at the end of a run."
 AWAY_SECONDS = 5.0
@@ -100,17 +102,18 @@ class Link:
 
     def _receive(self) -> None:
         try:
-            while True:
+            while not self.heard_goodbye.is_set():
                 about, data = self.wire.receive()
                 if "path" in about:
                     self._take(about, data)
                 elif "goodbye" in about:
                     self.heard_goodbye.set()
                     self.heard(self)
-                    return
-        except (WireError, OSError, ValueError) as error:
+        except (WireError, OSError, ValueError, KeyError) as error:
             self._broken(error)
-            self.wire.close()
+        finally:
+            if not self.heard_goodbye.is_set():
+                self.wire.close()
 
     def _take(self, about: dict[str, object], data: bytes) -> None:
         try:
@@ -161,8 +164,10 @@ class Hub:
         began = time.monotonic()
         while time.monotonic() < began + END_SECONDS and self._awaited(time.monotonic() - began):
             time.sleep(0.02)
-        for node in set(range(1, self.place.count)) - self._met:
-            _say(f"node {node} has never called this host at port {self.place.mirror_port}")
+        for node in set(range(1, self.place.count)) - self._gone:
+            port = self.place.mirror_port
+            never = f"has never called this host at port {port}: open it between the hosts"
+            _say(f"node {node} {'did not say goodbye' if node in self._met else never}")
         self._server.close()
         for link in list(self._links.values()):
             link.wire.close()
@@ -176,8 +181,12 @@ class Hub:
         while True:
             try:
                 connection, _ = self._server.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._ending:
+                    return
+                _say(f"a call was not taken: {error}")
+                time.sleep(AGAIN_SECONDS)
+                continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -200,7 +209,12 @@ class Hub:
                 link.ending.set()
         if before is not None:
             before.wire.close()
-        link.serve()
+        try:
+            link.serve()
+        finally:
+            self._hang_up(node, link)
+
+    def _hang_up(self, node: int, link: Link) -> None:
         with self._one:
             if link.heard_goodbye.is_set():
                 self._gone.add(node)
@@ -237,17 +251,18 @@ class Spoke:
         self._done.wait(seconds if self._met else 0)
 
     def _keep_calling(self) -> None:
-        told = ""
+        told, began = "", time.monotonic()
         while not self._done.is_set():
             try:
                 address = (self.place.rendezvous_host or "", self.place.mirror_port)
                 wire, told = call(address, self.token, self.place.rank), ""
                 why = self._serve(wire)
-            except (WireError, OSError, ValueError) as error:
+            except (WireError, OSError, ValueError, KeyError) as error:
                 why = str(error)
             if self._done.is_set():
                 return
-            if why != told:
+            late = self._met or time.monotonic() > began + EARLY_SECONDS
+            if late and why != told:
                 _say(f"no connection to node 0 ({why}); trying again")
                 told = why
             time.sleep(AGAIN_SECONDS)

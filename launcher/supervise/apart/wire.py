@@ -18,7 +18,7 @@ HELLO_SECONDS = 10.0
 SILENCE_SECONDS = 20.0
 "Nothing came, or nothing could be sent, for this long: the connection is dead. Idle ones say so every two."
 NONCE, DIGEST = 32, 32
-MAX_HEADER, MAX_DATA = 2**20, 2**24
+MAX_HEADER = MAX_DATA = 2**24
 _HEAD = struct.Struct(">II")
 
 

@@ -221,7 +221,8 @@ class Checkpoints:
         }
         kind: Callable[..., Writer] = Writer
         if self.rank.apart:
-            kind = partial(NodeWriter, node=self.rank.node, per_node=self.rank.per_node)
+            host = self.rank.host(self.rank.node)
+            kind = partial(NodeWriter, node=self.rank.node, per_node=self.rank.per_node, host=host)
         return kind(
             directory(self.folder, step),
             own_name(self.rank.number),

@@ -68,9 +68,9 @@ class NodeWriter(Writer):
     """As Writer, but what rank 0 does there for all, the first rank of each node does for its own node:
     `publish`, and when all have done so, `clean`."""
 
-    def __init__(self, *args: Any, node: int, per_node: int, **more: Any) -> None:
+    def __init__(self, *args: Any, node: int, per_node: int, host: str, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.node, self.per_node = node, per_node
+        self.node, self.per_node, self.host = node, per_node, host
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On rank 0, which cannot look at other hosts' disks: it tells each rank what its node writes."""
@@ -93,7 +93,7 @@ class NodeWriter(Writer):
             try:
                 make_room(self.final.parent, max(0, needed - written), self.keep)
             except NoSpaceError as error:
-                raise NoSpaceError(f"node {self.node}: {error}") from None
+                raise NoSpaceError(f"{self.host}: {error}") from None
         return super().write_data(replace(plan, storage_data=name), planner)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
