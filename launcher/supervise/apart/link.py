@@ -194,6 +194,7 @@ class Hub:
             node, wire = called(connection, self.token)
             if not 0 < node < self.place.count:
                 raise WireError(f"there is no node {node}")
+            self._end_earlier(node)
             inbox = Inbox(self.run, up(node), node)
             wire.send({"have": inbox.sizes()})
         except (WireError, OSError):
@@ -202,17 +203,24 @@ class Hub:
         outbox = Outbox(self.run, DOWN, {})
         link = Link(wire, outbox, inbox, self._given_way, lambda link: link.ending.set())
         with self._one:
-            before = self._links.get(node)
             self._links[node] = link
             self._met.add(node)
             if self._ending:
                 link.ending.set()
-        if before is not None:
-            before.wire.close()
         try:
             link.serve()
         finally:
             self._hang_up(node, link)
+
+    def _end_earlier(self, node: int) -> None:
+        """What came by a broken connection is in its file before the size of that is asked for."""
+        while True:
+            with self._one:
+                earlier = self._links.get(node)
+            if earlier is None:
+                return
+            earlier.wire.close()
+            time.sleep(0.01)
 
     def _hang_up(self, node: int, link: Link) -> None:
         with self._one:

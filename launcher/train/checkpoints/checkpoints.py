@@ -92,9 +92,9 @@ class Checkpoints:
         if not self._in_background:
             return self._save_now(step)
         self._stager = self._stager or _stager(self.rank.device)
-        writer = self._writer(step)
+        state, writer = self._state_to_save(), self._writer(step)
         upload = async_save(
-            self._state_to_save(),
+            state,
             storage_writer=writer,
             planner=self._planner(),
             process_group=self._own_group(),
@@ -164,10 +164,10 @@ class Checkpoints:
 
     def _save_now(self, step: int) -> Saved:
         try:
-            writer = self._writer(step)
+            state, writer = self._state_to_save(), self._writer(step)
             saving = partial(
                 save,
-                self._state_to_save(),
+                state,
                 storage_writer=writer,
                 planner=self._planner(),
                 process_group=self._own_group(),
