@@ -199,14 +199,15 @@ def test_a_killed_rank_and_a_cancelled_run_go_on_from_the_parts_that_each_host_h
     lab: Lab, pair: Callable[[str], Pair]
 ) -> None:
     ours = pair("parts")
-    faults = [[0, 1, "killed", 4], [1, 0, "cancelled", 5]]
+    faults = [[0, 1, "killed", 5], [1, 0, "cancelled", 5]]
     ours.render(*faults, recipe=FSDP, train={"checkpoint_every": 2, "async_checkpoints": True})
     ours.start()
     code = EXIT_CODES["cancelled"]
     ours.wait(code, code)
     assert [one["failure"] for one in verdicts(ours.run)] == ["unknown", "cancelled"], ours.said()
     stopped = events(ours.run, "checkpoint")[-1]["step"]
-    assert resumed(ours.run) == [(2, "checkpoint")] and stopped in (5, 6)
+    # The save of step 4 has waited for that of step 2, and may be cut short itself.
+    assert resumed(ours.run) in ([(2, "checkpoint")], [(4, "checkpoint")]) and stopped in (5, 6)
     for run in ours.nodes:
         assert sorted(path.name for path in run.checkpoints.iterdir())[-1] == f"step-{stopped:08d}"
         assert len(list((run.checkpoints / f"step-{stopped:08d}").glob("rank-*.pt"))) == 1
