@@ -16,6 +16,7 @@ from pathlib import Path
 from launcher.runs.files import read_json
 from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_TAKEN
+from launcher.supervise.apart.link import mirror
 from launcher.supervise.attempt import NodePlace
 from launcher.supervise.host import AlreadySupervisedError, SupervisorLock
 from launcher.supervise.nodes import NodesError
@@ -34,7 +35,10 @@ def main() -> int:
         "--stop-file", type=Path, help="appears with the reason when the batch script asks to stop"
     )
     parser.add_argument(
-        "--secrets-on-stdin", action="store_true", help="their values, as a JSON object; others are read here"
+        "--secrets-on-stdin",
+        action="store_true",
+        help="a line with their values, as a JSON object; others are read here. A second line: the token by "
+        "which the supervisors of hosts without a shared folder know each other",
     )
     options = parser.parse_args()
     if options.nodes > 1 and not options.rendezvous:
@@ -45,13 +49,22 @@ def main() -> int:
         about = read_json(run.run)
         if about is None:
             raise RunUnreadableError(f"{run.path} has no readable run.json: it is no run directory")
-        given = json.load(sys.stdin) if options.secrets_on_stdin else {}
+        given, token = _on_stdin() if options.secrets_on_stdin else ({}, "")
         secrets = read_secrets(Job.model_validate(about["job"]).secrets, given)
+        link = None
+        if about.get("apart") and place.count > 1:
+            if not token:
+                raise NodesError("the hosts of this run share no folder: start it by `launcher resume`")
+            link = mirror(run, place, token)  # before the lock, by which others see that it could start
         with SupervisorLock(run, place.rank):
-            return Supervisor(run, place, secrets, options.stop_file).main()
+            return Supervisor(run, place, secrets, options.stop_file, link).main()
     except (RunUnreadableError, AlreadySupervisedError, SecretMissingError, NodesError) as error:
         print(f"[launcher] {error}", file=sys.stderr)
         return EXIT_TAKEN if isinstance(error, AlreadySupervisedError) else 2
+
+
+def _on_stdin() -> tuple[dict[str, str], str]:
+    return json.loads(sys.stdin.readline()), sys.stdin.readline().strip()
 
 
 if __name__ == "__main__":

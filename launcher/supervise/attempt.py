@@ -43,6 +43,12 @@ class NodePlace:
         first = RENDEZVOUS_PORTS.start
         return first + (self.port_base - first + attempt) % len(RENDEZVOUS_PORTS)
 
+    @property
+    def mirror_port(self) -> int:
+        """Where the supervisors of hosts without a shared folder call node 0: the one before the first
+        attempt's."""
+        return self.rendezvous_port(-1)
+
 
 @dataclass(frozen=True)
 class Ended:

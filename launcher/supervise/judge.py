@@ -171,12 +171,18 @@ def _reason(
             "host-oom": "ran out of host memory",
             "nccl-timeout": "waited in vain for the other ranks",
             "rendezvous-failed": "could not meet the other ranks",
-            "user-error": "could not save" if phase == "checkpoint" else "raised an exception",
+            "user-error": _user_error(phase, step),
         }.get(failure, "failed")
     )
     where = f" in {phase}" if phase else ""
     when = f" of step {step}" if step is not None else ""
     return f"rank {rank} {what}{where}{when}"
+
+
+def _user_error(phase: str | None, step: int | None) -> str:
+    if phase == "checkpoint":  # it is read before the first step
+        return "could not save" if step is not None else "cannot go on from what is there"
+    return "raised an exception"
 
 
 def _exit_of(evidence: Evidence, rank: int) -> dict[str, Any]:

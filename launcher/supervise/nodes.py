@@ -1,4 +1,7 @@
-"""How the supervisors of several nodes agree: through files in the run directory, node 0 decides."""
+"""How the supervisors of several nodes agree: through files in the run directory, node 0 decides.
+
+Where the nodes share no folder, `apart` brings these files to each of them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 from launcher.runs.files import read_json
 from launcher.runs.layout import AttemptDir, RunDir
 from launcher.supervise.attempt import Ended, NodePlace
+from launcher.supervise.host import disk_full
 
 HEARTBEAT_SECONDS = 2.0
 HEARTBEATS_PER_SECOND = 50
@@ -84,7 +88,8 @@ class Nodes:
     def report(self, attempt: AttemptDir, ended: Ended, oom_kills: int) -> None:
         """This node's torchrun has ended."""
         if self.several:
-            value = {"exit_code": ended.exit_code, "oom_kills": oom_kills}
+            full = disk_full(self.run.path)
+            value = {"exit_code": ended.exit_code, "oom_kills": oom_kills, "disk_full": full}
             self.write(self._file(attempt, self.place.rank, "ended"), value)
 
     def in_trouble(self, attempt: AttemptDir) -> bool:

@@ -24,6 +24,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import EXIT_CODES, Verdict
+from launcher.supervise.apart.link import Mirror
 from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start, torchrun_tail
 from launcher.supervise.host import disk_full, oom_kills
 from launcher.supervise.journal import Journal
@@ -52,9 +53,15 @@ class Supervisor:
     """One per node. `main` returns the exit code of the run."""
 
     def __init__(
-        self, run: RunDir, place: NodePlace, secrets: Mapping[str, str], stop_file: Path | None = None
+        self,
+        run: RunDir,
+        place: NodePlace,
+        secrets: Mapping[str, str],
+        stop_file: Path | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
-        """`stop_file` appears, with the reason in it, when a batch script wants the run to stop."""
+        """`stop_file` appears, with the reason in it, when a batch script wants the run to stop. `mirror`:
+        where the nodes share no folder."""
         about, plan = read_json(run.run), read_json(run.plan)
         if about is None or plan is None:
             raise RunUnreadableError(
@@ -64,7 +71,8 @@ class Supervisor:
         self.job = Job.model_validate(about["job"])
         self.plan = Plan.model_validate(plan)
         self.journal = Journal(run)
-        self.nodes = Nodes(run, place, self.journal.json, lambda: bool(self._signals))
+        self.mirror = mirror
+        self.nodes = Nodes(run, place, self.journal.json, self._gives_up_waiting)
         self._spent = spent_budgets(run.read_events())
         self._signals: list[str] = []
         self._handled = 0
@@ -81,14 +89,25 @@ class Supervisor:
     def main(self) -> int:
         for signum in SIGNALS:
             signal.signal(signum, self._on_signal)
+        if self.mirror is not None:
+            self.mirror.start(self.journal.close)  # its threads are not to take the signals
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # __main__ held them back until now
         try:
             return self._lead() if self.nodes.leader else self._follow()
         finally:
             remove_handover(self.run, self.place.rank)
+            self._say_goodbye()
             self.journal.close()
             for signum in SIGNALS:  # what comes now is too late, and must not change the exit code
                 signal.signal(signum, signal.SIG_IGN)
+
+    def _say_goodbye(self) -> None:
+        """What the other nodes have still to say comes first."""
+        if self.mirror is not None:
+            self.mirror.close()
+
+    def _gives_up_waiting(self) -> bool:
+        return bool(self._signals) or (self.mirror is not None and self.mirror.dismissed)
 
     def _on_signal(self, signum: int, _frame: object) -> None:
         self._signals.append(SIGNALS[signal.Signals(signum)])
@@ -138,7 +157,7 @@ class Supervisor:
             stop_reason=self._why_stopped(),
             lost_nodes=lost,
             started=started_ranks(attempt),
-            disk_full=disk_full(self.run.path),
+            disk_full=disk_full(self.run.path) or any(r.get("disk_full") for r in reports.values()),
             host_oom_kills={**{n: r["oom_kills"] for n, r in reports.items()}, 0: oom_kills() - kills},
             gpus=self.plan.layout.gpus_per_node > 0,
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
@@ -253,6 +272,7 @@ class Supervisor:
         then = decision.reason
         if state == "failed" and (steps := tried(self.run.read_events())):
             then = f"{then}; tried before: {'; '.join(steps)}"
+        self._say_goodbye()  # who reads the state below finds everything else
         self.journal.event("finished", state=state, failure=verdict.failure, reason=then)
         # The batch script, and it alone, can put the job back into the queue.
         more = {"requeue": True} if decision.action == "requeue" and self._scheduler == "slurm" else {}

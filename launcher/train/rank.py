@@ -51,6 +51,18 @@ class Rank(Place):
     "Ranks on this node, as torchrun started them; the same on every node."
     device: torch.device
     stop_file: Path
+    apart: bool = False
+    "The nodes share no folder: each has its own run directory and its own part of each checkpoint."
+    hosts: tuple[str, ...] = ()
+    "Names of the nodes, where the run knows them."
+
+    @property
+    def leads(self) -> bool:
+        """Does on disk what one rank does for all that see this folder."""
+        return self.local == 0 if self.apart else self.first
+
+    def host(self, node: int) -> str:
+        return self.hosts[node] if node < len(self.hosts) else f"node {node}"
 
     @property
     def first(self) -> bool:
@@ -119,6 +131,8 @@ def this_rank(place: Place) -> Rank:
         per_node=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         device=_device(int(facts.get("gpus_per_node", 0)), local),
         stop_file=Path(os.environ.get("LAUNCHER_STOP_FILE", str(place.attempt.stop))),
+        apart=bool(facts.get("apart")),
+        hosts=tuple(facts.get("hosts") or ()),
     )
 
 

@@ -20,6 +20,8 @@ from launcher.train.recovery import handover
 CLASSES, DIM = 24, 16
 ATTEMPT, RANK = int(os.environ.get("LAUNCHER_ATTEMPT", "-1")), int(os.environ.get("RANK", "-1"))
 
+RUN = Path(os.environ.get("LAUNCHER_RUN_DIR", "."))
+
 
 class Faulty(Task):
     """`faults`: `[attempt, rank, place, step]` of each; rank or attempt -1: all."""
@@ -48,6 +50,11 @@ class Faulty(Task):
         if model.training:
             self._perhaps("forward")
             self._perhaps("error", ValueError("no such label"))
+            if self._due("killed"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._due("cancelled") and not (cancel := RUN / "cancel").exists():
+                cancel.write_text("now")
+                time.sleep(2)
         else:
             self._perhaps("evaluation", done=1)
         logits = model(classes)
@@ -61,7 +68,7 @@ class Faulty(Task):
                 optimizer.param_groups[0]["params"][0].add_(1.0)
         self._perhaps("optimizer")
         if self._due("node lost"):
-            lock = Path(os.environ["LAUNCHER_RUN_DIR"]) / "supervisor.01.lock"
+            lock = RUN / "supervisor.01.lock"
             os.kill(int(json.loads(lock.read_text())["pid"]), signal.SIGKILL)
             time.sleep(60)
 

@@ -106,18 +106,21 @@ class Copies:
         with asking_to_stop(run, lambda: self.mirror.has_sent(run.cancel)):
             yield
 
-    def deliver(self, runs: Sequence[RunDir], checks: Sequence[str], then: Callable[[], T]) -> T:
+    def deliver(
+        self, runs: Sequence[RunDir], checks: Sequence[str], then: Callable[[], T], *, copied: bool = True
+    ) -> T:
         """The code of the runs where it is new there, then `then`, whose first round trip brings the run
-        directories. `checks`: shell that must succeed before. Raises NotSentError."""
+        directories if they are `copied`. `checks`: shell that must succeed before. Raises NotSentError."""
         self._last = None
         digests = sorted({run.read_about()["workdir"].rpartition("/")[2] for run in runs})
         codes = [self._codes[digest] for digest in digests if digest in self._codes]
         first = " &&\n".join([*checks, *(snapshot.adopt(self.there, digest) for digest in digests)])
+        brought = runs if copied else ()
         for code in codes:
             if code.digest not in self._sent():
                 self._send_code(code)
         try:
-            with self.strictly(runs, first):
+            with self.strictly(brought, first):
                 return then()
         except RefusedError as error:
             if not codes or snapshot.MISSING not in str(error):
@@ -125,7 +128,7 @@ class Copies:
         for code in codes:
             self._send_code(code)  # somebody has cleaned up there
         try:
-            with self.strictly(runs, first):
+            with self.strictly(brought, first):
                 return then()
         except RefusedError as error:
             raise NotSentError(str(error)) from None

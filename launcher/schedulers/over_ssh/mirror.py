@@ -148,6 +148,16 @@ class Mirrored:
                 _write_index(self.here / run, fresh[run])
 
 
+def packed(run: Path, names: Iterable[str]) -> bytes:
+    """A tar of these files and folders of a run directory, of those that there are."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in names:
+            if (run / name).exists():
+                tar.add(run / name, name, filter=_nobodys)
+    return out.getvalue()
+
+
 def _changes(here: Path, index: Mapping[str, Mapping[str, Known]]) -> Changes:
     changes = Changes()
     for run, known in index.items():

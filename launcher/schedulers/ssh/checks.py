@@ -61,17 +61,22 @@ def problems(host: str, seen: Mapping[str, Any], need: Need) -> Findings:
     )
 
 
-def rendezvous(
-    hosts: Sequence[str], seen: Mapping[str, Any], visits: Sequence[Mapping[str, Any]], runs: str
-) -> str:
+def apart(hosts: Sequence[str], visits: Sequence[Mapping[str, Any]], runs: str) -> bool:
+    """Whether each host has a folder `runs` of its own. `visits`: meet.meet of all but the first one. Raises
+    ValueError where only some share it."""
+    alone = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["shared"]]
+    if alone and len(alone) < len(visits):
+        sharing = [host for host in hosts if host not in alone]
+        raise ValueError(
+            f"{', '.join(alone)}: what {hosts[0]} writes into paths.runs ({runs}) is not there, and "
+            f"{', '.join(sharing)} share it; all hosts of a job share that folder, or none does"
+        )
+    return bool(alone)
+
+
+def rendezvous(hosts: Sequence[str], seen: Mapping[str, Any], visits: Sequence[Mapping[str, Any]]) -> str:
     """The address of the first host that all others reach. `seen`: of the first one; `visits`: meet.meet of
     the others. Raises ValueError with why there is none."""
-    apart = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["shared"]]
-    if apart:
-        raise ValueError(
-            f"{', '.join(apart)}: what {hosts[0]} writes into paths.runs ({runs}) is not there; "
-            "several hosts need a folder on a disk that they share, one host needs nothing"
-        )
     for address in seen["addresses"]:
         if all(address in visit["reached"] for visit in visits):
             return str(address)

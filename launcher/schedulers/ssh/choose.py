@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.ssh.checks import BUSY, Findings, Need, problems, rendezvous
+from launcher.schedulers.ssh.checks import BUSY, Findings, Need, apart, problems, rendezvous
 from launcher.schedulers.ssh.hosts import HostError, all_of, ask_host, side_by_side
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Chosen:
     hosts: tuple[Over, ...]
     place: Place
     notes: tuple[str, ...]
+    apart: bool = False
+    "They share no folder: each has a run directory of its own."
 
 
 def hosts_of(about: About) -> tuple[str, ...]:
@@ -67,11 +69,11 @@ def choose(own: Sequence[Over], others: Sequence[Over], about: About, there: str
     taken = good[:nodes]
     chosen = tuple(hosts[rank] for rank in taken)
     first = seen[taken[0]]
-    address = _meet(chosen, about, there, first) if nodes > 1 else None
+    address, alone = _meet(chosen, about, there, first) if nodes > 1 else (None, False)
     notes = [warning for rank in taken for warning in found[rank].warnings]
     if len(hosts) > nodes:
         notes.insert(0, _choice(chosen, [one for one in found[: taken[-1]] if one.refusals]))
-    return Chosen(chosen, Place(address, first["port"]), tuple(notes))
+    return Chosen(chosen, Place(address, first["port"]), tuple(notes), alone)
 
 
 def _look(hosts: Sequence[Over], about: About, there: str) -> tuple[list[Mapping[str, Any]], list[Findings]]:
@@ -102,7 +104,8 @@ def _choice(chosen: Sequence[Over], passed: Sequence[Findings]) -> str:
     return f"{taken}; passed over: {why}" if why else taken
 
 
-def _meet(hosts: Sequence[Over], about: About, there: str, first: Mapping[str, Any]) -> str:
+def _meet(hosts: Sequence[Over], about: About, there: str, first: Mapping[str, Any]) -> tuple[str, bool]:
+    """The address of the first one, and whether they share no folder."""
     told = {
         "do": "meet",
         "token": tokens.token_hex(16),
@@ -116,8 +119,9 @@ def _meet(hosts: Sequence[Over], about: About, there: str, first: Mapping[str, A
         return ask_host(hosts[rank], python_of(about), {**told, "rank": rank})
 
     visits = all_of(side_by_side(visit, range(len(hosts))))[1:]
+    names = [host.name for host in hosts]
     try:
-        return rendezvous([host.name for host in hosts], first, visits, there)
+        return rendezvous(names, first, visits), apart(names, visits, there)
     except ValueError as error:
         raise HostError(str(error)) from None
 

@@ -180,7 +180,7 @@ def _supervisor(
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(json.dumps(request["secrets"]).encode())
+        pipe.write(f"{json.dumps(request['secrets'])}\n{request['token']}\n".encode())
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         if _held(_lock_path(run, rank)):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.runs.files import replace_json, replace_text
@@ -20,6 +21,7 @@ from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.rundir import in_force, status_of
+from launcher.schedulers.ssh.apart import bring, check_again, notes, where_it_lies
 from launcher.schedulers.ssh.choose import DEFAULT_PYTHON, About, Chosen, choose, hosts_of
 from launcher.schedulers.ssh.hosts import HostError, all_of, side_by_side
 from launcher.schedulers.ssh.start import Start
@@ -39,7 +41,8 @@ def handle_of(run: RunDir) -> str:
 
 class SshHosts:
     """A job on n nodes takes the first n of `hosts` that can take it. The run directory lies on the first of
-    these, in the folder `runs`; run.json names them."""
+    these, in the folder `runs`; run.json names them. Where they do not share this folder, each has a run
+    directory, and the first one's tells of all."""
 
     capabilities = Capabilities(submit=True, multi_node=True)
 
@@ -55,7 +58,8 @@ class SshHosts:
 
     def prepare(self, request: Request) -> Prepared:
         """The code as it is now is part of it. Raises RenderError, SchedulerError, OSError."""
-        from launcher.render.render import notes, render_run
+        from launcher.render.render import notes as rendered
+        from launcher.render.render import render_run
         from launcher.schedulers.prepare import about, target
 
         _leave_gpus_to_us(request)
@@ -71,13 +75,14 @@ class SshHosts:
             target=where,
             command=("ssh", either, python, "-m", "launcher.supervise", run_dir),
             about={**about(request), "workdir": workdir},
-            warnings=(*request.plan.warnings, *notes(where), *([unused] if where.image else [])),
+            warnings=(*request.plan.warnings, *rendered(where), *([unused] if where.image else [])),
         )
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         chosen = self._choose((), prepared.about)
         self._chosen[prepared.request.run_id] = chosen
-        return chosen.notes
+        alone = notes([host.name for host in chosen.hosts], prepared.about) if chosen.apart else ()
+        return (*chosen.notes, *alone)
 
     def submit(self, prepared: Prepared) -> str:
         """Raises SchedulerError; where nothing was started, nothing is left behind."""
@@ -108,7 +113,9 @@ class SshHosts:
         if status.state == "succeeded":
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
         before, own = run.read_state(), hosts_of(run.read_about())
-        chosen = self._choose(own, again.about if again is not None else run.read_about())
+        about = again.about if again is not None else run.read_about()
+        chosen = self._choose(own, about)
+        check_again(run, own, about, chosen)
         with in_force(run, _on_hosts(again, chosen) if again is not None else None):
             run.cancel.unlink(missing_ok=True)
             replace_json(run.state, {"state": "submitted", "time": now()})
@@ -174,8 +181,9 @@ class SshHosts:
         lies: dict[str, list[RunDir]] = {}
         ran: dict[str, list[str]] = {}
         for run in runs:
-            hosts = hosts_of(run.read_about())
-            lies.setdefault(hosts[0], []).append(run)
+            hosts = hosts_of(about := run.read_about())
+            for host in where_it_lies(about, hosts):
+                lies.setdefault(host, []).append(run)
             for host in hosts:
                 ran.setdefault(host, []).append(quote(run.id))
         for host, its in lies.items():
@@ -224,7 +232,12 @@ class SshHosts:
         run.event("submitting")
         copies = self._of(run)
         first, there = copies.mirror, f"{self.there}/{run.id}"
-        start = Start(chosen.hosts, first, there, run.read_about(), chosen.place, event, handle_of(run))
+        spread = None
+        if chosen.apart:
+            spread = partial(bring, run, self.there, [self._on(host.name) for host in chosen.hosts])
+        start = Start(
+            chosen.hosts, first, there, run.read_about(), chosen.place, event, handle_of(run), spread
+        )
         try:
             copies.deliver([run], (), start.everywhere)
         except LoginError as error:
@@ -239,7 +252,8 @@ class SshHosts:
 
 
 def _on_hosts(prepared: Prepared, chosen: Chosen) -> Prepared:
-    return replace(prepared, about={**prepared.about, "hosts": [host.name for host in chosen.hosts]})
+    told = {"hosts": [host.name for host in chosen.hosts], **({"apart": True} if chosen.apart else {})}
+    return replace(prepared, about={**prepared.about, **told})
 
 
 def _leave_gpus_to_us(request: Request) -> None:

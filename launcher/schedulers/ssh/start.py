@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.base import SchedulerError
@@ -28,12 +29,18 @@ class Start:
     place: Place
     event: str
     handle: str
+    spread: Callable[[], None] | None = None
+    "Brings the run directory to hosts that do not share it."
+    token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    "By which these supervisors know each other."
 
     def everywhere(self) -> None:
         """The others wait for node 0, which begins. Raises SchedulerError; then no other is left."""
         gpus: dict[str, list[int]] = {}
         others = range(1, len(self.hosts))
-        if others:
+        if self.spread is not None:
+            self.spread()
+        elif others:
             self.first.run(":")  # the run directory is there
         answers = side_by_side(lambda rank: self._start(rank, self.hosts[rank]), others)
         try:
@@ -59,6 +66,7 @@ class Start:
             "event": event if rank == 0 else None,
             "others_gpus": gpus,
             "secrets": secrets_here(self.about),
+            "token": self.token,
         }
         return ask_host(login, python_of(self.about), request, timeout=START_SECONDS)
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -26,6 +29,7 @@ from launcher.train.checkpoints.folder import (
     CheckpointError,
     NotSavedError,
     OtherShardsError,
+    PartsError,
     beside,
     complete_checkpoints,
     directory,
@@ -33,6 +37,13 @@ from launcher.train.checkpoints.folder import (
     remove_partial,
 )
 from launcher.train.checkpoints.own import OwnState, own_name
+from launcher.train.checkpoints.parts import (
+    NodePlanner,
+    NodeWriter,
+    PartsReader,
+    discard,
+    whole_on_all,
+)
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.optimizers.blocks import other_shards
@@ -71,6 +82,8 @@ class Checkpoints:
         self._in_background = rank.device.type == "cuda" if asked is None else asked
         self._upload: tuple[int, Future[Any]] | None = None
         self._group: dist.ProcessGroup | None = None
+        self._behind = ThreadPoolExecutor(1)
+        "For what follows a save in the background."
         self._stager: DefaultStager | None = None
         self.own = OwnState(model, rank.device)
 
@@ -79,14 +92,16 @@ class Checkpoints:
         if not self._in_background:
             return self._save_now(step)
         self._stager = self._stager or _stager(self.rank.device)
+        state, writer = self._state_to_save(), self._writer(step)
         upload = async_save(
-            self._state_to_save(),
-            storage_writer=self._writer(step),
+            state,
+            storage_writer=writer,
+            planner=self._planner(),
             process_group=self._own_group(),
             async_stager=self._stager,
         )
         # The stager copies before it returns: from here on the training may change everything.
-        self._upload = step, cast("Future[Any]", upload)
+        self._upload = step, self._behind.submit(self._published, cast("Future[Any]", upload).result, writer)
         return None
 
     def finished(self, *, wait: bool = False) -> Saved | None:
@@ -96,10 +111,10 @@ class Checkpoints:
         step, upload = self._upload
         self._upload = None
         try:
-            upload.result()
+            problem = upload.result()
         except CheckpointException as error:
             return self._failed(step, error)
-        return self._succeeded(step)
+        return self._ended(step, problem)
 
     def save_last(self, step: int) -> Saved:
         """What is not saved now is lost: try again a few times. Raises NotSavedError on every rank."""
@@ -124,9 +139,11 @@ class Checkpoints:
         if problem := other_shards(state["optimizer"]["state"], path, "optimizer.state"):
             raise OtherShardsError(f"{path.name} cannot be resumed from: {problem}")
         try:
-            load(state, checkpoint_id=path)
+            load(state, checkpoint_id=path, storage_reader=self._reader(path))
         except CheckpointException as error:
-            raise CheckpointError(f"{path.name} could not be read: {_first_cause(error)}") from error
+            lacking = any(isinstance(cause, PartsError) for cause, _ in error.failures.values())
+            kind = PartsError if lacking else CheckpointError
+            raise kind(f"{path.name} could not be read: {_first_cause(error)}") from error
         set_state_dict(
             self.model,
             self.optimizer,
@@ -147,20 +164,51 @@ class Checkpoints:
 
     def _save_now(self, step: int) -> Saved:
         try:
-            save(self._state_to_save(), storage_writer=self._writer(step), process_group=self._own_group())
+            state, writer = self._state_to_save(), self._writer(step)
+            saving = partial(
+                save,
+                state,
+                storage_writer=writer,
+                planner=self._planner(),
+                process_group=self._own_group(),
+            )
+            problem = self._published(saving, writer)
         except CheckpointException as error:
             return self._failed(step, error)
-        return self._succeeded(step)
+        return self._ended(step, problem)
 
-    def _succeeded(self, step: int) -> Saved:
-        self.saved = step
-        return Saved(step, directory(self.folder, step), None)
+    def _published(self, saved: Callable[[], Metadata], writer: Writer) -> str | None:
+        """Why there is no such checkpoint, the same on every rank. Raises CheckpointException."""
+        metadata = saved()
+        if not isinstance(writer, NodeWriter):
+            return None  # rank 0 has published it, within DCP's last step
+        problem = None
+        if self.rank.leads:
+            try:
+                writer.publish(metadata)
+            except OSError as error:
+                problem = f"{self.rank.host(self.rank.node)}: {error}"
+        problems: list[str | None] = [None] * self.rank.world
+        dist.all_gather_object(problems, problem, group=self._own_group())
+        problem = next(filter(None, problems), None)
+        if self.rank.leads and problem is None:
+            writer.clean()
+        elif self.rank.leads:
+            discard(writer.final)
+        return problem
+
+    def _ended(self, step: int, problem: str | None) -> Saved:
+        if problem is not None:
+            problem = f"checkpoint of step {step} could not be written: {problem}"
+        else:
+            self.saved = step
+        return Saved(step, directory(self.folder, step), problem)
 
     def _failed(self, step: int, error: CheckpointException) -> Saved:
         """Every rank has given up when DCP raises this: what they wrote can go."""
         final = directory(self.folder, step)
         problem = f"checkpoint of step {step} could not be written: {_cause_on_disk(error, self.folder)}"
-        if self.rank.first:
+        if self.rank.leads:
             shutil.rmtree(beside(final), ignore_errors=True)
         return Saved(step, final, problem)
 
@@ -171,23 +219,32 @@ class Checkpoints:
             "torch": str(torch.__version__),
             "scaler": self.scaler.state(),
         }
-        return Writer(
+        kind: Callable[..., Writer] = Writer
+        if self.rank.apart:
+            host = self.rank.host(self.rank.node)
+            kind = partial(NodeWriter, node=self.rank.node, per_node=self.rank.per_node, host=host)
+        return kind(
             directory(self.folder, step),
             own_name(self.rank.number),
             self.own.pack(),
             marker,
             keep=self.rank.job.train.keep_checkpoints,
-            first=self.rank.first,
+            first=self.rank.leads,
         )
+
+    def _planner(self) -> NodePlanner | None:
+        """None: DCP's own."""
+        return NodePlanner(self.rank.per_node) if self.rank.apart else None
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
     def _state_to_save(self) -> dict[str, Any]:
-        """DCP takes each replica from any rank; buffers are no replicas, so only rank 0 offers its own."""
+        """DCP takes each replica from any rank; buffers are no replicas, so only rank 0 offers its own; where
+        the nodes are apart, the first rank of each."""
         state = self._state()
-        return state if self.rank.first else {**state, "model": self.own.shared(state["model"])}
+        return state if self.rank.leads else {**state, "model": self.own.shared(state["model"])}
 
     def make_states(self) -> None:
         """Every state of the optimizer exists from here on; its first step would make them."""
@@ -198,12 +255,50 @@ class Checkpoints:
 
         Chosen by rank 0 for all: on a network file system ranks may see different directories.
         """
+        if self.rank.apart:
+            return self._newest_on_all()
         choice = [0]
         if self.rank.first:
             choice = [max(complete_checkpoints(self.folder), default=0)]
             remove_partial(self.folder)
         dist.broadcast_object_list(choice, src=0)
         return choice[0]
+
+    def _newest_on_all(self) -> int:
+        """Where each node has its own folder. Raises PartsError where one has lost its part."""
+        rank, mine, told = self.rank, None, set[int]()
+        if rank.leads:
+            complete = complete_checkpoints(self.folder)
+            mine = {step: str(read_marker(path).get("save")) for step, path in complete.items()}
+            remove_partial(self.folder)
+        if rank.first:
+            events = rank.run.read_events()
+            told = {int(event["step"]) for event in events if event.get("event") == "checkpoint"}
+        answers: list[Any] = [None] * rank.world
+        dist.all_gather_object(answers, (rank.node, mine, told))
+        found = {node: steps for node, steps, _ in answers if steps is not None}
+        newest = whole_on_all(list(found.values()))
+        lost = [
+            step for step in answers[0][2] if step > newest and any(step in one for one in found.values())
+        ]
+        if lost:
+            without = ", ".join(rank.host(node) for node, steps in found.items() if max(lost) not in steps)
+            final = directory(self.folder, max(lost))
+            raise PartsError(
+                f"{final.name} was whole, and {without or 'a host'} has no part of it any more: put {final} "
+                f"back there, or delete it on the other hosts to go on from step {newest}"
+            )
+        return newest
+
+    def _reader(self, path: Path) -> PartsReader | None:
+        """None: DCP's own."""
+        rank = self.rank
+        if not rank.apart:
+            return None
+        same_ranks = read_marker(path).get("world") == rank.world
+        return PartsReader(
+            path, rank.host(rank.node), [own_name(rank.number if same_ranks else 0)], rank.hosts
+        )
 
     def _restore_own(self, path: Path, step: int, *, same_ranks: bool) -> None:
         """Another number of ranks has no old state of its own: a new stream, the same in every try."""
@@ -250,6 +345,6 @@ def _first_cause(error: CheckpointException) -> str:
     if not error.failures:
         return f"{type(error).__name__}: {error}"
     rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, NoSpaceError):
+    if isinstance(cause, (NoSpaceError, PartsError)):
         return str(cause)
     return f"rank {rank}: {type(cause).__name__}: {cause}"

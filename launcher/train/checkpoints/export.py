@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from launcher.runs.files import beside
 from launcher.spec.base import format_bytes
-from launcher.train.checkpoints.folder import sync_directory
+from launcher.train.checkpoints.folder import read_marker, sync_directory
+from launcher.train.checkpoints.parts import PartsReader
 from launcher.train.checkpoints.space import MARGIN_BYTES, free_bytes
 
 FILE_BYTES = 5 * 10**9
@@ -130,7 +131,8 @@ def _read(checkpoint: Path, weights: list[Weight]) -> dict[str, torch.Tensor]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
         try:
-            load({"model": tensors}, checkpoint_id=checkpoint, no_dist=True)
+            reader = PartsReader(checkpoint) if "per_node" in read_marker(checkpoint) else None
+            load({"model": tensors}, checkpoint_id=checkpoint, storage_reader=reader, no_dist=True)
         except CheckpointException as error:
             causes = "; ".join(str(cause) for cause, _ in error.failures.values())
             raise ExportError(f"{checkpoint} could not be read: {causes or error}") from error

@@ -22,6 +22,10 @@ class OtherShardsError(CheckpointError):
     """It is whole, but what was saved cannot be cut into as many shards as there are now."""
 
 
+class PartsError(CheckpointError):
+    """The hosts of the run share no folder, and one lacks files that others have."""
+
+
 class NotSavedError(CheckpointError):
     """The last checkpoint of an attempt could not be written: the training since the one before is lost."""
 

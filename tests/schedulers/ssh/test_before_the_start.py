@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from launcher.schedulers.over_ssh.ssh import Over
-from launcher.schedulers.ssh.checks import Need, problems, rendezvous
+from launcher.schedulers.ssh.checks import Need, apart, problems, rendezvous
 from launcher.schedulers.ssh.hosts import HostError, ask_host
 from tests.lab import wait_for
 from tests.schedulers.ssh.hosts import NAMES, ROOT, Laptop
@@ -115,17 +115,20 @@ def test_a_folder_that_cannot_be_written_to_is_named(laptop: Laptop) -> None:
     assert "name the folder for the runs in the profile" in submit(laptop, "wrong.yaml")
 
 
-def test_hosts_that_share_no_disk_run_one_node_jobs_only() -> None:
-    visits = [{"shared": True, "reached": ["10.0.0.1"]}, {"shared": False, "reached": []}]
-    with pytest.raises(ValueError, match=r"^c: what a writes into paths.runs \(/data/runs\) is not there"):
-        rendezvous(["a", "b", "c"], GOOD, visits, "/data/runs")
+def test_all_hosts_share_the_folder_or_none_does() -> None:
+    visits = [{"shared": True}, {"shared": False}]
+    with pytest.raises(
+        ValueError, match=r"^c: what a writes into paths.runs \(/data/runs\) .* a, b share it"
+    ):
+        apart(["a", "b", "c"], visits, "/data/runs")
+    assert not apart(["a", "b"], visits[:1], "/data/runs") and apart(["a", "c"], visits[1:], "/data/runs")
 
 
 def test_the_address_that_every_host_reaches_is_the_rendezvous() -> None:
     visits = [{"shared": True, "reached": GOOD["addresses"]}, {"shared": True, "reached": ["192.168.0.1"]}]
-    assert rendezvous(["a", "b", "c"], GOOD, visits, "/data/runs") == "192.168.0.1"
+    assert rendezvous(["a", "b", "c"], GOOD, visits) == "192.168.0.1"
     with pytest.raises(ValueError, match=r"b cannot reach a at port 61007 .*10.0.0.1, 192.168.0.1.*open the"):
-        rendezvous(["a", "b"], GOOD, [{"shared": True, "reached": []}], "/data/runs")
+        rendezvous(["a", "b"], GOOD, [{"shared": True, "reached": []}])
 
 
 @pytest.fixture
@@ -198,7 +201,8 @@ def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_
 
 def test_a_refusal_of_the_host_is_one_message(here: Laptop) -> None:
     run = here.runs / "x"
-    request = {"do": "start", "run_dir": str(run), "rank": 0, "gpus": 0, "place": [], "secrets": {}}
+    request = {"do": "start", "run_dir": str(run), "rank": 0, "gpus": 0, "place": []}
+    request |= {"secrets": {}, "token": ""}
     run.mkdir(parents=True)
     (run / "run.json").write_text("not json")
     with pytest.raises(HostError, match=r"tensor01: the supervisor did not start: .*it is no run directory"):

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from launcher.runs.layout import RunDir
+from launcher.runs.shared import private_folder
 from tests.lab import events, metrics, supervisor_pid, verdicts, wait_for
 from tests.schedulers.ssh.conftest import on_two_hosts
 from tests.schedulers.ssh.hosts import Laptop
@@ -214,7 +215,8 @@ def test_a_supervisor_that_is_gone_without_a_word_is_lost_and_the_run_goes_on(la
     followed = lab.said("resume", run.id, "--set", "env.MOOD=better", "--follow")
     assert "here better" in followed and f"{run.id}: succeeded" in followed, lab.all_logs(there)
     assert "here as ever" in lab.said("logs", run.id)
-    (left := Path(f"/dev/shm/launcher-{os.getuid()}/{run.id}-01234567")).mkdir(parents=True)
+    left = private_folder(Path(f"/dev/shm/launcher-{os.getuid()}")) / f"{run.id}-01234567"
+    left.mkdir()
     lab.said("clean", run.id, "--yes")
     assert not run.path.exists() and not there.path.exists() and not left.exists()
 

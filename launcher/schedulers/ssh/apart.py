@@ -1,0 +1,98 @@
+"""Hosts that share no folder: each gets what a submission writes, and keeps what its own ranks write."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.runs.layout import RunDir
+from launcher.schedulers.over_ssh.copies import NotSentError
+from launcher.schedulers.over_ssh.login import LoginError
+from launcher.schedulers.over_ssh.mirror import packed
+from launcher.schedulers.over_ssh.rsh import quote
+from launcher.schedulers.ssh.hosts import HostError
+
+if TYPE_CHECKING:
+    from launcher.schedulers.over_ssh.copies import Copies
+    from launcher.schedulers.ssh.choose import About, Chosen
+
+_SENT = ("run.json", "plan.json", "scripts", "plans")
+_SHARED = 75
+_MARK = r"""
+mkdir -p {folder}/checkpoints && cd {folder} || exit 73
+for f in .node-*; do
+  [ "$f" = {mark} ] || [ ! -e "$f" ] || exit {shared}
+done
+: >{mark}
+"""
+
+
+def bring(run: RunDir, there: str, hosts: Sequence[Copies]) -> None:
+    """The run directory and the job's code to every host; that of the first one is on its way already.
+
+    One after the other: two that have one folder find each other's mark. Raises NotSentError: nothing was
+    started.
+    """
+    for rank, copies in enumerate(hosts):
+        try:
+            done = _bring(run, there, rank, copies)
+        except LoginError as error:
+            raise NotSentError(str(error)) from None
+        if done.returncode == _SHARED:
+            raise NotSentError(
+                f"{copies.mirror.name} has {there} in common with another host of the job, and not with all; "
+                "all of them share that folder, or none does"
+            )
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            why = said[-1] if said else f"exit code {done.returncode}"
+            raise NotSentError(f"{copies.mirror.name}: {there}/{run.id} could not be written: {why}")
+
+
+def _bring(run: RunDir, there: str, rank: int, copies: Copies) -> subprocess.CompletedProcess[bytes]:
+    script = _MARK.format(folder=quote(f"{there}/{run.id}"), mark=f".node-{rank:02d}", shared=_SHARED)
+    if rank == 0:
+        return copies.mirror.run(script)
+    script += "rm -rf plans scripts && tar -xf -"
+    parcel = packed(run.path, _SENT)
+    return copies.deliver([run], (), lambda: copies.mirror.run(script, stdin=parcel), copied=False)
+
+
+def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:
+    """What is different for the user."""
+    names = ", ".join(hosts)
+    found = [f"{names} share no folder: each keeps its ranks' part of the checkpoints in its own paths.runs"]
+    if about["job"].get("task") is None:
+        found.append(
+            f"what the command writes stays on its host: {names} have a {{checkpoint_dir}} each, and a rank "
+            "that goes on from a checkpoint finds what was written on its own host only"
+        )
+    return tuple(found)
+
+
+def check_again(run: RunDir, own: Sequence[str], about: About, chosen: Chosen) -> None:
+    """Before a run goes on. Raises HostError where its checkpoints would not be found."""
+    before: dict[str, Any] = run.read_about()
+    names = ", ".join(own)
+    if before.get("apart") and about["nodes"] != len(own):
+        raise HostError(
+            f"{run.id} has run on {names}, which share no folder: each has a part of the checkpoints, so it "
+            f"goes on with {len(own)} nodes only"
+        )
+    if before.get("apart") and not chosen.apart:
+        raise HostError(
+            f"{run.id} began when {names} had a paths.runs each, and now they share one: each host must find "
+            "its own part of the checkpoints there"
+        )
+    if chosen.apart and not before.get("apart"):
+        others = ", ".join(host.name for host in chosen.hosts[1:])
+        raise HostError(
+            f"{others}: what {chosen.hosts[0].name} writes into paths.runs is not there, and the checkpoints "
+            f"of {run.id} are; it goes on where its hosts share that folder, or on that host alone"
+        )
+
+
+def where_it_lies(about: About, hosts: Sequence[str]) -> Sequence[str]:
+    """The hosts on which a run has a directory."""
+    return hosts if about.get("apart") else hosts[:1]

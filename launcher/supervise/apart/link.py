@@ -1,0 +1,300 @@
+"""The connections: every other node keeps one to node 0, and makes it anew when it breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from launcher.runs.layout import RunDir
+from launcher.supervise.apart.news import DOWN, Inbox, Outbox, up
+from launcher.supervise.apart.wire import Wire, WireError, call, called
+from launcher.supervise.attempt import NodePlace
+from launcher.supervise.nodes import NodesError
+
+LOOK_SECONDS = 0.1
+"Between two looks at this node's files. Several hundred small ones cost a millisecond or two."
+IDLE_SECONDS = 2.0
+"A connection on which nothing is sent says so this often."
+AGAIN_SECONDS = 0.5
+"Until a broken connection is tried again."
+EARLY_SECONDS = 30.0
+"Node 0 is started last: until then nobody complains that it does not answer."
+END_SECONDS = 20.0
+"For the last lines of every node, at the end of a run."
+AWAY_SECONDS = 5.0
+"... and for a node without a connection to come back then."
+
+
+class Mirror(Protocol):
+    """As seen by a supervisor."""
+
+    dismissed: bool
+    "Node 0 has ended: there is nothing to wait for any more."
+
+    def start(self, given_way: Callable[[], None]) -> None:
+        """`given_way` makes room on a full disk."""
+        ...
+
+    def close(self) -> None:
+        """Send the last lines, and wait for those of the other side. A second call does nothing."""
+        ...
+
+
+def mirror(run: RunDir, place: NodePlace, token: str) -> Mirror:
+    """Raises NodesError: node 0 cannot be called here."""
+    return Hub(run, place, token) if place.rank == 0 else Spoke(run, place, token)
+
+
+class Link:
+    """One connection, both ways, from `serve` until it breaks or both sides have said goodbye."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        outbox: Outbox,
+        inbox: Inbox,
+        given_way: Callable[[], None],
+        heard: Callable[[Link], None],
+    ) -> None:
+        """`heard`: the other side has said goodbye, and sends nothing more."""
+        self.wire, self.outbox, self.inbox, self.given_way = wire, outbox, inbox, given_way
+        self.heard = heard
+        self.ending = threading.Event()
+        "Set from outside: send what is left, then goodbye."
+        self.said_goodbye = threading.Event()
+        self.heard_goodbye = threading.Event()
+        self.why = ""
+        "It broke."
+
+    def serve(self) -> None:
+        """Blocks."""
+        reader = threading.Thread(target=self._receive, daemon=True)
+        reader.start()
+        try:
+            self._send()
+            reader.join()
+        except (WireError, OSError) as error:
+            self._broken(error)
+        finally:
+            self.wire.close()
+            reader.join()
+
+    def _send(self) -> None:
+        last = time.monotonic()
+        while not self.wire.closed:
+            ending, sent = self.ending.is_set(), False
+            for about, data in self.outbox.news(final=ending):
+                self.wire.send(about, data)
+                sent, last = True, time.monotonic()
+            if ending and not sent:
+                self.wire.send({"goodbye": True})
+                self.said_goodbye.set()
+                return
+            if not sent and time.monotonic() > last + IDLE_SECONDS:
+                self.wire.send({})
+                last = time.monotonic()
+            self.ending.wait(0 if sent else LOOK_SECONDS)
+
+    def _receive(self) -> None:
+        try:
+            while not self.heard_goodbye.is_set():
+                about, data = self.wire.receive()
+                if "path" in about:
+                    self._take(about, data)
+                elif "goodbye" in about:
+                    self.heard_goodbye.set()
+                    self.heard(self)
+        except (WireError, OSError, ValueError, KeyError) as error:
+            self._broken(error)
+        finally:
+            if not self.heard_goodbye.is_set():
+                self.wire.close()
+
+    def _take(self, about: dict[str, object], data: bytes) -> None:
+        try:
+            self.inbox.take(about, data)
+        except OSError:
+            self.given_way()
+            self.inbox.take(about, data)
+
+    def _broken(self, error: Exception) -> None:
+        self.why = self.why or str(error)
+
+
+class Hub:
+    """Node 0: is called by the others."""
+
+    dismissed = False
+
+    def __init__(self, run: RunDir, place: NodePlace, token: str) -> None:
+        """Raises NodesError."""
+        self.run, self.place, self.token = run, place, token
+        self._links: dict[int, Link] = {}
+        self._met: set[int] = set()
+        self._gone: set[int] = set()
+        "Have said goodbye."
+        self._ending = False
+        self._one = threading.Lock()
+        host, port = place.rendezvous_host or "", place.mirror_port
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            self._server = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise NodesError(
+                f"the other hosts cannot call this one at port {port} of {host}: {error.strerror}; "
+                "start the run again, it takes another port then"
+            ) from None
+
+    def start(self, given_way: Callable[[], None]) -> None:
+        self._given_way = given_way
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with self._one:
+            if self._ending:
+                return
+            self._ending = True
+            for link in self._links.values():
+                link.ending.set()
+        began = time.monotonic()
+        while time.monotonic() < began + END_SECONDS and self._awaited(time.monotonic() - began):
+            time.sleep(0.02)
+        for node in set(range(1, self.place.count)) - self._gone:
+            port = self.place.mirror_port
+            never = f"has never called this host at port {port}: open it between the hosts"
+            _say(f"node {node} {'did not say goodbye' if node in self._met else never}")
+        self._server.close()
+        for link in list(self._links.values()):
+            link.wire.close()
+
+    def _awaited(self, seconds: float) -> list[int]:
+        with self._one:
+            left = self._met - self._gone
+            return [node for node in left if node in self._links or seconds < AWAY_SECONDS]
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError as error:
+                if self._ending:
+                    return
+                _say(f"a call was not taken: {error}")
+                time.sleep(AGAIN_SECONDS)
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            node, wire = called(connection, self.token)
+            if not 0 < node < self.place.count:
+                raise WireError(f"there is no node {node}")
+            self._end_earlier(node)
+            inbox = Inbox(self.run, up(node), node)
+            wire.send({"have": inbox.sizes()})
+        except (WireError, OSError):
+            connection.close()
+            return
+        outbox = Outbox(self.run, DOWN, {})
+        link = Link(wire, outbox, inbox, self._given_way, lambda link: link.ending.set())
+        with self._one:
+            self._links[node] = link
+            self._met.add(node)
+            if self._ending:
+                link.ending.set()
+        try:
+            link.serve()
+        finally:
+            self._hang_up(node, link)
+
+    def _end_earlier(self, node: int) -> None:
+        """What came by a broken connection is in its file before the size of that is asked for."""
+        while True:
+            with self._one:
+                earlier = self._links.get(node)
+            if earlier is None:
+                return
+            earlier.wire.close()
+            time.sleep(0.01)
+
+    def _hang_up(self, node: int, link: Link) -> None:
+        with self._one:
+            if link.heard_goodbye.is_set():
+                self._gone.add(node)
+            if self._links.get(node) is link:
+                del self._links[node]
+            ended = node in self._gone or self._ending
+        if not ended:
+            _say(f"node {node}: the connection broke ({link.why})")
+
+
+class Spoke:
+    """Another node: calls node 0."""
+
+    def __init__(self, run: RunDir, place: NodePlace, token: str) -> None:
+        self.run, self.place, self.token = run, place, token
+        self.dismissed = False
+        self._link: Link | None = None
+        self._met = False
+        self._ending = threading.Event()
+        self._done = threading.Event()
+        self._one = threading.Lock()
+
+    def start(self, given_way: Callable[[], None]) -> None:
+        self._given_way = given_way
+        self.run.cancel.unlink(missing_ok=True)  # of an earlier start; node 0 has the one that counts
+        threading.Thread(target=self._keep_calling, daemon=True).start()
+
+    def close(self) -> None:
+        self._ending.set()
+        with self._one:
+            if self._link is not None:
+                self._link.ending.set()
+            seconds = END_SECONDS if self._link is not None else AWAY_SECONDS
+        self._done.wait(seconds if self._met else 0)
+
+    def _keep_calling(self) -> None:
+        told, began = "", time.monotonic()
+        while not self._done.is_set():
+            try:
+                address = (self.place.rendezvous_host or "", self.place.mirror_port)
+                wire, told = call(address, self.token, self.place.rank), ""
+                why = self._serve(wire)
+            except (WireError, OSError, ValueError, KeyError) as error:
+                why = str(error)
+            if self._done.is_set():
+                return
+            late = self._met or time.monotonic() > began + EARLY_SECONDS
+            if late and why != told:
+                _say(f"no connection to node 0 ({why}); trying again")
+                told = why
+            time.sleep(AGAIN_SECONDS)
+
+    def _serve(self, wire: Wire) -> str:
+        """Gives why it broke."""
+        about, _ = wire.receive()
+        outbox = Outbox(self.run, up(self.place.rank), about["have"])
+        link = Link(wire, outbox, Inbox(self.run, DOWN, 0), self._given_way, self._dismiss)
+        with self._one:
+            self._link, self._met = link, True
+            if self._ending.is_set():
+                link.ending.set()
+        link.serve()
+        with self._one:
+            self._link = None
+        if link.said_goodbye.is_set() and link.heard_goodbye.is_set():
+            self._done.set()
+        return link.why
+
+    def _dismiss(self, _link: Link) -> None:
+        self.dismissed = True
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"[launcher] {text}", file=sys.stderr, flush=True)

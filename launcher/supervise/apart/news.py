@@ -1,0 +1,184 @@
+"""Which files of a run directory travel between nodes: what has changed here, and taking it up there.
+
+A file that grows is sent from where the other side has it; any other is sent whole and appears at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.runs.files import append_json, replace_bytes
+from launcher.runs.layout import RunDir
+from launcher.supervise.apart.wire import WireError
+
+PART = 2**20
+"Bytes of one file that are sent before it is the next one's turn."
+_ATTEMPT = "attempts/*"
+_EVENTS = "events.jsonl"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Files of one `folder` whose name matches the expression `name`. `attempts/*` is any attempt's."""
+
+    folder: str
+    name: str
+    grows: bool = False
+
+    def covers(self, path: str) -> bool:
+        folder = re.escape(self.folder).replace(r"\*", r"\d+")
+        return re.fullmatch(f"{folder}/{self.name}" if folder else self.name, path) is not None
+
+    def paths(self, run: RunDir, attempts: Sequence[str]) -> Iterator[str]:
+        folders = [self.folder]
+        if self.folder.startswith(_ATTEMPT):
+            folders = [self.folder.replace("*", attempt) for attempt in attempts]
+        for folder in folders:
+            try:
+                names = sorted(os.listdir(run.path / folder))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            yield from (f"{folder}/{name}".lstrip("/") for name in names if re.fullmatch(self.name, name))
+
+
+def up(node: int) -> tuple[Kind, ...]:
+    """From another node to node 0. Who reads a later one looks for the ones before: they must be there."""
+    return (
+        Kind("", re.escape(_EVENTS), grows=True),
+        Kind("", rf"supervisor\.{node:02d}\.log", grows=True),
+        Kind(f"{_ATTEMPT}/logs/node-{node:02d}", r"(rank-\d+\.(out|err)|torchrun\.err)", grows=True),
+        Kind(f"{_ATTEMPT}/memory", r"rank-\d+\.jsonl", grows=True),
+        Kind(f"{_ATTEMPT}/errors", r"rank-\d+\.json"),
+        Kind(f"{_ATTEMPT}/exits", r"rank-\d+\.json"),
+        Kind(f"{_ATTEMPT}/nodes", rf"node-{node:02d}\.(alive|ended)\.json"),
+    )
+
+
+DOWN = (
+    Kind("", "cancel"),
+    Kind(_ATTEMPT, r"(recipe|snapshot)\.json"),
+    Kind(f"{_ATTEMPT}/nodes", r"(abort|node-00\.alive)\.json"),
+    Kind(_ATTEMPT, r"next\.json"),
+    Kind(_ATTEMPT, r"open\.json"),
+)
+"From node 0 to the others."
+
+
+class Outbox:
+    """What the other side of one connection does not have yet."""
+
+    def __init__(self, run: RunDir, kinds: Sequence[Kind], there: Mapping[str, int]) -> None:
+        """`there`: the size of each file that grows, as the other side has it."""
+        self.run, self.kinds = run, kinds
+        self._ends = dict(there)
+        self._known: set[str] = set()
+        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._first = True
+
+    def news(self, *, final: bool = False) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Messages; each counts as sent when the next one is asked for. `final`: torn last lines as well.
+
+        Files are looked at in the reverse of the order in which they are sent: where one tells that others
+        are complete, these are looked at after it.
+        """
+        attempts = [attempt.path.name for attempt in self.run.attempts()]
+        attempts, self._first = attempts if self._first else attempts[-2:], False
+        wholes = [
+            changed
+            for kind in reversed(self.kinds)
+            if not kind.grows
+            for path in kind.paths(self.run, attempts)
+            if (changed := self._changed(path)) is not None
+        ]
+        behind = False
+        for kind in self.kinds:
+            for path in kind.paths(self.run, attempts) if kind.grows else ():
+                start, data, more = self._end(path, final)
+                if data or path not in self._known:
+                    yield {"path": path, "from": start}, data
+                    self._known.add(path)
+                    self._ends[path] = start + len(data)
+                behind |= more
+        for path, seen, data in reversed(wholes):
+            if not (behind and path.endswith(".ended.json")):  # the lines before it come first
+                yield {"path": path}, data
+                self._seen[path] = seen
+
+    def _changed(self, path: str) -> tuple[str, tuple[int, int, int], bytes] | None:
+        try:
+            with open(self.run.path / path, "rb") as file:
+                now = os.fstat(file.fileno())
+                seen = (now.st_ino, now.st_mtime_ns, now.st_size)
+                return (path, seen, file.read()) if self._seen.get(path) != seen else None
+        except FileNotFoundError:
+            return None
+
+    def _end(self, path: str, final: bool) -> tuple[int, bytes, bool]:
+        """From where on, what, and whether there is more: whole lines, unless one is longer than a part."""
+        with open(self.run.path / path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = self._ends.get(path, 0)
+            if start > size:  # this host's folder was emptied meanwhile
+                start = 0
+            file.seek(start)
+            data = file.read(PART)
+        more = len(data) == PART
+        if more or not final:
+            lines = data[: data.rfind(b"\n") + 1]
+            data = lines if lines or not more else data
+        return start, data, more
+
+
+class Inbox:
+    """Takes up what another node's Outbox sends, and nothing outside of `kinds`."""
+
+    def __init__(self, run: RunDir, kinds: Sequence[Kind], node: int) -> None:
+        self.run, self.kinds, self.node = run, kinds, node
+
+    def sizes(self) -> dict[str, int]:
+        """Of what grows, as it is here."""
+        attempts = [attempt.path.name for attempt in self.run.attempts()]
+        paths = [path for kind in self.kinds if kind.grows for path in kind.paths(self.run, attempts)]
+        files = {path: self._file(path) for path in [*paths, _EVENTS]}
+        return {path: file.stat().st_size for path, file in files.items() if file.exists()}
+
+    def take(self, about: Mapping[str, Any], data: bytes) -> None:
+        """Raises OSError; WireError for a file that is not the other side's to write."""
+        path = str(about["path"])
+        kind = next((kind for kind in self.kinds if kind.covers(path)), None)
+        if kind is None:
+            raise WireError(f"{path!r} is not for node {self.node} to write")
+        file = self._file(path)
+        if not kind.grows:
+            replace_bytes(file, data)
+            return
+        if path == _EVENTS:
+            self._append_events(data)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(file, "r+b" if file.exists() else "w+b") as to:
+            if about["from"] == 0:
+                to.truncate()
+            elif about["from"] > to.seek(0, os.SEEK_END):
+                raise WireError(f"a piece of {path} is missing")
+            to.seek(about["from"])
+            to.write(data)
+
+    def _file(self, path: str) -> Path:
+        """Every node has events; this node's own stay the ones that are read, and get the others' lines."""
+        return self.run.path / (f"nodes/events-{self.node:02d}.jsonl" if path == _EVENTS else path)
+
+    def _append_events(self, lines: bytes) -> None:
+        events = []
+        for line in lines.splitlines():
+            try:
+                events.append(json.loads(line))
+            except ValueError:
+                continue  # torn, when that node's disk was full
+        if events:
+            append_json(self.run.events, *events)

@@ -1,0 +1,164 @@
+"""A checkpoint of nodes that share no folder: each node has its ranks' part, and its own `.metadata`.
+
+What all nodes have alike (replicas, values that are no tensors) each of them writes, so that the same ranks
+find on their own host all that they read. Files have other names on each node: parts that are copied into
+one folder are a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from launcher.train.checkpoints.folder import PartsError, beside, publish, read_marker, remove_all_but
+from launcher.train.checkpoints.space import NoSpaceError, bytes_of, make_room
+from launcher.train.checkpoints.writer import Writer
+
+SHOWN = 3
+"Files that a message names."
+
+
+class NodePlanner(DefaultSavePlanner):
+    """Each node writes what its ranks have, once; the metadata tell of each piece once."""
+
+    def __init__(self, per_node: int) -> None:
+        super().__init__()
+        self.per_node = per_node
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """On rank 0."""
+        _, metadata = super().create_global_plan(all_plans)
+        plans = []
+        for first in range(0, len(all_plans), self.per_node):
+            plans += _once(all_plans[first : first + self.per_node])
+        self.global_plan = plans
+        return plans, metadata
+
+
+def _once(plans: Sequence[SavePlan]) -> list[SavePlan]:
+    """Of what several of these ranks have, the one with the least to write keeps it."""
+    owners: dict[Any, list[int]] = defaultdict(list)
+    for number, plan in enumerate(plans):
+        for item in plan.items:
+            owners[item.index].append(number)
+    load, kept = [0] * len(plans), [list[WriteItem]() for _ in plans]
+    for number, plan in enumerate(plans):
+        for item in plan.items:
+            if owners[item.index][0] != number:
+                continue  # decided when its first owner came
+            owner = min(owners[item.index], key=load.__getitem__)
+            kept[owner].append(item)
+            load[owner] += bytes_of([SavePlan([item])])
+    return [replace(plan, items=items) for plan, items in zip(plans, kept, strict=True)]
+
+
+class NodeWriter(Writer):
+    """As Writer, but what rank 0 does there for all, the first rank of each node does for its own node:
+    `publish`, and when all have done so, `clean`."""
+
+    def __init__(self, *args: Any, node: int, per_node: int, host: str, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.node, self.per_node, self.host = node, per_node, host
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """On rank 0, which cannot look at other hosts' disks: it tells each rank what its node writes."""
+        bare = [replace(plan, storage_data=None) for plan in plans]
+        named = FileSystemWriter.prepare_global_plan(self, bare)
+        told = []
+        for number, plan in enumerate(named):
+            first = number - number % self.per_node
+            node = plans[first : first + self.per_node]
+            needed = bytes_of(node) + sum(one.storage_data for one in node)
+            told.append(replace(plan, storage_data=(plan.storage_data, needed)))
+        return told
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        name, needed = plan.storage_data
+        if self.first:
+            written = sum(
+                file.stat().st_size for file in Path(self.path).iterdir()
+            )  # the node's others began
+            try:
+                make_room(self.final.parent, max(0, needed - written), self.keep)
+            except NoSpaceError as error:
+                raise NoSpaceError(f"{self.host}: {error}") from None
+        return super().write_data(replace(plan, storage_data=name), planner)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On rank 0. What is stored here goes to all ranks, as the outcome of DCP's save."""
+        metadata.storage_data, metadata.storage_meta = results, self.storage_meta()
+
+    def publish(self, metadata: Metadata) -> None:
+        """On the first rank of each node. Of a piece that several nodes have, its own file counts."""
+        results: list[list[WriteResult]] = metadata.storage_data
+        own = range(self.node * self.per_node, (self.node + 1) * self.per_node)
+        ours = [result for number, result in enumerate(results) if number in own]
+        others = [result for number, result in enumerate(results) if number not in own]
+        save = metadata.storage_meta.save_id if metadata.storage_meta is not None else None
+        FileSystemWriter.finish(self, metadata, [*others, *ours])
+        publish(self.final, {**self.marker, "save": save, "per_node": self.per_node})
+
+    def clean(self) -> None:
+        remove_all_but(self.final.parent, self.keep)
+
+
+class PartsReader(FileSystemReader):
+    """Says which files are missing on this host before any rank begins to read."""
+
+    def __init__(
+        self, path: Path, host: str = "this host", own: Sequence[str] = (), hosts: Sequence[str] = ()
+    ) -> None:
+        """`own`: files that are needed besides. `hosts`: names of the nodes, as far as they are known."""
+        super().__init__(path)
+        self.host, self.own, self.hosts = host, own, hosts
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Raises PartsError."""
+        folder = Path(self.path)
+        needed = {self.storage_data[item.storage_index].relative_path for item in plan.items}
+        missing = sorted(name for name in {*needed, *self.own} if not (folder / name).exists())
+        if missing:
+            whose = _whose(missing, read_marker(folder), self.hosts)
+            raise PartsError(
+                f"{self.host} lacks {_named(missing)} of {folder}: the hosts of the run share no folder, and "
+                f"each has the files of its own ranks ({whose}); go on with the same hosts and ranks, or "
+                "copy these files into the same folder here"
+            )
+        return super().prepare_local_plan(plan)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more files" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _whose(names: Sequence[str], marker: Mapping[str, Any], hosts: Sequence[str]) -> str:
+    ranks = {int(match[1]) for name in names if (match := re.match(r"(?:__|rank-)(\d+)", name))}
+    nodes = sorted({rank // int(marker.get("per_node", 1)) for rank in ranks})
+    named = [hosts[node] if node < len(hosts) else f"node {node}" for node in nodes]
+    return f"these are of {', '.join(named)}"
+
+
+def whole_on_all(found: Sequence[Mapping[int, str]]) -> int:
+    """The newest step of which every node has its part of one save; 0: there is none. `found`: for each node
+    `{step: id of the save}`."""
+    common = {step for step, save in found[0].items() if all(one.get(step) == save for one in found)}
+    return max(common, default=0)
+
+
+def discard(final: Path) -> None:
+    """On the first rank of a node: another node could not publish its part."""
+    shutil.rmtree(final, ignore_errors=True)
+    shutil.rmtree(beside(final), ignore_errors=True)
