@@ -17,6 +17,8 @@ def environment_of_one(environ: Mapping[str, str]) -> dict[str, str]:
     connects to no store of others.
     """
     attempt = RunDir(Path(environ["LAUNCHER_RUN_DIR"])).attempt(int(environ["LAUNCHER_ATTEMPT"]))
+    error_file = attempt.path / "torchelastic-error.json"
+    error_file.unlink(missing_ok=True)  # of the same attempt, started by hand before
     zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
     ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {
@@ -27,5 +29,6 @@ def environment_of_one(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_PORT": environ.get("LAUNCHER_RENDEZVOUS_PORT") or str(free_port()),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"{environ['LAUNCHER_RUN_ID']}-{attempt.number}",
-        "TORCHELASTIC_ERROR_FILE": str(attempt.path / "torchelastic-error.json"),
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

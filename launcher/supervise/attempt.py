@@ -111,7 +111,7 @@ def start(run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[s
             stdout=output,
             stderr=output,
             env={**os.environ, **secrets, **_environment(run, attempt, place, secrets)},
-            # SIGKILL is safe: each worker notices that torchrun is gone and ends its rank.
+            # SIGKILL is safe: each worker notices that who started it is gone and ends its rank.
             preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True),
         )
     return RunningAttempt(run, attempt, place.rank, process)
@@ -137,12 +137,13 @@ def _environment(
 
 
 def free_port() -> int:
-    """One of RENDEZVOUS_PORTS at which nobody listens on the loopback device. Raises OSError without any."""
+    """One of RENDEZVOUS_PORTS at which nobody listens on any address, since torch's store listens on all.
+    Raises OSError without any."""
     for port in random.sample(RENDEZVOUS_PORTS, 50):
         with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("", port))
             return port
-    raise OSError("50 ports between 61000 and 65535 were tried on 127.0.0.1: none is free")
+    raise OSError("50 ports between 61000 and 65535 were tried: none is free")
 
 
 def torchrun_tail(attempt: AttemptDir, node: int, count: int = 20) -> list[str]:

@@ -233,8 +233,12 @@ def _silent(evidence: Evidence) -> list[int]:
     return [
         rank
         for rank, node in sorted(evidence.started.items())
-        if rank not in recorded and (evidence.exit_codes.get(node, 0) > 0 or evidence.alone)
+        if rank not in recorded and _killed_silently(evidence, evidence.exit_codes.get(node, 0))
     ]
+
+
+def _killed_silently(evidence: Evidence, code: int) -> bool:
+    return code == -signal.SIGKILL if evidence.alone else code > 0
 
 
 def _from_silence(evidence: Evidence) -> Verdict | None:
@@ -340,7 +344,8 @@ def _from_torchrun(evidence: Evidence) -> Verdict:
             failure="rendezvous-failed", reason="the nodes could not meet", confidence="likely", **common
         )
     if code < 0:
-        reason = f"torchrun on node {node} was ended by {_signal_name(-code)}"
+        who = "the worker of the only rank" if evidence.alone else f"torchrun on node {node}"
+        reason = f"{who} was ended by {_signal_name(-code)}"
         return Verdict(failure="unknown", reason=reason, confidence="likely", **common)
     if evidence.disk_full:
         reason = f"{DISK_FULL}: the ranks could not say why they ended"

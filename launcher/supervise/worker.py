@@ -58,7 +58,9 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell reports them
 class Worker:
     """One rank of one attempt."""
 
-    def __init__(self, environ: dict[str, str]) -> None:
+    def __init__(self, environ: dict[str, str], *, alone: bool = False) -> None:
+        """`alone`: start.sh has started it, not torchrun."""
+        self.alone = alone
         self.run = RunDir(Path(environ["LAUNCHER_RUN_DIR"]))
         self.attempt: AttemptDir = self.run.attempt(int(environ["LAUNCHER_ATTEMPT"]))
         self.node = int(environ.get("LAUNCHER_NODE_RANK", "0"))
@@ -79,7 +81,9 @@ class Worker:
 
     def main(self, argv: list[str]) -> int:
         """Run the rank to its end. Returns its exit code, negative for a signal."""
-        die_with_parent(signal.SIGTERM)
+        # By hand an only rank may outlive the shell that it was started from.
+        if not self.alone or "LAUNCHER_SUPERVISED" in os.environ:
+            die_with_parent(signal.SIGTERM)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._stop)
         started = time.time()
@@ -200,7 +204,8 @@ def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
 
 def main() -> None:
     argv = sys.argv[1:]
-    if argv[:1] == ["--alone"]:
+    alone = argv[:1] == ["--alone"]
+    if alone:
         from launcher.supervise.alone import environment_of_one  # imports what others do without
 
         os.environ.update(environment_of_one(os.environ))
@@ -208,7 +213,10 @@ def main() -> None:
         argv = argv[1:]
     if argv[:1] == ["--"]:
         argv = argv[1:]
-    code = Worker(dict(os.environ)).main(argv)
+    worker = Worker(dict(os.environ), alone=alone)
+    code = worker.main(argv)
+    if alone and worker.stopping and code == 0:
+        code = -signal.SIGTERM  # as torchrun: who was told to end has not finished
     if code < 0:
         # End by the same signal, so that who waits for it reports what really happened.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

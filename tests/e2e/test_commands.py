@@ -68,6 +68,26 @@ def test_an_only_rank_has_no_torchrun_and_all_that_one_would_give(lab: Lab) -> N
     assert (verdict["exception"], verdict["confidence"]) == ("LookupError: word 7", "certain")
 
 
+POLITE = """\
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_script_that_ends_politely_when_it_is_told_to_has_not_succeeded(lab: Lab, ranks: int) -> None:
+    lab.script(POLITE)
+    job = lab.job(command="python train.py", resources={"gpus_per_node": 0, "ranks_per_node": ranks})
+    assert lab.cli("submit", str(job)).returncode == 0
+    run = lab.newest()
+    wait_for(lambda: "ready" in lab.all_logs(run), "the script", 30)
+    lab.cli("cancel", run.id)
+    assert lab.wait(run)["state"] == "cancelled"
+    assert verdicts(run)[0]["failure"] == "cancelled"
+
+
 def test_an_exception_on_one_rank_is_named_by_why_and_by_the_exit_code(lab: Lab) -> None:
     lab.script(
         "import os, time\n"

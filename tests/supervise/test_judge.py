@@ -243,6 +243,11 @@ def test_an_only_rank_that_is_killed_with_its_worker_needs_no_torchrun_to_be_bla
     assert (verdict.failure, verdict.rank) == (failure, 0) and "torchrun" not in verdict.reason
 
 
+def test_an_only_ranks_worker_that_a_signal_ended_is_named_with_it():
+    verdict = judge(Evidence(ranks=1, exit_codes={0: -11}, started={0: 0}))
+    assert verdict.reason == "the worker of the only rank was ended by SIGSEGV"
+
+
 def test_an_only_rank_that_somebody_ended_says_so():
     verdict = judge(Evidence(ranks=1, exit_codes={0: -15}, exits=(ended(0, -15, stopping=True),)))
     assert (verdict.failure, verdict.rank) == ("unknown", 0) and "SIGTERM" in verdict.reason

@@ -78,14 +78,13 @@ def ask(login: Login, questions: Mapping[str, Sequence[str]], timeout: float = 6
     _, _, rest = done.stdout.partition(f"{mark}\n".encode())
     counted, _, rest = rest.partition(f"{mark}\n".encode())
     sizes = [int(line.split()[0]) for line in counted.splitlines()]
-    # The last line is the sum.
-    if len(sizes) != len(files) + 1 or len(rest) != sizes.pop():
-        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        raise LoginError(f"{login.name}: {said}")
     parts = []
-    for size in sizes:
+    for size in sizes[:-1]:  # the last one is their sum
         parts.append(rest[:size].decode(errors="replace"))
         rest = rest[size:]
+    if len(parts) != len(files) or rest or not all(code.strip().isdigit() for code in parts[::3]):
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        raise LoginError(f"{login.name}: the answer is not whole: {said}")
     answers = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     return {
         name: Answer(int(code), out, err) for (name, _), (code, out, err) in zip(asked, answers, strict=True)
