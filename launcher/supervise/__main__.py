@@ -16,7 +16,6 @@ from pathlib import Path
 from launcher.runs.files import read_json
 from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_TAKEN
-from launcher.supervise.apart.link import mirror
 from launcher.supervise.attempt import NodePlace
 from launcher.supervise.host import AlreadySupervisedError, SupervisorLock
 from launcher.supervise.nodes import NodesError
@@ -53,6 +52,8 @@ def main() -> int:
         secrets = read_secrets(Job.model_validate(about["job"]).secrets, given)
         link = None
         if about.get("apart") and place.count > 1:
+            from launcher.supervise.apart.link import mirror  # few runs need it
+
             if not token:
                 raise NodesError("the hosts of this run share no folder: start it by `launcher resume`")
             link = mirror(run, place, token)  # before the lock, by which others see that it could start

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.memory.ledger import default_folder, record
 from launcher.memory.measured import entry_of_run
@@ -24,7 +24,6 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import EXIT_CODES, Verdict
-from launcher.supervise.apart.link import Mirror
 from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start, torchrun_tail
 from launcher.supervise.host import disk_full, oom_kills
 from launcher.supervise.journal import Journal
@@ -32,6 +31,9 @@ from launcher.supervise.judge import Evidence, judge, read_records, started_rank
 from launcher.supervise.nodes import Nodes
 from launcher.supervise.policy import POLICIES, Budget, Decision, decide, spent_budgets, tried
 from launcher.supervise.unread import judged_since_start
+
+if TYPE_CHECKING:
+    from launcher.supervise.apart.link import Mirror
 
 SIGNALS = {
     signal.SIGTERM: "preempted",
