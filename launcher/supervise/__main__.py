@@ -11,6 +11,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.runs.files import read_json
@@ -52,6 +53,7 @@ def main() -> int:
         secrets = read_secrets(Job.model_validate(about["job"]).secrets, given)
         link = None
         if about.get("apart") and place.count > 1:
+            place = replace(place, apart=True)
             from launcher.supervise.apart.link import mirror  # few runs need it
 
             if not token:

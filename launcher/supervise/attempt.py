@@ -34,6 +34,8 @@ class NodePlace:
     count: int = 1
     rendezvous_host: str | None = None
     port_base: int = 61000
+    apart: bool = False
+    "The nodes share no folder."
 
     def rendezvous_port(self, attempt: int) -> int:
         """Another port for each attempt, so that a late packet of the last one finds nobody. On one node it
@@ -133,6 +135,8 @@ def _environment(
     environment["LAUNCHER_RENDEZVOUS_PORT"] = str(place.rendezvous_port(attempt.number))
     if place.count > 1:
         environment["LAUNCHER_RENDEZVOUS_HOST"] = place.rendezvous_host or ""
+    if place.apart:
+        environment["LAUNCHER_APART"] = "1"
     return environment
 
 

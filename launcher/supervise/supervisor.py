@@ -151,6 +151,8 @@ class Supervisor:
         ended = self._run(attempt)
         self.nodes.report(attempt, ended, oom_kills() - kills)
         reports, lost = self.nodes.wait_for_reports(attempt)
+        if self._stop_reason is None and (told := _text(attempt.stop).strip()) in SIGNALS.values():
+            self._stop_reason = told  # only another node's supervisor was told to stop
         evidence = Evidence(
             ranks=self.plan.layout.ranks,
             exit_codes={0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}},

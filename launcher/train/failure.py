@@ -39,6 +39,8 @@ _PEER_GONE = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited"
 )
 
+MAX_TEXT = 2**20
+"Characters of an exception and of a traceback that are kept."
 MAX_CHAIN = 10
 "Exceptions that came of each other, from the last one back."
 
@@ -97,8 +99,8 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "failure": failure,
         "phase": where.phase,
         "step": where.step,
-        "exception": masked_text(f"{in_a_line(error)}{_remedy(str(error))}", os.environ),
-        "traceback": masked_text("".join(where.traceback or _lines(error)), os.environ),
+        "exception": masked_text(f"{in_a_line(error)[:MAX_TEXT]}{_remedy(str(error))}", os.environ),
+        "traceback": masked_text("".join(where.traceback or _lines(error))[-MAX_TEXT:], os.environ),
     }
     if (memory := memory_of(error)) is not None:
         snapshot = place.attempt.oom_snapshot(place.number) if memory.kind == "gpu" else None

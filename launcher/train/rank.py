@@ -121,6 +121,13 @@ def this_rank(place: Place) -> Rank:
     if job.task is None:
         raise SetupError("the job has a `command:`; this entrypoint runs jobs with a `task:`")
     local = int(os.environ.get("LOCAL_RANK", "0"))
+    per_node, apart = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), bool(facts.get("apart"))
+    if apart and place.number // per_node != place.node:
+        raise SetupError(
+            f"rank {place.number} is on node {place.node}, but the hosts of this run share no folder and "
+            "each has the files of its own ranks: start them in the order of the nodes, as scripts/start.sh "
+            "does"
+        )
     return Rank(
         **vars(place),
         job=job,
@@ -128,10 +135,10 @@ def this_rank(place: Place) -> Rank:
         workdir=str(facts["workdir"]),
         local=local,
         world=int(os.environ.get("WORLD_SIZE", "1")),
-        per_node=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        per_node=per_node,
         device=_device(int(facts.get("gpus_per_node", 0)), local),
         stop_file=Path(os.environ.get("LAUNCHER_STOP_FILE", str(place.attempt.stop))),
-        apart=bool(facts.get("apart")),
+        apart=apart,
         hosts=tuple(facts.get("hosts") or ()),
     )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -70,6 +71,11 @@ class Pair:
             code.symlink_to(lab.folder)
         replace_json(self.run.run, {**about, "apart": True, "hosts": ["one", "two"]})
         shutil.copytree(self.run.path, self.other.path)
+        # Ranks follow the nodes, whichever address comes first where they are sorted.
+        script = self.other.scripts / "start.sh"
+        script.write_text(
+            script.read_text().replace("\nis_host=false\n", "\nlocal_addr=0.0.0.1\nis_host=false\n")
+        )
 
     def start(self) -> None:
         self._starts += 1
@@ -192,6 +198,23 @@ def test_memory_that_runs_out_costs_no_step_on_hosts_that_share_no_folder(
     # Replicas are on every host: node 0 has all that an export needs.
     said = lab.cli("export", str(ours.run.path), "--to", str(lab.folder / "weights"))
     assert said.returncode == 0, said.stderr
+
+
+@pytest.mark.thorough
+def test_a_host_that_is_told_to_stop_has_all_ranks_write_a_checkpoint_first(
+    lab: Lab, pair: Callable[[str], Pair]
+) -> None:
+    ours = pair("told")
+    ours.render(steps=100_000)
+    ours.start()
+    wait_for(lambda: len(metrics(ours.run)) > 3, "a few steps", 60)
+    ours.supervisors[1].send_signal(signal.SIGTERM)
+    code = EXIT_CODES["preempted"]
+    ours.wait(code, code, timeout=60)
+    (verdict,) = verdicts(ours.run)
+    assert verdict["failure"] == "preempted" and "a checkpoint was written" in verdict["reason"]
+    stopped = events(ours.run, "checkpoint")[-1]["step"]
+    assert all((run.checkpoints / f"step-{stopped:08d}").exists() for run in ours.nodes)
 
 
 @pytest.mark.thorough

@@ -93,11 +93,12 @@ def test_on_several_nodes_the_first_is_the_host_and_no_name_is_looked_up(tmp_pat
         code, errors = run(script, stub, LAUNCHER_NODE_RANK=rank, **env)
         assert code == 0, errors
         argv = b" ".join(stub.python_argv()).decode()
-        assert (
-            f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint {address}:61007 --rdzv-conf is_host={is_host}"
-            in argv
-        )
-        assert f"--local-addr {address} " in argv
+        assert f"--nnodes 2 --rdzv-endpoint {address}:61007 --local-addr {address} " in argv
+        assert f"--rdzv-backend c10d --rdzv-conf is_host={is_host} " in argv
+        code, errors = run(script, stub, LAUNCHER_NODE_RANK=rank, LAUNCHER_APART="1", **env)
+        assert code == 0, errors
+        argv = b" ".join(stub.python_argv()).decode()
+        assert f"--rdzv-backend static --node-rank {rank} " in argv
 
 
 def _own_address() -> str:

@@ -94,6 +94,25 @@ def test_an_abort_and_a_cancel_are_there_within_a_second(two: Two) -> None:
     assert not (here / "recipe.json").exists(), "node 0's is not the others' to write"
 
 
+def test_a_log_that_cannot_be_written_holds_nothing_else_back_and_no_event_comes_twice(two: Two) -> None:
+    there, here = attempt(two.there), attempt(two.here)
+    (here / "logs/node-01/rank-001.out").mkdir()  # as good as a full disk: it cannot be written
+    (two.here.path / "events.jsonl").mkdir()
+    (there / "logs/node-01/rank-001.out").write_text("a line\n")
+    append_json(two.there.events, {"event": "downgrade"})
+    two.start()
+    (there / "stop").write_text("preempted")
+    replace_json(there / "nodes/node-01.alive.json", {"time": 1})
+    assert seen(lambda: read_json(here / "nodes/node-01.alive.json") == {"time": 1}) < 1
+    assert (here / "stop").read_text() == "preempted", "rank 0 is there"
+    (two.here.path / "events.jsonl").rmdir()
+    for link in list(two.hub._links.values()):
+        link.wire.close()
+    seen(two.here.events.exists)
+    time.sleep(0.5)
+    assert [event["event"] for event in two.here.read_events()] == ["downgrade"]
+
+
 def test_who_sees_that_a_node_has_ended_sees_all_that_it_said_before(two: Two) -> None:
     there, here = attempt(two.there), two.here.attempt(0).path
     two.start()

@@ -48,12 +48,16 @@ class Kind:
 
 
 def up(node: int) -> tuple[Kind, ...]:
-    """From another node to node 0. Who reads a later one looks for the ones before: they must be there."""
+    """From another node to node 0. Who reads a later one looks for the ones before: they must be there.
+
+    Both sides may write `stop`, to the same end: rank 0, which is on node 0, sees to it.
+    """
     return (
         Kind("", re.escape(_EVENTS), grows=True),
         Kind("", rf"supervisor\.{node:02d}\.log", grows=True),
         Kind(f"{_ATTEMPT}/logs/node-{node:02d}", r"(rank-\d+\.(out|err)|torchrun\.err)", grows=True),
         Kind(f"{_ATTEMPT}/memory", r"rank-\d+\.jsonl", grows=True),
+        Kind(_ATTEMPT, "stop"),
         Kind(f"{_ATTEMPT}/errors", r"rank-\d+\.json"),
         Kind(f"{_ATTEMPT}/exits", r"rank-\d+\.json"),
         Kind(f"{_ATTEMPT}/nodes", rf"node-{node:02d}\.(alive|ended)\.json"),
@@ -148,6 +152,9 @@ class Inbox:
         files = {path: self._file(path) for path in [*paths, _EVENTS]}
         return {path: file.stat().st_size for path, file in files.items() if file.exists()}
 
+    def grows(self, path: str) -> bool:
+        return any(kind.grows and kind.covers(path) for kind in self.kinds)
+
     def take(self, about: Mapping[str, Any], data: bytes) -> None:
         """Raises OSError; WireError for a file that is not the other side's to write."""
         path = str(about["path"])
@@ -158,15 +165,22 @@ class Inbox:
         if not kind.grows:
             replace_bytes(file, data)
             return
+        self._write_piece(file, path, int(about["from"]), data)
         if path == _EVENTS:
-            self._append_events(data)
+            try:
+                self._append_events(data)
+            except OSError:
+                os.truncate(file, about["from"])  # to be sent again, once
+                raise
+
+    def _write_piece(self, file: Path, path: str, start: int, data: bytes) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file, "r+b" if file.exists() else "w+b") as to:
-            if about["from"] == 0:
+            if start == 0:
                 to.truncate()
-            elif about["from"] > to.seek(0, os.SEEK_END):
+            elif start > to.seek(0, os.SEEK_END):
                 raise WireError(f"a piece of {path} is missing")
-            to.seek(about["from"])
+            to.seek(start)
             to.write(data)
 
     def _file(self, path: str) -> Path:

@@ -288,6 +288,10 @@ class Checkpoints:
                 f"{final.name} was whole, and {without or 'a host'} has no part of it any more: put {final} "
                 f"back there, or delete it on the other hosts to go on from step {newest}"
             )
+        # A part that one host published as another one died would be its newest, and push out whole ones.
+        for step in mine or ():
+            if step > newest:
+                discard(directory(self.folder, step))
         return newest
 
     def _reader(self, path: Path) -> PartsReader | None:

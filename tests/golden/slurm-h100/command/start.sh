@@ -54,11 +54,14 @@ with socket.socket(family, kind) as probe:
 is_host=false
 if [[ $node_rank == 0 ]]; then is_host=true; fi
 if [[ $host == *:* ]]; then host="[$host]"; fi
-rendezvous=(
-  --nnodes 2 --rdzv-backend c10d --rdzv-endpoint "$host:$port"
+rendezvous=(--nnodes 2 --rdzv-endpoint "$host:$port" --local-addr "$local_addr")
+if [[ -n ${LAUNCHER_APART:-} ]]; then
+  # Hosts that share no folder have the files of their own ranks: ranks follow the nodes. c10d sorts addresses.
+  rendezvous+=(--rdzv-backend static --node-rank "$node_rank")
+else
   # Said outright: torchrun would compare host names to find out, and wait for ever when they do not match.
-  --rdzv-conf "is_host=$is_host" --local-addr "$local_addr"
-)
+  rendezvous+=(--rdzv-backend c10d --rdzv-conf "is_host=$is_host")
+fi
 
 # What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
 argv=('python' 'train it.py' '--batch={micro_batch_size}' '--note=`id`; rm -rf "$HOME" '\''x'\'' \ *' '{"lr": 1e-4, "cost": "$$5, ${local_rank}"}' 'two
