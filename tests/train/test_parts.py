@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from launcher.train.checkpoints.parts import whole_on_all
+from pathlib import Path
+
+from launcher.train.checkpoints.folder import beside, complete_checkpoints, directory, publish, remove_all_but
+from launcher.train.checkpoints.parts import set_aside, whole_on_all
 
 
 def test_the_newest_is_of_one_save_on_every_node() -> None:
@@ -11,3 +14,14 @@ def test_the_newest_is_of_one_save_on_every_node() -> None:
     assert whole_on_all([{100: "a", 200: "b"}, {100: "a", 200: "c"}]) == 100
     assert whole_on_all([{100: "a", 200: "b"}, {100: "a"}, {100: "a", 200: "b"}]) == 100
     assert whole_on_all([{100: "a"}, {}]) == whole_on_all([{}]) == 0
+
+
+def test_a_part_that_others_lack_pushes_out_no_whole_one_and_is_not_deleted(tmp_path: Path) -> None:
+    for step in (2, 4):
+        beside(directory(tmp_path, step)).mkdir(parents=True)
+        publish(directory(tmp_path, step), {"step": step})
+    set_aside(tmp_path, newest=2)
+    assert list(complete_checkpoints(tmp_path)) == [2]
+    remove_all_but(tmp_path, 1)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["set-aside-step-00000004", "step-00000002"]

@@ -42,6 +42,7 @@ from launcher.train.checkpoints.parts import (
     NodeWriter,
     PartsReader,
     discard,
+    set_aside,
     whole_on_all,
 )
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
@@ -288,10 +289,8 @@ class Checkpoints:
                 f"{final.name} was whole, and {without or 'a host'} has no part of it any more: put {final} "
                 f"back there, or delete it on the other hosts to go on from step {newest}"
             )
-        # A part that one host published as another one died would be its newest, and push out whole ones.
-        for step in mine or ():
-            if step > newest:
-                discard(directory(self.folder, step))
+        if rank.leads:
+            set_aside(self.folder, newest)
         return newest
 
     def _reader(self, path: Path) -> PartsReader | None:

@@ -22,7 +22,14 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from launcher.train.checkpoints.folder import PartsError, beside, publish, read_marker, remove_all_but
+from launcher.train.checkpoints.folder import (
+    PartsError,
+    beside,
+    complete_checkpoints,
+    publish,
+    read_marker,
+    remove_all_but,
+)
 from launcher.train.checkpoints.space import NoSpaceError, bytes_of, make_room
 from launcher.train.checkpoints.writer import Writer
 
@@ -156,6 +163,16 @@ def whole_on_all(found: Sequence[Mapping[int, str]]) -> int:
     `{step: id of the save}`."""
     common = {step for step, save in found[0].items() if all(one.get(step) == save for one in found)}
     return max(common, default=0)
+
+
+def set_aside(folder: Path, newest: int) -> None:
+    """On the first rank of a node: a part after `newest`, which one host published as another one died, would
+    be its newest and push out whole ones. It is kept under another name: the other parts may come back."""
+    for step, path in complete_checkpoints(folder).items():
+        if step > newest:
+            aside = path.with_name(f"set-aside-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
 
 
 def discard(final: Path) -> None:
