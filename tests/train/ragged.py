@@ -21,7 +21,10 @@ IGNORED = -100
 
 
 class Ragged(Task):
-    """`fault`: what happens on rank 1 of attempt 0 at its `call`-th training loss."""
+    """`fault`: what happens on rank 1 of attempt 0 at its `call`-th training loss.
+
+    A stop while saving happens on rank 0, which looks for it after its own part of the save.
+    """
 
     def __init__(
         self, dim: int = 16, samples: int = 40, dropout: float = 0.0, fault: str = "", call: int = 0
@@ -49,7 +52,7 @@ class Ragged(Task):
             self.calls += 1
             if (
                 self.calls == self.call
-                and os.environ["RANK"] == "1"
+                and os.environ["RANK"] == ("0" if self.fault == "stop while saving" else "1")
                 and os.environ["LAUNCHER_ATTEMPT"] == "0"
             ):
                 _inject(self.fault, model)
