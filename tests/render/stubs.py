@@ -10,7 +10,7 @@ from pathlib import Path
 # Records argv and environment as NUL-separated bytes. In mode `wait` it is a supervisor ended by a signal.
 _PYTHON = f"""#!{sys.executable} -ES
 import os, signal, sys, time
-if sys.argv[1:2] == ["-c"]:
+if sys.argv[1:2] == ["-c"] and "torch.distributed.run" not in sys.argv[2]:
     os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])
 mode = os.environ.get("STUB_MODE", "")
 caught = []

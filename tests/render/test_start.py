@@ -67,17 +67,9 @@ def test_on_one_host_torchrun_gets_the_supervisors_port_and_an_id_of_its_own(tmp
     assert code == 0, errors
     argv = [item.decode() for item in stub.python_argv()]
     log_dir = f"{tmp_path}/run/attempts/003/torchrun/node-0"
-    assert argv == [
-        *[
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "--max-restarts",
-            "0",
-            "--log-dir",
-            log_dir,
-        ],
+    assert argv[0] == "-c" and "from torch.distributed.run import main" in argv[1]
+    assert argv[2:] == [
+        *["--nproc-per-node", "2", "--max-restarts", "0", "--log-dir", log_dir],
         *["--rdzv-id", "run-3", "--nnodes", "1", "--node-rank", "0", "--rdzv-backend", "static"],
         *["--local-addr", "127.0.0.1", "--rdzv-endpoint", "127.0.0.1:61005", "--no-python", str(stub.python)],
         *["-m", "launcher.supervise.worker", "--", "true"],

@@ -79,4 +79,6 @@ if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
   export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
 fi
 
-exec "$python" -m torch.distributed.run "${torchrun[@]}" --no-python "$python" "${worker[@]}"
+# As `python -m torch.distributed.run`, but that nobody looks for garbage while torch is imported: a sixth of the time.
+run_torchrun='import gc; gc.disable(); from torch.distributed.run import main; gc.enable(); main()'
+exec "$python" -c "$run_torchrun" "${torchrun[@]}" --no-python "$python" "${worker[@]}"
