@@ -196,6 +196,8 @@ class BatchValues:
     "The id of the job follows."
     signal_seconds: int
     retries_same: int
+    retries_preemptions: int
+    retries_time_limits: int
     check_seconds: int
     exclude: str
     "Nodes that the profile itself excludes; sbatch takes one such option."
@@ -263,6 +265,8 @@ def batch_values(target: Target) -> BatchValues:
         handle_prefix=f"slurm:{target.cluster.name}:",
         signal_seconds=slurm.signal_seconds,
         retries_same=target.job.retries.same,
+        retries_preemptions=target.job.retries.preemptions,
+        retries_time_limits=target.job.retries.time_limits,
         check_seconds=CHECK_SECONDS,
         exclude=str(slurm.extra.get("exclude", "")),
         gpus=target.gpus_per_node if slurm.gpu_request != "none" else 0,

@@ -15,6 +15,7 @@ import pytest
 from launcher.render.render import RenderError, Target, render_run
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.spec.verdict import EXIT_CODES, FailureClass
 from tests.render import stubs
 from tests.render.test_arrives import slurm_reads
 
@@ -273,13 +274,13 @@ LONG = "RunTime=00:10:00 TimeLimit=1-00:00:00"
     ],
 )
 def test_the_controller_tells_why_the_job_is_to_stop(
-    tmp_path: Path, signum: signal.Signals, job: str, reason: str
+    tmp_path: Path, signum: signal.Signals, job: str, reason: FailureClass
 ) -> None:
     stub = stubs.make(tmp_path / "stubs")
     process = start(write(tmp_path, stub), stub, STUB_MODE="wait", STUB_EXIT="3", STUB_JOB=job)
     wait_for(stub.out)
     process.send_signal(signum)
-    assert finish(process)[0] == 3
+    assert finish(process)[0] in (3, EXIT_CODES[reason]), "the supervisor's, or Slurm's word of the job"
     assert Path(f"{stub.out}.signals").read_text() == f"told: {reason}"
 
 
@@ -288,7 +289,7 @@ def unfit(tmp_path: Path, stub: stubs.Stubs, **fields: object) -> tuple[int, str
     script = write(tmp_path, stub, resources={"nodes": 2}, **fields)
     check = script.parent / "check-node.sh"
     looks = 'import os; assert os.environ["SLURMD_NODENAME"] == "n1"'
-    check.write_text(check.read_text().replace("import launcher.supervise", looks))
+    check.write_text(check.read_text().replace("import launcher.supervise, pydantic", looks))
     return finish(start(script, stub, SLURM_JOB_NODELIST="n1,n2", STUB_HOSTS=HOSTS, STUB_ROUTE="10.0.0.1"))
 
 
@@ -428,3 +429,75 @@ def test_of_two_jobs_of_one_submission_the_first_has_the_run(tmp_path: Path) -> 
     assert [event["handle"] for event in events(tmp_path) if event["event"] == "job"] == [
         f"slurm:s:{number}" for number in (7, 7, 9, 10)
     ]
+
+
+def ended_early(
+    folder: Path, stub: stubs.Stubs, job: str, cluster: Cluster = CLUSTER, **fields: object
+) -> tuple[int, dict[str, object]]:
+    """A job whose look at its node is ended by SIGTERM, as all its processes are; gives code and state."""
+    script = write(folder, stub, cluster, **fields)
+    (script.parent / "check-node.sh").write_text("kill -TERM $PPID; exec sleep 20")
+    code, errors = finish(start(script, stub, STUB_JOB=f"{LONG} {job}"))
+    assert not stub.called("sbatch") and not (folder / "run" / "slurm-excluded").exists(), errors
+    return code, json.loads((folder / "run" / "state.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "state", "requeues"),
+    [
+        ("JobState=COMPLETING Restarts=0", 18, "cancelled", False),
+        ("JobState=COMPLETING Restarts=1", 15, "submitted", False),
+        ("JobState=COMPLETING Restarts=0 PreemptTime=2026-11-21T23:10:18", 15, "submitted", True),
+    ],
+)
+def test_a_job_that_ends_during_the_look_at_its_nodes_blames_none(
+    tmp_path: Path, job: str, code: int, state: str, requeues: bool
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    assert ended_early(tmp_path, stub, job)[0] == code
+    found = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert found["state"] == state
+    assert (b"requeue" in stub.called("scontrol")) == requeues
+    last = events(tmp_path)[-1]
+    assert (last["event"], last.get("reason")) != ("requeued", "unhealthy-node")
+
+
+@pytest.mark.parametrize("fields", [{"requeue": False}, {"retries": {"preemptions": 0}}])
+def test_one_that_may_not_go_on_is_preempted_for_good(tmp_path: Path, fields: dict[str, object]) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    job = "JobState=COMPLETING Restarts=0 PreemptTime=2026-11-21T23:10:18"
+    code, state = ended_early(tmp_path, stub, job, **fields)
+    assert (code, state["state"], state["failure"]) == (15, "failed", "preempted")
+    assert b"requeue" not in stub.called("scontrol")
+
+
+def test_a_setup_line_that_ends_with_the_job_is_not_to_blame(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    cluster = CLUSTER.model_copy(update={"setup": ("kill -TERM $$", "(exit 143)")})
+    code, errors = finish(
+        start(write(tmp_path, stub, cluster), stub, STUB_JOB=f"{LONG} JobState=COMPLETING Restarts=0")
+    )
+    assert code == 18, errors
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["state"] == "cancelled"
+
+
+def test_what_none_of_several_nodes_has_is_missing_in_the_profile(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub, resources={"nodes": 2})
+    check = script.parent / "check-node.sh"
+    check.write_text(check.read_text().replace("import launcher.supervise, pydantic", "import no_such"))
+    code, errors = finish(start(script, stub, SLURM_JOB_NODELIST="n1,n2", STUB_HOSTS=HOSTS))
+    assert code == 17, errors
+    assert not stub.called("sbatch")
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert state["failure"] == "user-error" and "on every node so far (n1 n2)" in state["reason"]
+
+
+def test_a_job_that_finds_the_run_taken_points_to_the_one_that_has_it(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    owner = {"event": "job", "handle": "slurm:s:70005"}
+    (tmp_path / "run" / "events.jsonl").write_text(json.dumps(owner) + "\n")
+    assert finish(start(script, stub, STUB_EXIT="88"))[0] == 88
+    assert [event["handle"] for event in events(tmp_path)][-2:] == ["slurm:s:70007", "slurm:s:70005"]
+    assert not (tmp_path / "run" / "state.json").exists()

@@ -17,9 +17,10 @@ NODES = {
     **PARTITIONS,
     "main": PARTITIONS["main"].replace("ALL", "n[1-4]"),
     "short": PARTITIONS["short"].replace("ALL", "n[1-4]"),
-    "urgent": PARTITIONS["main"].replace("Default=YES ", "").replace("ALL", "n[5-6]"),
+    "urgent": PARTITIONS["main"].replace("Default=YES ", "").replace("ALL", "n[5-6],n12"),
     "scavenge": PARTITIONS["scavenge"].replace("ALL", "n5"),
     "scavenge-cancel": PARTITIONS["scavenge-cancel"].replace("ALL", "n6"),
+    "scavenge-at-once": PARTITIONS["scavenge"].replace("ALL", "n12").replace("GraceTime=10", "GraceTime=0"),
     "fragile": "Nodes=n[7-9] MaxTime=60 PreemptMode=OFF",
     "fragile-too": "Nodes=n[10-11] MaxTime=60 PreemptMode=OFF",
 }
@@ -27,8 +28,8 @@ NODES = {
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Eleven nodes with accounting, started once."""
-    yield from started(tmp_path_factory, Shape(nodes=11, partitions=tuple(NODES.items())))
+    """Twelve nodes with accounting, started once."""
+    yield from started(tmp_path_factory, Shape(nodes=12, partitions=tuple(NODES.items())))
 
 
 def started(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[Cluster]:

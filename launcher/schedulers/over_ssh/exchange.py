@@ -23,7 +23,7 @@ _FOLDERS = ("checkpoints", "tensorboard", "wandb", "nodes", "submitit", ".*")
 _LOGS = ("logs", "memory")
 _NAMES = (
     *("*.out", "*.err", "*.log", "*.jsonl", "*.json", "*.exit", "*.stop"),
-    *("*.sh", "*.sbatch", "cancel", "stop", "slurm-excluded"),
+    *("*.sh", "*.sbatch", "cancel", "stop", "slurm-excluded", "slurm-unfit"),
 )
 _SEEN = "%i %s %T@"
 

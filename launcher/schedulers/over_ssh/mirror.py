@@ -28,7 +28,7 @@ INDEX = ".mirror.json"
 "In the copy of a run: its files as of the last round trip."
 SLOWEST = 2**18
 "Bytes per second at which what was written here goes over: a sweep brings many runs."
-_REMOVED = ("cancel", "slurm-excluded")
+_REMOVED = ("cancel", "slurm-excluded", "slurm-unfit")
 _MODE = 0o755
 _TOP = (*_REMOVED, "events.jsonl", "state.json", "run.json", "plan.json")
 _BELOW = ("scripts/*", "plans/*/*.json", "plans/*/scripts/*", "attempts/*/snapshot.json")

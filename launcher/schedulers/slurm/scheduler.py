@@ -163,7 +163,8 @@ class SlurmScheduler:
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
-            (run.path / "slurm-excluded").unlink(missing_ok=True)
+            for name in ("slurm-excluded", "slurm-unfit"):  # a person may have mended them
+                (run.path / name).unlink(missing_ok=True)
             return self._send(run, "resubmitted")
 
     def status(self, handle: str) -> Status:

@@ -14,5 +14,5 @@ if command -v nvidia-smi >/dev/null; then
   gpus=$(timeout 60 nvidia-smi -L 2>/dev/null | grep -c '^GPU')
   ((gpus >= 4)) || bad "nvidia-smi shows $gpus GPUs, the job needs "4
 fi
-said=$('/shared/envs/train/bin/python' -c 'import launcher.supervise' 2>&1) || bad "the interpreter does not import launcher: ${said##*$'\n'}"
+said=$('/shared/envs/train/bin/python' -c 'import launcher.supervise, pydantic' 2>&1) || bad "the interpreter does not import launcher: ${said##*$'\n'}"
 printf '%s ok\n' "$node"
