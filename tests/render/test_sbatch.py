@@ -232,6 +232,20 @@ def test_a_run_that_was_cancelled_at_the_last_moment_does_not_go_back_into_the_q
     assert (events(tmp_path)[-1]["event"], events(tmp_path)[-1]["state"]) == ("finished", "cancelled")
 
 
+@pytest.mark.parametrize(("restarts", "scancelled"), [("0", []), ("1", ["scancel", "70007"])])
+def test_a_cancelled_run_that_slurm_has_requeued_by_itself_leaves_the_queue(
+    tmp_path: Path, restarts: str, scancelled: list[str]
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    (stub.bin / "scancel").symlink_to(stub.bin / "sbatch")
+    script = write(tmp_path, stub)
+    (tmp_path / "run" / "cancel").write_text("1\n")
+    (tmp_path / "run" / "state.json").write_text('{"state": "cancelled"}')
+    code, errors = finish(start(script, stub, STUB_EXIT="18", STUB_JOB=f"{LONG} Restarts={restarts}"))
+    assert code == 18, errors
+    assert [item.decode() for item in stub.called("scancel")] == scancelled
+
+
 def test_what_slurm_has_requeued_by_itself_is_not_requeued_again(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
     interrupted(tmp_path, stub, signal.SIGTERM, STUB_JOB="JobState=COMPLETING Restarts=1 RunTime=00:00:01")
