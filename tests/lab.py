@@ -84,6 +84,28 @@ class Lab:
         )
 
 
+HELD = """
+import os, pathlib, time
+from launcher.tasks.gpt import PydocGPT
+
+RUN = pathlib.Path(os.environ["LAUNCHER_RUN_DIR"])
+
+class Held(PydocGPT):
+    def loss(self, model, batch):
+        (RUN / "held").touch()
+        while not (RUN / "go").exists():
+            time.sleep(0.02)
+        return super().loss(model, batch)
+"""
+"A task whose first step lasts until there is a file `go` in the run directory."
+HELD_JOB = {
+    "task": "held:Held",
+    "args": {"layers": 1, "dim": 32, "heads": 2, "context": 32},
+    "steps": 500,
+    "train": {"checkpoint_every": None, "lr": 1e-3},
+}
+
+
 def wait_for(condition: Callable[[], Any], what: str, timeout: float = 60) -> Any:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

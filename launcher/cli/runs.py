@@ -56,19 +56,18 @@ def cancel(run: RunName = None, json: AsJson = False) -> None:
     from launcher.cli.output import print_json
     from launcher.runs.find import find_run
     from launcher.schedulers.of_run import scheduler_of
-    from launcher.schedulers.slurm.scheduler import PREFIX
 
     found = find_run(run)
     again = found.cancel.exists() or not found.read_about().get("job", {}).get("task")
     scheduler, handle = scheduler_of(found)
     scheduler.cancel(handle)
-    # A job that has started says so as the first thing.
-    started = found.read_state().get("state") != "submitted" or found.read_events()[-1].get("event") == "job"
+    last = found.read_events()[-1]
+    ended_by = last.get("by") if last.get("event") == "finished" else None
     if json:
         print_json({"run_id": found.id, "cancelled": True})
-    elif handle.startswith(PREFIX) and not started:
+    elif ended_by == "slurm":
         print(f"{found.id}: taken out of the queue")
-    elif found.read_state().get("state") == "cancelled":
+    elif ended_by == "runpod":
         print(f"{found.id}: its pod was ended before the run began")
     elif again:
         print(f"{found.id}: its ranks are being ended; `launcher status {found.id}` shows when they have")

@@ -69,9 +69,9 @@ class RunningAttempt:
         self._stop_asked: float | None = None
         self._terminated: float | None = None
 
-    def ask_to_stop(self, reason: str, *, can_checkpoint: bool) -> None:
-        """First call: checkpoint, then stop. Second call, or a job that cannot: stop now."""
-        if self._stop_asked is not None or not can_checkpoint:
+    def ask_to_stop(self, reason: str, *, now: bool) -> None:
+        """Checkpoint, then stop; `now`: without a checkpoint. A later call may have another reason."""
+        if now:
             self._terminate()
         self._stop_asked = self._stop_asked or time.monotonic()
         with contextlib.suppress(OSError):

@@ -133,9 +133,10 @@ class Supervisor:
             else:
                 self.journal.event("retry", reason=decision.reason)
                 self._pause(self._spent.get("same", 1))
-            if requests := self._requests():
-                self._stop_reason = requests[0]
-                verdict = stopped_between_attempts(self._why_stopped() or requests[0])
+            for reason in self._requests():
+                self._stop_for(reason)
+            if self._stop_reason is not None:
+                verdict = stopped_between_attempts(self._why_stopped() or self._stop_reason)
                 self._finish(verdict, Decision("stop", None, verdict.reason))
                 return EXIT_CODES[verdict.failure]
             recipe = decision.recipe
@@ -167,9 +168,13 @@ class Supervisor:
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
         )
         verdict = judge(evidence)
-        if verdict.failure == "unknown" and (requests := self._requests()):
-            # A signal to every process of the job ended the ranks before this one could pass it on.
-            self._stop_reason = self._stop_reason or requests[0]
+        stopping = self._stop_reason
+        if verdict.failure == "unknown" or stopping is not None:
+            # A signal to every process of the job ended the ranks before this one could pass it on; or
+            # somebody cancels what was to go on later.
+            for reason in self._requests(at_once=True):
+                self._stop_for(reason)
+        if self._stop_reason != stopping:
             verdict = judge(replace(evidence, stop_reason=self._why_stopped()))
         events = self.run.read_events()
         recipe = recipe_in_force(recipe, events, attempt.number)
@@ -218,12 +223,21 @@ class Supervisor:
     def _tick(self, attempt: AttemptDir, running: RunningAttempt) -> None:
         self.nodes.beat(attempt)
         for reason in self._requests():
-            self._stop_reason = self._stop_reason or reason
+            now = self._stop_for(reason) or self.job.task is None
             self.journal.event("stopping", reason=reason)
             self.journal.state("stopping", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
-            running.ask_to_stop(self._stop_reason, can_checkpoint=self.job.task is not None)
+            running.ask_to_stop(self._stop_reason or reason, now=now)
         if self.nodes.in_trouble(attempt):
-            running.ask_to_stop("another node failed", can_checkpoint=False)
+            running.ask_to_stop("another node failed", now=True)
+
+    def _stop_for(self, reason: str) -> bool:
+        """Keep why: a cancellation goes before anything else, then the first reason. Gives whether to end the
+        ranks without a checkpoint: at the second cancellation, and where SIGTERM comes during a stop, which
+        SIGKILL follows."""
+        before = self._stop_reason
+        if before is None or reason == "cancelled":
+            self._stop_reason = reason
+        return before is not None and (reason == "preempted" or reason == before == "cancelled")
 
     def _asked_to_stop(self) -> bool:
         """Whether `_requests` would have something to say."""
@@ -244,15 +258,15 @@ class Supervisor:
             time.sleep(0.1)
         return self._reason_told() or self._stop_reason
 
-    def _requests(self) -> list[str]:
+    def _requests(self, *, at_once: bool = False) -> list[str]:
         """Since the last call: signals, a passed deadline, the batch script's word, the cancel file written
-        (again)."""
+        (again). Files are looked at twice a second, or `at_once`."""
         requests = self._signals[self._handled :]
         self._handled += len(requests)
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None
             requests.append("time-limit")
-        if time.monotonic() > self._files_checked + 0.5:
+        if at_once or time.monotonic() > self._files_checked + 0.5:
             self._files_checked = time.monotonic()
             if not self._told and (reason := self._reason_told()):
                 self._told = reason

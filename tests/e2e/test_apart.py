@@ -23,7 +23,7 @@ from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import end_processes, processes_of
 from tests.e2e.test_handover import _flat, resumed
 from tests.e2e.test_together import SUPERVISE, own_address
-from tests.lab import Lab, events, metrics, verdicts, wait_for
+from tests.lab import HELD, HELD_JOB, Lab, events, metrics, verdicts, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -215,6 +215,27 @@ def test_a_host_that_is_told_to_stop_has_all_ranks_write_a_checkpoint_first(
     assert verdict["failure"] == "preempted" and "a checkpoint was written" in verdict["reason"]
     stopped = events(ours.run, "checkpoint")[-1]["step"]
     assert all((run.checkpoints / f"step-{stopped:08d}").exists() for run in ours.nodes)
+
+
+@pytest.mark.thorough
+def test_a_cancel_while_another_host_has_to_leave_changes_the_reason_and_costs_no_checkpoint(
+    lab: Lab, pair: Callable[[str], Pair]
+) -> None:
+    ours = pair("left")
+    lab.script(HELD, "held.py")
+    ours.render(**HELD_JOB)
+    ours.start()
+    wait_for(lambda: all((run.path / "held").exists() for run in ours.nodes), "first step", 60)
+    ours.supervisors[1].send_signal(signal.SIGTERM)
+    wait_for(lambda: (ours.run.attempt(0).stop).read_text() == "preempted", "word of it at node 0")
+    ours.run.cancel.write_text("1\n")
+    wait_for(lambda: len(events(ours.run, "stopping")) == 3, "both hosts to hear of the cancel")
+    for run in ours.nodes:
+        (run.path / "go").touch()
+    code = EXIT_CODES["cancelled"]
+    ours.wait(code, code, timeout=60)
+    assert verdicts(ours.run)[0]["reason"] == "cancelled by the user; a checkpoint was written", ours.said()
+    assert all((run.checkpoints / "step-00000001").exists() for run in ours.nodes)
 
 
 @pytest.mark.thorough

@@ -206,3 +206,12 @@ def test_batch_norm_keeps_two_samples():
 def test_a_rung_that_would_not_help_is_not_taken(verdict, reason):
     rung = lower(BASE, verdict, Setting(8, 1, 8))
     assert rung.recipe is None and reason in rung.reason
+
+
+def test_a_command_without_the_micro_batch_is_told_how_a_smaller_one_reaches_it():
+    (told, _) = make_plan(job(task=None, command="python train.py"), LAPTOP).warnings
+    assert "{micro_batch_size}" in told and "LAUNCHER_MICRO_BATCH_SIZE" in told and "ends the run" not in told
+    (other,) = make_plan(
+        job(task=None, command="python t.py {micro_batch_size} {grad_accum}"), LAPTOP
+    ).warnings
+    assert "{checkpoint_dir}" in other

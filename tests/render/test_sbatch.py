@@ -182,6 +182,7 @@ def interrupted(
     stub: stubs.Stubs,
     signum: signal.Signals = signal.SIGUSR2,
     requeue: bool = True,
+    exit_code: int = 16,
     **env: str,
 ) -> str:
     """A run that is asked to stop, and whose supervisor wants to go on; gives what the script said."""
@@ -191,7 +192,7 @@ def interrupted(
     wait_for(stub.out)
     process.send_signal(signum)
     code, errors = finish(process)
-    assert code == 16, f"whatever becomes of the requeue, the exit code stays: {errors}"
+    assert code == exit_code, f"whatever becomes of the requeue, the exit code stays: {errors}"
     return errors
 
 
@@ -214,6 +215,36 @@ def test_a_job_that_forbids_it_is_not_requeued(tmp_path: Path) -> None:
     interrupted(tmp_path, stub, requeue=False, STUB_JOB=NEAR)
     assert b"requeue" not in stub.called("scontrol")
     assert not stub.called("sbatch")
+
+
+@pytest.mark.parametrize(("restarts", "scancelled"), [("0", []), ("1", ["scancel", "70007"])])
+def test_a_run_that_was_cancelled_at_the_last_moment_does_not_go_back_into_the_queue(
+    tmp_path: Path, restarts: str, scancelled: list[str]
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    (stub.bin / "scancel").symlink_to(stub.bin / "sbatch")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "cancel").write_text("1\n")
+    interrupted(tmp_path, stub, exit_code=18, STUB_JOB=f"{LONG} Restarts={restarts}")
+    assert b"requeue" not in stub.called("scontrol") and not stub.called("sbatch")
+    assert [item.decode() for item in stub.called("scancel")] == scancelled
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert (state["state"], state["failure"]) == ("cancelled", "cancelled")
+    assert (events(tmp_path)[-1]["event"], events(tmp_path)[-1]["state"]) == ("finished", "cancelled")
+
+
+@pytest.mark.parametrize(("restarts", "scancelled"), [("0", []), ("1", ["scancel", "70007"])])
+def test_a_cancelled_run_that_slurm_has_requeued_by_itself_leaves_the_queue(
+    tmp_path: Path, restarts: str, scancelled: list[str]
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    (stub.bin / "scancel").symlink_to(stub.bin / "sbatch")
+    script = write(tmp_path, stub)
+    (tmp_path / "run" / "cancel").write_text("1\n")
+    (tmp_path / "run" / "state.json").write_text('{"state": "cancelled"}')
+    code, errors = finish(start(script, stub, STUB_EXIT="18", STUB_JOB=f"{LONG} Restarts={restarts}"))
+    assert code == 18, errors
+    assert [item.decode() for item in stub.called("scancel")] == scancelled
 
 
 def test_what_slurm_has_requeued_by_itself_is_not_requeued_again(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.runs.find import latest_checkpoint
 from launcher.spec.verdict import EXIT_CODES
+from tests.lab import HELD, HELD_JOB, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import clean_up, started
 from tests.slurm.lab import SlurmLab, job_id
@@ -68,6 +70,33 @@ def test_a_controller_that_is_down_at_submission_is_named_and_no_job_appears_lat
     assert seconds < 60
     assert jobs_of(lab) == []
     assert all(run["state"] == "failed" for run in json.loads(lab.cli("list", "--json").stdout))
+
+
+@pytest.mark.thorough
+def test_a_cancel_without_the_controller_reaches_a_run_that_has_begun_and_is_not_kept_for_one_that_waits(
+    lab: SlurmLab,
+) -> None:
+    lab.script(HELD, "held.py")
+    running = lab.submit(str(lab.job(**HELD_JOB, recipe="auto", resources=ONE_RANK)))
+    lab.profile(extra={"begin": "now+1hour"})
+    waiting = lab.submit(job(lab))
+    wait_for((running.path / "held").exists, "first step")
+    lab.cluster.stop_controller()
+    try:
+        asked, refused = lab.cli("cancel", running.id), lab.cli("cancel", waiting.id)
+        (running.path / "go").touch()
+        wait_for(lambda: running.read_state()["state"] == "cancelled", "end of the run")
+    finally:
+        lab.cluster.start_controller()
+    assert asked.returncode == 0 and "asked to write a checkpoint" in asked.stdout, asked.stderr
+    assert "has begun, and stops all the same" in asked.stderr
+    assert latest_checkpoint(running) == 1
+    assert refused.returncode == 4 and "was not cancelled: cancel it again" in " ".join(
+        refused.stderr.split()
+    )
+    assert not waiting.cancel.exists() and lab.status(waiting)["state"] == "submitted"
+    assert "taken out of the queue" in lab.cli("cancel", waiting.id).stdout
+    assert waiting.read_state()["state"] == "cancelled"
 
 
 def submit_in_background(lab: SlurmLab, *arguments: str) -> subprocess.Popen[str]:
@@ -160,6 +189,11 @@ def plain_lab(tmp_path: Path, plain: Cluster) -> Iterator[SlurmLab]:
 def test_on_a_cluster_without_accounting_every_verb_works(plain_lab: SlurmLab) -> None:
     lab = plain_lab
     good, endless = lab.submit(job(lab)), lab.submit(job(lab, 1000))
+    lab.profile(extra={"begin": "now+1hour"})
+    waiting = lab.submit(job(lab))
+    lab.profile()
+    assert "taken out of the queue" in lab.cli("cancel", waiting.id).stdout
+    assert waiting.read_state()["state"] == "cancelled", "kept, since Slurm will forget it"
     lab.wait(endless, "running")
     assert lab.cli("cancel", endless.id).returncode == 0
     assert lab.wait(endless)["state"] == "cancelled"

@@ -96,6 +96,22 @@ def test_a_run_that_is_cancelled_and_resumed_goes_on_from_its_checkpoint(it: Tol
     assert f"launcher export {lab.on_disk(it.run).path}" in said
 
 
+def cancelled_in_the_queue(lab: Laptop) -> Told:
+    lab.profile(extra={"begin": "now+1hour"})
+    run = lab.submit(str(lab.job(**GPT, resources=ONE_RANK)))
+    before = lab.sshd.sessions
+    said = lab.said("cancel", run.id)
+    trips = lab.sshd.sessions - before
+    return Told(lab, run, run.read_state(), {"said": said, "trips": trips})
+
+
+@tells(cancelled_in_the_queue)
+def test_a_job_that_is_cancelled_in_the_queue_is_known_to_have_ended(it: Told) -> None:
+    assert "taken out of the queue" in it.more["said"] and it.more["trips"] == 2
+    assert (it.status["state"], it.status["failure"]) == ("cancelled", "cancelled")
+    assert it.lab.said("status", it.run.id, code=EXIT_CODES["cancelled"])
+
+
 def mended(lab: Laptop) -> Told:
     """A program that fails; then another one, and another job."""
     lab.script("import os, sys; print('mood', os.environ['MOOD']); sys.exit(3)")

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.runs.layout import RunDir
 from launcher.spec.verdict import EXIT_CODES
-from tests.lab import events, metrics, verdicts, wait_for
+from tests.lab import HELD, HELD_JOB, events, metrics, verdicts, wait_for
 from tests.slurm.lab import GPT, SlurmLab, exported, handles, job_id
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -303,6 +303,34 @@ def test_scancel_ends_the_run_at_any_phase_and_nothing_starts_it_again(it: Told)
     assert not events(it.run, "requeued") and len(handles(it.run)) == 1
     if it.more.get("steps"):
         assert it.status["checkpoint_step"] >= 3, "there was time for a checkpoint"
+
+
+# -- launcher cancel
+
+
+def cancelled_at_the_time_limit(lab: SlurmLab) -> Told:
+    lab.script(HELD, "held.py")
+    lab.profile(signal_seconds=60)
+    run = lab.submit(str(lab.job(**HELD_JOB, recipe="auto", resources={**ONE_RANK, "time": "2m"})))
+    wait_for((run.path / "held").exists, "first step", 60)
+    lab.slurm("scancel", "--batch", "--signal=USR2", job_id(run))  # as Slurm does a minute before the limit
+    wait_for(lambda: events(run, "stopping"), "warning", 60)
+    done = lab.cli("cancel", run.id)
+    wait_for(lambda: len(events(run, "stopping")) > 1, "request to cancel", 60)
+    (run.path / "go").touch()
+    return Told(lab, run, lab.wait(run), {"said": done.stdout + done.stderr})
+
+
+@tells(cancelled_at_the_time_limit)
+def test_a_cancel_during_the_stop_at_a_time_limit_leaves_a_checkpoint_and_nothing_in_the_queue(
+    it: Told,
+) -> None:
+    assert "asked to write a checkpoint" in it.more["said"]
+    assert [event["reason"] for event in events(it.run, "stopping")] == ["time-limit", "cancelled"]
+    assert (it.status["state"], it.status["checkpoint_step"]) == ("cancelled", 1), it.lab.all_logs(it.run)
+    ((state, code),) = it.lab.accounted(job_id(it.run), "ExitCode")
+    assert (state, code) == ("FAILED", f"{EXIT_CODES['cancelled']}:0")
+    assert not events(it.run, "requeued") and len(handles(it.run)) == 1
 
 
 # -- sweeps

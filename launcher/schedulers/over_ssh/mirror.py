@@ -109,11 +109,15 @@ class Mirrored:
                 raise CutError(f"{self.name}: {error}") from None
             if came.refused is not None:
                 raise RefusedError(f"nothing was done on {self.name}: {came.refused}")
-            self._apply(came, known, mine)
+            self._apply(came, index, known, mine)
         return came
 
     def _apply(
-        self, came: Exchanged, known: Mapping[str, Known], mine: Mapping[str, tuple[int, int]]
+        self,
+        came: Exchanged,
+        before: Mapping[str, Mapping[str, Known]],
+        known: Mapping[str, Known],
+        mine: Mapping[str, tuple[int, int]],
     ) -> None:
         """No cluster decides where we write: only below the runs that were asked for."""
         self.lost = came.lost
@@ -121,7 +125,6 @@ class Mirrored:
         for path, was in known.items():
             run, _, name = path.partition("/")
             fresh[run][name] = was
-        before = {run: dict(files) for run, files in fresh.items()}
         folders = {piece.path for piece in came.pieces if piece.kind == "folder"}
         for piece in came.pieces:
             run, _, name = piece.path.partition("/")

@@ -184,6 +184,14 @@ def found(answer: Answer, earlier: Collection[str] = ()) -> dict[str, str]:
     }
 
 
+def begun(run: RunDir) -> bool:
+    """By the run's own records: its batch script or its supervisor is there and heeds the file `cancel`."""
+    if run.read_state().get("state") in ("running", "stopping"):
+        return True
+    kinds = ("submitting", "submitted", "resubmitted", "requeued", "job")
+    return next((e["event"] for e in reversed(run.read_events()) if e.get("event") in kinds), "") == "job"
+
+
 def jobs_of(run: RunDir) -> set[str]:
     """Every job that the run's records name; of an array the array's."""
     handles = (str(event.get("handle", "")) for event in run.read_events())

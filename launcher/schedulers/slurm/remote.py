@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.files import replace_text
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import Capabilities, SchedulerError, Status
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.exchange import Wanted
-from launcher.schedulers.over_ssh.login import LoginError, ask
+from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over, login_environment
-from launcher.schedulers.slurm.jobs import NotSubmittedError, jobs_of, sbatch_command, submission_of, submit
+from launcher.schedulers.slurm.jobs import (
+    NotSubmittedError,
+    begun,
+    jobs_of,
+    sbatch_command,
+    submission_of,
+    submit,
+)
 from launcher.schedulers.slurm.scheduler import Handle, SlurmScheduler, handle_of, lives
 from launcher.schedulers.slurm.sweep import folder_text
 
@@ -52,25 +57,28 @@ class RemoteSlurm(SlurmScheduler):
         return super().statuses(chosen)
 
     def cancel(self, handle: str) -> None:
-        """In one round trip, in which also comes whether the run was still going on."""
+        """In one round trip, in which also comes whether the run was still going on; a job that waits costs a
+        second one."""
         run = self.run_of(handle)
-        job, again = handle_of(run).job, run.cancel.exists()
+        job = handle_of(run).job
         if job is None or not lives(
             run.read_state()
         ):  # the answer of sbatch was lost; there is nothing to do
             with self.copies.asking_to_stop(run):
                 return super().cancel(handle)
         with self.copies.asking_to_stop(run), self.copies.strictly([run]):
-            replace_text(run.cancel, f"{time.time()}\n")
-            command = ["scancel", *([] if again else ["--state=PENDING"]), job]
-            answer = ask(self.login, {"scancel": command})["scancel"]
+            refused = self._ask_to_stop(run, job)
         if not lives(state := run.read_state()):
             raise SchedulerError(f"{run.id} is not running: {state.get('state')}")
         if handle_of(run).job != job:  # it went on in a linked job meanwhile
             return self.cancel(str(handle_of(run)))
-        if answer.code:
-            raise SchedulerError(f"scancel: {answer.err.strip() or f'exit code {answer.code}'}")
+        self._see_it_off(run, refused, waits=not begun(run))
         return None
+
+    def _take_back(self, run: RunDir) -> None:
+        super()._take_back(run)
+        with suppress(SchedulerError):  # the next round trip about the run does it, too
+            self.fetch(run)
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         self.copies.fetch(run, wanted)

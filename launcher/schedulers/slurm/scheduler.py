@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from launcher.schedulers.slurm.jobs import (
     BY_HAND,
     QUEUE,
     NotSubmittedError,
+    begun,
     found,
     jobs_of,
     sbatch_command,
@@ -43,6 +45,7 @@ DEFAULT_PYTHON = "python3"
 POLITE_SECONDS = 5.0
 "Between two questions of one process about the same jobs."
 SITE = site_questions()
+NEVER: tuple[float, Mapping[str, Sequence[str]], dict[str, Answer]] = (float("-inf"), {}, {})
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class SlurmScheduler:
 
     def __init__(self) -> None:
         self.login: Login = Here()
-        self._asked: tuple[float, Mapping[str, Sequence[str]], dict[str, Answer]] = (float("-inf"), {}, {})
+        self._asked = NEVER
         self.known: list[RunDir] = []
         "Where the run of a handle is looked for first."
 
@@ -238,13 +241,36 @@ class SlurmScheduler:
         status = self.status(handle)
         if status.ended:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
-        job = status.handle.rpartition(":")[2]
+        if not (job := status.handle.rpartition(":")[2]):
+            raise SchedulerError(f"{run.id} was not asked to stop: {status.reason}")
+        try:
+            refused = self._ask_to_stop(run, job)
+        except LoginError as error:
+            refused = str(error)
+        self._see_it_off(run, refused, waits=status.state == "submitted")
+
+    def _ask_to_stop(self, run: RunDir, job: str) -> str:
+        """A run that has begun heeds the file alone. Gives why Slurm did nothing; empty where it did."""
         again = run.cancel.exists()
         replace_text(run.cancel, f"{time.time()}\n")
         asked = ["scancel", *([] if again else ["--state=PENDING"]), job]
+        self._asked = NEVER
         answer = ask(self.login, {"scancel": asked})["scancel"]
-        if answer.code:
-            raise SchedulerError(f"scancel: {answer.err.strip() or f'exit code {answer.code}'}")
+        return "scancel: " + (answer.err.strip() or f"exit code {answer.code}") if answer.code else ""
+
+    def _see_it_off(self, run: RunDir, refused: str, *, waits: bool) -> None:
+        """What Slurm says of a job that was to leave the queue is kept: it forgets. A request to a run that
+        has not begun is not kept where Slurm did nothing: the next one is not to be the second."""
+        if refused and begun(run):
+            print(f"launcher: {refused}; {run.id} has begun, and stops all the same", file=sys.stderr)
+        elif refused:
+            self._take_back(run)
+            raise SchedulerError(f"{refused}; {run.id} has not begun and was not cancelled: cancel it again")
+        elif waits:
+            self.statuses([run])
+
+    def _take_back(self, run: RunDir) -> None:
+        run.cancel.unlink(missing_ok=True)
 
     def list(self) -> list[Status]:
         from launcher.schedulers.of_run import statuses
@@ -325,7 +351,15 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
     slurm = meaning(record) if record is not None else None
     # Without the controller there is only accounting, which knows ends; of what goes on the run tells more.
     if record is None or slurm is None or (trouble and slurm.state in LIVING):
-        return status_of(run, handle, {**state, **_unknown(state, job, trouble or known.silent)})
+        told = _unknown(state, job, trouble or known.silent)
+        if told["state"] == "lost" and run.cancel.exists() and not begun(run):
+            told = {
+                "state": "cancelled",
+                "failure": "cancelled",
+                "reason": "cancelled while it waited in the queue, and forgotten by Slurm since",
+            }
+            _settle(run, {**state, **told})
+        return status_of(run, handle, {**state, **told})
     if slurm.state == "submitted":
         told = {
             "state": "submitted",

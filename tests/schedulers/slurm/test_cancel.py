@@ -14,23 +14,45 @@ from launcher.schedulers.slurm.remote import RemoteSlurm
 from tests.schedulers.sshd import Sshd
 
 
-def test_a_request_that_could_not_be_sent_leaves_what_was_sent_before(
-    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def on_both_sides(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel: str = ""
+) -> tuple[RemoteSlurm, RunDir, RunDir]:
+    """A run as it is known here, and on a login node where scancel writes down what it is asked for."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (scancel := sshd.folder / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
-    scancel.chmod(0o755)
+    (command := sshd.folder / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n{scancel}')
+    command.chmod(0o755)
     sshd.login_shell(f'PATH={sshd.folder}:$PATH; exec sh -c "$SSH_ORIGINAL_COMMAND"')
     slurm = RemoteSlurm(sshd.host, str(tmp_path / "runs"))
     run = RunDir(slurm.copies.mirror.here / "demo-1")
     run.path.mkdir(parents=True)
     replace_json(run.submitted, {"id": run.id, "cluster": {"name": "c", "scheduler": "slurm"}})
-    replace_json(run.state, {"state": "running"})
+    replace_json(run.state, {"state": state})
     run.event("submitted", handle="slurm:c:7")
     slurm.known.append(run)
-    slurm.fetch(run)  # it is on both sides
-    there = RunDir(tmp_path / "runs" / run.id)
+    slurm.fetch(run)
+    return slurm, run, RunDir(tmp_path / "runs" / run.id)
 
+
+def test_a_request_that_slurm_did_not_answer_is_taken_back_over_there_unless_the_run_has_begun(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = "echo no controller >&2; exit 1"
+    slurm, run, there = on_both_sides(sshd, tmp_path, monkeypatch, "submitted", down)
+    for _ in range(2):
+        with pytest.raises(SchedulerError, match="no controller; demo-1 has not begun and was not cancelled"):
+            slurm.cancel("slurm:c:7")
+        assert not run.cancel.exists() and not there.cancel.exists()
+    there.event("job", handle="slurm:c:7")
+    slurm.cancel("slurm:c:7")
+    assert "demo-1 has begun, and stops all the same" in capsys.readouterr().err
+    assert there.cancel.exists()
+    assert (tmp_path / "asked").read_text() == "--state=PENDING 7\n" * 3
+
+
+def test_a_request_that_could_not_be_sent_leaves_what_was_sent_before(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm, run, there = on_both_sides(sshd, tmp_path, monkeypatch, "running")
     sshd.stop()
     with pytest.raises(SchedulerError, match="demo-1 was not asked to stop and goes on: cancel it again"):
         slurm.cancel("slurm:c:7")

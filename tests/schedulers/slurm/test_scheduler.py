@@ -81,11 +81,39 @@ def test_a_job_that_slurm_has_forgotten_without_an_end_is_lost(tmp_path: Path) -
     assert (status.state, status.ended, status.resumable) == ("lost", True, True)
 
 
+def test_a_job_that_was_cancelled_in_the_queue_and_is_forgotten_is_cancelled(tmp_path: Path) -> None:
+    run = a_run(tmp_path, state="submitted")
+    forgotten = Records(accounting=NO_ACCOUNTING)
+    assert judged(run, "7", forgotten, "").state == "lost"
+    run.cancel.write_text("1\n")
+    assert judged(run, "7", Records(), "Slurm does not answer").state == "submitted"
+    run.event("job", handle="slurm:c:7")
+    assert judged(run, "7", forgotten, "").state == "lost", "nobody knows how far it came"
+    run.event("requeued", handle="slurm:c:8", reason="time-limit", linked=True)
+    status = judged(run, "8", forgotten, "")
+    assert (status.state, status.failure, run.read_state()["state"]) == (
+        "cancelled",
+        "cancelled",
+        "cancelled",
+    )
+
+
 @pytest.mark.parametrize(
-    ("state", "said"), [("PENDING", "taken out of the queue"), ("RUNNING", "asked to write a checkpoint")]
+    ("state", "then", "said", "kept"),
+    [
+        ("PENDING", "CANCELLED", "taken out of the queue", "cancelled"),
+        ("PENDING", "RUNNING", "asked to write a checkpoint", "submitted"),  # it began at that moment
+        ("RUNNING", "RUNNING", "asked to write a checkpoint", "submitted"),
+    ],
 )
 def test_cancel_says_what_it_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    then: str,
+    said: str,
+    kept: str,
 ) -> None:
     run = a_run(tmp_path, state="submitted")
     replace_json(run.run, {**run.read_about(), "job": {"name": "j", "task": "tasks.py"}})
@@ -96,11 +124,40 @@ def test_cancel_says_what_it_did(
     for name in ("scancel", "sinfo", "sacctmgr"):
         (queue.bin / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{queue.sent}\n')
         (queue.bin / name).chmod(0o755)
+    with open(queue.bin / "scancel", "a") as scancel:
+        scancel.write(f"sed -i s/{state}/{then}/ {queue.lines}\n")
     monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
     slurm_at.cache_clear()
     cancel(str(run.path))
     assert said in capsys.readouterr().out
     assert "scancel --state=PENDING 7" in queue.sent.read_text()
+    assert run.read_state()["state"] == kept
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_cancel_that_slurm_refuses_is_heeded_by_a_run_that_has_begun_and_else_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_begun: bool
+) -> None:
+    run = a_run(tmp_path, state="submitted")
+    queue = Queue(tmp_path)
+    queue.has(_7="RUNNING" if has_begun else "PENDING")
+    for name in ("scancel", "sinfo", "sacctmgr"):
+        (queue.bin / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{queue.sent}\necho no >&2\nexit 1\n')
+        (queue.bin / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
+    scheduler = SlurmScheduler()
+    scheduler.known.append(run)
+    if has_begun:
+        run.event("job", handle="slurm:c:7")
+        scheduler.cancel("slurm:c:7")
+        assert "scancel: no; run has begun, and stops all the same" in capsys.readouterr().err
+        assert run.cancel.exists()
+        return
+    for _ in range(2):
+        with pytest.raises(SchedulerError, match="scancel: no; run has not begun and was not cancelled"):
+            scheduler.cancel("slurm:c:7")
+        assert not run.cancel.exists()
+    assert queue.sent.read_text().count("scancel --state=PENDING 7") == 2, "neither is the second request"
 
 
 def test_the_handle_is_that_of_the_latest_job(tmp_path: Path) -> None:
