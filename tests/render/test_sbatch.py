@@ -183,6 +183,7 @@ def interrupted(
     signum: signal.Signals = signal.SIGUSR2,
     requeue: bool = True,
     exit_code: int = 16,
+    cancel: bool = False,
     **env: str,
 ) -> str:
     """A run that is asked to stop, and whose supervisor wants to go on; gives what the script said."""
@@ -190,6 +191,8 @@ def interrupted(
     assert ("--requeue" if requeue else "--no-requeue") in slurm_reads(script.read_text())
     process = start(script, stub, STUB_MODE="wait-interrupted", STUB_EXIT="16", **env)
     wait_for(stub.out)
+    if cancel:
+        (tmp_path / "run" / "cancel").write_text("1\n")
     process.send_signal(signum)
     code, errors = finish(process)
     assert code == exit_code, f"whatever becomes of the requeue, the exit code stays: {errors}"
@@ -223,9 +226,7 @@ def test_a_run_that_was_cancelled_at_the_last_moment_does_not_go_back_into_the_q
 ) -> None:
     stub = stubs.make(tmp_path / "stubs")
     (stub.bin / "scancel").symlink_to(stub.bin / "sbatch")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "cancel").write_text("1\n")
-    interrupted(tmp_path, stub, exit_code=18, STUB_JOB=f"{LONG} Restarts={restarts}")
+    interrupted(tmp_path, stub, exit_code=18, cancel=True, STUB_JOB=f"{LONG} Restarts={restarts}")
     assert b"requeue" not in stub.called("scontrol") and not stub.called("sbatch")
     assert [item.decode() for item in stub.called("scancel")] == scancelled
     state = json.loads((tmp_path / "run" / "state.json").read_text())
@@ -239,12 +240,24 @@ def test_a_cancelled_run_that_slurm_has_requeued_by_itself_leaves_the_queue(
 ) -> None:
     stub = stubs.make(tmp_path / "stubs")
     (stub.bin / "scancel").symlink_to(stub.bin / "sbatch")
-    script = write(tmp_path, stub)
+    job = f"{LONG} Restarts={restarts}"
+    process = start(write(tmp_path, stub), stub, STUB_MODE="wait", STUB_EXIT="18", STUB_JOB=job)
+    wait_for(stub.out)
     (tmp_path / "run" / "cancel").write_text("1\n")
     (tmp_path / "run" / "state.json").write_text('{"state": "cancelled"}')
-    code, errors = finish(start(script, stub, STUB_EXIT="18", STUB_JOB=f"{LONG} Restarts={restarts}"))
+    process.send_signal(signal.SIGTERM)
+    code, errors = finish(process)
     assert code == 18, errors
     assert [item.decode() for item in stub.called("scancel")] == scancelled
+
+
+def test_a_run_that_was_cancelled_before_its_job_starts_ends_there(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    (tmp_path / "run" / "cancel").write_text("1\n")
+    code, errors = finish(start(script, stub))
+    assert code == 18 and not stub.called("srun"), errors
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["state"] == "cancelled"
 
 
 def test_what_slurm_has_requeued_by_itself_is_not_requeued_again(tmp_path: Path) -> None:
