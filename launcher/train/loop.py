@@ -19,6 +19,7 @@ from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.data import to_device
+from launcher.train.failure import fail
 from launcher.train.feed import Feed, open_feed
 from launcher.train.guard import Guard
 from launcher.train.metrics.recorder import Recorder, StepResult
@@ -74,7 +75,10 @@ class Trainer:
         if restart is not None:
             restart.handover = self.handover
         self.recorder = Recorder(rank, self.steps, self.task, budget)
-        self.recovery = recovery = Recovery(self.model, rank, where, budget)
+        closing = partial(self.recorder.close, failed=True)
+        self.recovery = recovery = Recovery(
+            self.model, rank, where, budget, lambda error: fail(rank, error, where, closing, restart)
+        )
         self.progress.begin(0, recovery.undo)
         probe = Probe(
             self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
@@ -129,8 +133,10 @@ class Trainer:
     def train_step(self, step: int) -> StepResult:
         """One optimizer step over the global batch, in smaller micro-batches where memory runs out."""
         started = time.perf_counter()
-        while (sums := self._gradients(step)) is None:
-            self.in_force.lower(step)
+        with self.recovery.told():
+            while (sums := self._gradients(step)) is None:
+                self.in_force.lower(step)
+        self.recovery.done()
         total_loss, total_weight, stop = sums
         self.in_force.step_done()
         with self.where.during("optimizer"):
@@ -195,6 +201,8 @@ class Trainer:
         return loss.detach(), weight
 
     def _probes(self) -> bool:
+        if self.rank.job.retries.lower == 0:
+            return False  # wants the failure, not what fits
         asked = self.rank.job.train.probe
         limited = self.rank.device.type == "cuda" or _limited(self.budget)
         return asked == "always" or (asked == "auto" and limited)

@@ -33,6 +33,9 @@ class ChangingTask(Task):
 class Gathering(ChangingTask):
     """A loss over all ranks."""
 
+    def blocks(self, model: Any) -> Any:
+        return model.layers
+
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
         total, weight = super().loss(model, batch)
         dist.all_reduce(total.detach().clone())

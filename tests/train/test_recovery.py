@@ -10,6 +10,7 @@ import torch
 from ruamel.yaml import YAML
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from launcher.planning.plan import Layout, Plan
 from launcher.runs.files import read_json, read_json_lines
 from launcher.runs.layout import RunDir
 from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED, OutOfMemory
@@ -126,6 +127,32 @@ def test_a_probe_that_finds_something_smaller_leaves_no_snapshot(tmp_path: Path)
     *_, probe = [event for event in run.read_events() if event["event"] == "probe"]
     assert probe["micro_batch_size"] < 8
     assert run.attempt(0).oom_snapshot(0) is None
+
+
+def test_a_job_that_forbids_downgrades_is_not_probed_and_fails(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(steps=1, retries={"lower": 0}, train={"probe": "always"}))
+    ended = start(run, recipe("none", micro=8), ranks=1, env={"TRAIN_MEMORY_BUDGET": "150KiB"})
+    assert ended.codes == {0: EXIT_OOM}, ended.output
+    failure = error(run.attempt(0), 0)
+    assert failure["phase"] in ("forward", "backward")
+    assert failure["why_not_in_process"] == "the budget retries.lower of 0 is spent"
+    assert run.read_events() == []
+
+
+def test_with_batch_norm_the_probe_leaves_the_micro_batch_to_what_else_the_plan_has(tmp_path: Path) -> None:
+    asked = job(task="normed:Normed", steps=1, train={"probe": "always"})
+    run, chosen = prepare(tmp_path / "run", asked), recipe("none", micro=8)
+    layout = Layout(nodes=1, ranks_per_node=1, gpus_per_node=0)
+    ladder = (chosen.model_copy(update={"activations": "checkpoint"}),)
+    run.plan.write_text(Plan(layout=layout, recipe=chosen, ladder=ladder, reason="").model_dump_json())
+    ended = start(run, chosen, ranks=1, env={"TRAIN_MEMORY_FAIL": "phase=probe"})
+    assert ended.codes == {0: EXIT_OOM}, ended.output
+    assert error(run.attempt(0), 0)["phase"] == "probe"
+    assert [event for event in run.read_events() if event["event"] == "downgrade"] == []
+
+    ended = start(run, ladder[0], ranks=1, env={"TRAIN_MEMORY_FAIL": "phase=probe"})
+    assert ended.codes == {0: 0}, "now there is only the micro-batch"
+    assert [event["micro_batch_size"] for event in run.read_events() if event["event"] == "probe"] == [4]
 
 
 def test_a_full_memory_is_told_with_the_users_own_lines_and_why_no_step_was_repeated(tmp_path: Path) -> None:
