@@ -198,6 +198,9 @@ def test_the_demo_of_a_downgrade_runs_out_after_one_step_and_fits_in_halves(tmp_
     ended = start(run, recipe("ddp", micro=8, accumulation=2), env=shown.env)
     assert ended.codes == {0: 0, 1: 0}, ended.output
     assert list(losses(run, attempt=1)) == [1, 2, 3]  # started by hand: nothing was handed over
+    told = [(event["step"], event["from"]) for event in run.read_events() if event["event"] == "resumed"]
+    assert told == [(0, "nothing")]
+    assert "nothing is left of the 1 steps" in ended.output
 
 
 def test_an_exception_of_the_user_is_the_users_and_no_other_rank_is_blamed(tmp_path: Path) -> None:
