@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -264,9 +263,9 @@ class Trainer:
         if resumed.source is not None:
             self.recorder.event("resumed", step=step, **{"from": resumed.source})
             self.rank.say(f"resumed after step {step} of {self.steps}")
-        elif self.rank.first and (lost := _last_step(self.rank.run.metrics)):
+        elif self.rank.first and (resumed.skipped is not None or read_json_lines(self.rank.run.metrics)):
             self.recorder.event("resumed", step=0, **{"from": "nothing"})
-            self.rank.say(f"nothing is left of the {lost} steps that were done: begins again with step 1")
+            self.rank.say("begins again with step 1: nothing is left of the steps before")
         if resumed.unrecorded is not None:
             self.where.step = step
             seconds = resumed.unrecorded["seconds"]
@@ -301,11 +300,6 @@ class Trainer:
     def _evaluates_after(self, step: int) -> bool:
         every = self.rank.job.train.eval_every
         return every is not None and (step == self.steps or step % every == 0)
-
-
-def _last_step(metrics: Path) -> int:
-    """0: none was recorded."""
-    return max((int(line["step"]) for line in read_json_lines(metrics)), default=0)
 
 
 def _limited(budget: Budget) -> bool:

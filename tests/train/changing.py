@@ -30,6 +30,11 @@ class ChangingTask(Task):
         return functional.cross_entropy(model(classes), classes, reduction="sum"), len(classes)
 
 
+class Synced(ChangingTask):
+    def model(self) -> nn.Module:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(super().model())
+
+
 class Gathering(ChangingTask):
     """A loss over all ranks."""
 

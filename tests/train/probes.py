@@ -222,7 +222,8 @@ def alone(rank: Rank, folder: Path) -> dict[str, Any]:
         if rank.first:
             found[name] = [probe.largest([probe.rank.recipe, lower(probe.rank.recipe, 2)]), probe.off]
     dist.barrier()
-    return {"found": found, "in time": done.exists()}
+    synced = trainer(rank, job(task="changing:Synced"), recipe("fsdp", 4, 1)).recovery.why_not
+    return {"found": found, "in time": done.exists(), "synced": synced}
 
 
 def timed(rank: Rank) -> dict[str, list[float]]:

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-SECONDS, STEPS = 10.0, 3
-"A rank that is behind has at most one step to go: so many times the last one, and the seconds."
+SECONDS, STEPS = 10.0, 2
+"A rank that is behind has less than a step to go: so many times the last one, and the seconds."
 
 
 class Deadline:

@@ -67,8 +67,11 @@ class Descent:
     def why_nothing(self, recipe: Recipe) -> str:
         """Why `below` has nothing; the same on every rank."""
         reason = "nothing is left to give up without a restart"
-        if self.rank.first and not self._may_go_lower():
-            reason = f"the budget retries.lower of {self.rank.job.retries.lower} is spent"
+        limit = self.rank.job.retries.lower
+        if limit == 0:
+            reason = "a downgrade is forbidden (retries.lower: 0)"
+        elif self.rank.first and not self._may_go_lower():
+            reason = f"the budget retries.lower of {limit} is spent"
         elif one_lower(recipe, self.setting) is not None:
             reason = "a model with BatchNorm gives up first what else the plan has, which takes a restart"
         return str(self.gate.firsts(reason))
