@@ -75,6 +75,15 @@ def test_the_way_back_goes_over_every_recipe_that_had_fitted_whoever_left_it(log
     assert descent.to_climb_to(90 + CLIMB_AFTER) == LARGE
 
 
+def test_why_nothing_is_left_is_told_as_it_is(log: Log) -> None:
+    assert log.descent(LEAST).why_nothing(LEAST) == "nothing is left to give up without a restart"
+    assert "BatchNorm" in log.descent(LARGE, batch_norm=True).why_nothing(LARGE)
+    log.change("downgrade", LARGE, SMALL, step=50, restart=False)
+    spent = log.descent(SMALL, lower=1)
+    assert spent.below(SMALL) is None
+    assert spent.why_nothing(SMALL) == "the budget retries.lower of 1 is spent"
+
+
 def test_a_restart_is_no_third_chance(log: Log) -> None:
     log.restart(LARGE, SMALL, step=50)
     log.change("climb", SMALL, LARGE, step=250, restart=False)
@@ -86,15 +95,6 @@ def test_what_would_be_another_restart_is_not_tried(log: Log) -> None:
     checkpointed = SMALL.model_copy(update={"activations": "checkpoint"})
     log.restart(LARGE, checkpointed, step=50)
     assert log.descent(checkpointed).to_climb_to(10_000) is None
-
-
-def test_why_nothing_is_left_is_told_as_it_is(log: Log) -> None:
-    assert log.descent(LEAST).why_nothing(LEAST) == "nothing is left to give up without a restart"
-    assert "BatchNorm" in log.descent(LARGE, batch_norm=True).why_nothing(LARGE)
-    log.change("downgrade", LARGE, SMALL, step=50, restart=False)
-    spent = log.descent(SMALL, lower=1)
-    assert spent.below(SMALL) is None
-    assert spent.why_nothing(SMALL) == "the budget retries.lower of 1 is spent"
 
 
 def test_a_run_that_somebody_resumed_begins_anew(log: Log) -> None:
