@@ -48,7 +48,7 @@ MaxHours = Annotated[
 Unplanned = Annotated[
     bool, typer.Option("--unplanned", help="rent although it is not known whether the job fits on the card")
 ]
-FORBIDDEN = ("retries.lower=0", "train.probe=never")
+FORBIDDEN = ("retries.lower=0",)
 "What --no-downgrade overrides in the job."
 
 

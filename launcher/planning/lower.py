@@ -72,6 +72,15 @@ def lower_within(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = (
     return one_lower(recipe, setting)
 
 
+def keeps_micro_batch(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = ()) -> bool:
+    """Whether a model with BatchNorm for which `recipe` is too large has a rung with the same micro-batch:
+    one for `lower` after a failure in the probe, which takes a restart."""
+    below = _below(recipe, planned, tried=True)
+    return setting.batch_norm and any(
+        rung.micro_batch_size == recipe.micro_batch_size and not broken_rules(rung, setting) for rung in below
+    )
+
+
 def _below(recipe: Recipe, planned: Sequence[Recipe], *, tried: bool = False) -> Sequence[Recipe]:
     """The plan's rungs below `recipe`, which may have left the ladder for micro-batches of its own: then
     nothing comes back that it has given up. `tried`: no micro-batch of it will do, so those with something

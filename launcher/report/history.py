@@ -212,11 +212,13 @@ def _handover(event: Event, _attempt: int) -> str:
 
 
 def _handover_skipped(event: Event, _attempt: int) -> str:
-    return f"    nothing handed over: {event['reason']}"
+    return f"    no handover: {event['reason']}"
 
 
 def _resumed(event: Event, attempt: int) -> str:
     source = str(event.get("from", "checkpoint")).replace("-", " ")
+    if event["step"] == 0:
+        return f"    attempt {attempt} begins again with step 1: nothing is left of the steps before"
     return f"    attempt {attempt} goes on after step {event['step']}, from {source}"
 
 

@@ -55,11 +55,13 @@ def _sentence(event: dict[str, Any]) -> str | None:
     if kind == "climb":
         return f"back up: {event['reason']}"
     if kind == "handover-skipped":
-        return f"nothing handed over: {event['reason']}"
+        return f"no handover: {event['reason']}"
     if kind == "downgrade":
         return f"trying again: {event['reason']}"
     if kind == "retry":
         return f"trying again: {event['reason']}"
+    if kind == "resumed" and event["step"] == 0:
+        return "begins again with step 1: nothing is left of the steps before"
     if kind == "resumed":
         place = " from shared memory" if event.get("from") == "shared-memory" else ""
         return f"going on after step {event['step']}{place}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from launcher.runs.files import read_json_lines
 from launcher.spec.recipe import Recipe
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
@@ -19,6 +20,7 @@ from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.data import to_device
+from launcher.train.failure import fail
 from launcher.train.feed import Feed, open_feed
 from launcher.train.guard import Guard
 from launcher.train.metrics.recorder import Recorder, StepResult
@@ -74,7 +76,10 @@ class Trainer:
         if restart is not None:
             restart.handover = self.handover
         self.recorder = Recorder(rank, self.steps, self.task, budget)
-        self.recovery = recovery = Recovery(self.model, rank, where, budget)
+        closing = partial(self.recorder.close, failed=True)
+        self.recovery = recovery = Recovery(
+            self.model, rank, where, budget, lambda error: fail(rank, error, where, closing, restart)
+        )
         self.progress.begin(0, recovery.undo)
         probe = Probe(
             self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
@@ -129,8 +134,10 @@ class Trainer:
     def train_step(self, step: int) -> StepResult:
         """One optimizer step over the global batch, in smaller micro-batches where memory runs out."""
         started = time.perf_counter()
-        while (sums := self._gradients(step)) is None:
-            self.in_force.lower(step)
+        with self.recovery.told():
+            while (sums := self._gradients(step)) is None:
+                self.in_force.lower(step)
+        self.recovery.done()
         total_loss, total_weight, stop = sums
         self.in_force.step_done()
         with self.where.during("optimizer"):
@@ -195,6 +202,8 @@ class Trainer:
         return loss.detach(), weight
 
     def _probes(self) -> bool:
+        if self.rank.job.retries.lower == 0:
+            return False  # wants the failure, not what fits
         asked = self.rank.job.train.probe
         limited = self.rank.device.type == "cuda" or _limited(self.budget)
         return asked == "always" or (asked == "auto" and limited)
@@ -254,6 +263,9 @@ class Trainer:
         if resumed.source is not None:
             self.recorder.event("resumed", step=step, **{"from": resumed.source})
             self.rank.say(f"resumed after step {step} of {self.steps}")
+        elif self.rank.first and (resumed.skipped is not None or read_json_lines(self.rank.run.metrics)):
+            self.recorder.event("resumed", step=0, **{"from": "nothing"})
+            self.rank.say("begins again with step 1: nothing is left of the steps before")
         if resumed.unrecorded is not None:
             self.where.step = step
             seconds = resumed.unrecorded["seconds"]

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from launcher.train import Task
-from launcher.train.recovery import handover
+from launcher.train.recovery import deadline, handover
 
 CLASSES, DIM = 24, 16
 ATTEMPT, RANK = int(os.environ.get("LAUNCHER_ATTEMPT", "-1")), int(os.environ.get("RANK", "-1"))
@@ -36,9 +36,14 @@ class Faulty(Task):
             register_optimizer_step_pre_hook(self._before_update)
             register_optimizer_step_post_hook(self._after_update)
             self.network.register_state_dict_post_hook(lambda *_: self._perhaps("checkpoint", done=1))
+            if "twice" in self.faults:
+                deadline.SECONDS = 1.0
             if "killed in the handover" in self.faults:
                 handover.write_packed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
         return self.network
+
+    def blocks(self, model: Any) -> Any:
+        return [model.layer]
 
     def data(self, split: str) -> Any:
         generator = torch.Generator().manual_seed(0 if split == "train" else 1)
@@ -57,6 +62,8 @@ class Faulty(Task):
                 time.sleep(2)
         else:
             self._perhaps("evaluation", done=1)
+        if model.training and self._due("twice"):
+            model(classes)  # more is sent than in the steps before
         logits = model(classes)
         if logits.requires_grad:
             logits.register_hook(lambda _: self._perhaps("backward"))

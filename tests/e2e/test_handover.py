@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,23 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
     assert [name for name in mine if not torch.equal(mine[name], other[name])] == []
 
 
+def test_ranks_that_do_not_meet_again_after_a_failure_are_ended_within_seconds_and_lose_no_step(
+    lab: Lab,
+) -> None:
+    """Under FSDP the rank that failed sends what it knows of; the other one sends more."""
+    fsdp = {"sharding": "fsdp", "precision": "fp32", "micro_batch_size": 16}
+    found = run(lab, [0, -1, "twice", 5], [0, 1, "forward", 5], recipe=fsdp)
+    first, second = verdicts(found)
+    assert (first["failure"], first["phase"], first["step"], first["rank"]) == ("gpu-oom", "forward", 5, 1)
+    assert second["failure"] == "succeeded"
+    [downgrade] = events(found, "downgrade")
+    assert downgrade["changes"]["micro_batch_size"] == [16, 8]
+    assert downgrade["why_not_in_process"].startswith("the ranks did not meet again")
+    assert resumed(found) == [(4, "shared-memory")]
+    assert [line["step"] for line in metrics(found)] == list(range(1, STEPS + 1))
+    assert _seconds_from_step_to_end(found, 4) < 25, "not after collective_timeout"
+
+
 @pytest.mark.thorough
 def test_half_an_update_is_nobodys_and_the_checkpoint_is_taken(lab: Lab) -> None:
     oom = EXIT_CODES["gpu-oom"]
@@ -178,6 +196,12 @@ def test_two_nodes_hand_over_each_in_its_own_memory_and_a_lost_one_costs_the_che
     _, supervisors = two_nodes("", **fields)
     assert [one.wait(240) for one in supervisors] == [0, 0], lab.all_logs(found)
     assert resumed(found) == [(2, "shared-memory"), (4, "checkpoint")]
+
+
+def _seconds_from_step_to_end(found: RunDir, step: int) -> float:
+    done = next(line["time"] for line in metrics(found) if line["step"] == step)
+    ended = events(found, "ended")[0]["time"]
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(done)).total_seconds()
 
 
 def _seconds_from_failure_to_end(attempt: AttemptDir) -> float:

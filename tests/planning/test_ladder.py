@@ -6,7 +6,7 @@ import pytest
 
 from launcher.planning.batches import micro_batches
 from launcher.planning.ladder import Rung, can_go_on, ladder_of
-from launcher.planning.lower import lower, lower_within
+from launcher.planning.lower import keeps_micro_batch, lower, lower_within
 from launcher.spec.base import GIB
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -255,6 +255,17 @@ def test_within_a_run_the_micro_batch_shrinks_but_with_batch_norm_only_when_noth
     assert lower_within(wide, statistics, (wide,)) == ON_HOST.model_copy(
         update={"micro_batch_size": 4, "grad_accum": 2}
     )
+
+
+def test_with_batch_norm_the_probe_gives_up_first_what_a_restart_can_take_with_the_same_micro_batch():
+    statistics = Setting(8, 1, 8, batch_norm=True, entrypoint=True)
+    planned = (BASE, BASE.model_copy(update={"activations": "checkpoint"}))
+    assert keeps_micro_batch(BASE, statistics, planned)
+    assert not keeps_micro_batch(BASE, SETTING, planned)
+    assert not keeps_micro_batch(planned[1], statistics, planned)
+    assert not keeps_micro_batch(BASE, statistics, (BASE, BASE.model_copy(update={"loss_chunks": 4})))
+    probed = Verdict(failure="gpu-oom", reason="", phase="probe")
+    assert lower(BASE, probed, statistics, planned).recipe == planned[1]
 
 
 def test_within_a_run_the_plans_next_rung_is_taken_where_nothing_is_built_for_it():

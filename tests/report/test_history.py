@@ -121,8 +121,25 @@ def test_steps_that_are_done_again_count_as_lost(log: Log) -> None:
     _, head, turn, skipped, resumed = history(log.run)
     assert head == "  attempt 0  memory ran out in evaluation of step 10 on rank 1"
     assert turn.endswith("; 11s lost"), "seven seconds until it goes on, and four steps"
-    assert skipped == "    nothing handed over: the state takes 9 GiB, 1 GiB are free"
+    assert skipped == "    no handover: the state takes 9 GiB, 1 GiB are free"
     assert resumed == "    attempt 1 goes on after step 6, from checkpoint"
+
+
+def test_a_run_that_lost_every_step_says_so_and_why(log: Log) -> None:
+    log.event("attempt", attempt=0, recipe=recipe(16))
+    log.steps(0, 1, 4, 1.0)
+    log.event("handover", attempt=0, step=4, bytes=2**20, seconds=0.1)
+    log.event("downgrade", in_process=False, phase="forward", rank=1, step=5, **to(8, 16))
+    log.event("attempt", attempt=1, recipe=recipe(8))
+    log.event("handover-skipped", reason="the state is laid out in another way: other shapes, sharding")
+    log.event("resumed", step=0, **{"from": "nothing"})
+    log.steps(1, 1, 6, 1.0)
+    assert history(log.run)[-3:] == [
+        "    handed over in shared memory: step 4, 1 MiB",
+        "    no handover: the state is laid out in another way: other shapes, sharding",
+        "    attempt 1 begins again with step 1: nothing is left of the steps before",
+    ]
+    assert "begins again with step 1" in Story(log.run).news()[-1]
 
 
 def test_a_command_without_metrics_loses_the_attempts_that_came_to_nothing(log: Log) -> None:
@@ -166,6 +183,6 @@ def test_somebody_who_follows_hears_of_it_as_it_happens(log: Log) -> None:
     assert Story(log.run).news() == [
         "[launcher] the probe takes micro-batch 8 for 16",
         "[launcher] out of memory in forward of step 3 on rank 1; going on with micro-batch 16 -> 8 (0.3 s)",
-        "[launcher] nothing handed over: too large",
+        "[launcher] no handover: too large",
         "[launcher] back up: micro-batch 8 -> 16",
     ]

@@ -30,8 +30,16 @@ class ChangingTask(Task):
         return functional.cross_entropy(model(classes), classes, reduction="sum"), len(classes)
 
 
+class Synced(ChangingTask):
+    def model(self) -> nn.Module:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(super().model())
+
+
 class Gathering(ChangingTask):
     """A loss over all ranks."""
+
+    def blocks(self, model: Any) -> Any:
+        return model.layers
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
         total, weight = super().loss(model, batch)

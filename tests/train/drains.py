@@ -74,6 +74,13 @@ class Stack(nn.Module):
 
 
 class Stacked(Ragged):
+    sends = False
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        if self.sends:
+            most(0)
+        return super().loss(model, batch)
+
     def model(self) -> nn.Module:
         return Stack(self.dim)
 
@@ -219,15 +226,24 @@ def reset(model: Any) -> None:
 
 
 def skipped(rank: Rank, budget: MemoryBudget) -> list[str | None]:
-    """Why a failure could not be drained: in the second step, in one after an evaluation, and in one after a
-    step that left a block out."""
+    """Why a failure could not be drained: in the second step, in one after an evaluation, in one after a
+    step that left a block out; for another model in the first step whose task has sent something of its own,
+    and in the second."""
     case, able = Case(rank, {"sharding": "fsdp"}, budget), []
     for happens in (case.passes, partial(evaluate, case), partial(leave_out, case)):
         happens()
         case.collectives.begin(case.meet(0))
         able.append(case.collectives.why_not)
         case.passes()
-    return able
+    case = Case(rank, {"sharding": "fsdp"}, budget)
+    case.passes()
+    case.collectives.begin(case.meet(0))
+    most(0)
+    able.append(case.collectives.why_not)
+    case.task.sends = True
+    case.passes()
+    case.collectives.begin(case.meet(0))
+    return [*able, case.collectives.why_not]
 
 
 @torch.no_grad()

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from launcher.runs.files import replace_json
 from launcher.runs.layout import RunDir
@@ -39,7 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def trainer(rank: Rank, folder: Path, **choice: Any) -> Trainer:
     train = {"nvme_dir": str(folder.parent)}
-    asked = job(task="normed:Normed", args={"dim": 96}, train=train)
+    batch = {"global": 4 * rank.world}
+    asked = job(task="normed:Normed", args={"dim": 96}, train=train, batch=batch)
     fields = {"recipe": recipe(micro=2, accumulation=2, **choice), "job": asked, "workdir": str(HERE)}
     return Trainer(replace(rank, run=RunDir(folder), **fields), Where(), Unlimited())
 
@@ -65,6 +68,58 @@ def round_trip(rank: Rank, folder: Path, **choice: Any) -> dict[str, Any]:
         "after the step": everywhere(different(bits(made), bits(again))),
         "left": everywhere(handover_folder(again.rank.run, rank.node).exists()),
     }
+
+
+RESHARDED: dict[str, list[dict[str, Any]]] = {
+    "ddp, fsdp": [{"sharding": "ddp"}, {"sharding": "fsdp"}],
+    "fsdp, ddp": [{"sharding": "fsdp"}, {"sharding": "ddp"}],
+    "ddp on the host, fsdp": [
+        {"sharding": "ddp", "optimizer": "adam-mini"},
+        {"sharding": "fsdp-keep", "optimizer": "adam-mini", "offload": "cpu-optimizer"},
+    ],
+    "ddp, fsdp in 8 bit": [
+        {"sharding": "ddp", "optimizer": "adamw-8bit"},
+        {"sharding": "fsdp", "optimizer": "adamw-8bit"},
+    ],
+}
+ON_TWO_NODES: dict[str, list[dict[str, Any]]] = {
+    "hybrid, fsdp": [{"sharding": "hybrid"}, {"sharding": "fsdp"}],
+    "ddp, hybrid": [{"sharding": "ddp"}, {"sharding": "hybrid"}],
+    "fsdp, hybrid": [{"sharding": "fsdp"}, {"sharding": "hybrid"}],
+}
+
+
+def resharded(rank: Rank, folder: Path, first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
+    """Two steps, and what another sharding takes up of them."""
+    made = trainer(rank, folder, **first)
+    made.handover.resume()
+    steps(made, 1, 2)
+    made.handover.give()
+    dist.barrier()
+    again = trainer(rank, folder, **then)
+    resumed = again.handover.resume()
+    differ = everywhere(different(whole(made), whole(again))) if resumed.step else []
+    random = torch.get_rng_state()
+    undisturbed = steps(made, 3, 3)
+    torch.set_rng_state(random)
+    return {
+        "resumed": [resumed.step, resumed.source, resumed.skipped],
+        "different": differ,
+        "losses": [undisturbed, steps(again, 3, 3)],
+    }
+
+
+def whole(made: Trainer) -> dict[str, Any]:
+    """As `bits`, but of all ranks together."""
+    found = {f"buffer {name}": buffer for name, buffer in made.model.named_buffers()}
+    for name, p in made.model.named_parameters():
+        found[name] = full(p.detach())
+        found |= {f"{name} {key}": full(value) for key, value in made.optimizer.state[p].items()}
+    return {name.replace("module.", ""): value.clone() for name, value in found.items()}
+
+
+def full(tensor: Any) -> Any:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _in_the_next_forward(made: Trainer, call: Any) -> list[Any]:
@@ -104,7 +159,7 @@ def refused(rank: Rank, folder: Path) -> dict[str, Any]:
         if not rank.first:
             (path / "rank-00001").unlink()
 
-    attempt("other layout", sharding="fsdp")
+    attempt("other states", optimizer="lion", sharding="fsdp")
     attempt("other steps", one_step_more)
     attempt("rank 1 is missing", remove)
     attempt("as new", lambda made, path: made.checkpoints.save(1))
@@ -114,10 +169,17 @@ def refused(rank: Rank, folder: Path) -> dict[str, Any]:
 def main(out: Path) -> None:
     rank = this_rank(this_place())
     join_ranks(rank)
+    if rank.world == 4:
+        rank = replace(rank, node=rank.number // 2, local=rank.number % 2, per_node=2)
+    pairs = ON_TWO_NODES if rank.world == 4 else RESHARDED
     result: dict[str, Any] = {
-        "cases": {name: round_trip(rank, out.parent / name, **choice) for name, choice in CASES.items()},
-        "refused": refused(rank, out.parent / "refused"),
+        "resharded": {name: resharded(rank, out.parent / name, *pair) for name, pair in pairs.items()}
     }
+    if rank.world == 2:
+        result |= {
+            "cases": {name: round_trip(rank, out.parent / name, **choice) for name, choice in CASES.items()},
+            "refused": refused(rank, out.parent / "refused"),
+        }
     if rank.first:
         replace_json(out, result)
     dist.barrier()

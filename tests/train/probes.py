@@ -216,11 +216,14 @@ def alone(rank: Rank, folder: Path) -> dict[str, Any]:
     deadline = time.monotonic() + 60
     while not done.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    gathering = trainer(rank, job(task="changing:Gathering"), recipe("ddp", 2, 2)).in_force.probe
-    if rank.first:
-        found["gathering"] = [gathering.fits(gathering.rank.recipe), gathering.off]
+    for name, fields in {"gathering": {}, "gathering, compiled": {"compile": True}}.items():
+        made = trainer(rank, job(task="changing:Gathering"), recipe("ddp", 4, 1, **fields))
+        probe = made.in_force.probe
+        if rank.first:
+            found[name] = [probe.largest([probe.rank.recipe, lower(probe.rank.recipe, 2)]), probe.off]
     dist.barrier()
-    return {"found": found, "in time": done.exists()}
+    synced = trainer(rank, job(task="changing:Synced"), recipe("fsdp", 4, 1)).recovery.why_not
+    return {"found": found, "in time": done.exists(), "synced": synced}
 
 
 def timed(rank: Rank) -> dict[str, list[float]]:

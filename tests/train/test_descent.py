@@ -38,9 +38,9 @@ class Log:
         self.change("downgrade", before, after, step, restart=True)
         self.attempt(after, after=(step or 1) - 1)
 
-    def descent(self, now: Recipe) -> Descent:
-        rank = one_rank(self.run, job=job(), recipe=now)
-        return Descent(rank, rank.setting(batch_norm=False), Gate(1, Unlimited()))
+    def descent(self, now: Recipe, *, batch_norm: bool = False, **retries: int) -> Descent:
+        rank = one_rank(self.run, job=job(retries=retries), recipe=now)
+        return Descent(rank, rank.setting(batch_norm=batch_norm), Gate(1, Unlimited()))
 
 
 @pytest.fixture
@@ -73,6 +73,15 @@ def test_the_way_back_goes_over_every_recipe_that_had_fitted_whoever_left_it(log
     assert descent.to_climb_to(90 + CLIMB_AFTER) == SMALL
     descent.climbed(SMALL)
     assert descent.to_climb_to(90 + CLIMB_AFTER) == LARGE
+
+
+def test_why_nothing_is_left_is_told_as_it_is(log: Log) -> None:
+    assert log.descent(LEAST).why_nothing(LEAST) == "nothing is left to give up without a restart"
+    assert "BatchNorm" in log.descent(LARGE, batch_norm=True).why_nothing(LARGE)
+    log.change("downgrade", LARGE, SMALL, step=50, restart=False)
+    spent = log.descent(SMALL, lower=1)
+    assert spent.below(SMALL) is None
+    assert spent.why_nothing(SMALL) == "the budget retries.lower of 1 is spent"
 
 
 def test_a_restart_is_no_third_chance(log: Log) -> None:

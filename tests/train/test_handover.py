@@ -34,10 +34,31 @@ def test_every_optimizer_and_sharding_goes_on_as_if_nothing_had_happened(measure
     assert sharded[0] == pytest.approx(sharded[1], rel=0.1)
 
 
+def test_under_another_sharding_each_rank_takes_its_part_of_the_same_state(measured: dict[str, Any]) -> None:
+    assert len(measured["resharded"]) == 4
+    for name, found in measured["resharded"].items():
+        if "8 bit" in name:  # whose scales are of the blocks of each shard
+            layout = "the state is laid out in another way: other shapes, sharding"
+            assert found["resumed"] == [0, None, layout]
+            continue
+        assert found["resumed"] == [2, "shared-memory", None], name
+        assert found["different"] == [[], []], name
+        assert found["losses"][0] == pytest.approx(found["losses"][1], rel=1e-5), (name, "the same dropout")
+
+
+@pytest.mark.thorough
+def test_on_two_nodes_each_has_all_unless_the_shards_are_spread_over_both(tmp_path: Path) -> None:
+    found = measure("handed.py", tmp_path, ranks=4)["resharded"]
+    spread = found.pop("fsdp, hybrid")
+    assert spread["resumed"] == [0, None, "the state is laid out in another way: other shapes, sharding"]
+    for name, one in found.items():
+        assert one["resumed"] == [2, "shared-memory", None] and one["different"] == [[]] * 4, name
+        assert one["losses"][0] == pytest.approx(one["losses"][1], rel=1e-5), name
+
+
 def test_what_does_not_fit_together_is_taken_by_no_rank(measured: dict[str, Any]) -> None:
-    layout = "the state is laid out in another way: other shapes, sharding"
     assert measured["refused"] == {
-        "other layout": [0, None, layout],
+        "other states": [0, None, "the state is laid out in another way: other optimizer, shapes, sharding"],
         "other steps": [0, None, "the ranks' states in shared memory are of different steps"],
         "rank 1 is missing": [0, None, "rank 1 has nothing of the attempt before in shared memory"],
         "as new": [1, "checkpoint", "the checkpoint of step 1 is as new"],

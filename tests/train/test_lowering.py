@@ -76,7 +76,7 @@ def test_a_failure_that_passed_is_forgiven_once(measured: dict[str, Any]) -> Non
 
 
 def alone(where: Where) -> Recovery:
-    return Recovery(nn.Linear(2, 2), one_rank(RunDir(Path("run"))), where, Unlimited())
+    return Recovery(nn.Linear(2, 2), one_rank(RunDir(Path("run"))), where, Unlimited(), end=pytest.fail)
 
 
 @pytest.mark.parametrize(

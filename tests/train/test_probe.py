@@ -72,8 +72,11 @@ def test_no_collective_is_issued_and_a_task_with_its_own_is_not_probed(ranks: li
     assert all(rank["alone"]["in time"] for rank in ranks)
     found = ranks[0]["alone"]["found"]
     assert found["ddp"] and found["fsdp"] and found["fsdp-keep"]
-    fits, off = found["gathering"]
-    assert fits and off.startswith("the task calls c10d.allreduce_")
+    for name in ("gathering", "gathering, compiled"):
+        fits, off = found[name]
+        assert fits == 0 and off.startswith("the task calls c10d.allreduce_"), name
+    for rank in ranks:
+        assert rank["alone"]["synced"].startswith("SyncBatchNorm"), "no step is repeated in process"
 
 
 def test_a_confirmation_costs_about_a_step(ranks: list[dict[str, Any]]) -> None:

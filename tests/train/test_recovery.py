@@ -10,6 +10,7 @@ import torch
 from ruamel.yaml import YAML
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from launcher.planning.plan import Layout, Plan
 from launcher.runs.files import read_json, read_json_lines
 from launcher.runs.layout import RunDir
 from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED, OutOfMemory
@@ -128,6 +129,32 @@ def test_a_probe_that_finds_something_smaller_leaves_no_snapshot(tmp_path: Path)
     assert run.attempt(0).oom_snapshot(0) is None
 
 
+def test_a_job_that_forbids_downgrades_is_not_probed_and_fails(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(steps=1, retries={"lower": 0}, train={"probe": "always"}))
+    ended = start(run, recipe("none", micro=8), ranks=1, env={"TRAIN_MEMORY_BUDGET": "150KiB"})
+    assert ended.codes == {0: EXIT_OOM}, ended.output
+    failure = error(run.attempt(0), 0)
+    assert failure["phase"] in ("forward", "backward")
+    assert failure["why_not_in_process"] == "a downgrade is forbidden (retries.lower: 0)"
+    assert run.read_events() == []
+
+
+def test_with_batch_norm_the_probe_leaves_the_micro_batch_to_what_else_the_plan_has(tmp_path: Path) -> None:
+    asked = job(task="normed:Normed", steps=1, train={"probe": "always"})
+    run, chosen = prepare(tmp_path / "run", asked), recipe("none", micro=8)
+    layout = Layout(nodes=1, ranks_per_node=1, gpus_per_node=0)
+    ladder = (chosen.model_copy(update={"activations": "checkpoint"}),)
+    run.plan.write_text(Plan(layout=layout, recipe=chosen, ladder=ladder, reason="").model_dump_json())
+    ended = start(run, chosen, ranks=1, env={"TRAIN_MEMORY_FAIL": "phase=probe"})
+    assert ended.codes == {0: EXIT_OOM}, ended.output
+    assert error(run.attempt(0), 0)["phase"] == "probe"
+    assert [event for event in run.read_events() if event["event"] == "downgrade"] == []
+
+    ended = start(run, ladder[0], ranks=1, env={"TRAIN_MEMORY_FAIL": "phase=probe"})
+    assert ended.codes == {0: 0}, "now there is only the micro-batch"
+    assert [event["micro_batch_size"] for event in run.read_events() if event["event"] == "probe"] == [4]
+
+
 def test_a_full_memory_is_told_with_the_users_own_lines_and_why_no_step_was_repeated(tmp_path: Path) -> None:
     """Where it passes through launcher, and at the end of the rungs, where it is raised once more."""
     for name, chosen in {"ddp": recipe("ddp", 4), "one": recipe("none", 1, 8)}.items():
@@ -171,6 +198,9 @@ def test_the_demo_of_a_downgrade_runs_out_after_one_step_and_fits_in_halves(tmp_
     ended = start(run, recipe("ddp", micro=8, accumulation=2), env=shown.env)
     assert ended.codes == {0: 0, 1: 0}, ended.output
     assert list(losses(run, attempt=1)) == [1, 2, 3]  # started by hand: nothing was handed over
+    told = [(event["step"], event["from"]) for event in run.read_events() if event["event"] == "resumed"]
+    assert told == [(0, "nothing")]
+    assert "nothing is left of the steps before" in ended.output
 
 
 def test_an_exception_of_the_user_is_the_users_and_no_other_rank_is_blamed(tmp_path: Path) -> None:

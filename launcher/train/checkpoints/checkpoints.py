@@ -49,6 +49,7 @@ from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_by
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.rank import Rank
+from launcher.train.recovery.sent import BESIDE
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
@@ -160,7 +161,7 @@ class Checkpoints:
     def _own_group(self) -> dist.ProcessGroup:
         """A thread's collectives must not mix with the training's, and a slow disk may take its time."""
         if self._group is None:
-            self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
+            self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT, group_desc=BESIDE)
         return self._group
 
     def _save_now(self, step: int) -> Saved:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from launcher.spec.recipe import Recipe
 from launcher.train.recovery.cleanup import drop_partial_sums, replication
+from launcher.train.recovery.sent import sent
 from launcher.train.sharding import meets
 
 # New names from torch 2.13 on, where the old ones warn.
@@ -57,12 +58,16 @@ class Collectives:
         self.units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self.static = True
         "False once a micro-batch has sent something else than the one before of its kind."
+        self.foreign = False
+        "True once a micro-batch has sent something that is not FSDP2's."
         self._known: dict[Hashable, tuple[Entry, ...]] = {}
         self._kind: Hashable = None
         self._issued: list[Entry] | None = None
         self._local = False
         self._sending = False
         "Left by an exception, it is not known whether the collective was issued."
+        self._sent_before = self._own = 0
+        "Collectives of this process when the micro-batch began, and those of FSDP2 since."
         self._replicas, shards = replication(model)
         "The ranks that hold the same shard (hybrid)."
         # One rank on each node: FSDP2 sends nothing but all-reduces, of which `local` sees none.
@@ -76,6 +81,7 @@ class Collectives:
     def begin(self, kind: Hashable) -> None:
         """A new micro-batch. `kind`: what its sequence depends on, such as whether gradients meet in it."""
         self._kind, self._issued, self._sending = kind, [], False
+        self._sent_before, self._own = sent(), 0
         # Evaluation leaves parameters gathered, which would spare the next micro-batch a collective.
         for unit in self.units:
             unit.reshard()
@@ -83,6 +89,7 @@ class Collectives:
     def finish(self) -> None:
         """The micro-batch is complete."""
         assert self._issued is not None
+        self.foreign |= self._others()
         if not (self._local and self._unseen):
             known = self._known.setdefault(self._kind, tuple(self._issued))
             self.static &= len(known) == len(self._issued)
@@ -91,11 +98,19 @@ class Collectives:
     @property
     def why_not(self) -> str | None:
         """Why the rest of the micro-batch that has begun is not known; None: `drain` can finish it."""
+        if self._sending:
+            return "it came in the middle of a collective"
+        if self.foreign or (self._issued is not None and self._others()):
+            return "the task calls collectives itself, and nobody else knows which are missing"
         if not self.static:
             return "the model does not send the same in every micro-batch"
         if self._issued is None or self._kind not in self._known:
             return "what the ranks send in a micro-batch was not known yet, this is the first of its kind"
-        return "it came in the middle of a collective" if self._sending else None
+        return None
+
+    def _others(self) -> bool:
+        """Whether the micro-batch has sent what FSDP2 has not."""
+        return not self._local and sent() - self._sent_before != self._own
 
     def drain(self) -> None:
         """Issue the rest of the micro-batch with zeros. First free what the failed pass held: it needs memory
@@ -134,9 +149,9 @@ class Collectives:
             others = [part for rank, part in enumerate(output.chunk(group.size())) if rank != group.rank()]
             torch._foreach_copy_(others, [own] * len(others))
         else:
-            self._sending = True
+            self._sending, before = True, sent()
             work = _all_gather(output_tensor=output, input_tensor=own, group=group, async_op=later)
-            self._sending = False
+            self._sending, self._own = False, self._own + sent() - before
         self._count(entry)
         return work
 
@@ -145,8 +160,9 @@ class Collectives:
     ) -> Any:
         entry = Entry("reduce-scatter", group, whole.device, whole.dtype, whole.numel(), output.numel(), op)
         if not self._local:
-            self._sending = True
+            self._sending, before = True, sent()
             work = _reduce_scatter(output=output, input=whole, group=group, op=op, async_op=later)
+            self._own += sent() - before
             self._sending = self._replicas is not None  # FSDP2 goes on with an all-reduce
             self._count(entry)
             return work
@@ -158,7 +174,7 @@ class Collectives:
 
     def _after_all_reduce(self, reduced: torch.Tensor) -> None:
         """FSDP2 calls dist.all_reduce itself, and this directly behind it."""
-        self._sending = False
+        self._sending, self._own = False, self._own + 1
         self._count(self._all_reduce_of(reduced))
 
     def _all_reduce_of(self, reduced: torch.Tensor) -> Entry:

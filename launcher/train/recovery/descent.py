@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.planning.batches import WITHIN_A_RUN
-from launcher.planning.lower import lower_within
+from launcher.planning.batches import WITHIN_A_RUN, one_lower
+from launcher.planning.lower import keeps_micro_batch, lower_within
 from launcher.planning.plan import Plan
 from launcher.runs.downgrades import CHANGES, changed
 from launcher.runs.files import read_record
@@ -63,6 +63,24 @@ class Descent:
             lowered = lower_within(recipe, self.setting, self.planned)
         found: Recipe | None = self.gate.firsts(lowered)
         return found
+
+    def why_nothing(self, recipe: Recipe) -> str:
+        """Why `below` has nothing; the same on every rank."""
+        reason = "nothing is left to give up without a restart"
+        limit = self.rank.job.retries.lower
+        if limit == 0:
+            reason = "a downgrade is forbidden (retries.lower: 0)"
+        elif self.rank.first and not self._may_go_lower():
+            reason = f"the budget retries.lower of {limit} is spent"
+        elif one_lower(recipe, self.setting) is not None:
+            reason = "a model with BatchNorm gives up first what else the plan has, which takes a restart"
+        return str(self.gate.firsts(reason))
+
+    def restarts_for(self, recipe: Recipe) -> bool:
+        """Where `recipe` does not fit: whether something else than its micro-batch is given up first, with a
+        restart; the same on every rank."""
+        found = keeps_micro_batch(recipe, self.setting, self.planned) and self._may_go_lower()
+        return bool(self.gate.firsts(found))
 
     def _may_go_lower(self) -> bool:
         spent = [one for one in self._events() if one.get("event") == "downgrade"]

@@ -1,14 +1,16 @@
 """The state of a rank for the next attempt, in its node's shared memory: giving it and taking it up.
 
 Giving needs no other rank and no collective: they may be stuck. What is written are the rank's own plain
-tensors, in the order of the model's parameters; the same recipe of layout cuts and orders them alike.
+tensors, in the order of the model's parameters; the same recipe of layout cuts and orders them alike. Under
+another sharding a rank takes its part out of the files of its node, where they have everything (`reshard`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +19,13 @@ import torch.distributed as dist
 from torch import nn
 
 from launcher.runs.shared import handover_folder, make_handover_folder, remove_handover
-from launcher.spec.recipe import SHARDED
+from launcher.spec.recipe import EIGHT_BIT, SHARDED
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.packed import Packed, packed_bytes, read_packed, write_packed
 from launcher.train.recovery.progress import Progress
+from launcher.train.recovery.reshard import parts_of, place_of
 from launcher.train.rng import packed
 
 Layout = dict[str, Any]
@@ -39,6 +42,21 @@ class Resumed:
     "Of `step`, whose evaluation and metrics are still to be done (see Progress)."
     skipped: str | None = None
     "Why there is a handover that was not taken."
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the attempt before has left for this rank."""
+
+    own: Packed
+    states: list[list[str]]
+    "Names of the optimizer's states of each parameter that is trained."
+    copies: list[Callable[[torch.Tensor], object]]
+    "Each writes one tensor: the parameters, then the states."
+    whole: bool
+    "All files are of one step."
+    differ: list[str]
+    "What of the layout is another one, and cannot be bridged."
 
 
 class Handover:
@@ -59,7 +77,7 @@ class Handover:
 
     def bytes(self) -> int:
         """Of the tensors that `give` would write."""
-        return packed_bytes(self._tensors())
+        return packed_bytes(self._parts())
 
     @torch.no_grad()
     def give(self) -> int:
@@ -76,6 +94,7 @@ class Handover:
                 "step": progress.step,
                 "layout": self.layout,
                 "states": [list(state) for state in self._states()] if self.writes_all else [],
+                "places": [place_of(tensor) for tensor in self._tensors()],
                 "own": {
                     "rng": packed(progress.undo.rng),
                     "buffers": {name: value.cpu() for name, value in progress.undo.buffers().items()},
@@ -83,7 +102,7 @@ class Handover:
                 "scaler": self.checkpoints.scaler.state(),
                 "unrecorded": progress.unrecorded,
             }
-            return write_packed(_file(folder, rank.number), self._tensors(), about)
+            return write_packed(_file(folder, rank.number), self._parts(), about)
 
     def resume(self) -> Resumed:
         """In place of Checkpoints.restore, on every rank: from shared memory, else from a checkpoint.
@@ -103,7 +122,7 @@ class Handover:
             assert found is not None
             if remove_own:
                 remove_handover(self.rank.run, self.rank.node)
-            resumed = self._take(*found)
+            resumed = self._take(found)
         else:
             if remove_own:
                 remove_handover(self.rank.run, self.rank.node)
@@ -112,39 +131,60 @@ class Handover:
             resumed = Resumed(step, "checkpoint" if step else None, skipped=None if nothing else skipped)
         return resumed
 
-    def _found(self) -> tuple[Packed, Packed] | None:
-        """(this rank's own, the one with the parameters)"""
+    def _found(self) -> Found | None:
         folder = handover_folder(self.rank.run, self.rank.node)
-        writer = self.rank.number - (self.rank.local if self._shared else 0)
         own = read_packed(_file(folder, self.rank.number))
-        whole = own if writer == self.rank.number else read_packed(_file(folder, writer))
-        return (own, whole) if own is not None and whole is not None else None
+        if own is None:
+            return None
+        differ = [name for name in self.layout if own.about["layout"].get(name) != self.layout[name]]
+        first = self.rank.number - self.rank.local
+        # Of replicas one rank of each node has written for all.
+        numbers = [first if self._shared else self.rank.number]
+        if reshards := bool(differ) and self._reshards(differ):
+            numbers = list(range(first, first + self.rank.per_node))
+        files = [read_packed(_file(folder, number)) for number in numbers]
+        found = [file for file in files if file is not None]
+        if len(found) < len(files):
+            return None
+        same = all(file.about[name] == own.about[name] for file in found for name in ("attempt", "step"))
+        written = [file for file in found if file.tensors]
+        states = written[0].about["states"] if written else []
+        if not reshards or not same or not written:
+            tensors = written[0].tensors if written else ()
+            return Found(own, states, [partial(_copy, part) for part in tensors], same, differ)
+        parts = parts_of([(file.about["places"], file.tensors) for file in written])
+        parameters = zip(self._parameters, parts[: len(self._parameters)], strict=True)
+        if all(part.complete for part in parts) and all(part.fits(p) for p, part in parameters):
+            differ = []
+        return Found(own, states, [part.copy_into for part in parts], same, differ)
 
-    def _offer(self, found: tuple[Packed, Packed] | None) -> dict[str, Any] | None:
+    def _reshards(self, differ: list[str]) -> bool:
+        """8-bit states have scales of the blocks of each shard."""
+        return {*differ} <= {"sharding", "shapes"} and self.rank.recipe.optimizer not in EIGHT_BIT
+
+    def _offer(self, found: Found | None) -> dict[str, Any] | None:
         if found is None:
             return None
-        own, whole = found
-        same = [own.about[name] == whole.about[name] for name in ("attempt", "step")]
-        differ = [name for name in self.layout if own.about["layout"].get(name) != self.layout[name]]
+        about = found.own.about
         return {
-            "whole": all(same),
-            "attempt": own.about["attempt"],
-            "step": own.about["step"],
-            "differ": differ,
+            "whole": found.whole,
+            "attempt": about["attempt"],
+            "step": about["step"],
+            "differ": found.differ,
         }
 
     @torch.no_grad()
-    def _take(self, own: Packed, whole: Packed) -> Resumed:
+    def _take(self, found: Found) -> Resumed:
         """Into the tensors that are there: states stay where their optimizer has put them."""
         self.checkpoints.make_states()
-        tensors = iter(whole.tensors)
+        own, copies = found.own, iter(found.copies)
         for p in self._parameters:
-            local(p).copy_(next(tensors))
-        for p, names in zip(self._trained(), whole.about["states"], strict=True):
+            next(copies)(p)
+        for p, names in zip(self._trained(), found.states, strict=True):
             if not names:  # it never had a gradient
                 self.optimizer.state.pop(p, None)
             for name in names:
-                local(self.optimizer.state[p][name]).copy_(next(tensors))
+                next(copies)(self.optimizer.state[p][name])
         # An optimizer that works on copies of the parameters renews them here.
         self.optimizer.load_state_dict(self.optimizer.state_dict())
         self.checkpoints.scaler.restore(own.about["scaler"])
@@ -154,8 +194,11 @@ class Handover:
     def _tensors(self) -> list[torch.Tensor]:
         if not self.writes_all:
             return []
-        states = [value for state in self._states() for value in state.values()]
-        return [local(tensor.detach()) for tensor in (*self._parameters, *states)]
+        return [*self._parameters, *(value for state in self._states() for value in state.values())]
+
+    def _parts(self) -> list[torch.Tensor]:
+        """What this rank has of them."""
+        return [local(tensor.detach()) for tensor in self._tensors()]
 
     def _states(self) -> Iterator[dict[str, torch.Tensor]]:
         """Read without asking for the state_dict, which an optimizer may change something for."""
@@ -196,6 +239,10 @@ def why_not(offers: list[dict[str, Any] | None], newest: int) -> str | None:
     if there[0]["step"] <= newest:
         return f"the checkpoint of step {newest} is as new"
     return None
+
+
+def _copy(part: torch.Tensor, tensor: torch.Tensor) -> None:
+    local(tensor).copy_(part)
 
 
 def _file(folder: Path, rank: int) -> Path:

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import torch
-
 from launcher.planning.batches import micro_batches
 from launcher.planning.lower import words_of
 from launcher.spec.recipe import Recipe
@@ -16,7 +14,7 @@ from launcher.train.metrics.recorder import Recorder
 from launcher.train.rank import Rank
 from launcher.train.recovery.descent import CLIMB_AFTER, Descent
 from launcher.train.recovery.probe import Probe
-from launcher.train.recovery.recovery import Failure, Recovery, sizes_of
+from launcher.train.recovery.recovery import Failure, Recovery, raised_again, sizes_of
 
 
 class InForce:
@@ -51,9 +49,12 @@ class InForce:
         [lowest] = gate.highest(len(rungs) if found is None else found)
         if off := next(filter(None, gate.everyones(self.probe.off)), None):
             self._event("probe-skipped", reason=off)
+            if self.recovery.why_not is None and self.recovery.collectives is not None:
+                self.recovery.why_not = off
+                self._event("recovery-off", reason=off)
             return
-        if lowest == len(rungs):
-            self._give_up(self.probe.failure if found is None else None)
+        if lowest == len(rungs) or self._keeps_micro_batch(before, rungs[lowest]):
+            self._give_up(self.probe.failure if found is None or found > 0 else None)
         self._take(rungs[lowest])
         self.recovery.meets(self.probe.batch(self.recipe.micro_batch_size), self.recipe.micro_batch_size)
         seconds = round(time.perf_counter() - began, 3)
@@ -62,6 +63,10 @@ class InForce:
         if self.recipe != before:
             text = f"{before.micro_batch_size} samples at once do not fit"
             self._tell("downgrade", before, text, phase="probe", seconds=seconds)
+
+    def _keeps_micro_batch(self, recipe: Recipe, found: Recipe) -> bool:
+        smaller = found.micro_batch_size < recipe.micro_batch_size
+        return smaller and self.setting.batch_norm and self.descent.restarts_for(recipe)
 
     def outgrown(self, batch: Any, samples: list[Any]) -> None:
         """The batch of these samples is larger than what the probe knows: it takes the largest next."""
@@ -78,7 +83,7 @@ class InForce:
             return
         recipe = self.descent.below(before)
         if recipe is None:
-            recovery.where.why_not = "nothing is left to give up without a restart"
+            recovery.where.why_not = self.descent.why_nothing(before)
             self._give_up(recovery.failure)
         self.descent.went_down(before, step, had_fitted=self._fitted)
         self._take(recipe)
@@ -103,8 +108,7 @@ class InForce:
         """What is left is a restart, which the ranks that failed bring about."""
         if failure is None:
             self.recovery.gate.wait_for_the_end()
-        self.recovery.where.phase, self.recovery.where.traceback = failure.phase, failure.traceback
-        raise torch.OutOfMemoryError(failure.text)
+        raise raised_again(failure, self.recovery.where)
 
     def _take(self, recipe: Recipe) -> None:
         if recipe != self.recipe:

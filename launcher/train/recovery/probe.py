@@ -66,6 +66,9 @@ class Probe:
         "Recipes so far."
         self.failure: Failure | None = None
         "Of the last that did not fit."
+        # In compiled code no collective is refused, so that none may be there.
+        self._must_look = rank.world > 1 and rank.recipe.compile
+        self._looks = False
 
     def largest(self, rungs: Sequence[Recipe]) -> int | None:
         """The index of the first that fits, None when none does; `rungs` in falling order of their memory."""
@@ -73,6 +76,11 @@ class Probe:
         def fits(at: int) -> bool:
             return self.fits(rungs[at], last=at == len(rungs) - 1)
 
+        if not (self._seen(rungs[0]) or self._seen(rungs[-1])) and self.off is None:
+            self.off = (
+                "whether the task calls collectives itself is seen in a step that is not compiled, and "
+                f"with micro-batch {rungs[-1].micro_batch_size} such a step does not fit"
+            )
         if fits(0):
             return 0
         misfit, fit = 0, len(rungs)
@@ -89,9 +97,24 @@ class Probe:
 
     def fits(self, recipe: Recipe, *, last: bool = False) -> bool:
         """Whether a step of `recipe` fits into the memory of this rank. `last`: nothing smaller is left."""
+        if not self._seen(recipe):
+            return self.off is not None
         if self.off is not None:
             return True
         self.asked += 1
+        return self._tries(recipe, last=last) or self.off is not None
+
+    def _seen(self, recipe: Recipe) -> bool:
+        """Whether it is known if the task calls collectives itself; `off` when it does. Compiled code is
+        looked at once, as it runs without the compiler."""
+        if self._must_look and self.off is None:
+            self._looks = True
+            with torch.compiler.set_stance("force_eager"):
+                self._must_look = not self._tries(recipe, last=False)
+            self._looks = False
+        return not self._must_look
+
+    def _tries(self, recipe: Recipe, *, last: bool) -> bool:
         before = self.where.phase, self.where.users
         self.where.trying = not last
         completed = self._completes(recipe)
@@ -101,7 +124,7 @@ class Probe:
         self.where.phase, self.where.users = before
         self.where.trying = False
         self._forget_peak()
-        return completed or self.off is not None
+        return completed
 
     def _completes(self, recipe: Recipe) -> bool:
         completed = False
@@ -194,7 +217,7 @@ class Probe:
 
     def _no_collective(self) -> AbstractContextManager[object]:
         # Compiled code does not run as such under a mode.
-        alone = self.rank.world == 1 or self.rank.recipe.compile
+        alone = self.rank.world == 1 or (self.rank.recipe.compile and not self._looks)
         return nullcontext() if alone else _NoCollective()  # type: ignore[no-untyped-call]
 
     def batch(self, size: int) -> Any:

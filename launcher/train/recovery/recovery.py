@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ from launcher.train.failure import causes, classify, in_a_line, shortened
 from launcher.train.rank import Rank
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import Collectives
+from launcher.train.recovery.deadline import Deadline
 from launcher.train.recovery.gate import Gate
 from launcher.train.recovery.selftest import self_test
 from launcher.train.recovery.undo import Undo
@@ -49,10 +51,21 @@ def failure_of(error: Exception, rank: Rank, where: Where) -> Failure:
     return Failure(rank.number, where.phase, words, tuple(shortened(error)))
 
 
-class Recovery:
-    """Of one rank. `failure` is set from the moment when memory ran out here until the step is discarded."""
+def raised_again(failure: Failure, where: Where) -> torch.OutOfMemoryError:
+    """What ends the attempt after all: `where` tells of the failure itself."""
+    where.phase, where.traceback = failure.phase, failure.traceback
+    return torch.OutOfMemoryError(failure.text)
 
-    def __init__(self, model: nn.Module, rank: Rank, where: Where, budget: Budget) -> None:
+
+class Recovery:
+    """Of one rank. `failure` is set from the moment when memory ran out here until the step is repeated.
+
+    `end`: ends the attempt with the exception that it is given, from any thread.
+    """
+
+    def __init__(
+        self, model: nn.Module, rank: Rank, where: Where, budget: Budget, end: Callable[[Exception], object]
+    ) -> None:
         self.model, self.rank, self.where, self.budget = model, rank, where, budget
         self.gate = Gate(rank.world, budget)
         with budget.host_side():
@@ -63,6 +76,7 @@ class Recovery:
         """Elements per sample of the first tensor of a batch, the second ..., the most that was probed; None:
         nothing was. It only ever grows, in number and in size: probing comes to an end."""
         self.why_not = self._why_not()
+        self._end, self._deadline = end, Deadline(rank.job.train.collective_timeout)
 
     def _why_not(self) -> str | None:
         """Why running out of memory ends the attempt here; None: it does not."""
@@ -70,6 +84,8 @@ class Recovery:
             return None
         if self.collectives is None:
             return f"sharding: {self.rank.recipe.sharding} cannot be retried after a failure in backward"
+        if self.rank.world > 1 and any(isinstance(one, nn.SyncBatchNorm) for one in self.model.modules()):
+            return "SyncBatchNorm calls collectives itself, and nobody else knows which are missing"
         found = self.gate.everyones(self._self_test())
         return next((problem for problem in found if problem is not None), None)
 
@@ -87,6 +103,26 @@ class Recovery:
         """A step, or a repetition. Random state and buffers are as they were last taken: when the step before
         was done, or by `discard`."""
         self.failure = None
+        self._deadline.step_begins()
+
+    def done(self) -> None:
+        """The gradients of the step are complete on all ranks."""
+        self._deadline.step_done()
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """What goes wrong after memory ran out, and before the ranks have met again, came of it: raised is
+        what ran out."""
+        try:
+            yield
+        except Exception as error:
+            if self.failure is None or classify(error, self.where) == "gpu-oom":
+                raise
+            raise self._not_met(self.failure) from error
+
+    def _not_met(self, failure: Failure) -> torch.OutOfMemoryError:
+        self.where.why_not = "the ranks did not meet again behind what each of them sends in a micro-batch"
+        return raised_again(failure, self.where)
 
     def attempt(self, kind: object, micro_batch: Callable[[], T]) -> T | None:
         """What `micro_batch` returns; None when memory ran out in it and the ranks can go on together.
@@ -104,7 +140,7 @@ class Recovery:
             self.where.why_not = self.why_not or self._why_not_after(error)
             if self.where.why_not is not None:
                 raise
-            self.failure = failure_of(error, self.rank, self.where)
+            self.failure = failure = failure_of(error, self.rank, self.where)
             del error
         else:
             if self.collectives is not None:
@@ -114,6 +150,7 @@ class Recovery:
         self.where.phase, self.where.users = before
         self.free()
         if self.collectives is not None and self.rank.world > 1:
+            self._deadline.set(lambda: self._end(self._not_met(failure)))
             self.collectives.drain()
             self.free()
         return None
@@ -150,7 +187,8 @@ class Recovery:
         self.probed = [max(pair) for pair in zip_longest(sizes, self.probed or (), fillvalue=0)]
 
     def discard(self) -> None:
-        """On every rank: as the step began."""
+        """On every rank, when they have met: as the step began."""
+        self._deadline.lift()
         clean(self.model)
         with self.budget.host_side():
             self.undo.restore()

@@ -1,0 +1,66 @@
+"""A handover under another sharding: whole tensors lie in the files of a node, in one part or in several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from launcher.train.optimizers.state import local
+
+Place = tuple[tuple[int, ...], tuple[int, ...]]
+"Shape of the whole, and where in it a part begins."
+
+
+def place_of(tensor: torch.Tensor) -> Place:
+    """Of what this rank has of it. Replicas are whole."""
+    whole = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return whole, (0,) * len(whole)
+    _, offset = compute_local_shape_and_global_offset(whole, tensor.device_mesh, tensor.placements)
+    return whole, tuple(offset)
+
+
+class Parts:
+    """Of one tensor, as they were handed over; the same one may be there twice."""
+
+    def __init__(self, parts: Sequence[tuple[Place, torch.Tensor]]) -> None:
+        self.shape = parts[0][0][0]
+        self._parts = {offset: part for (_, offset), part in parts if part.numel()}
+
+    @property
+    def complete(self) -> bool:
+        return sum(part.numel() for part in self._parts.values()) == math.prod(self.shape)
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether it is of this shape and type."""
+        return self.shape == tensor.shape and all(part.dtype == tensor.dtype for part in self._parts.values())
+
+    def copy_into(self, tensor: torch.Tensor) -> None:
+        """What this rank has of `tensor` is written."""
+        into, (_, start) = local(tensor), place_of(tensor)
+        if not into.numel():
+            return
+        for offset, part in self._parts.items():
+            ours, theirs = [], []
+            for at, size, begin, length in zip(start, into.shape, offset, part.shape, strict=True):
+                low, high = max(at, begin), min(at + size, begin + length)
+                ours.append(slice(low - at, high - at))
+                theirs.append(slice(low - begin, high - begin))
+            if all(cut.start < cut.stop for cut in ours):
+                into[tuple(ours)].copy_(part[tuple(theirs)])
+
+
+def parts_of(files: Sequence[tuple[Sequence[Any], Sequence[torch.Tensor]]]) -> list[Parts]:
+    """`files`: places and tensors of each rank that wrote some, all in the same order."""
+    places, tensors = zip(*files, strict=True)
+    return [
+        Parts(
+            [((tuple(shape), tuple(offset)), part) for (shape, offset), part in zip(at, those, strict=True)]
+        )
+        for at, those in zip(zip(*places, strict=True), zip(*tensors, strict=True), strict=True)
+    ]
