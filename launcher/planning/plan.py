@@ -224,8 +224,8 @@ def _warnings(job: Job) -> tuple[str, ...]:
     command = " ".join(job.command or ())
     if job.command and "{micro_batch_size}" not in command:
         warnings.append(
-            "the command does not use {micro_batch_size}: after an out-of-memory failure it would start "
-            "again with the same batch, so such a failure ends the run"
+            "the command does not use {micro_batch_size}: the smaller micro-batch of a restart after an "
+            "out-of-memory failure reaches it only if it reads LAUNCHER_MICRO_BATCH_SIZE of its environment"
         )
     elif job.command and "{grad_accum}" not in command:
         warnings.append(
