@@ -178,11 +178,12 @@ def too_large(known: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int 
     """An entry of each run on as many devices of the same capacity that ran out of memory under this recipe
     or a smaller micro-batch of it; or under a larger one, and went on with a smaller one. The newest first;
     none that a later run contradicts. One alone may have met a failure that passed."""
+    alike = [one for one in known if capacity and (one.capacity, one.ranks) == (capacity, ranks)]
+    if all(_changed(one, recipe) for entry in alike for one in entry.ran_out):
+        return ()  # soon: most recipes are of no entry
     found: dict[str, Entry] = {}
     held = 0  # samples at once, by a later run
-    for entry in reversed(known):
-        if capacity is None or (entry.capacity, entry.ranks) != (capacity, ranks):
-            continue
+    for entry in reversed(alike):
         for one in entry.ran_out:
             fits = 0 if _changed(one, entry.recipe) else entry.recipe.micro_batch_size
             least = max(held, fits) + 1 if fits else max(held + 1, one.micro_batch_size)
