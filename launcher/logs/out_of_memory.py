@@ -49,6 +49,7 @@ _WORDS: tuple[tuple[MemoryKind, tuple[str, ...]], ...] = (
             # JAX and XLA. `vmem` is a scratchpad inside the chip: a kernel's own affair.
             r"(?:RESOURCE_EXHAUSTED|[Rr]esource exhausted): (?:Out of memory|Failed to allocate request)",
             r"Ran out of memory in memory space hbm",
+            r"Attempting to (?:allocate|reserve) [^\n]{,40}\. That was not possible",
             r"\bINTERNAL: Failed to allocate \d+ bytes",
             # TensorFlow. Its allocator also tells of what it asked for in vain and can do without.
             r"OOM when allocating tensor",
@@ -79,14 +80,16 @@ _SIZE = r"\s*([\d,]*\.?\d+)\s*([KMGT]?)(?:i?B|bytes)?\b"
 _REQUESTED = re.compile(
     r"(?:[Tt]ried to allocate|trying to allocate|[Mm]emory allocating|Failed to allocate request for|"
     r"Failed to CUDA [cm]alloc(?: async| host)?|Unable to allocate|[Ff]ailed to alloc(?:ate)?|"
-    r"memory of size:|in memory space hbm\. Used)" + _SIZE
+    r"memory of size:|in memory space hbm\. Used|Attempting to (?:allocate|reserve))" + _SIZE
 )
 # Before torch 2.0: `(GPU 0; 6.00 GiB total capacity; 781.59 MiB already allocated; 3.03 GiB free; ...)`.
 # Until 2.2 it was a "capacty".
 _TOTAL = re.compile(
     r"total\s+capaci?ty\s+of" + _SIZE + r"|;" + _SIZE + r" total capacity|hbm\. Used \S+ of" + _SIZE
 )
-_FREE = re.compile(r"of\s+which" + _SIZE + r"\s+is\s+free|;" + _SIZE + r" free;")
+_FREE = re.compile(
+    r"of\s+which" + _SIZE + r"\s+is\s+free|;" + _SIZE + r" free;|not possible\. There are" + _SIZE + " free"
+)
 _SHAPED = re.compile(r"OOM when allocating tensor with shape\[([\d,]+)\] and type (\w+)")
 _WIDTHS = {"float": 4, "half": 2, "bfloat16": 2, "double": 8, "int32": 4, "int64": 8, "bool": 1, "uint8": 1}
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}

@@ -174,18 +174,33 @@ def correction(known: Sequence[Entry], recipe: Recipe) -> Correction | None:
     )
 
 
-def too_large(known: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int | None) -> Entry | None:
-    """The newest entry of a run on as many devices of the same capacity that ran out of memory under this
-    recipe or a smaller micro-batch of it; or under a larger one, and went on with a smaller one."""
-    for entry in reversed(known):
-        if capacity is None or (entry.capacity, entry.ranks) != (capacity, ranks):
-            continue
+def too_large(known: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int | None) -> tuple[Entry, ...]:
+    """An entry of each run on as many devices of the same capacity that ran out of memory under this recipe
+    or a smaller micro-batch of it; or under a larger one, and went on with a smaller one. The newest first;
+    none that a later run contradicts. One alone may have met a failure that passed."""
+    alike = [one for one in known if capacity and (one.capacity, one.ranks) == (capacity, ranks)]
+    if all(_changed(one, recipe) for entry in alike for one in entry.ran_out):
+        return ()  # soon: most recipes are of no entry
+    found: dict[str, Entry] = {}
+    held = 0  # samples at once, by a later run
+    for entry in reversed(alike):
         for one in entry.ran_out:
             fits = 0 if _changed(one, entry.recipe) else entry.recipe.micro_batch_size
-            least = fits + 1 if fits else one.micro_batch_size
-            if not _changed(one, recipe) and recipe.micro_batch_size >= least:
-                return entry
-    return None
+            least = max(held, fits) + 1 if fits else max(held + 1, one.micro_batch_size)
+            told = one.micro_batch_size > held and recipe.micro_batch_size >= least
+            if told and not _changed(one, recipe):
+                found.setdefault(entry.run, entry)
+        if not _changed(entry.recipe, recipe):
+            held = max(held, entry.recipe.micro_batch_size)
+    return tuple(found.values())
+
+
+def tells_more(entry: Entry, known: Sequence[Entry]) -> bool:
+    """Whether later plans can learn from it: a prediction beside its measurement, what ran out of memory, or
+    that its recipe held, which was known to be too large."""
+    alike = [one for one in known if one.args == entry.args]
+    holds = too_large(alike, entry.recipe, entry.ranks, entry.capacity)
+    return bool(entry.predicted or entry.ran_out or holds)
 
 
 def capacity_of(job: Job, cluster: Cluster, *, on_gpu: bool) -> int | None:

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from launcher.planning.choice import Bounds, Candidate, Choice, Room, choose
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, ladder_of
-from launcher.planning.learnt import begun_where_it_fitted, known_of
+from launcher.planning.learnt import begin, begun_where_it_fitted, known_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
 from launcher.planning.space import Space
@@ -21,6 +21,7 @@ from launcher.spec.base import Value, format_bytes
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem
 from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
 from launcher.spec.rules import changes_line
 
 KEPT = "which is not searched: another one changes what is learnt; --what-if precision=bf16 asks"
@@ -63,9 +64,9 @@ class Decider:
         plan = make_plan(job, cluster)
         self.layout = plan.layout
         on_gpu = self.layout.gpus_per_node > 0
-        known = known_of(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
-        self.plan = begun_where_it_fitted(plan, job, cluster, known)
-        self.evaluate = Evaluator(source, job, cluster, self.layout, known)
+        self._known = known_of(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
+        self.plan = begun_where_it_fitted(plan, job, cluster, self._known)
+        self.evaluate = Evaluator(source, job, cluster, self.layout, self._known)
         self._bounds = Bounds(
             least=functools.cache(self.evaluate.least),
             speed=functools.cache(self.evaluate.speed),
@@ -114,23 +115,35 @@ class Decider:
         choice = self.best()
         if choice.chosen is None:
             raise PlanRefusedError(self._refusals(choice))
-        rungs, left_out = ladder_of(choice.chosen, self.space(), self.evaluate, self.room, vary)
-        recipe = choice.chosen.recipe
+        chosen, above, reason = self._begun(choice.chosen, choice.reason)
+        rungs, left_out = ladder_of(chosen, self.space(), self.evaluate, self.room, vary)
         speeds = itertools.accumulate((1 - rung.slower for rung in rungs), operator.mul)
         plan = self.plan.model_copy(
             update={
-                "recipe": recipe,
+                "recipe": chosen.recipe,
                 "ladder": tuple(rung.recipe for rung in rungs if not rung.args),
                 "ladder_speed": tuple(
                     speed for rung, speed in zip(rungs, speeds, strict=True) if not rung.args
                 ),
-                "reason": choice.reason,
+                "above": above,
+                "reason": reason,
             }
         )
         explained = choice.explain()
         if "precision" not in self.fixed:
-            explained = (*explained, f"precision: {recipe.precision}, {KEPT}")
-        return self._decision(choice.chosen, plan, explained, rungs, left_out)
+            explained = (*explained, f"precision: {chosen.recipe.precision}, {KEPT}")
+        return self._decision(chosen, plan, explained, rungs, left_out)
+
+    def _begun(self, chosen: Candidate, reason: str) -> tuple[Candidate, tuple[Recipe, ...], str]:
+        """What a run begins with, what it tries again, and why: fewer samples at once where an earlier run
+        ran out of memory under the chosen recipe."""
+        most = chosen.recipe.micro_batch_size
+        sizes = [one for one in self.space().sizes(chosen.recipe) if one.micro_batch_size <= most][::-1]
+        lower = begin(sizes, self._known, self.layout.ranks, self.room.card)
+        begun = self.evaluate.confirm(sizes[lower.at]) if lower.at else chosen
+        if begun == chosen or self.room.misfit(begun.estimate) is not None:
+            return chosen, (), reason
+        return begun, lower.above, f"{reason}; {lower.reason}"
 
     def _decision(
         self,

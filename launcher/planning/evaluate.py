@@ -12,6 +12,7 @@ from launcher.memory.host import host_of
 from launcher.memory.ledger import Correction, Entry, correction, too_large
 from launcher.memory.states import states_of
 from launcher.memory.trace import Law, Work
+from launcher.planning.batches import with_micro_batch
 from launcher.planning.choice import Candidate
 from launcher.planning.hardware import hardware_of
 from launcher.planning.plan import Layout, ranks_of
@@ -158,7 +159,16 @@ class Evaluator:
             band = estimate.band if learnt.band is None else max(LEAST_BAND, learnt.band)
             estimate = estimate.model_copy(update={"correction": learnt.factor, "band": band})
         card = self.around.gpu.memory if self.around.gpu is not None else None
-        if card is not None and too_large(self._known, recipe, self.ranks.world, card):
+        if card is not None and self._too_large(recipe, card):
             least = card / estimate.reserved  # it ran out of memory before, whatever was predicted
             estimate = estimate.model_copy(update={"correction": max(estimate.correction, least)})
         return estimate
+
+    def _too_large(self, recipe: Recipe, card: int) -> bool:
+        """One run alone may have met a failure that passed: then its plan begins with fewer samples at once,
+        unless these are known to be too many, too."""
+        runs, least = (
+            too_large(self._known, one, self.ranks.world, card)
+            for one in (recipe, with_micro_batch(recipe, 1))
+        )
+        return len(runs) > 1 or bool(runs and least)

@@ -51,6 +51,9 @@ class Plan(Value):
     "What an out-of-memory failure falls back to, in order."
     ladder_speed: tuple[float, ...] = ()
     "Samples per second of each rung, those of `recipe` being 1; empty where the model is not known."
+    above: tuple[Recipe, ...] = ()
+    """Larger micro-batches that it would begin with, had not one earlier run, and no second, run out of
+    memory under them: the run tries them again, the last one first."""
     reason: str
     warnings: tuple[str, ...] = ()
     estimate: Estimate | None = None

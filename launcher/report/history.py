@@ -53,7 +53,8 @@ class Turn(NamedTuple):
             return again - _seconds(self.before[-1]["time"])
         first = self.after[0]
         repeated = sum(line["seconds"] for line in self.before if line["step"] >= first["step"])
-        idle = _seconds(first["time"]) - first["seconds"] - _seconds(self.before[-1]["time"])
+        taken = first["seconds"] + first.get("seconds_lost", 0.0)
+        idle = _seconds(first["time"]) - taken - _seconds(self.before[-1]["time"])
         return float(idle + repeated)
 
 
@@ -170,7 +171,8 @@ def _what_failed(run: RunDir, turn: Turn) -> str:
 
 
 def _measured(turn: Turn) -> str:
-    """Steps per second before and after. The first step of an attempt warms up: it is no measure."""
+    """Steps per second before and after. The first step of an attempt, or with a recipe, warms up: it is no
+    measure."""
     before, after = (
         [line for line in lines if not _warms_up(line, turn)] for lines in (turn.before, turn.after)
     )
@@ -181,6 +183,8 @@ def _measured(turn: Turn) -> str:
 
 
 def _warms_up(line: dict[str, Any], turn: Turn) -> bool:
+    if "seconds_lost" in line or (not turn.restart and line["step"] == turn.event.get("step")):
+        return True
     same = (other["step"] for other in (*turn.before, *turn.after) if other["attempt"] == line["attempt"])
     return bool(line["step"] == min(same))
 

@@ -87,7 +87,8 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         earlier = ", ".join(f"attempt {n}: {v.failure}" for n, v, _ in failures[:-1][-4:])
         lines.append(f"before    {earlier}")
     if state not in ("succeeded", "running"):
-        lines.append(f"do        {advice(verdict).replace('RUN', run.id)}")
+        command = read_record(run.run).get("job", {}).get("command") is not None
+        lines.append(f"do        {advice(verdict, command=command).replace('RUN', run.id)}")
     return lines[:MAX_LINES]
 
 

@@ -44,6 +44,10 @@ _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = re.compile(r"another exception occurred:|direct cause of the following exception:")
 _MESSAGE_LINES = 12
 "What is read of an exception's message."
+_LAST_WORDS = 2
+"""Lines in which a program without a traceback says why it ends, such as an error and a hint. Memory that ran
+out before them was looked after."""
+_TERMINATED = "terminate called"  # C++; its message and its stack follow
 
 # Exceptions in which torch tells of its network; a ConnectionError is the user's own network.
 _NETWORK = frozenset({"nccl-timeout", "rendezvous-failed"})
@@ -83,7 +87,7 @@ def class_of_exception(text: str) -> Found | None:
 def class_of_text(lines: Iterable[str]) -> Found | None:
     """The class that the lines speak of, and the line that says so."""
     lines = list(lines)
-    memory = _memory_in(lines)
+    memory = _memory_in(_last_words(lines))
     if memory is not None and memory.memory is not None and memory.memory.kind == "shared":
         return memory  # /dev/shm is a disk of its own
     for line in reversed(lines):
@@ -96,6 +100,13 @@ def class_of_text(lines: Iterable[str]) -> Found | None:
             if pattern.search(line):
                 return Found(name, line.strip())
     return None
+
+
+def _last_words(lines: Sequence[str]) -> Sequence[str]:
+    terminated = [number for number, line in enumerate(lines) if _TERMINATED in line]
+    if terminated:
+        return lines[terminated[-1] :]
+    return [line for line in lines if line.strip()][-_LAST_WORDS:]
 
 
 def _memory_in(lines: Iterable[str]) -> Found | None:
@@ -127,7 +138,9 @@ def _exceptions(lines: Sequence[str]) -> list[str]:
         for number in range(len(lines) - 1, -1, -1):
             match = _EXCEPTION.match(lines[number])
             if match and match[1].rpartition(".")[2].endswith(("Error", "Exception", "Interrupt")):
-                return [_with_message(lines, number)]
+                below_frames = _PREFIX.sub("", lines[number - 1]).startswith("  ") if number else True
+                last = lines[number] in _last_words(lines)
+                return [_with_message(lines, number)] if below_frames or last else []
     return found
 
 

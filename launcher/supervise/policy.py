@@ -58,10 +58,19 @@ SHARED_MEMORY = (
 )
 
 
-def advice(verdict: Verdict) -> str:
-    """What the user can do; RUN stands for the run."""
+OF_A_COMMAND = (
+    "let the command itself need less: read the micro-batch ({micro_batch_size} in command:, or "
+    "LAUNCHER_MICRO_BATCH_SIZE of its environment), checkpoint activations, shard or offload; or larger GPUs"
+)
+"When its GPU runs out: launcher builds neither its model nor its optimizer."
+
+
+def advice(verdict: Verdict, *, command: bool) -> str:
+    """What the user can do; RUN stands for the run. `command`: of a job with `command:`."""
     if verdict.memory is not None and verdict.memory.kind == "shared":
         return SHARED_MEMORY
+    if verdict.failure == "gpu-oom" and command:
+        return OF_A_COMMAND
     if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
         return less_for_states(verdict)
     return POLICIES[verdict.failure].advice

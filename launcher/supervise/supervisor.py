@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.memory.ledger import default_folder, record
+from launcher.memory.ledger import default_folder, entries, record, tells_more
 from launcher.memory.measured import entry_of_run
 from launcher.planning.plan import Plan
 from launcher.runs.downgrades import downgrades_within, recipe_in_force
@@ -300,10 +300,10 @@ class Supervisor:
     def _learn(self) -> None:
         """What was measured corrects the next plans of this model. A ledger that cannot be written costs
         just that."""
-        entry = entry_of_run(self.run, self.plan.parameters)
-        if entry is not None and (entry.predicted or entry.ran_out):
+        entry, folder = entry_of_run(self.run, self.plan.parameters), default_folder(self.run.path.parent)
+        if entry is not None and tells_more(entry, entries(folder, entry.family)):
             with suppress(OSError):
-                record(default_folder(self.run.path.parent), entry)
+                record(folder, entry)
 
     def _close_interrupted_attempts(self) -> None:
         """Attempts of an earlier supervisor that died before it could judge them."""

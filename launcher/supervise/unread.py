@@ -21,7 +21,11 @@ Earlier = Sequence[tuple[Recipe, Verdict]]
 SAME_FAILURES = 3
 "Attempts, each with a smaller micro-batch, that fail at the same place."
 SAME_FREE = 0.01
-"Share of the total memory by which what was left may differ from attempt to attempt."
+"""Share of what was asked for by which what was left may differ from attempt to attempt. Whatever is refused
+finds less than that: what is left lies anywhere below it for one that fails elsewhere each time."""
+LEAST_TOLD = 20 * 2**20
+"""Bytes asked for below which what was left tells nothing: PyTorch's allocator takes up to so much for them
+at once (`kLargeBuffer` of its CUDACachingAllocator)."""
 
 
 def unread(command: tuple[str, ...], recipe: Recipe, verdict: Verdict, earlier: Earlier) -> str | None:
@@ -34,26 +38,24 @@ def unread(command: tuple[str, ...], recipe: Recipe, verdict: Verdict, earlier: 
     falling = len(latest) == SAME_FAILURES and all(b < a for a, b in pairwise(sizes))
     if not falling or not all(_same_place(a, b) for (_, a), (_, b) in pairwise(latest)):
         return None
-    size = verdict.memory.requested if verdict.memory is not None else None
-    asking = f", each time asking for {format_bytes(size)}" if size is not None else ""
+    assert verdict.memory is not None and verdict.memory.requested is not None
     return (
-        f"the same failure with micro-batch {', '.join(map(str, sizes))}{asking}: the command uses neither "
+        f"the same failure with micro-batch {', '.join(map(str, sizes))}, each time asking for "
+        f"{format_bytes(verdict.memory.requested)} with as much free: the command uses neither "
         f"{{micro_batch_size}} nor, as it seems, {environment_name('micro_batch_size')} of its environment, "
         "so nothing in it can be lowered"
     )
 
 
 def _same_place(a: Verdict, b: Verdict) -> bool:
+    """Only where both tell what was asked for and what was left; not every library does."""
     if a.failure != b.failure or a.memory is None or b.memory is None:
         return False
-    if a.memory.requested is None:  # not every library tells
-        return b.memory.requested is None and a.exception == b.exception
-    if a.memory.requested != b.memory.requested:
+    size, free, other = a.memory.requested, a.memory.free, b.memory.free
+    if size is None or size != b.memory.requested or size < LEAST_TOLD or free is None or other is None:
         return False
-    if a.memory.free is None or b.memory.free is None or a.memory.total is None:
-        return True
     # A weight's gradient has one size whatever the micro-batch, but what is left before it differs.
-    return abs(a.memory.free - b.memory.free) <= SAME_FREE * a.memory.total
+    return abs(free - other) <= SAME_FREE * size
 
 
 def judged_since_start(run: RunDir) -> Earlier:

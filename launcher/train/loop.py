@@ -105,7 +105,7 @@ class Trainer:
             self.in_force.climb(step)
             started = time.perf_counter()
             result = self.train_step(step)
-            self._evaluate_and_record(step, result, time.perf_counter() - started)
+            self._evaluate_and_record(step, result, time.perf_counter() - started - result.lost)
             self._tell(self.checkpoints.finished())
             if step == self.steps:
                 self._save(step, leaving=True)
@@ -133,10 +133,11 @@ class Trainer:
 
     def train_step(self, step: int) -> StepResult:
         """One optimizer step over the global batch, in smaller micro-batches where memory runs out."""
-        started = time.perf_counter()
+        began = started = time.perf_counter()
         with self.recovery.told():
             while (sums := self._gradients(step)) is None:
-                self.in_force.lower(step)
+                self.in_force.lower(step, began)
+                began = time.perf_counter()
         self.recovery.done()
         total_loss, total_weight, stop = sums
         self.in_force.step_done()
@@ -147,8 +148,9 @@ class Trainer:
             grad_norm = divide_and_clip(self.model, factor, self.rank.job.train.clip_norm)
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
-            result = StepResult(_mean(total_loss, total_weight), total_weight, grad_norm, lr, stop > 0)
-            with self.progress.updating(step, asdict(result), started):
+            loss, lost = _mean(total_loss, total_weight), began - started
+            result = StepResult(loss, total_weight, grad_norm, lr, stop > 0, lost)
+            with self.progress.updating(step, asdict(result), began):
                 if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
                     self.rank.say(f"step {step}: {reason}; the model stays as it is")
                     self.recorder.event("step-left-out", step=step, reason=reason)

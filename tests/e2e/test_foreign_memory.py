@@ -32,6 +32,20 @@ raise RuntimeError(
     "139.56 MiB is free."
 )
 """
+READS_ITS_ENVIRONMENT_BUT_FAILS_ALIKE = """\
+import os, sys
+print("CUDA out of memory. Falling back to less", flush=True)
+size = int(os.environ["LAUNCHER_MICRO_BATCH_SIZE"])
+free = {8: 5.25, 4: 61.25, 2: 120.25}
+if size in free:
+    print("epoch 1", "epoch 2", sep="\\n", flush=True)
+    sys.exit(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total "
+        f"capacity of 79.10 GiB of which {free[size]} MiB is free."
+    )
+print("epoch 1", flush=True)
+sys.exit("train.py: error: data/val.jsonl not found")
+"""
 ONE_RANK = {"gpus_per_node": 0, "ranks_per_node": 1}
 
 
@@ -52,6 +66,13 @@ def test_a_script_is_lowered_by_its_environment(lab: Lab) -> None:
     assert last["failure"] == "succeeded" and "fits 4 2 8" in done.stdout
 
 
+def test_a_script_is_lowered_until_it_fits_and_the_error_that_ends_it_then_is_its_own(lab: Lab) -> None:
+    done = lab.cli("run", job(lab, READS_ITS_ENVIRONMENT_BUT_FAILS_ALIKE))
+    assert done.returncode == EXIT_CODES["user-error"], done.stdout + done.stderr
+    failures = [verdict["failure"] for verdict in verdicts(lab.newest())]
+    assert failures == ["gpu-oom", "gpu-oom", "gpu-oom", "user-error"]
+
+
 def test_a_script_that_nothing_reaches_is_left_after_three_attempts_with_the_reason(lab: Lab) -> None:
     path = job(lab, READS_NOTHING)
     done = lab.cli("run", path)
@@ -60,9 +81,9 @@ def test_a_script_that_nothing_reaches_is_left_after_three_attempts_with_the_rea
     assert len(verdicts(run)) == 3 and len(events(run, "downgrade")) == 2
     assert verdicts(run)[-1]["memory"]["requested"] == int(6.26 * 2**30)
     why = lab.cli("why").stdout
-    assert "the same failure with micro-batch 8, 4, 2, each time asking for 6.26 GiB" in why
+    assert "the same failure with micro-batch 8, 4, 2, each time asking for 6.26 GiB with as much free" in why
     assert "memory    6.26 GiB asked for, 139.6 MiB of 47.4 GiB free" in why
-    assert "history   2 restarts" in why
+    assert "history   2 restarts" in why and "do        let the command itself need less" in why
 
     done = lab.cli("run", path, "--no-downgrade")
     assert done.returncode == EXIT_CODES["gpu-oom"]

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from launcher.memory.ledger import Entry, Family, correction, default_folder, entries, record, too_large
+from launcher.memory.ledger import (
+    Entry,
+    Family,
+    correction,
+    default_folder,
+    entries,
+    record,
+    tells_more,
+    too_large,
+)
 from launcher.memory.measured import entry_of_run
 from launcher.runs.files import append_json, replace_json
 from launcher.runs.layout import RunDir
@@ -279,8 +288,27 @@ def test_what_ran_out_of_memory_is_known_to_be_too_large_on_the_same_devices_onl
         )
     ]
     larger = recipe(micro_batch_size=8, grad_accum=1)
-    assert too_large(known, failed, 8, 80 * GIB) == too_large(known, larger, 8, 80 * GIB) == known[0]
-    assert too_large(known, fits, 8, 80 * GIB) is None
-    assert too_large(known, recipe(activations="checkpoint"), 8, 80 * GIB) is None
+    assert too_large(known, failed, 8, 80 * GIB) == too_large(known, larger, 8, 80 * GIB) == (known[0],)
+    assert too_large(known, fits, 8, 80 * GIB) == ()
+    assert too_large(known, recipe(activations="checkpoint"), 8, 80 * GIB) == ()
     for ranks, capacity in ((16, 80 * GIB), (8, 94 * GIB), (8, None)):
-        assert too_large(known, failed, ranks, capacity) is None
+        assert too_large(known, failed, ranks, capacity) == ()
+
+
+def test_each_run_counts_once_and_one_that_held_the_recipe_contradicts_all_before():
+    def ran(run: str, *out: Recipe, size: int = 2) -> Entry:
+        made = entry(predicted=None, micro_batch_size=size, grad_accum=8 // size)
+        return made.model_copy(update={"ran_out": out, "capacity": GIB, "run": run})
+
+    def runs_against(known: list[Entry], size: int) -> list[str]:
+        asked = recipe(micro_batch_size=size, grad_accum=8 // size)
+        return [one.run for one in too_large(known, asked, 8, GIB)]
+
+    failed = [ran("a", recipe()), ran("b", recipe()), ran("b", recipe())]
+    assert runs_against(failed, 4) == ["b", "a"]
+    held = ran("c", size=4)
+    assert tells_more(held, failed) and not tells_more(held, [*failed, held])
+    assert not tells_more(ran("d"), failed), "it ran with what was known to fit"
+    assert not tells_more(held.model_copy(update={"args": {}}), failed), "of another model"
+    assert runs_against([*failed, held], 4) == [] and runs_against([*failed, held], 8) == []
+    assert runs_against([*failed, held, ran("e", recipe())], 4) == ["e"]

@@ -168,7 +168,7 @@ def test_what_no_micro_batch_helps_costs_no_attempt_with_a_smaller_one(phase: st
     verdict = Verdict(failure="gpu-oom", reason="", phase=phase)
     lowered = lower(BASE, verdict, SETTING, (BASE, SMALLER))
     assert lowered.recipe is None and "a smaller micro-batch does not help" in lowered.reason
-    assert advice(verdict) in lowered.reason and "activations" not in lowered.reason
+    assert advice(verdict, command=False) in lowered.reason and "activations" not in lowered.reason
     everything = BASE.model_copy(update={"offload": "cpu"})
     planned = (BASE, SMALLER, SMALLER.model_copy(update={"offload": "cpu"}))
     assert lower(BASE, verdict, SETTING, planned).recipe == everything

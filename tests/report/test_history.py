@@ -45,10 +45,10 @@ class Log:
         self.clock += after
         append_json(self.run.events, {"time": stamp(self.clock), "event": kind, **fields})
 
-    def steps(self, attempt: int, first: int, last: int, seconds: float) -> None:
+    def steps(self, attempt: int, first: int, last: int, seconds: float, **more: Any) -> None:
         for step in range(first, last + 1):
             self.clock += seconds
-            line = {"time": stamp(self.clock), "attempt": attempt, "step": step, "seconds": seconds}
+            line = {"time": stamp(self.clock), "attempt": attempt, "step": step, "seconds": seconds, **more}
             append_json(self.run.metrics, line)
 
 
@@ -75,7 +75,8 @@ def test_every_turn_is_told_with_what_it_cost(log: Log) -> None:
         "downgrade", after=0.3, in_process=True, attempt=0, step=11, phase="backward", rank=1, seconds=0.3,
         because="CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of", **to(8, 16),
     )  # fmt: skip
-    log.steps(0, 11, 20, 0.55)
+    log.steps(0, 11, 11, 5.0, seconds_lost=0.3)
+    log.steps(0, 12, 20, 0.55)
     log.event("handover", after=1.0, attempt=0, step=20, bytes=3 * 2**30, seconds=0.9)
     verdict = Verdict(
         failure="gpu-oom", reason="rank 0 ran out of GPU memory in optimizer of step 21", rank=0,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from launcher.spec.verdict import EXIT_FOLLOWED, EXIT_OOM, EXIT_STOPPED
 from launcher.supervise.judge import Evidence, judge
@@ -263,6 +265,37 @@ def test_the_exception_that_ended_a_script_outranks_what_it_printed_before():
     lines = ("caught CUDA out of memory, going on", *TRACEBACK)
     verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, 1, lines=lines),)))
     assert (verdict.failure, verdict.exception) == ("user-error", "ValueError: bad token")
+
+
+@pytest.mark.parametrize(
+    "said", ["CUDA out of memory. Falling back", "torch.OutOfMemoryError: CUDA out of memory"]
+)
+def test_memory_that_a_script_had_looked_after_is_not_what_ended_it(said: str):
+    lines = (f"epoch 1: {said}", said, "epoch 1 done", "train.py: error: data/val.jsonl not found")
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 2}, exits=(ended(0, 2, lines=lines),)))
+    assert (verdict.failure, verdict.memory) == ("user-error", None)
+
+
+CPP = (
+    "terminate called after throwing an instance of 'c10::Error'",
+    "  what():  CUDA error: out of memory",
+    "Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (most recent call first):",
+    *(f"frame #{number}: <unknown function>" for number in range(9)),
+)
+RECORDED = YAML(typ="safe").load(Path(__file__).parents[1] / "logs" / "out_of_memory.yaml")
+TOLD = [message for message in RECORDED if message["kind"]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [(CPP, "gpu"), *((("    loss.backward()", *one["text"].splitlines(), ""), one["kind"]) for one in TOLD)],
+    ids=["C++", *(one["source"] for one in TOLD)],
+)
+def test_what_a_script_says_at_last_is_why_it_ended_though_its_traceback_began_before(
+    lines: tuple[str, ...], kind: str
+):
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, 1, lines=lines),)))
+    assert verdict.memory is not None and verdict.memory.kind == kind
 
 
 def test_the_users_own_network_is_not_ours():

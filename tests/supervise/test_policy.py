@@ -56,8 +56,11 @@ def test_a_spent_budget_stops_and_says_which():
     assert decision.action == "stop" and "retries.same of 2" in decision.reason
 
 
-def out_of_memory(requested: int | None = 2**30, free: int | None = None, **more: Any) -> Verdict:
-    memory = OutOfMemory(kind="gpu", requested=requested, total=2**34, free=free)
+MIB = 2**20
+
+
+def out_of_memory(requested: int | None = 2**30, free: int | None = 2**29, **more: Any) -> Verdict:
+    memory = OutOfMemory(kind="gpu", requested=requested, total=80 * 2**30, free=free)
     return Verdict(failure="gpu-oom", reason="", memory=memory, **more)
 
 
@@ -78,18 +81,25 @@ def test_a_command_that_reads_neither_placeholder_nor_environment_is_left_after_
     assert attempts("python t.py", same)[0] == attempts("python t.py", same, same)[0] == "retry-lower"
     action, reason = attempts("python t.py", same, same, same)
     assert action == "stop"
-    assert "micro-batch 8, 4, 2, each time asking for 1 GiB" in reason
+    assert "micro-batch 8, 4, 2, each time asking for 1 GiB with as much free" in reason
     assert "{micro_batch_size}" in reason and "LAUNCHER_MICRO_BATCH_SIZE" in reason
-    silent = out_of_memory(None, exception="RuntimeError: CUBLAS_STATUS_ALLOC_FAILED")
-    assert attempts("python t.py", silent, silent, silent)[0] == "stop"
+
+
+@pytest.mark.parametrize(("requested", "free"), [(None, None), (2**30, None), (2 * MIB, MIB)])
+def test_a_message_that_does_not_tell_where_it_failed_is_no_reason_to_leave_a_command(requested, free):
+    silent = out_of_memory(requested, free, exception="RuntimeError: CUBLAS_STATUS_ALLOC_FAILED")
+    assert attempts("python t.py", silent, silent, silent)[0] == "retry-lower"
+    least = RECIPE.model_copy(update={"micro_batch_size": 1, "grad_accum": 8})
+    assert decide(silent, command("python t.py"), least, SETTING, {}).action == "stop"
 
 
 def test_a_command_whose_failure_changes_with_the_micro_batch_is_lowered_on():
     same = out_of_memory()
     assert attempts("python t.py {micro_batch_size}", same, same, same)[0] == "retry-lower"
     assert attempts("python t.py", same, out_of_memory(2**29), out_of_memory(2**29))[0] == "retry-lower"
-    moving = [out_of_memory(free=free) for free in (0, 2**29, 2**28)]
-    assert attempts("python t.py", *moving)[0] == "retry-lower"
+    for size, frees in ((2**30, (0, 2**29, 2**28)), (128 * MIB, (5 * MIB, 61 * MIB, 120 * MIB))):
+        moving = [out_of_memory(size, free) for free in frees]
+        assert attempts("python t.py", *moving)[0] == "retry-lower"
     assert attempts("python t.py", *[out_of_memory(free=2**29 + n) for n in range(3)])[0] == "stop"
     killed = Verdict(failure="unknown", reason="")
     assert attempts("python t.py", same, killed, same)[0] == "retry-lower"
@@ -107,7 +117,13 @@ def test_a_forbidden_downgrade_says_which_would_have_been_next():
 def test_shared_memory_is_nothing_that_a_recipe_helps():
     verdict = Verdict(failure="host-oom", reason="", memory=OutOfMemory(kind="shared"))
     assert decide(verdict, job(), RECIPE, SETTING, {}).action == "stop"
-    assert "--shm-size" in advice(verdict) and advice(out_of_memory()) == POLICIES["gpu-oom"].advice
+    assert "--shm-size" in advice(verdict, command=False)
+
+
+def test_a_command_is_not_told_to_change_what_launcher_cannot_change_in_it():
+    assert advice(out_of_memory(), command=False) == POLICIES["gpu-oom"].advice
+    told = advice(out_of_memory(), command=True)
+    assert "the command itself" in told and "LAUNCHER_MICRO_BATCH_SIZE" in told and "8-bit" not in told
 
 
 def test_a_job_that_must_not_be_requeued_stops():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,21 @@ IGNORED = -100
 class Ragged(Task):
     """`fault`: what happens on rank 1 of attempt 0 at its `call`-th training loss.
 
-    A stop while saving happens on rank 0, which looks for it after its own part of the save.
+    A stop while saving happens on rank 0, which looks for it after its own part of the save. `pace`: seconds
+    that a loss takes at least.
     """
 
     def __init__(
-        self, dim: int = 16, samples: int = 40, dropout: float = 0.0, fault: str = "", call: int = 0
+        self,
+        dim: int = 16,
+        samples: int = 40,
+        dropout: float = 0.0,
+        fault: str = "",
+        call: int = 0,
+        pace: float = 0.0,
     ) -> None:
         self.dim, self.samples, self.dropout, self.fault, self.call = dim, samples, dropout, fault, call
+        self.pace = pace
         self.calls = 0
 
     def model(self) -> nn.Module:
@@ -56,6 +65,7 @@ class Ragged(Task):
                 and os.environ["LAUNCHER_ATTEMPT"] == "0"
             ):
                 _inject(self.fault, model)
+        time.sleep(self.pace)
         logits = model(batch["inputs"]).float().flatten(0, 1)
         targets = batch["targets"].flatten()
         total = functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launcher.planning.plan import Layout, Plan
 from launcher.runs.layout import RunDir
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import Unlimited
@@ -14,6 +15,7 @@ from launcher.train.recovery.descent import CLIMB_AFTER, Descent
 from launcher.train.recovery.gate import Gate
 from tests.train.runs import job, one_rank, prepare, recipe
 
+LAYOUT = Layout(nodes=1, ranks_per_node=2, gpus_per_node=0)
 LARGE, SMALL, LEAST = recipe("ddp", 4, 2), recipe("ddp", 2, 4), recipe("ddp", 1, 8)
 
 
@@ -97,8 +99,64 @@ def test_what_would_be_another_restart_is_not_tried(log: Log) -> None:
     assert log.descent(checkpointed).to_climb_to(10_000) is None
 
 
-def test_a_run_that_somebody_resumed_begins_anew(log: Log) -> None:
-    log.restart(LARGE, SMALL, step=50)
+def test_what_had_fitted_before_somebody_resumed_the_run_is_tried_again_once(log: Log) -> None:
+    log.change("downgrade", LARGE, SMALL, step=50, restart=False)
     log.run.event("resubmitted")
     log.attempt(SMALL, after=60)
+    assert log.descent(SMALL).to_climb_to(50 + CLIMB_AFTER) == LARGE
+    log.change("climb", SMALL, LARGE, step=250, restart=False)
+    log.change("downgrade", LARGE, SMALL, step=300, restart=False)
+    log.run.event("resubmitted")
+    log.attempt(SMALL, after=310)
     assert log.descent(SMALL).to_climb_to(10_000) is None
+
+
+@pytest.mark.parametrize("now", [recipe("ddp", 2, 2), recipe("ddp", 8, 1), recipe("ddp", 4, 2)])
+def test_what_somebody_has_changed_is_not_undone(log: Log, now: Recipe) -> None:
+    """Another batch, or as many samples at once as had run out, or more."""
+    log.restart(LARGE, SMALL, step=50)
+    log.run.event("resubmitted")
+    log.attempt(now, after=60)
+    assert log.descent(now).to_climb_to(10_000) is None
+
+
+def test_a_micro_batch_that_the_job_fixes_is_not_passed(log: Log) -> None:
+    log.restart(LARGE, SMALL, step=50)
+    fixed = one_rank(log.run, job=job(recipe={"micro_batch_size": 2}), recipe=SMALL)
+    descent = Descent(fixed, fixed.setting(batch_norm=False), Gate(1, Unlimited()))
+    assert descent.to_climb_to(10_000) is None
+
+
+def planned_below(log: Log) -> None:
+    """An earlier run had run out of memory under LARGE."""
+    plan = Plan(layout=LAYOUT, recipe=SMALL, ladder=(LEAST,), above=(LARGE,), reason="the ledger")
+    log.run.plan.write_text(plan.model_dump_json())
+
+
+def test_what_only_an_earlier_run_knows_to_be_too_large_is_tried_once(tmp_path: Path) -> None:
+    log = Log(prepare(tmp_path / "run", job()))
+    planned_below(log)
+    log.attempt(SMALL)
+    descent = log.descent(SMALL)
+    assert descent.to_climb_to(CLIMB_AFTER - 1) is None and descent.to_climb_to(CLIMB_AFTER) == LARGE
+    log.change("climb", SMALL, LARGE, step=CLIMB_AFTER, restart=False)
+    log.restart(LARGE, SMALL, step=300)
+    assert log.descent(SMALL).to_climb_to(10_000) is None
+
+
+def test_what_this_run_left_and_its_new_plan_knows_of_waits_from_when_it_left_it(log: Log) -> None:
+    log.change("downgrade", LARGE, SMALL, step=50, restart=False)
+    planned_below(log)
+    log.run.event("resubmitted")
+    log.attempt(SMALL, after=60)
+    descent = log.descent(SMALL)
+    assert descent.to_climb_to(CLIMB_AFTER) is None and descent.to_climb_to(50 + CLIMB_AFTER) == LARGE
+
+
+def test_nothing_is_tried_that_would_end_the_run_if_it_ran_out_once_more(log: Log) -> None:
+    log.restart(LARGE, SMALL, step=50)
+    for _ in range(job().retries.lower - 1):
+        log.run.event("downgrade", in_process=True, changes={}, reason="words")
+    assert log.descent(SMALL).to_climb_to(10_000) is None
+    log.run.event("resubmitted")
+    assert log.descent(SMALL).to_climb_to(10_000) == LARGE

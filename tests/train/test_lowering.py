@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from launcher.report.history import history
+from launcher.runs.files import read_json_lines
 from launcher.runs.layout import RunDir
 from launcher.train.budget import Unlimited
 from launcher.train.recovery.recovery import Recovery
 from launcher.train.where import Where
-from tests.train.runs import measure, one_rank
+from tests.train.runs import job, measure, one_rank, prepare, recipe, start
 
 
 @pytest.fixture(scope="module", params=[2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 4))])
@@ -73,6 +75,24 @@ def test_a_failure_that_passed_is_forgiven_once(measured: dict[str, Any]) -> Non
         pytest.skip("tried on two ranks")
     assert found["passes"] == [["downgrade", 2], ["climb", 5]]
     assert found["comes again"] == [["downgrade", 2], ["climb", 5], ["downgrade", 6]]
+
+
+def test_what_was_thrown_away_is_lost_and_not_part_of_the_step_that_counts(tmp_path: Path) -> None:
+    """Four losses of 0.1 s a step, memory runs out after the second one or later; then eight."""
+    run = prepare(tmp_path / "run", job(steps=4, args={"pace": 0.1}, train={"probe": "never"}))
+    drill = {"TRAIN_MEMORY_FAIL": "step=3,phase=backward,allocation=50"}
+    ended = start(run, recipe("none", micro=2, accumulation=4), ranks=1, env=drill)
+    assert ended.codes == {0: 0}, ended.output
+    [turn] = [event for event in run.read_events() if event["event"] == "downgrade"]
+    lines = read_json_lines(run.metrics)
+    lost = lines[2]["seconds_lost"]
+    assert 0.2 <= lost == pytest.approx(turn["seconds"], abs=0.02) and turn["step"] == 3
+    assert not any("seconds_lost" in line for line in lines if line["step"] != 3)
+    assert all(0.8 <= line["seconds"] < 1.2 for line in lines[2:]), lines
+    head, _, told = history(run)
+    assert head == f"history   1 downgrade in process: {turn['seconds']:.2g} s lost"
+    speeds = [1 / lines[at]["seconds"] for at in (1, 3)]
+    assert f"{speeds[0]:.3g} -> {speeds[1]:.3g} steps/s" in told
 
 
 def alone(where: Where) -> Recovery:

@@ -35,6 +35,8 @@ class StepResult:
     lr: float
     stop: bool
     "Some rank saw the request to stop."
+    lost: float = 0.0
+    "Seconds of the passes that were thrown away before the one that counts, and of what lay between them."
 
 
 class Recorder:
@@ -60,7 +62,7 @@ class Recorder:
             self.mfu.see(batch, of)
 
     def step(self, step: int, result: StepResult, seconds: float, eval_loss: float | None) -> None:
-        """`seconds` is the optimizer step's own time, without evaluation."""
+        """`seconds` is the optimizer step's own time, without evaluation and what was lost."""
         reading = self.memory.step(step)
         self.snapshots.after_step(step)
         if not self.rank.first:
@@ -92,6 +94,8 @@ class Recorder:
             "seconds": round(seconds, 6),
             "samples_per_second": round(samples / seconds, 3),
         }
+        if result.lost >= 1e-3:
+            line["seconds_lost"] = round(result.lost, 6)
         if self.task.counts == "tokens":
             line["tokens_per_second"] = round(result.weight / seconds, 3)
         if self.mfu is not None and (share := self.mfu.of(seconds)) is not None:

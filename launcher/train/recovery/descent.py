@@ -25,18 +25,22 @@ class Descent:
     def __init__(self, rank: Rank, setting: Setting, gate: Gate) -> None:
         self.rank, self.setting, self.gate = rank, setting, gate
         self.planned: tuple[Recipe, ...] = ()
-        if rank.first and (found := read_record(rank.run.plan)):
-            plan = Plan.model_validate(found)
-            self.planned = (plan.recipe, *plan.ladder)
         self._left: dict[Recipe, int] = {}
-        "Recipes that had fitted before memory ran out under them -> the step in which it did."
+        """Recipes that had fitted before memory ran out under them -> the step in which it did; 0 where it
+        was in an earlier run."""
         self._given_up: set[Recipe] = set()
         if rank.first:
-            self._remember(self._events())
+            if found := read_record(rank.run.plan):
+                plan = Plan.model_validate(found)
+                self.planned = (plan.recipe, *plan.ladder)
+                self._left |= dict.fromkeys(plan.above, 0)
+                self._given_up.update(plan.above)
+            self._remember(rank.run.read_events())
         self._left, self._given_up = gate.firsts((self._left, self._given_up))
 
     def _remember(self, events: Sequence[dict[str, Any]]) -> None:
-        """What the attempts before this one went down from, and came back to."""
+        """What the attempts before this one went down from, and came back to; also before somebody resumed
+        the run."""
         recipe, done = self.rank.recipe, 0  # under `recipe`, after so many steps of the run
         for event in events:
             kind = event.get("event")
@@ -52,8 +56,16 @@ class Descent:
                 else:
                     self.went_down(before, step or 0, had_fitted=step is not None and step > done + 1)
                 done = step - 1 if step is not None else done
-        for other in [one for one in self._left if one.changes_from(self.rank.recipe).keys() - WITHIN_A_RUN]:
-            del self._left[other]  # not without a restart
+        for other in [one for one in self._left if not self._may_return(one)]:
+            del self._left[other]
+
+    def _may_return(self, recipe: Recipe) -> bool:
+        """Whether the run can go up to it without a restart, and without doing what somebody has changed."""
+        now, asked = self.rank.recipe, self.rank.job.recipe.micro_batch_size
+        within = recipe.changes_from(now).keys() <= WITHIN_A_RUN
+        same_batch = recipe.micro_batch_size * recipe.grad_accum == now.micro_batch_size * now.grad_accum
+        higher = recipe != now and recipe.micro_batch_size >= now.micro_batch_size
+        return within and same_batch and higher and (asked is None or recipe.micro_batch_size <= asked)
 
     def below(self, recipe: Recipe) -> Recipe | None:
         """What to go on with, without a restart; the same on every rank. None where that is not possible, or
@@ -87,7 +99,7 @@ class Descent:
         return len(spent) < self.rank.job.retries.lower
 
     def _events(self) -> list[dict[str, Any]]:
-        """Since somebody last submitted or resumed the run."""
+        """Since somebody last submitted or resumed the run: what its budget is spent from."""
         events = self.rank.run.read_events()
         submissions = [
             at for at, one in enumerate(events) if one.get("event") in ("submitted", "resubmitted")
@@ -96,15 +108,21 @@ class Descent:
 
     def went_down(self, recipe: Recipe, step: int, *, had_fitted: bool) -> None:
         """From `recipe`. One that had fitted may do so again, once."""
-        if had_fitted and recipe not in self._given_up:
+        if recipe in self._left or (had_fitted and recipe not in self._given_up):
+            self._left.pop(recipe, None)  # to the end
             self._left[recipe] = step
         self._given_up.add(recipe)
 
     def to_climb_to(self, step: int) -> Recipe | None:
-        """Before `step`: the recipe that was left last, when that is long enough ago."""
-        for recipe, left in reversed(self._left.items()):
-            return recipe if step >= left + CLIMB_AFTER else None
-        return None
+        """Before `step`: the recipe that was left last, when that is long enough ago; the same on every
+        rank. None for good when running out of memory once more would end the run."""
+        recipe, left = next(reversed(self._left.items()), (None, 0))
+        if recipe is None or step < left + CLIMB_AFTER:
+            return None
+        if not self.gate.firsts(self.rank.first and self._may_go_lower()):
+            self._left.clear()
+            return None
+        return recipe
 
     def climbed(self, recipe: Recipe) -> None:
         """Tried again, with success or without: never a third time."""

@@ -41,8 +41,9 @@ class InForce:
         """With this recipe, and it fitted."""
         self._fitted = True
 
-    def probed(self) -> None:
-        """Take the largest micro-batch that fits on every rank. Nobody waits until each knows its own."""
+    def probed(self, since: float | None = None) -> None:
+        """Take the largest micro-batch that fits on every rank. Nobody waits until each knows its own.
+        `since` when, by time.perf_counter, the training does not get on, if before this."""
         began, gate, before = time.perf_counter(), self.recovery.gate, self.recipe
         rungs, asked = micro_batches(before, self.setting), self.probe.asked
         found = self.probe.largest(rungs)
@@ -62,7 +63,8 @@ class InForce:
         self._event("probe", **sizes, asked=self.probe.asked - asked, seconds=seconds)
         if self.recipe != before:
             text = f"{before.micro_batch_size} samples at once do not fit"
-            self._tell("downgrade", before, text, phase="probe", seconds=seconds)
+            lost = seconds if since is None else round(time.perf_counter() - since, 3)
+            self._tell("downgrade", before, text, phase="probe", seconds=lost)
 
     def _keeps_micro_batch(self, recipe: Recipe, found: Recipe) -> bool:
         smaller = found.micro_batch_size < recipe.micro_batch_size
@@ -73,13 +75,14 @@ class InForce:
         self.recovery.meets(batch, len(samples))
         self.probe.sample = max(samples, key=lambda one: sum(sizes_of(self.probe.task.collate([one]))))
 
-    def lower(self, step: int) -> None:
-        """After some rank ran out of memory in this step, or met a batch larger than what was probed."""
-        began, recovery, before = time.perf_counter(), self.recovery, self.recipe
+    def lower(self, step: int, began: float) -> None:
+        """After some rank ran out of memory in this step, or met a batch larger than what was probed.
+        `began`: the pass that is thrown away, by time.perf_counter."""
+        recovery, before = self.recovery, self.recipe
         failures = [one for one in recovery.gate.everyones(recovery.failure) if one is not None]
         recovery.discard()
         if not failures:
-            self.probed()
+            self.probed(since=began)
             return
         recipe = self.descent.below(before)
         if recipe is None:

@@ -48,7 +48,8 @@ class Progress:
     @contextmanager
     def updating(self, step: int, result: dict[str, Any], started: float) -> Iterator[None]:
         """Around all that changes parameters, optimizer states or the loss scale. Waits for ever when the
-        state is being handed over: the process ends then. `started`: the step, by time.perf_counter."""
+        state is being handed over: the process ends then. `started`: the pass that counts, by
+        time.perf_counter."""
         with self._still:
             try:
                 yield
