@@ -92,15 +92,18 @@ class Scale:
         raw = ["sbatch", "--parsable", "--begin=now+1hour", f"--array=0-{tasks - 1}", "--wrap", "true"]
         plain = self.timed(f"sbatch, array of {tasks}", raw).strip()
         sweep = ["submit", self.job(1), "-c", waits, "--sweep", f"env.TASK={values}"]
-        self.timed(f"launcher submit, array of {tasks}", [*LAUNCHER, *sweep])
+        said = self.timed(f"launcher submit, array of {tasks}", [*LAUNCHER, *sweep])
+        (whole,) = (line.split()[-1] for line in said.splitlines() if line.startswith("all of them: "))
         last = self.runs()[-1]
         self.timed(f"squeue, two arrays of {tasks}", ["squeue", "-r", "-h"])
         self.timed(f"launcher list, {tasks} jobs", [*LAUNCHER, "list", "--limit", "0"])
         self.timed("launcher status of one task", [*LAUNCHER, "status", last])
         self.timed("launcher logs of one task", [*LAUNCHER, "logs", last])
         self.timed("launcher cancel of one task", [*LAUNCHER, "cancel", last])
-        self.timed("scancel of the rest", ["scancel", "--partition=main"])
-        assert plain.isdigit()
+        self.timed(f"scancel, array of {tasks}", ["scancel", plain])
+        self.timed(f"launcher status, sweep of {tasks}", [*LAUNCHER, "status", whole])
+        self.timed(f"launcher cancel, sweep of {tasks}", [*LAUNCHER, "cancel", whole])
+        assert not subprocess.run(["squeue", "-h"], env=self.env, capture_output=True, check=True).stdout
 
     def nodes(self, count: int) -> dict[str, Any]:
         before = set(self.runs())

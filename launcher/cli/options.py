@@ -42,4 +42,12 @@ RunName = Annotated[
         autocompletion=complete_runs,
     ),
 ]
+RunOrSweep = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Argument(
+        metavar="RUN",
+        help="run or sweep: id, its beginning, or a run's path; the newest run if left out",
+        autocompletion=complete_runs,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]

@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from launcher.cli.options import AsJson, RunName, complete_runs
+from launcher.cli.options import AsJson, RunOrSweep, complete_runs
 
 
 def list_runs(
@@ -30,17 +30,24 @@ def list_runs(
         print(f"({len(runs) - limit} older: --limit 0)")
 
 
-def status(run: RunName = None, json: AsJson = False) -> None:
-    """The true state of a run. Exit code 0 while it runs or when it succeeded, else its verdict's."""
+def status(run: RunOrSweep = None, json: AsJson = False) -> None:
+    """The true state of a run, or of each run of a sweep.
+
+    Exit code 0 while it runs or when it succeeded, else its verdict's.
+    """
     from dataclasses import replace
 
     from launcher.cli.output import console, print_json
     from launcher.report.terminal import show_status
     from launcher.report.why import why
-    from launcher.runs.find import find_run
+    from launcher.runs.find import SweepRuns, find
     from launcher.schedulers.of_run import scheduler_of
 
-    found = find_run(run)
+    found = find(run)
+    if isinstance(found, SweepRuns):
+        from launcher.cli.sweep_runs import status_of_all
+
+        status_of_all(found, json)
     scheduler, handle = scheduler_of(found)
     now = scheduler.status(handle)
     if json:
@@ -51,13 +58,18 @@ def status(run: RunName = None, json: AsJson = False) -> None:
     raise SystemExit(now.exit_code)
 
 
-def cancel(run: RunName = None, json: AsJson = False) -> None:
-    """Checkpoint, then stop. A second call ends the ranks at once."""
+def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
+    """Checkpoint, then stop: a run, or all of a sweep. A second call ends the ranks at once."""
     from launcher.cli.output import print_json
-    from launcher.runs.find import find_run
+    from launcher.runs.find import SweepRuns, find
     from launcher.schedulers.of_run import scheduler_of
 
-    found = find_run(run)
+    found = find(run)
+    if isinstance(found, SweepRuns):
+        from launcher.cli.sweep_runs import cancel_all
+
+        cancel_all(found, json)
+        return
     again = found.cancel.exists() or not found.read_about().get("job", {}).get("task")
     scheduler, handle = scheduler_of(found)
     scheduler.cancel(handle)
@@ -81,7 +93,7 @@ def cancel(run: RunName = None, json: AsJson = False) -> None:
 def clean(
     runs: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="RUN...", help="runs to delete", autocompletion=complete_runs),
+        typer.Argument(metavar="RUN...", help="runs or sweeps to delete", autocompletion=complete_runs),
     ] = None,
     older_than: Annotated[
         Optional[str],  # noqa: UP045
@@ -97,7 +109,7 @@ def clean(
     from pathlib import Path
 
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
-    from launcher.runs.find import find_run, runs_in
+    from launcher.runs.find import SweepRuns, find, runs_in
     from launcher.runs.layout import RunDir
     from launcher.schedulers.of_run import remove, statuses
     from launcher.spec.base import parse_seconds
@@ -106,7 +118,10 @@ def clean(
         fail("name the runs to delete, or give --older-than 7d")
     if json and not yes:
         fail("--json cannot ask: give --yes as well")
-    chosen = [find_run(name) for name in runs or []]
+    chosen: list[RunDir] = []
+    for name in runs or []:
+        one = find(name)
+        chosen += one.runs if isinstance(one, SweepRuns) else [one]
     for run in chosen:
         if run.read_about().get("id") != run.id or not run.plan.is_file():
             fail(f"{run.path} does not look like a run directory as launcher makes them; delete it by hand")

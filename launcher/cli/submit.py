@@ -66,6 +66,12 @@ def submit(
             help="a run for each value, or each combination when repeated, in one submission",
         ),
     ] = None,
+    at_once: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--at-once", metavar="N", min=1, help="runs of a sweep at the same time; all if left out"
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="stream the logs until the run ends")
     ] = False,
@@ -90,8 +96,12 @@ def submit(
             fail("--max-price, --budget, --max-hours and --unplanned are of one run; a sweep rents nothing")
         if follow:
             fail("give --sweep or --follow, not both: `launcher logs RUN -f` follows one run of a sweep")
-        submit_sweep(job, cluster, sets, sweep, dry_run)
+        submit_sweep(job, cluster, sets, sweep, at_once, dry_run)
         return
+    if at_once is not None:
+        from launcher.cli.output import fail
+
+        fail("--at-once says how many runs of a sweep go on at the same time: give --sweep as well")
     scheduler, ready = prepared(job, cluster, sets, limits=limits)
     if dry_run:
         show_prepared(console(), ready)

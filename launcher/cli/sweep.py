@@ -19,7 +19,9 @@ from launcher.spec.recipe import RecipeChoice
 SECTIONS = {"train": Training, "batch": Batch, "recipe": RecipeChoice}
 
 
-def prepared_sweep(job_file: Path, cluster_name: str, sets: Sequence[str], sweeps: Sequence[str]) -> Sweep:
+def prepared_sweep(
+    job_file: Path, cluster_name: str, sets: Sequence[str], sweeps: Sequence[str], at_once: int | None
+) -> Sweep:
     """Raises SpecError, PlanRefusedError, RenderError, SchedulerError."""
     cluster = named_cluster(cluster_name)
     if not of_cluster(cluster).capabilities.arrays:
@@ -37,7 +39,7 @@ def prepared_sweep(job_file: Path, cluster_name: str, sets: Sequence[str], sweep
     for task, values in enumerate(chosen):
         _, ready = prepared(job_file, cluster_name, [*sets, *values], root / f"{sweep_id}-{task:0{width}d}")
         runs.append((ready, values))
-    return prepare(sweep_id, runs)
+    return prepare(sweep_id, runs, at_once)
 
 
 def _full(text: str, args: Mapping[str, Any]) -> str:
@@ -63,13 +65,18 @@ def _names(model: Any) -> list[str]:
 
 
 def submit_sweep(
-    job_file: Path, cluster_name: str, sets: Sequence[str], sweeps: Sequence[str], dry_run: bool
+    job_file: Path,
+    cluster_name: str,
+    sets: Sequence[str],
+    sweeps: Sequence[str],
+    at_once: int | None,
+    dry_run: bool,
 ) -> None:
     from launcher.cli.output import console
     from launcher.report.terminal import show_plan, show_prepared
     from launcher.schedulers.slurm.sweep import submit
 
-    sweep = prepared_sweep(job_file, cluster_name, sets, sweeps)
+    sweep = prepared_sweep(job_file, cluster_name, sets, sweeps, at_once)
     first = sweep.runs[0]
     if dry_run:
         show_prepared(console(), first)
@@ -84,3 +91,4 @@ def submit_sweep(
     print(f"\n{len(handles)} runs submitted as one array ({handles[0].rpartition('_')[0]})")
     for ready, handle in zip(sweep.runs, handles, strict=True):
         print(f"{ready.request.run_id}  {handle}  {' '.join(ready.about['sweep']['values'])}")
+    print(f"all of them: launcher status {sweep.id}    cancel: launcher cancel {sweep.id}")

@@ -106,9 +106,11 @@ def _slurm(target: Target) -> tuple[RenderedFile, ...]:
 
 
 @_for_users
-def render_array(target: Target, sweep_id: str, folder: str, tasks: int) -> RenderedFile:
+def render_array(
+    target: Target, sweep_id: str, folder: str, tasks: int, at_once: int | None = None
+) -> RenderedFile:
     """The batch script of `tasks` runs that ask for what `target` asks for. Raises RenderError."""
-    values = array_values(target, sweep_id, folder, tasks)
+    values = array_values(target, sweep_id, folder, tasks, at_once)
     return RenderedFile("array.sbatch", _render(target, "slurm/array.sbatch.j2", values), 0o755)
 
 

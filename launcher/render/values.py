@@ -297,15 +297,16 @@ class ArrayValues:
     requeue: bool
 
 
-def array_values(target: Target, sweep_id: str, folder: str, tasks: int) -> ArrayValues:
-    """Of `tasks` runs that ask for what `target` asks for; `folder` holds a link to each."""
+def array_values(target: Target, sweep_id: str, folder: str, tasks: int, at_once: int | None) -> ArrayValues:
+    """Of `tasks` runs that ask for what `target` asks for; `folder` holds a link to each. Slurm runs no more
+    than `at_once` of them at the same time."""
     options, flags = _sbatch_options(target)
     return ArrayValues(
         version=__version__,
         job_name=target.job.name,
         run_id=sweep_id,
         run_dir=folder,
-        array=f"0-{tasks - 1}",
+        array=f"0-{tasks - 1}" + (f"%{at_once}" if at_once is not None else ""),
         nodes=target.nodes,
         output=quote.slurm_file(folder) + "/%a/slurm-%j.out",
         options=options,

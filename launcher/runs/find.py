@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 from launcher.runs.layout import RunDir
 
+SHOWN = 5
+"Runs that a message names."
+
 
 class RunNotFoundError(Exception):
     """No run, or several, answer to a name; the message lists what there is."""
+
+
+@dataclass(frozen=True)
+class SweepRuns:
+    """The runs of a sweep that are still there, in the order of their values."""
+
+    id: str
+    runs: tuple[RunDir, ...]
 
 
 def default_root() -> Path:
@@ -30,6 +42,17 @@ def open_run(path: Path) -> RunDir:
 
 def find_run(name: str | None) -> RunDir:
     """By handle, path, id, or the beginning of an id; None is the newest. Raises RunNotFoundError."""
+    found = find(name)
+    if isinstance(found, SweepRuns):
+        raise RunNotFoundError(
+            f"{name!r} is a sweep of {len(found.runs)} runs: name one of them, such as {found.runs[0].id}; "
+            f"`launcher status {found.id}` shows them all"
+        )
+    return found
+
+
+def find(name: str | None) -> RunDir | SweepRuns:
+    """As `find_run`, or all runs of a sweep by its id or the beginning of it. Raises RunNotFoundError."""
     if name is None:
         runs = runs_in(default_root()) or runs_in()
         if not runs:
@@ -43,10 +66,27 @@ def find_run(name: str | None) -> RunDir:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        several = ", ".join(run.id for run in matches)
-        raise RunNotFoundError(f"{name!r} is the beginning of several runs: {several}")
-    known = ", ".join(run.id for run in runs[:5]) or "none"
+        return _sweep(name, matches)
+    known = ", ".join(run.id for run in runs[:SHOWN]) or "none"
     raise RunNotFoundError(f"no run {name!r}; the newest are: {known}")
+
+
+def _sweep(name: str, matches: list[RunDir]) -> SweepRuns:
+    """Raises RunNotFoundError where these are not all runs of one sweep whose id begins with `name`."""
+    sweep = str(matches[0].read_about().get("sweep", {}).get("id", ""))
+    if sweep.startswith(name) and all(_task(sweep, run) is not None for run in matches):
+        return SweepRuns(sweep, tuple(sorted(matches, key=lambda run: _task(sweep, run) or 0)))
+    raise RunNotFoundError(f"{name!r} is the beginning of several runs: {_some(matches)}")
+
+
+def _task(sweep: str, run: RunDir) -> int | None:
+    number = run.id.removeprefix(f"{sweep}-")
+    return int(number) if number.isdigit() and number != run.id else None
+
+
+def _some(runs: list[RunDir]) -> str:
+    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+    return ", ".join(run.id for run in runs[:SHOWN]) + more
 
 
 def runs_in(root: Path | None = None) -> list[RunDir]:

@@ -109,6 +109,21 @@ class Status:
         return self.state in ("lost", "failed", "interrupted", "cancelled")
 
 
+@dataclass(frozen=True)
+class Cancelled:
+    """How many of several runs were still going on, and what was done with them."""
+
+    waiting: int = 0
+    "Taken out of the queue."
+    asked: int = 0
+    "Asked to write a checkpoint and stop."
+    ended: int = 0
+    "Had been asked before: their ranks are ended at once."
+
+    def __add__(self, other: Cancelled) -> Cancelled:
+        return Cancelled(self.waiting + other.waiting, self.asked + other.asked, self.ended + other.ended)
+
+
 class SchedulerError(Exception):
     """A scheduler cannot do what is asked; the message says what to do instead."""
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
 
 from launcher.runs.find import RunNotFoundError
 from launcher.runs.layout import RunDir
 from launcher.schedulers import local
-from launcher.schedulers.base import Scheduler, Status
+from launcher.schedulers.base import Cancelled, Scheduler, SchedulerError, Status
 
 Site = tuple[str | None, str | None]
 
 
 class Several(Protocol):
     def statuses(self, runs: Iterable[RunDir]) -> list[Status]: ...
+
+
+@runtime_checkable
+class CancelsAll(Protocol):
+    def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled: ...
 
 
 def scheduler_of(run: RunDir) -> tuple[Scheduler, str]:
@@ -69,15 +74,36 @@ def statuses(runs: Iterable[RunDir]) -> list[Status]:
     return [found[run] for run in chosen if run in found]
 
 
+def cancel_all(runs: Iterable[RunDir], name: str) -> Cancelled:
+    """Those that have not ended, with one question to each cluster. `name` says what they are together.
+    Raises SchedulerError, also where all of them have ended."""
+    done = Cancelled()
+    for scheduler, its in _by_scheduler(runs):
+        if isinstance(scheduler, CancelsAll):
+            done += scheduler.cancel_all(its, name)
+            continue
+        for run in its:  # resumed elsewhere
+            if not status_of(run).ended:
+                scheduler.cancel(scheduler_of(run)[1])
+                done += Cancelled(asked=1)
+    if done == Cancelled():
+        raise SchedulerError(f"{name}: none of its runs is running or waiting")
+    return done
+
+
 def remove(runs: Iterable[RunDir]) -> None:
     """Logs, checkpoints, everything, here and where they ran. Raises SchedulerError, OSError."""
+    for scheduler, its in _by_scheduler(runs):
+        scheduler.remove(its)
+
+
+def _by_scheduler(runs: Iterable[RunDir]) -> list[tuple[Scheduler, list[RunDir]]]:
     by_scheduler: dict[Any, tuple[Scheduler, list[RunDir]]] = {}
     for run in runs:
         scheduler = scheduler_of(run)[0]
         where = site(run.read_about().get("cluster", {}))
         by_scheduler.setdefault((type(scheduler), where), (scheduler, []))[1].append(run)
-    for scheduler, its in by_scheduler.values():
-        scheduler.remove(its)
+    return list(by_scheduler.values())
 
 
 def site(cluster: Mapping[str, Any]) -> Site:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,27 +103,40 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
 def asking_to_stop(run: RunDir, sent: Callable[[], bool]) -> Iterator[None]:
     """Around what writes `run.cancel` and sends it. A request that was not sent is not kept: no later look
     may send it. Raises SchedulerError, which says so."""
-    before, since = _request(run)
+    with asking_all_to_stop([run], lambda _: sent(), run.id):
+        yield
+
+
+@contextlib.contextmanager
+def asking_all_to_stop(runs: Sequence[RunDir], sent: Callable[[RunDir], bool], name: str) -> Iterator[None]:
+    """The same of several runs, of which messages speak as `name`."""
+    before = {run: _request(run) for run in runs}
     try:
         yield
     except BaseException as error:
-        if _request(run)[1] == since or sent():
+        unsent = [run for run in runs if _request(run)[1] != before[run][1] and not sent(run)]
+        if not unsent:
             raise
-        if before is None:
-            run.cancel.unlink(missing_ok=True)
-        else:
-            replace_bytes(run.cancel, before)
-            os.utime(run.cancel, ns=(since, since))  # what was sent is told by its time
+        for run in unsent:
+            _take_back(run, *before[run])
         if isinstance(error, MaybeDoneError):
             raise SchedulerError(
-                f"{error}; the request to stop may have arrived or not: `launcher status {run.id}` tells; "
-                "if the run goes on, cancel it again"
+                f"{error}; the request to stop may have arrived or not: `launcher status {name}` tells; "
+                "if it goes on, cancel it again"
             ) from None
         if isinstance(error, SchedulerError):
             raise SchedulerError(
-                f"{error}; {run.id} was not asked to stop and goes on: cancel it again"
+                f"{error}; {name} was not asked to stop and goes on: cancel it again"
             ) from None
         raise
+
+
+def _take_back(run: RunDir, before: bytes | None, since: int) -> None:
+    if before is None:
+        run.cancel.unlink(missing_ok=True)
+    else:
+        replace_bytes(run.cancel, before)
+        os.utime(run.cancel, ns=(since, since))  # what was sent is told by its time
 
 
 def _request(run: RunDir) -> tuple[bytes | None, int]:

@@ -30,6 +30,8 @@ class Shape:
     cpus: int = 16
     memory_mib: int = 16000
     accounting: bool = True
+    enforce: tuple[str, ...] = ()
+    "What of accounting holds jobs back: associations, limits, qos."
     octet: int = 0
     "0: one that no other cluster on this machine has."
     partitions: tuple[tuple[str, str], ...] = tuple(PARTITIONS.items())
@@ -118,6 +120,11 @@ SlurmctldParameters=preempt_send_user_signal
             f"AccountingStoragePort={shape.port + 1}",
             f"AccountingStoragePass={folder}/munge/socket",
             "AccountingStoreFlags=job_comment",
+        ]
+    if shape.enforce:
+        lines += [
+            f"AccountingStorageEnforce={','.join(shape.enforce)}",
+            "AccountingStorageTRES=gres/gpu,gres/gpu:a",
         ]
     gpus = ""
     if shape.gpus_per_node:

@@ -158,6 +158,38 @@ def test_a_sweep_is_one_array_and_its_runs_can_be_watched_alone(it: Told) -> Non
         assert f"I am {who}" in it.lab.said("logs", run.id)
 
 
+def cancelled_sweep(lab: Laptop) -> Told:
+    """One task trains, the others wait."""
+    env = {"PACE": "0.5"}
+    job = lab.job(**GPT | {"task": "mine:Mine", "steps": 9999}, env=env, resources=ONE_RANK)
+    asked = ["--sweep", "seed=0,1,2,3,4,5", "--at-once", "1"]
+    out = lab.said("submit", str(job), "-c", "lab.yaml", *asked)
+    (sweep,) = (line.split()[-1] for line in out.splitlines() if line.startswith("all of them: "))
+    runs = [RunDir(Path(one["path"])) for one in json.loads(lab.said("status", sweep, "--json"))["runs"]]
+    wait_for(lambda: len(metrics(lab.on_disk(runs[0]))) > 2, "some steps", 120)
+    said, trips = {}, {}
+    for name, command in (("status", ["status", sweep]), ("cancel", ["cancel", sweep])):
+        before = lab.sshd.sessions
+        said[name] = lab.said(*command)
+        trips[name] = lab.sshd.sessions - before
+    ended = lab.wait(runs[0])
+    said["states"] = lab.said("status", sweep, code=EXIT_CODES["cancelled"])
+    lab.said("clean", sweep, "--yes")
+    left = [path.name for path in (lab.there / "runs").rglob("*") if sweep in str(path)]
+    return Told(lab, runs[0], ended, {"said": said, "trips": trips, "left": left, "sweep": sweep})
+
+
+@tells(cancelled_sweep)
+def test_a_sweep_is_cancelled_in_one_round_trip_and_leaves_nothing_when_deleted(it: Told) -> None:
+    said, sweep = it.more["said"], it.more["sweep"]
+    assert it.more["trips"] == {"status": 1, "cancel": 1}
+    assert f"{sweep}: 5 submitted, 1 running" in said["status"]
+    assert f"{sweep}: 5 taken out of the queue, 1 asked to write a checkpoint and stop" in said["cancel"]
+    assert it.status["state"] == "cancelled" and it.status["checkpoint_step"] >= 2
+    assert f"{sweep}: 6 cancelled" in said["states"]
+    assert it.more["left"] == []
+
+
 def refused(lab: Laptop) -> dict[str, str]:
     job = str(lab.job(**GPT))
     said = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,44 @@ def test_what_fits_is_not_refused_and_one_of_several_partitions_is_enough() -> N
     assert not list(
         request("other-partitions", {"partition": "gpu", "gres_type": "a100"}, nodes=20).refusals()
     )
+
+
+@pytest.mark.parametrize(
+    ("slurm", "said"),
+    [
+        ({"gres_type": "a100"}, "resources.gpus_per_node: 2 GPUs of type a100 in all, QOS normal gives 1"),
+        ({"gres_type": "v100"}, ""),
+        ({}, ""),
+        ({"account": "root", "gres_type": "a100", "qos": "high"}, ""),
+    ],
+)
+def test_a_limit_of_one_type_of_gpu_is_for_jobs_that_name_it(slurm: dict[str, object], said: str) -> None:
+    here = site(answers("22.05.8-limits"))
+    assert here.qos is not None
+    asked = request(replace(here, qos={"normal": {"MaxTRESPU": "gres/gpu:a100=1"}, "high": {}}), slurm)
+    found = list(asked._limits(here.partitions["main"]))
+    assert len(found) == bool(said) and (not said or said in found[0])
+
+
+def test_of_several_accounts_of_which_one_takes_the_job_none_refuses_it() -> None:
+    here = site(answers("22.05.8-limits"))
+    assert here.associations is not None
+    rows = tuple({**row, "MaxWall": "10"} if row["Account"] == "lab" else row for row in here.associations)
+    narrow = replace(here, associations=rows, qos={})
+    main = here.partitions["main"]
+    assert not list(request(narrow, {}, time="30m")._limits(main))
+    (refused,) = request(narrow, {"account": "lab"}, time="30m")._limits(main)
+    assert refused.startswith(
+        "resources.time: 30m asked for, account lab allows 10m (MaxWall): ask for no more"
+    )
+
+
+def test_a_qos_may_lift_what_its_partition_allows() -> None:
+    here = site(answers("22.05.8-limits"))
+    asked = {"partition": "short", "qos": "high"}
+    assert any("allows 10m" in one for one in request(here, asked, time="20m", gpus_per_node=1).refusals())
+    lifting = replace(here, qos={"high": {"Flags": "DenyOnLimit,PartitionTimeLimit"}, "normal": {}})
+    assert not list(request(lifting, asked, time="20m", gpus_per_node=1).refusals())
 
 
 def test_what_sbatch_says_to_a_test_is_told_without_its_advice(monkeypatch: pytest.MonkeyPatch) -> None:

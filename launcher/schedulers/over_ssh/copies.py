@@ -17,7 +17,7 @@ from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
-from launcher.schedulers.rundir import asking_to_stop, copies, for_us_alone, write_run
+from launcher.schedulers.rundir import asking_all_to_stop, asking_to_stop, copies, for_us_alone, write_run
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
@@ -81,10 +81,10 @@ class Copies:
     def where(self, run: RunDir) -> str:
         return f"{self.ssh.name}:{self.there}/{run.id}"
 
-    def remove(self, runs: Sequence[RunDir]) -> None:
-        """There. Raises SchedulerError."""
+    def remove(self, runs: Sequence[RunDir], first: str = "") -> None:
+        """There, after `first`, which is shell. Raises SchedulerError."""
         done = self.ssh.run(
-            "rm -rf " + " ".join(quote(f"{self.there}/{run.id}") for run in runs), timeout=600
+            f"{first}rm -rf " + " ".join(quote(f"{self.there}/{run.id}") for run in runs), timeout=600
         )
         if done.returncode:
             raise SchedulerError(f"{self.ssh.name}: {done.stderr.decode(errors='replace').strip()}")
@@ -98,6 +98,13 @@ class Copies:
             yield
         finally:
             self.mirror.first, self.mirror.strict = "", False
+
+    @contextmanager
+    def asking_all_to_stop(self, runs: Sequence[RunDir], name: str) -> Iterator[None]:
+        """The same for several runs, of which messages speak as `name`."""
+        self._last = None
+        with asking_all_to_stop(runs, lambda run: self.mirror.has_sent(run.cancel), name):
+            yield
 
     @contextmanager
     def asking_to_stop(self, run: RunDir) -> Iterator[None]:

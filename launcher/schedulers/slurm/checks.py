@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
-from launcher.schedulers.over_ssh.login import NOT_FOUND, Answer, Login, ask
+from launcher.schedulers.over_ssh.login import Answer, Login, ask
+from launcher.schedulers.slurm.jobs import (
+    BY_HAND,
+    TAKES_NONE,
+    NotSubmittedError,
+    NotYetError,
+    absent,
+    patiently,
+    unanswered,
+)
 from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import questions, site
 from launcher.spec.cluster import Cluster
@@ -23,17 +32,35 @@ class Findings:
 
 
 def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str) -> Findings:
-    """`script`: the rendered job.sbatch. Raises LoginError."""
+    """`script`: the rendered job.sbatch. A controller that does not answer is asked again for a while.
+
+    Raises LoginError, NotSubmittedError.
+    """
     paths = _paths(cluster, job)
-    answers = ask(login, {**questions(), **_questions(cluster, script, [path for path, _ in paths])})
+    asked = {**questions(), **_questions(cluster, script, [path for path, _ in paths])}
+
+    def once() -> dict[str, Answer]:
+        answers = ask(login, asked)
+        told = answers["test"]
+        if told.code and unanswered(told.err):
+            if answers["config"].code:
+                raise NotYetError(_last(told), unclear=False)
+        elif told.code and absent(told.code, told.err):
+            raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
+        return answers
+
+    try:
+        answers = patiently(once)
+    except NotYetError as error:
+        raise NotSubmittedError(f"{TAKES_NONE}: {error}") from None
     here = site(answers)
     told = answers["test"]
-    if "Unable to contact slurm controller" in told.err or told.code == NOT_FOUND:
-        return Findings(warnings=(f"not checked before the queue: {_words(told)}",))
     request = Request(cluster, job, plan, here)
     refusals = [*request.refusals(), *_path_refusals(paths, answers["paths"])]
     warnings = [*request.warnings(), *_path_warnings(cluster, job, paths, answers)]
-    if told.code != 0 and not refusals:
+    if told.code and unanswered(told.err):  # one that is busy: it answers what costs it less
+        warnings.append(f"not checked by sbatch --test-only: {_words(told)}")
+    elif told.code != 0 and not refusals:
         kind = warnings if _PASSES.search(told.err) else refusals
         kind.append(f"sbatch --test-only: {_words(told)}")
     return Findings(tuple(refusals), tuple(warnings))
@@ -76,6 +103,10 @@ _RUNTIMES = {
     "pyxis": "srun --help | grep -q -- --container-image",
     "apptainer": "command -v apptainer",
 }
+
+
+def _last(answer: Answer) -> str:
+    return _words(answer).rpartition("; ")[2]
 
 
 def _words(answer: Answer) -> str:

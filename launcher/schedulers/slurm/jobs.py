@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import PurePath
+from typing import TypeVar
 
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import SchedulerError, UnclearError
@@ -50,10 +51,15 @@ class NotSubmittedError(SchedulerError):
     """There is no job. The message says why."""
 
 
-class _NotYetError(Exception):
+class NotYetError(Exception):
+    """No answer now; there may be one later. `unclear`: what was asked for may have been done."""
+
     def __init__(self, words: str, unclear: bool) -> None:
         super().__init__(words)
         self.unclear = unclear
+
+
+T = TypeVar("T")
 
 
 def sbatch_command(script: PurePath | str, submission: int = 1) -> tuple[str, ...]:
@@ -95,19 +101,6 @@ def submit(
     Tries again while there is certainly no job, and looks for one of which the answer was lost.
     Raises NotSubmittedError, UnclearError.
     """
-    import tenacity
-
-    def say(state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1 and state.outcome is not None:
-            print(f"Slurm: {state.outcome.exception()}; trying for {patience:.0f} s", file=sys.stderr)
-
-    attempts = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(_NotYetError),
-        stop=tenacity.stop_after_delay(patience),
-        wait=tenacity.wait_exponential(multiplier=0.5, max=4),
-        before_sleep=say,
-        reraise=True,
-    )
     doubt = False
 
     def once() -> str:
@@ -116,36 +109,68 @@ def submit(
             return found
         try:
             return _once(login, sbatch_text(command, first, then))
-        except _NotYetError as error:
+        except NotYetError as error:
             doubt = doubt or error.unclear
             raise
 
     try:
-        return attempts(once)
-    except _NotYetError as error:
+        return patiently(once, patience)
+    except NotYetError as error:
         if not doubt:
-            raise NotSubmittedError(f"Slurm takes no job at the moment: {error}") from None
+            raise NotSubmittedError(f"{TAKES_NONE}: {error}") from None
         raise UnclearError(
             f"Slurm did not answer, the job may be in its queue or not: {error}; "
             "`launcher status` tells when Slurm answers again"
         ) from None
 
 
+TAKES_NONE = "Slurm takes no job at the moment"
+
+
+def patiently(once: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:
+    """What `once` gives, tried again after each NotYetError for `patience` seconds; raises the last one."""
+    import tenacity
+
+    def say(state: tenacity.RetryCallState) -> None:
+        if state.attempt_number == 1 and state.outcome is not None:
+            print(f"Slurm: {state.outcome.exception()}; trying for {patience:.0f} s", file=sys.stderr)
+
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(NotYetError),
+        stop=tenacity.stop_after_delay(patience),
+        wait=tenacity.wait_exponential(multiplier=0.5, max=4),
+        before_sleep=say,
+        reraise=True,
+    )
+    return attempts(once)
+
+
 def _once(login: Login, script: str) -> str:
     try:
         done = login.run(script)
     except LoginError as error:
-        raise _NotYetError(str(error), unclear=True) from None
+        raise NotYetError(str(error), unclear=True) from None
     said = done.stderr.decode(errors="replace").strip()
     if done.returncode == 0:
         return job_id(done.stdout.decode(errors="replace"))
-    if _NOT_TAKEN.search(said) or _UNCLEAR.search(said):
+    if unanswered(said):
         # Of two controllers the first may have taken it before the second could not be reached.
         unclear = any(_UNCLEAR.search(line) and not _NOT_TAKEN.search(line) for line in said.splitlines())
-        raise _NotYetError(_last(said), unclear=unclear)
-    if done.returncode == NOT_FOUND or "configuration source" in said:
+        raise NotYetError(_last(said), unclear=unclear)
+    if absent(done.returncode, said):
         raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
     raise NotSubmittedError(f"sbatch: {_words(said) or f'exit code {done.returncode}'}")
+
+
+def unanswered(said: str) -> bool:
+    """Whether one of Slurm's commands failed with these words for want of a controller that answers."""
+    return bool(_NOT_TAKEN.search(said) or _UNCLEAR.search(said))
+
+
+def absent(code: int, said: str) -> bool:
+    """Whether there is no Slurm: no command, or one that knows no cluster. Ask `unanswered` first: a
+    controller that is down may give no configuration either."""
+    return code == NOT_FOUND or "configuration source" in said
 
 
 def job_id(out: str) -> str:
@@ -159,14 +184,14 @@ def job_id(out: str) -> str:
 def find(login: Login, comment: str, earlier: Collection[str]) -> str | None:
     """The newest job with this comment that the controller knows, but for earlier ones.
 
-    Raises _NotYetError without an answer.
+    Raises NotYetError without an answer.
     """
     try:
         answer = ask(login, {"squeue": QUEUE})["squeue"]
     except LoginError as error:
-        raise _NotYetError(str(error), unclear=True) from None
+        raise NotYetError(str(error), unclear=True) from None
     if answer.code:
-        raise _NotYetError(_last(answer.err), unclear=True)
+        raise NotYetError(_last(answer.err), unclear=True)
     return found(answer, earlier).get(comment)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 
+from launcher.schedulers.slurm.limits import alone
 from launcher.schedulers.slurm.reasons import ADMIN, AGAIN, REASONS, SENTENCES, SMALLER, WAIT
 from launcher.schedulers.slurm.records import JobRecord
 from launcher.schedulers.slurm.site import Row, Site
@@ -120,7 +121,10 @@ def _limit(limit: re.Match[str], record: JobRecord, site: Site) -> tuple[str, st
         words = f"{subject} limits {thing}" + (f" for {each[per]}" if per else "")
     if value:
         words += f" ({owner}: {column} {value})"
-    return f"{words} [{record.reason}]", _advice(kind, what, minutes, per)
+    advice = _advice(kind, what, minutes, per)
+    if per not in ("PerJob", "PerNode") and alone(record, column, value):
+        advice = "this job alone asks for more, and can never start as it is: " + AGAIN
+    return f"{words} [{record.reason}]", advice
 
 
 def _advice(kind: str, what: str, minutes: str, per: str) -> str:

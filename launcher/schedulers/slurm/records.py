@@ -66,6 +66,11 @@ class Records:
     "Why accounting did not answer, or is not there; empty where it did."
 
     def get(self, job: str) -> JobRecord | None:
+        """Tasks that were cancelled before they began are one record together, with their array's id."""
+        array, of_array, _ = job.partition("_")
+        rest = self.jobs.get(array) if of_array else None
+        if job not in self.jobs and rest is not None and rest.state == "CANCELLED":
+            return replace(rest, id=job)
         return self.jobs.get(job)
 
     @property
@@ -91,11 +96,11 @@ _SACCT_FORMAT = (
     "JobID,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,Elapsed,"
     "Account,QOS,NNodes,NCPUS,Comment"
 )
-# Times in UTC whatever the login node's zone, and nobody's own filters on what squeue shows.
+# Times in UTC whatever the login node's zone, nobody's own filters on what squeue shows, long lists of tasks.
 _FILTERS = ("ACCOUNT", "LICENSES", "NAMES", "PARTITION", "QOS", "STATES", "USERS")
 CLEAN = (
     *("env", *(word for name in _FILTERS for word in ("-u", f"SQUEUE_{name}"))),
-    *("TZ=UTC0", "SLURM_TIME_FORMAT=standard"),
+    *("TZ=UTC0", "SLURM_TIME_FORMAT=standard", "SLURM_BITSTR_LEN=0"),
 )
 _FEW = 4  # scontrol takes one job at a time
 
@@ -120,6 +125,21 @@ def questions(ids: Sequence[str]) -> dict[str, list[str]]:
     return commands
 
 
+def unbegun(known: Records, ids: Sequence[str]) -> list[str]:
+    """Arrays with tasks that Slurm does not know by their own ids, of those asked for by `questions(ids)`: a
+    task that was cancelled before it began is known with its array only."""
+    if len(ids) > _FEW:  # whole arrays were asked for
+        return []
+    lost = [one for one in ids if known.get(one) is None]
+    return sorted({array for array, of_array, _ in (one.partition("_") for one in lost) if of_array})
+
+
+def whole(arrays: Sequence[str]) -> dict[str, list[str]]:
+    """As `questions`, where these have been asked: of all tasks of the arrays."""
+    asked = questions(arrays)
+    return {name: asked[name] for name in ("squeue", "sacct")}
+
+
 def records(answers: Mapping[str, Answer]) -> Records:
     """The controller's word where it has one, accounting's for jobs it has forgotten.
 
@@ -136,8 +156,10 @@ def records(answers: Mapping[str, Answer]) -> Records:
     for id_ in past.keys() | live.keys():
         if id_ in live:
             jobs[id_] = _with_past(live[id_], past.get(id_))
-        elif "[" in id_:  # accounting has the waiting tasks of an array in one line: `123_[2-9%4]`
-            jobs.update({one: replace(past[id_], id=one) for one in _tasks(id_) if controller})
+        elif "[" in id_:  # accounting has tasks of an array that never began in one line: `123_[2-9%4]`
+            if controller or past[id_].state not in _ALIVE:
+                others = (one for one in _tasks(id_) if one not in past and one not in live)
+                jobs.update({one: replace(past[id_], id=one) for one in others})
         elif past[id_].state in _ALIVE and not controller:
             jobs[id_] = replace(past[id_], state=RUNAWAY)
         else:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.runs.layout import RunDir
-from launcher.schedulers.base import Capabilities, SchedulerError, Status
+from launcher.schedulers.base import Cancelled, Capabilities, SchedulerError, Status
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over, login_environment
+from launcher.schedulers.slurm.cancel_all import ask_all_to_stop, asked_before, counted, see_off
 from launcher.schedulers.slurm.jobs import (
     NotSubmittedError,
     begun,
@@ -24,7 +25,7 @@ from launcher.schedulers.slurm.jobs import (
     submit,
 )
 from launcher.schedulers.slurm.scheduler import Handle, SlurmScheduler, handle_of, lives
-from launcher.schedulers.slurm.sweep import folder_text
+from launcher.schedulers.slurm.sweep import folder_text, forget_text
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
@@ -80,6 +81,21 @@ class RemoteSlurm(SlurmScheduler):
         with suppress(SchedulerError):  # the next round trip about the run does it, too
             self.fetch(run)
 
+    def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled:
+        """In one round trip: what is known here says which of them go on."""
+        jobs = {run: handle_of(run).job or "" for run in runs if lives(run.read_state())}
+        if not all(jobs.values()):  # the answer of sbatch was lost
+            jobs = self._jobs(list(jobs))[0]
+        if not jobs:
+            return Cancelled()
+        again = asked_before(jobs)
+        with self.copies.asking_all_to_stop(list(jobs), name), self.copies.strictly(list(jobs)):
+            refused = ask_all_to_stop(self.login, jobs, again)
+        jobs = {run: job for run, job in jobs.items() if lives(run.read_state())}
+        waiting = [run for run in jobs if not begun(run)]
+        see_off(waiting, refused)
+        return counted(jobs, again, waiting)
+
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         self.copies.fetch(run, wanted)
 
@@ -87,7 +103,7 @@ class RemoteSlurm(SlurmScheduler):
         return self.copies.where(run)
 
     def remove(self, runs: Sequence[RunDir]) -> None:
-        self.copies.remove(runs)
+        self.copies.remove(runs, forget_text(runs, self.there))
         super().remove(runs)
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:

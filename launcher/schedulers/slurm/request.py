@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from launcher.planning.hardware import memory_of
 from launcher.planning.plan import Plan
 from launcher.schedulers.slurm.cards import likely_cards
-from launcher.schedulers.slurm.records import duration
-from launcher.schedulers.slurm.site import Nodes, Partition, Row, Site, default_memory
+from launcher.schedulers.slurm.limits import Asked, exceeded, flags
+from launcher.schedulers.slurm.site import Nodes, Partition, Site, default_memory
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.cluster import Cluster, Slurm
 from launcher.spec.job import Job
@@ -63,11 +63,12 @@ class Request:
 
     def _of_partition(self, partition: Partition) -> Iterator[str]:
         wanted, name, slurm = self.job.resources, partition.name, self.slurm
-        nodes = self.plan.layout.nodes
-        if wanted.time is not None and partition.max_time is not None and wanted.time > partition.max_time:
+        nodes, lifted = self.plan.layout.nodes, flags(self.site, partition, slurm.account, slurm.qos)
+        longest = None if "PartitionTimeLimit" in lifted else partition.max_time
+        if wanted.time is not None and longest is not None and wanted.time > longest:
             yield (
                 f"resources.time: {format_duration(wanted.time)} asked for, partition {name} allows"
-                f" {format_duration(partition.max_time)}; training goes on in the next job by itself"
+                f" {format_duration(longest)}; training goes on in the next job by itself"
             )
         given = partition.time_given
         if wanted.time is None and given is not None and given <= slurm.signal_seconds + STARTS_SECONDS:
@@ -77,6 +78,7 @@ class Request:
                 " stop before its first step"
             )
         most = min(partition.max_nodes or partition.node_count, partition.node_count)
+        most = partition.node_count if "PartitionMaxNodes" in lifted else most
         if nodes > most:
             yield f"resources.nodes: {nodes} asked for, partition {name} gives {most}"
         for what, value in (("Accounts", slurm.account), ("Qos", slurm.qos)):
@@ -85,7 +87,7 @@ class Request:
                 allowed = partition.fields.get(f"Allow{what}", "ALL")
                 takes = f"it takes {allowed}" if allowed != "ALL" else "it takes others"
                 yield f"slurm.{field}: partition {name} does not take {value}; {takes}"
-        yield from self._qos_limits(partition)
+        yield from self._limits(partition)
 
     def _nodes(self, partition: Partition) -> Iterator[str]:
         """The first thing that leaves too few nodes, so that the message names one cause."""
@@ -145,33 +147,23 @@ class Request:
         elif "qos" in self.site.enforces and allowed and slurm.qos not in allowed:
             yield f"slurm.qos: you may not use {slurm.qos}; yours are {', '.join(sorted(allowed))}"
 
-    def _qos_limits(self, partition: Partition) -> Iterator[str]:
+    def _limits(self, partition: Partition) -> Iterator[str]:
         """Limits that this one job exceeds by itself: it would wait for ever."""
-        if self.site.qos is None or "limits" not in self.site.enforces:
-            return
-        nodes, gpus = self.plan.layout.nodes, self.plan.layout.nodes * self.plan.layout.gpus_per_node
-        for name in dict.fromkeys(filter(None, (partition.qos, self.slurm.qos or self._default_qos()))):
-            row = self.site.qos.get(name, {})
-            wall = _wall(row)
-            if wall is not None and self.job.resources.time is not None and self.job.resources.time > wall:
-                yield (
-                    f"resources.time: {format_duration(self.job.resources.time)} asked for, QOS {name} allows"
-                    f" {format_duration(wall)}; training goes on in the next job by itself"
-                )
-            for column in ("MaxTRES", "MaxTRESPU", "MaxTRESPA", "GrpTRES"):
-                limits = _tres(row.get(column, ""))
-                for what, asked, field in (
-                    ("node", nodes, "resources.nodes"),
-                    ("gres/gpu", gpus, "resources.gpus_per_node"),
-                ):
-                    if what in limits and asked > limits[what]:
-                        gives = f"QOS {name} gives {limits[what]} ({column})"
-                        yield f"{field}: {asked} {_NAMES[what]} in all, {gives}"
+        slurm = self.slurm
+        for one in exceeded(self._asked(partition), self.site, partition, slurm.account, slurm.qos):
+            yield f"{_FIELDS[one.what.partition(':')[0]]}: {one.words}"
 
-    def _default_qos(self) -> str:
-        own = [row for row in self.site.associations or () if row.get("User")]
-        mine = [row for row in own if self.slurm.account in (None, row.get("Account"))]
-        return next((row["Def QOS"] for row in mine if row.get("Def QOS")), "normal")
+    def _asked(self, partition: Partition) -> Asked:
+        resources, layout = self.job.resources, self.plan.layout
+        per_node = {"cpu": resources.cpus_per_node or self._share_of_cpus()}
+        memory, _ = self._memory(partition)
+        if memory is not None:
+            per_node["mem"] = memory
+        if layout.gpus_per_node and self.slurm.gpu_request != "none":
+            per_node["gres/gpu"] = layout.gpus_per_node
+            if self.slurm.gres_type is not None:
+                per_node[f"gres/gpu:{self.slurm.gres_type}"] = layout.gpus_per_node
+        return Asked(layout.nodes, per_node, resources.time)
 
     def warnings(self) -> Iterator[str]:
         for partition in self.partitions:
@@ -262,7 +254,13 @@ class Request:
         return node.cpus * gpus // node.gpu.count if node.gpu and node.gpu.count and gpus else node.cpus
 
 
-_NAMES = {"node": "nodes", "gres/gpu": "GPUs"}
+_FIELDS = {
+    "time": "resources.time",
+    "node": "resources.nodes",
+    "cpu": "resources.cpus_per_node",
+    "mem": "resources.memory_per_node",
+    "gres/gpu": "resources.gpus_per_node",
+}
 
 
 def _features(groups: list[Nodes]) -> frozenset[str]:
@@ -279,13 +277,3 @@ def _count(groups: list[Nodes]) -> int:
 
 def _gres_words(group: Nodes) -> str:
     return " and ".join(f"{count} x {name or 'gpu'}" for name, count in group.gpus) or "no GPUs"
-
-
-def _wall(row: Row) -> float | None:
-    return duration(row.get("MaxWall", ""))
-
-
-def _tres(text: str) -> dict[str, int]:
-    """`gres/gpu=2,node=4`; sizes with a unit are left out."""
-    pairs = (item.partition("=") for item in text.split(","))
-    return {name: int(value) for name, _, value in pairs if value.isdigit()}

@@ -16,9 +16,24 @@ from launcher.runs.files import replace_json, replace_text
 from launcher.runs.find import RunNotFoundError, remember_root, runs_in
 from launcher.runs.layout import RunDir
 from launcher.runs.time import now
-from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.base import (
+    LIVING,
+    Cancelled,
+    Capabilities,
+    Prepared,
+    Request,
+    SchedulerError,
+    Status,
+)
 from launcher.schedulers.over_ssh.login import Answer, Here, Login, LoginError, ask
 from launcher.schedulers.rundir import in_force, status_of, write_run
+from launcher.schedulers.slurm.cancel_all import (
+    ask_all_to_stop,
+    asked_before,
+    counted,
+    out_of_queue,
+    see_off,
+)
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
     QUEUE,
@@ -30,7 +45,7 @@ from launcher.schedulers.slurm.jobs import (
     submission_of,
 )
 from launcher.schedulers.slurm.pending import why_pending
-from launcher.schedulers.slurm.records import Records, questions, records
+from launcher.schedulers.slurm.records import Records, questions, records, unbegun, whole
 from launcher.schedulers.slurm.site import Site, site
 from launcher.schedulers.slurm.site import questions as site_questions
 from launcher.schedulers.slurm.states import Meaning, meaning
@@ -196,6 +211,8 @@ class SlurmScheduler:
             else:
                 here = site(answers) if SITE.keys() <= answers.keys() else None
                 known = records(answers)
+                if arrays := [] if known.controller else unbegun(known, ids):
+                    known = records(answers | self._ask(whole(arrays)))
                 trouble = known.controller
         # A job may have handed over to a linked one while Slurm was asked for it.
         moved = [
@@ -227,6 +244,9 @@ class SlurmScheduler:
         return str(run.path)
 
     def remove(self, runs: Sequence[RunDir]) -> None:
+        from launcher.schedulers.slurm.sweep import forget
+
+        forget(runs)
         for run in runs:
             shutil.rmtree(run.path)
 
@@ -253,7 +273,7 @@ class SlurmScheduler:
         """A run that has begun heeds the file alone. Gives why Slurm did nothing; empty where it did."""
         again = run.cancel.exists()
         replace_text(run.cancel, f"{time.time()}\n")
-        asked = ["scancel", *([] if again else ["--state=PENDING"]), job]
+        asked = ["scancel", job] if again else out_of_queue(job)
         self._asked = NEVER
         answer = ask(self.login, {"scancel": asked})["scancel"]
         return "scancel: " + (answer.err.strip() or f"exit code {answer.code}") if answer.code else ""
@@ -271,6 +291,29 @@ class SlurmScheduler:
 
     def _take_back(self, run: RunDir) -> None:
         run.cancel.unlink(missing_ok=True)
+
+    def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled:
+        """As `cancel` of each that has not ended, by one call of scancel; `name` says what they are.
+        Raises SchedulerError."""
+        jobs, waiting = self._jobs(runs)
+        again = asked_before(jobs)
+        try:
+            refused = ask_all_to_stop(self.login, jobs, again)
+        except LoginError as error:
+            refused = str(error)
+        self._asked = NEVER
+        see_off([run for run in waiting if not begun(run)], refused)
+        self.statuses(waiting)  # what Slurm says of those is kept: it forgets
+        return counted(jobs, again, waiting)
+
+    def _jobs(self, runs: Sequence[RunDir]) -> tuple[dict[RunDir, str], list[RunDir]]:
+        """The latest job of each run that has not ended; those of them that wait. Raises SchedulerError."""
+        found = {run: one for run, one in zip(runs, self.statuses(runs), strict=True) if not one.ended}
+        jobs = {run: one.handle.rpartition(":")[2] for run, one in found.items()}
+        for run, job in jobs.items():
+            if not job:
+                raise SchedulerError(f"{run.id} was not asked to stop: {found[run].reason}")
+        return jobs, [run for run, one in found.items() if one.state == "submitted"]
 
     def list(self) -> list[Status]:
         from launcher.schedulers.of_run import statuses

@@ -118,6 +118,13 @@ _ENFORCED = (
 )
 
 
+# As sacctmgr shows by itself, and which account is above.
+_OF_ACCOUNTS = (
+    "cluster,account,user,partition,parentname,grpjobs,grptres,grpsubmit,grpwall,grptresmins,grptresrunmins,"
+    "maxjobs,maxtres,maxtrespernode,maxsubmit,maxwall,maxtresmins,qos"
+)
+
+
 def questions() -> dict[str, list[str]]:
     """For `login.ask`. sacctmgr prints its columns' names, which differ little from version to version."""
     show = f"{_ENFORCED} sacctmgr --parsable2 show"
@@ -127,18 +134,21 @@ def questions() -> dict[str, list[str]]:
         "config": ["scontrol", "show", "config"],
         "qos": ["sh", "-c", f"{show} qos"],
         "associations": ["sh", "-c", f'{show} assoc where user="$(id -un)"'],
-        "accounts": ["sh", "-c", f"{show} assoc where user="],
+        "accounts": ["sh", "-c", f"{show} assoc where user= format={_OF_ACCOUNTS}"],
     }
 
 
 def site(answers: Mapping[str, Answer]) -> Site:
     """What did not answer is empty."""
     qos = _table(answers["qos"])
-    own, accounts = _table(answers["associations"]), _table(answers["accounts"])
+    config = dict(_config(answers["config"].out))
+    own, accounts = (
+        _of_cluster(_table(answers[name]), config.get("ClusterName")) for name in ("associations", "accounts")
+    )
     return Site(
         partitions={one.name: one for one in map(_partition, answers["partitions"].out.splitlines()) if one},
         nodes=tuple(one for one in map(_nodes, answers["nodes"].out.splitlines()) if one),
-        config=dict(_config(answers["config"].out)),
+        config=config,
         qos=None if qos is None else {row["Name"]: row for row in qos if "Name" in row},
         associations=None if own is None else (*own, *(row for row in accounts or () if not row.get("User"))),
     )
@@ -150,6 +160,11 @@ def _table(answer: Answer) -> list[Row] | None:
         return None
     names = lines[0].split("|")
     return [dict(zip(names, line.split("|"), strict=False)) for line in lines[1:]]
+
+
+def _of_cluster(rows: list[Row] | None, cluster: str | None) -> list[Row] | None:
+    """Accounting may serve several clusters."""
+    return rows and [row for row in rows if cluster is None or row.get("Cluster") in (None, cluster.lower())]
 
 
 def _config(text: str) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,8 +40,10 @@ class Sweep:
         return sbatch_command(self.folder / self.array.path)
 
 
-def prepare(sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]]) -> Sweep:
-    """Of runs with the `--set` texts that tell them apart.
+def prepare(
+    sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
+) -> Sweep:
+    """Of runs with the `--set` texts that tell them apart, of which `at_once` run at the same time.
 
     Raises SchedulerError where the runs do not fit into one array.
     """
@@ -54,7 +57,7 @@ def prepare(sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]]) -> 
                 "an array asks for the same resources for each of its tasks, but here "
                 f"{', '.join(different)} differ: submit these apart"
             )
-    array = render_array(first.target, sweep_id, str(folder), len(runs))
+    array = render_array(first.target, sweep_id, str(folder), len(runs), at_once)
     told = [
         replace(one, about={**one.about, "sweep": {"id": sweep_id, "task": task, "values": list(values)}})
         for task, (one, values) in enumerate(runs)
@@ -114,6 +117,33 @@ def folder_text(sweep: Sweep, runs: Sequence[RunDir]) -> str:
         f'i=0; for r in {ids}; do ln -sfn "../../$r" $i || exit; i=$((i + 1)); done\n'
         f"printf %s {script} >{sweep.array.path}) || exit\n"
     )
+
+
+def forget(runs: Sequence[RunDir]) -> None:
+    """Their links, before they are deleted, and what is left of a sweep whose runs are all gone."""
+    for folder, tasks in _links(runs).items():
+        for task in tasks:
+            (folder / task).unlink(missing_ok=True)
+        if folder.is_dir() and not any(entry.is_symlink() for entry in folder.iterdir()):
+            shutil.rmtree(folder)
+
+
+def forget_text(runs: Sequence[RunDir], root: str) -> str:
+    """Shell that does the same on the cluster, where the runs are in `root`."""
+    return "".join(
+        f"(cd {shlex.quote(str(folder))} 2>/dev/null || exit 0; rm -f {' '.join(tasks)}\n"
+        f'for l in *; do [ ! -L "$l" ] || exit 0; done; cd .. && rm -rf {shlex.quote(folder.name)})\n'
+        for folder, tasks in _links(runs, Path(root)).items()
+    )
+
+
+def _links(runs: Sequence[RunDir], root: Path | None = None) -> dict[Path, list[str]]:
+    """The folder of each sweep -> the names of the runs' links in it."""
+    found: dict[Path, list[str]] = {}
+    for run in runs:
+        if sweep := run.read_about().get("sweep"):
+            found.setdefault((root or run.path.parent) / FOLDER / sweep["id"], []).append(str(sweep["task"]))
+    return found
 
 
 def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:

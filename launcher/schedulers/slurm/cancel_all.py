@@ -1,0 +1,93 @@
+"""Cancelling tasks of an array: one of them alone, or all with one call of scancel."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from launcher.runs.files import replace_bytes
+from launcher.runs.layout import RunDir
+from launcher.schedulers.base import Cancelled, SchedulerError
+from launcher.schedulers.over_ssh.login import Answer, Login, ask
+from launcher.schedulers.slurm.records import CLEAN
+
+
+def asked_before(jobs: Iterable[RunDir]) -> set[RunDir]:
+    """A second request ends them at once."""
+    return {run for run in jobs if run.cancel.exists()}
+
+
+def ask_all_to_stop(login: Login, jobs: Mapping[RunDir, str], again: Collection[RunDir]) -> str:
+    """In one round trip. Gives why Slurm did nothing; empty where it did. `jobs`: the latest of each run;
+    `again`: those that were `asked_before`.
+
+    What waits is taken out of the queue; what runs, or starts just then, finds the request in its run
+    directory. Raises LoginError, OSError.
+    """
+    for run in jobs:
+        replace_bytes(run.cancel, f"{time.time()}\n".encode())
+    commands = {}
+    if first := {job for run, job in jobs.items() if run not in again}:
+        commands["waiting"] = ["scancel", "--state=PENDING", *sorted({_array(job) for job in first})]
+    if second := {jobs[run] for run in again}:
+        commands["again"] = ["scancel", *_shortest(second, jobs.values())]
+    answers = ask(login, commands) if commands else {}
+    return "; ".join(dict.fromkeys(line for answer in answers.values() for line in _trouble(answer)))
+
+
+def see_off(waiting: Sequence[RunDir], refused: str) -> None:
+    """A request to a run that has not begun is not kept where Slurm did nothing (`refused` says why): the
+    next one is not to be the second. Raises SchedulerError."""
+    if not refused:
+        return
+    for run in waiting:
+        run.cancel.unlink(missing_ok=True)
+    if waiting:
+        raise SchedulerError(
+            f"{refused}; {len(waiting)} runs have not begun and were not cancelled: cancel them again"
+        )
+    print(f"launcher: {refused}; all have begun, and stop all the same", file=sys.stderr)
+
+
+# On a task that is still one record with others of its array, `scancel --state` ends all of them (22.05).
+_TASK = """\
+said=$(squeue --noheader --array --states=PENDING --jobs="$1" --format=%i) || exit
+[ -z "$said" ] || exec scancel "$1"
+"""
+
+
+def out_of_queue(job: str) -> list[str]:
+    """The command that cancels a job, or a task of an array, if it waits."""
+    if "_" not in job:
+        return ["scancel", "--state=PENDING", job]
+    return [*CLEAN, "sh", "-c", _TASK, "sh", job]
+
+
+def counted(jobs: Mapping[RunDir, str], again: Collection[RunDir], waiting: Collection[RunDir]) -> Cancelled:
+    """What was done with the runs of `jobs`. `waiting`: had not started."""
+    ended = sum(run in again and run not in waiting for run in jobs)
+    return Cancelled(len(waiting), len(jobs) - len(waiting) - ended, ended)
+
+
+def _array(job: str) -> str:
+    """Of tasks that wait the whole array may be named: the others have another state."""
+    return job.partition("_")[0]
+
+
+def _shortest(chosen: Collection[str], living: Collection[str]) -> Iterator[str]:
+    """An array by its own number where none of its living tasks is to go on."""
+    for array in sorted({_array(job) for job in chosen}):
+        tasks = [job for job in chosen if _array(job) == array]
+        if len(tasks) == sum(_array(job) == array for job in living):
+            yield array
+        else:
+            yield f"{array}_[{','.join(sorted((job.partition('_')[2] for job in tasks), key=int))}]"
+
+
+def _trouble(answer: Answer) -> Sequence[str]:
+    """A job that has ended meanwhile is none."""
+    if not answer.code:
+        return ()
+    lines = answer.err.strip().splitlines() or [f"scancel: exit code {answer.code}"]
+    return [line for line in lines if "Invalid job id" not in line and "already" not in line.lower()]

@@ -1,0 +1,200 @@
+"""Limits of a QOS or an association that one job exceeds by itself: with them it would wait for ever.
+
+The order is Slurm's (acct_policy.c, "Resource Limits" in its documentation): a limit of the partition's QOS
+goes before that of the job's, unless the job's has the flag OverPartQOS, and either before an association's.
+Of accounts above one's own only the Grp limits count; the others are shown with the user's association.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.schedulers.slurm.records import JobRecord, duration
+from launcher.schedulers.slurm.site import Partition, Row, Site, gpus_of
+from launcher.spec.base import format_bytes, format_duration
+
+ALONE = ("MaxTRES", "MaxTRESPerNode", "MaxTRESPU", "MaxTRESPA", "GrpTRES")
+"Columns of limits on TRES that a single job can exceed."
+
+
+@dataclass(frozen=True)
+class Asked:
+    """At least: what Slurm adds to it (whole cores, whole nodes) is not known before."""
+
+    nodes: int
+    per_node: Mapping[str, int]
+    "By Slurm's names: cpu, mem (bytes), gres/gpu, gres/gpu:TYPE."
+    seconds: float | None = None
+
+    def of(self, what: str, column: str) -> int:
+        if what == "node":
+            return self.nodes if column != "MaxTRESPerNode" else 0
+        return self.per_node.get(what, 0) * (1 if column == "MaxTRESPerNode" else self.nodes)
+
+
+@dataclass(frozen=True)
+class Exceeded:
+    what: str
+    "A TRES, or `time`."
+    asked: float
+    limit: float
+    column: str
+    owner: str
+
+    @property
+    def words(self) -> str:
+        if self.what == "time":
+            asked, limit = format_duration(int(self.asked)), format_duration(int(self.limit))
+            return (
+                f"{asked} asked for, {self.owner} allows {limit} ({self.column}): ask for no more; training "
+                "goes on in the next job by itself"
+            )
+        where = "on each node" if self.column == "MaxTRESPerNode" else "in all"
+        return (
+            f"{_amount(self.what, self.asked)} {where}, {self.owner} gives "
+            f"{_amount(self.what, self.limit, bare=True)} ({self.column}): ask for no more, or use another "
+            "QOS or account"
+        )
+
+
+def exceeded(
+    asked: Asked, here: Site, partition: Partition, account: str | None, qos: str | None
+) -> list[Exceeded]:
+    """Empty where nothing is enforced or known, or where one of the accounts that may be meant takes it."""
+    if "limits" not in here.enforces or here.qos is None or here.associations is None:
+        return []
+    found = [
+        list(_exceeded(asked, _qos_rows(here, partition, one, qos), _own_and_above(here, one)))
+        for one in associations(here, partition, account)
+    ]
+    return found[0] if found and all(found) else []
+
+
+def associations(here: Site, partition: Partition, account: str | None) -> list[Row]:
+    """The user's associations that the job may get: one for each account; of the default nobody tells."""
+    chosen: dict[str, Row] = {}
+    for row in here.associations or ():
+        its = row.get("Partition", "")
+        if not row.get("User") or account not in (None, row["Account"]) or its not in ("", partition.name):
+            continue
+        if its or row["Account"] not in chosen:
+            chosen[row["Account"]] = row
+    return list(chosen.values())
+
+
+def default_qos(association: Row) -> str:
+    """Of a job that asks for none."""
+    allowed = [name for name in association.get("QOS", "").split(",") if name]
+    return association.get("Def QOS", "") or (allowed[0] if len(allowed) == 1 else "normal")
+
+
+def flags(here: Site, partition: Partition, account: str | None, qos: str | None) -> frozenset[str]:
+    """Of every QOS that the job may get."""
+    names = [qos] if qos else [default_qos(row) for row in associations(here, partition, account)]
+    rows = [(here.qos or {}).get(name, {}) for name in names]
+    return frozenset(flag for row in rows for flag in row.get("Flags", "").split(","))
+
+
+Owned = tuple[str, Row]
+
+
+def _qos_rows(here: Site, partition: Partition, association: Row, qos: str | None) -> list[Owned]:
+    """The first that has a limit decides."""
+    known, name = here.qos or {}, qos or default_qos(association)
+    names = [partition.qos, name]
+    if "OverPartQOS" in known.get(name, {}).get("Flags", "").split(","):
+        names.reverse()
+    return [(f"QOS {one}", known[one]) for one in dict.fromkeys(names) if one in known]
+
+
+def _own_and_above(here: Site, association: Row) -> list[Owned]:
+    """The user's association first, then its account and those above it, as far as they are known."""
+    accounts = {row["Account"]: row for row in here.associations or () if not row.get("User")}
+    name = association["Account"]
+    found = [(f"account {name}", association)]
+    while name in accounts:
+        row = accounts.pop(name)
+        found.append((f"account {name}", row))
+        name = row.get("ParentName") or row.get("Par Name") or "root"
+    return found
+
+
+def _exceeded(asked: Asked, of_qos: Sequence[Owned], of_account: Sequence[Owned]) -> Iterator[Exceeded]:
+    """One limit for each thing asked for."""
+    seen = set()
+    for one in (*_too_long(asked, of_qos, of_account), *_too_much(asked, of_qos, of_account)):
+        if (kind := one.what.rpartition(":")[0] or one.what) not in seen:
+            seen.add(kind)
+            yield one
+
+
+def _too_long(asked: Asked, of_qos: Sequence[Owned], of_account: Sequence[Owned]) -> Iterator[Exceeded]:
+    for owner, row in (*of_qos, of_account[0]):
+        wall = duration(row.get("MaxWall", ""))
+        if wall is not None:
+            if asked.seconds is not None and asked.seconds > wall:
+                yield Exceeded("time", asked.seconds, wall, "MaxWall", owner)
+            return
+
+
+def _too_much(asked: Asked, of_qos: Sequence[Owned], of_account: Sequence[Owned]) -> Iterator[Exceeded]:
+    for column in ALONE:
+        decided: set[str] = set()
+        accounts = {"GrpTRES": of_account, "MaxTRESPU": (), "MaxTRESPA": ()}.get(column, of_account[:1])
+        for owner, row in (*of_qos, *accounts):
+            limits = {what: limit for what, limit in tres(row.get(column, "")).items() if what not in decided}
+            for what, limit in limits.items():
+                if (much := asked.of(what, column)) > limit:
+                    yield Exceeded(what, much, limit, column, owner)
+            if owner.startswith("QOS "):
+                decided |= limits.keys()
+
+
+def alone(record: JobRecord, column: str, value: str) -> bool:
+    """Whether a job in the queue exceeds the limit `value` by itself; never where that is in doubt."""
+    if column not in ALONE or record.node_count is None:
+        return False
+    nodes = record.node_count
+    per_node = dict(_gres(record.gres))
+    per_node["mem"] = tres(f"mem={record.memory}").get("mem", 0)  # of a CPU perhaps: a node has one at least
+    asked = Asked(nodes, per_node)
+    for what, limit in tres(value).items():
+        if what == "cpu" and column != "MaxTRESPerNode" and (record.cpus or 0) > limit:
+            return True
+        if asked.of(what, column) > limit:
+            return True
+    return False
+
+
+def _gres(text: str) -> Iterator[tuple[str, int]]:
+    """`gres:gpu:a100:4` -> gres/gpu 4, gres/gpu:a100 4."""
+    found = gpus_of(re.sub(r"\bgres[:/]", "", text))
+    yield "gres/gpu", sum(count for _, count in found)
+    yield from ((f"gres/gpu:{name}", count) for name, count in found if name)
+
+
+def tres(text: str) -> dict[str, int]:
+    """`gres/gpu=2,mem=9G` -> numbers, bytes of memory."""
+    found = {}
+    for item in text.split(","):
+        what, _, value = item.partition("=")
+        match = re.fullmatch(r"(\d+)([KMGTP]?)", value)
+        if match is not None and what == "mem":
+            found[what] = int(match[1]) * 1024 ** ("KMGTP".index(match[2] or "M") + 1)
+        elif match is not None and not match[2]:
+            found[what] = int(match[1])
+    return found
+
+
+def _amount(what: str, number: float, bare: bool = False) -> str:
+    if what == "mem":
+        return format_bytes(int(number)) + ("" if bare else " of memory")
+    if bare:
+        return f"{number:.0f}"
+    name, _, type_ = what.partition(":")
+    return f"{number:.0f} {_NAMES[name]}{f' of type {type_}' if type_ else ''}"
+
+
+_NAMES = {"node": "nodes", "cpu": "CPUs", "gres/gpu": "GPUs"}
