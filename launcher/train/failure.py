@@ -140,8 +140,8 @@ def _remedy(text: str) -> str:
     """Where torch's own message names a switch that is ours."""
     if _UNUSED.search(text):
         return (
-            " | In a job file: train.find_unused_parameters: true, or sharding: fsdp, which does not mind; "
-            "best is a model without parameters that take no part in the loss"
+            " | In a job file: train.find_unused_parameters: true, or sharding: fsdp, which takes their "
+            "gradients for zero; best is a model without parameters that take no part in the loss"
         )
     return ""
 

@@ -38,7 +38,8 @@ from launcher.train.recovery.restart import Restart
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import accumulate
+from launcher.train.sharding import UNLIKE, accumulate, used_parameters
+from launcher.train.task import TaskError
 from launcher.train.where import Where
 
 
@@ -154,6 +155,7 @@ class Trainer:
                 if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
                     self.rank.say(f"step {step}: {reason}; the model stays as it is")
                     self.recorder.event("step-left-out", step=step, reason=reason)
+                    self.recovery.undo.restore_buffers()  # such as BatchNorm's, which the pass has written to
                     self.optimizer.zero_grad(set_to_none=True)
                 else:
                     self.optimizer.step()
@@ -181,10 +183,15 @@ class Trainer:
                 weight += found[1]
             del found  # not into the next one's peak
         with self.where.during("optimizer"):
-            *sums, failures = self.rank.add_up(
-                loss, weight, self.rank.stop_requested(), recovery.failure is not None
+            used = used_parameters(self.model)
+            *sums, failures, all_used = self.rank.add_up(
+                loss, weight, self.rank.stop_requested(), recovery.failure is not None, used
             )
-        return None if failures else sums
+        if failures:
+            return None
+        if all_used != used * self.rank.world:
+            raise TaskError(UNLIKE)
+        return sums
 
     def _micro_batch(
         self, batch: Any, *, first: bool, last: bool

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from launcher.runs.layout import RunDir
+from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.batch_norm import computes_in_fp32
 from launcher.train.checkpoints.export import export
 from launcher.train.rank import SetupError
@@ -60,6 +61,60 @@ def test_parameters_without_part_in_the_loss_run_under_fsdp_and_under_ddp_when_a
     failure = error(run.attempt(0), 0)
     assert failure["failure"] == "user-error"
     assert "train.find_unused_parameters: true" in failure["exception"]
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (16, 48)])
+def test_ranks_that_take_different_branches_have_the_gradients_of_one(
+    sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    """Of equal sizes FSDP by itself would add up those of one branch and of the other."""
+    norms = {}
+    for sharding, ranks in (("none", 1), ("fsdp", 2)):
+        asked = job(task="traps:Branching", steps=1, args={"sizes": list(sizes)})
+        run = prepare(tmp_path / sharding, asked)
+        ended = start(run, recipe(sharding, micro=4, accumulation=2 // ranks), ranks=ranks)
+        assert set(ended.codes.values()) == {0}, ended.output
+        norms[sharding] = [json.loads(line)["grad_norm"] for line in run.metrics.read_text().splitlines()]
+    assert norms["fsdp"] == pytest.approx(norms["none"], rel=1e-5)
+
+
+def test_where_fsdp_cannot_do_that_it_is_refused_and_no_step_is_done(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(task="traps:Branching", steps=1, args={"by_itself": True}))
+    assert start(run, recipe("fsdp")).codes == {0: 1, 1: 1}
+    failure = error(run.attempt(0), 0)
+    assert failure["failure"] == "user-error" and "took different parameters" in failure["exception"]
+    assert not run.metrics.exists() or not run.metrics.read_text()
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_a_run_with_a_parameter_that_never_had_a_gradient_resumes_bit_for_bit(
+    sharding: str, tmp_path: Path
+) -> None:
+    curves = {}
+    for name, stop_at in (("whole", 0), ("stopped", 2)):
+        run = prepare(
+            tmp_path / name, job(task="traps:Trap", steps=4, args={"unused": True, "stop_at": stop_at})
+        )
+        ranks = 1 if sharding == "none" else 2
+        for attempt in range(2 if stop_at else 1):
+            ended = start(run, recipe(sharding, micro=8 // ranks), ranks=ranks)
+            stopped = stop_at and attempt == 0
+            assert set(ended.codes.values()) == {EXIT_STOPPED if stopped else 0}, ended.output
+        curves[name] = losses(run)
+    assert curves["stopped"] == curves["whole"] and len(curves["whole"]) == 4
+
+
+def test_a_step_that_is_left_out_leaves_batch_norms_statistics_as_they_were(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(task="traps:NotANumber", steps=4))
+    ended = start(run, recipe("none", micro=4, accumulation=2), ranks=1)
+    assert ended.codes == {0: 0}, ended.output
+    [left_out] = [event for event in run.read_events() if event["event"] == "step-left-out"]
+    assert left_out["step"] == 2
+    export(run.checkpoints / "step-00000004", tmp_path / "weights")
+    weights = load_file(tmp_path / "weights" / "model.safetensors")
+    statistics = [weights[f"1.1.running_{name}"] for name in ("mean", "var")]
+    assert all(torch.isfinite(one).all() for one in statistics)
+    assert int(weights["1.1.num_batches_tracked"]) == 6, "two of eight micro-batches do not count"
 
 
 def test_a_loss_in_16_bit_is_refused(tmp_path: Path) -> None:

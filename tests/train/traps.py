@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +37,8 @@ class Language(nn.Module):
 
 
 class Trap(Task):
-    """`bad`: micro-batches whose loss is not a number; `sign` of the weights."""
+    """`bad`: micro-batches whose loss is not a number; `sign` of the weights; `stop_at`: the call of the loss
+    of rank 0 in attempt 0 that asks to stop."""
 
     def __init__(
         self,
@@ -45,9 +48,10 @@ class Trap(Task):
         frozen: bool = False,
         bad: list[int] | None = None,
         sign: int = 1,
+        stop_at: int = 0,
     ) -> None:
         self.tied, self.unused, self.half, self.frozen, self.sign = tied, unused, half, frozen, sign
-        self.bad, self.calls = bad or [], 0
+        self.bad, self.calls, self.stop_at = bad or [], 0, stop_at
 
     def model(self) -> nn.Module:
         return Language(16, self.tied, self.unused).requires_grad_(not self.frozen)
@@ -60,6 +64,8 @@ class Trap(Task):
         if self.half:
             logits = logits.bfloat16()
         self.calls += 1
+        if self.calls == self.stop_at and os.environ["RANK"] == os.environ["LAUNCHER_ATTEMPT"] == "0":
+            Path(os.environ["LAUNCHER_STOP_FILE"]).write_text("preempted")
         total = functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum")
         if self.calls in self.bad:
             total = total * float("nan")
@@ -89,3 +95,53 @@ class Normed(Task):
         output = model(x)
         assert output.dtype == torch.float32
         return functional.mse_loss(output, y, reduction="sum"), len(x)
+
+
+class Branches(nn.Module):
+    """One of two matrices for each micro-batch, as experts and modalities do."""
+
+    def __init__(self, sizes: tuple[int, int]) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.branches = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, size), nn.Linear(size, 1)) for size in sizes
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.branches[int(x[0, 0] > 0)](torch.relu(self.first(x)))
+
+
+class Branching(Task):
+    """`by_itself`: FSDP adds up what a rank has, as before torch 2.13."""
+
+    def __init__(self, sizes: tuple[int, int] = (16, 16), by_itself: bool = False) -> None:
+        self.sizes, self.by_itself = sizes, by_itself
+
+    def model(self) -> nn.Module:
+        return Branches((self.sizes[0], self.sizes[1]))
+
+    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
+        """FSDP gathers a block when it is called: on every rank, or it waits for ever."""
+        yield model.first
+
+    def data(self, split: str) -> Any:
+        numbers = torch.randn((64, 9), generator=torch.Generator().manual_seed(0))
+        return [(row[:8], row[8:]) for row in numbers]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        if self.by_itself:
+            model.set_reduce_scatter_unused_params(False)
+        x, y = batch
+        return functional.mse_loss(model(x), y, reduction="sum"), len(x)
+
+
+class NotANumber(Normed):
+    """The third micro-batch brings NaN into BatchNorm's statistics."""
+
+    calls = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        if model.training:
+            self.calls += 1
+            batch = [part * float("nan") if self.calls == 3 else part for part in batch]
+        return super().loss(model, batch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -48,6 +48,7 @@ from launcher.train.checkpoints.parts import (
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.optimizers.blocks import other_shards
+from launcher.train.optimizers.state import without_states
 from launcher.train.rank import Rank
 from launcher.train.recovery.sent import BESIDE
 from launcher.train.rng import seed_all
@@ -140,23 +141,35 @@ class Checkpoints:
         state = self._state()
         if problem := other_shards(state["optimizer"]["state"], path, "optimizer.state"):
             raise OtherShardsError(f"{path.name} cannot be resumed from: {problem}")
+        states = state["optimizer"]["state"]
+        never = {name: states.pop(name) for name in without_states(states, path, "optimizer.state")}
         try:
             load(state, checkpoint_id=path, storage_reader=self._reader(path))
         except CheckpointException as error:
             lacking = any(isinstance(cause, PartsError) for cause, _ in error.failures.values())
             kind = PartsError if lacking else CheckpointError
             raise kind(f"{path.name} could not be read: {_first_cause(error)}") from error
+        states |= never
         set_state_dict(
             self.model,
             self.optimizer,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
+        self._forget_states(never, state["optimizer"]["param_groups"])
         marker = read_marker(path)
         self.scaler.restore(marker.get("scaler"))
         self._restore_own(path, step, same_ranks=marker.get("world") == self.rank.world)
         self.saved = step
         return step
+
+    def _forget_states(self, names: Container[str], groups: list[dict[str, Any]]) -> None:
+        """Of parameters that never had a gradient: the optimizer makes them when one comes. `groups`: as its
+        own, with names in the place of parameters."""
+        for group, named in zip(self.optimizer.param_groups, groups, strict=True):
+            for p, name in zip(group["params"], named["params"], strict=True):
+                if name in names:
+                    self.optimizer.state.pop(p, None)
 
     def _own_group(self) -> dist.ProcessGroup:
         """A thread's collectives must not mix with the training's, and a slow disk may take its time."""

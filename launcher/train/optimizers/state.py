@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
@@ -43,6 +45,16 @@ def zeros_beside(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Zeros of the shape of `p`, contiguous whatever `p` is."""
     mine = local(p)
     return beside(p, torch.zeros(mine.shape, dtype=dtype, device=mine.device), p.shape)
+
+
+def without_states(states: Iterable[str], checkpoint: Path, prefix: str) -> list[str]:
+    """Of the parameters named in `states` those that `checkpoint` has no state of: they had no gradient yet.
+
+    `prefix` is the path of the states in it, such as "optimizer.state".
+    """
+    keys = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    saved = {key.removeprefix(f"{prefix}.").rpartition(".")[0] for key in keys if key.startswith(prefix)}
+    return [name for name in states if name not in saved]
 
 
 class KeepsDtypes(torch.optim.Optimizer):

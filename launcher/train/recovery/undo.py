@@ -54,12 +54,23 @@ class Undo:
         stream of its caller. True: a buffer had changed for the first time, and the next `take` copies it on
         the device."""
         with self._lock:
-            for _, home in self._homes:
-                for name in [name for name in home if (id(home), name) not in self._slots]:
-                    del home[name]  # registered since
-            changed = [slot for slot in self._slots.values() if slot.restore()]
+            followed = self._restore_buffers()
             set_rng_state(self._rng, self._device)
-            return not all(slot.follows for slot in changed)
+            return not followed
+
+    @torch.no_grad()
+    def restore_buffers(self) -> None:
+        """As at the last `take`; random numbers go on."""
+        with self._lock:
+            self._restore_buffers()
+
+    def _restore_buffers(self) -> bool:
+        """False: one had changed for the first time."""
+        for _, home in self._homes:
+            for name in [name for name in home if (id(home), name) not in self._slots]:
+                del home[name]  # registered since
+        changed = [slot for slot in self._slots.values() if slot.restore()]
+        return all(slot.follows for slot in changed)
 
     @property
     def rng(self) -> dict[str, Any]:
