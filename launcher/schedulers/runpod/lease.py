@@ -93,6 +93,7 @@ def lease(
     run.event("submitting", submission=number, limits=limits_of(of.section, market.offers))
     try:
         secrets = secret_values(of.job)
+        client.hide(secrets.values())
         copy.push()
 
         def body(offer: Offer) -> dict[str, Any]:
