@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from launcher import __version__
+from launcher.logs.mask import POD_KEY
 from launcher.render import quote
 from launcher.render.environment import RenderError
 from launcher.render.values import Target, setup_lines
@@ -69,6 +70,8 @@ class OnPodValues:
     "What is unpacked into it; None where it is there already."
     packed: quote.Written | None
     "The archive itself, in base64, where it is small; else it is on the volume."
+    key_for_job: bool
+    "RUNPOD_API_KEY is a secret of the job's own."
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
         code=code,
         archive=f"{code}.tar.gz" if target.code is not None else None,
         packed=quote.Written(base64.b64encode(packed).decode()) if packed is not None else None,
+        key_for_job=any(secret.name == POD_KEY for secret in target.job.secrets),
     )
 
 

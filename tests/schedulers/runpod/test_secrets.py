@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ pytest.importorskip("boto3")
 from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
 from tests.schedulers.runpod.runs import Lab
+from tests.schedulers.runpod.sandbox import ROOT
 from tests.schedulers.runpod.served import Asked, Reply, Served
 
 CANARY = "hf_canary\nof 'two' lines_9137"
@@ -78,3 +80,21 @@ def test_a_request_that_runpod_quotes_is_told_without_its_secrets(lab: Lab, quot
     for file in run.path.rglob("*"):
         if file.is_file():
             assert b"canary" not in file.read_bytes() and b"lines_9137" not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize("secrets", [[], ["RUNPOD_API_KEY"]], ids=["its own key", "a key of the job's"])
+def test_a_job_that_prints_its_environment_does_not_tell_the_key(lab: Lab, secrets: list[str]) -> None:
+    real = f'#!/bin/bash\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
+    (lab.sandbox.volume / "python").write_text(real)
+    printing = ["python", "-c", "import os; print(dict(os.environ)); raise SystemExit(3)"]
+    run, _ = lab.submit(lab.prepare(job={"command": printing, "secrets": secrets}))
+    lab.until(run, "failed", seconds=30)
+    lab.no_pods(run)  # it still had the key to end itself with
+    to = lab.folder / "whole"
+    lab.scheduler.copy(run).download(to)
+    (printed,) = to.rglob("rank-000.out")
+    assert ("'RUNPOD_API_KEY': '***'" in printed.read_text()) == bool(secrets)
+    assert "'RUNPOD_POD_ID'" in printed.read_text()
+    for file in to.rglob("*"):
+        if file.is_file():
+            assert b"rpa_" not in file.read_bytes(), file

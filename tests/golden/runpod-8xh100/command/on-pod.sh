@@ -212,8 +212,9 @@ fi
   printf 'time-limit\n' >"$stop"
 } &
 timer=$!
-# --foreground: a signal reaches the supervisor alone, which ends its ranks in order.
-timeout --foreground --signal=TERM --kill-after=180 "$limit" bash "$0" work \
+# --foreground: a signal reaches the supervisor alone, which ends its ranks in order. The pod's key is for this
+# script, which ends the pod with it, and not for what a job runs and prints.
+env -u RUNPOD_API_KEY timeout --foreground --signal=TERM --kill-after=180 "$limit" bash "$0" work \
   > >(tee -a "$run_dir/pod-node-${node_rank:-unknown}.log") 2>&1 &
 child=$!
 woken=''
