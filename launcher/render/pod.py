@@ -194,9 +194,9 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
         if secret.runpod is not None:
             quote.name(secret.runpod)
             env[secret.name] = f"{{{{ RUNPOD_SECRET_{secret.runpod} }}}}"
-    count = len(env) + len(added_at_creation(target))
+    count = len(env) + 1 + len(added_at_creation(target))  # LAUNCHER_DEADLINE is known at creation
     if count > MAX_VARIABLES:
-        raise RenderError(f"{count} variables (secrets and three of launcher's); a pod takes {MAX_VARIABLES}")
+        raise RenderError(f"{count} variables (secrets and four of launcher's); a pod takes {MAX_VARIABLES}")
     if target.nodes > 1 and runpod.registry_id is not None:
         raise RenderError("runpod.registry_id: several nodes cannot use a private registry (RunPod's API)")
     if target.nodes > 1 and runpod.volume_id is None:

@@ -71,6 +71,7 @@ def look_at(run: RunDir, looks: Looks) -> Status:
     if not _lives(state) or waits(run):
         return _told(run, state)
     from launcher.schedulers.runpod import late
+    from launcher.schedulers.runpod.overdue import reject_overdue
 
     try:
         handle = handle_of(run)
@@ -80,6 +81,8 @@ def look_at(run: RunDir, looks: Looks) -> Status:
         pod = looks.pod(run, handle)
         known = not pod.living or late.is_priced(run, handle)
         if not known and not late.accept(looks.copy(run), handle, looks.client):
+            return look_at(run, looks)
+        if pod.living and reject_overdue(looks.copy(run), handle):
             return look_at(run, looks)
     except SchedulerError as error:
         return _told(run, {**state, "reason": f"as the run itself last said; {trouble or error}"})

@@ -23,7 +23,7 @@ CANARY = "hf_canary\nof 'two' lines_9137"
 
 
 class Quoting:
-    """RunPod as the sandbox plays it, but a request for a pod is refused with its environment in the words."""
+    """RunPod as the sandbox plays it, but a request for a pod is refused, and its environment quoted."""
 
     def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refuses = True
