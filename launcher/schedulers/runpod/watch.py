@@ -57,14 +57,14 @@ def ask(client: Client, handle: Handle) -> Seen:
 
 def look_at(run: RunDir, looks: Looks) -> Status:
     """Its records are brought here, and its pod is asked for."""
-    trouble = ""
+    trouble, doubt = "", None
     if (unwanted := rejected(run)) is not None:
         with suppress(SchedulerError):
             looks.fetch(run)
         return _end_unwanted(run, *unwanted, looks)
     if _lives(run.read_state()):
         try:
-            looks.fetch(run)
+            doubt = looks.fetch(run)
         except SchedulerError as error:
             trouble = str(error)
     state = run.read_state()
@@ -87,7 +87,7 @@ def look_at(run: RunDir, looks: Looks) -> Status:
     except SchedulerError as error:
         return _told(run, {**state, "reason": f"as the run itself last said; {trouble or error}"})
     if pod.living:
-        return _told(run, {**state, "reason": trouble or _going_on(run, state, handle, pod)})
+        return _told(run, {**state, "reason": trouble or doubt or _going_on(run, state, handle, pod)})
     if not pod.status and _age(run) < NOT_LISTED_SECONDS * pace():
         return _told(run, {**state, "reason": f"RunPod does not list pod {handle.id} yet"})
     with suppress(SchedulerError):

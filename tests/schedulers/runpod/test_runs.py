@@ -30,6 +30,7 @@ from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.of_run import statuses as statuses_of
 from launcher.schedulers.runpod.errors import ApiError
+from launcher.schedulers.runpod.leaks import why_leaked
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
 from tests.schedulers.runpod.served import Reply, Served
@@ -455,3 +456,22 @@ def test_the_log_is_streamed_until_the_run_ends(lab: Lab) -> None:
             lab.go(run)
     assert b"container: [launcher] supervisor 0 of none begins" in lines, lines.decode()
     assert b"the run ended with exit code 0" in lines
+
+
+def test_a_damaged_state_on_the_volume_is_told_and_neither_believed_nor_a_leak(lab: Lab) -> None:
+    run, _ = lab.submit(lab.prepare())
+    lab.until(run, "running")
+    (pod,) = lab.pods(run)
+    good = (lab.there(run) / "state.json").read_bytes()
+    runner = CliRunner()
+    for damaged in ('{"state": 5, "time": []}', '{"state": "failed", "reason": {}}', '["failed"]', "nothing"):
+        (lab.there(run) / "state.json").write_text(damaged)
+        status = lab.look(run)
+        assert status.state == "running" and "is not the state of a run" in status.reason
+        for verb in (["status", run.id], ["list"]):
+            done = runner.invoke(app, verb, catch_exceptions=False)
+            assert done.exit_code == 0 and "running" in done.output, done.output
+    assert why_leaked(run, f"/pods/{pod['id']}", "RUNNING") is None
+    (lab.there(run) / "state.json").write_bytes(good)
+    lab.go(run)
+    lab.until(run, "succeeded")
