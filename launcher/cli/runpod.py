@@ -34,6 +34,7 @@ def leaks(
     from launcher.schedulers.of_run import statuses
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.leaks import rented
+    from launcher.schedulers.runpod.overdue import overdue
     from launcher.schedulers.runpod.twins import UnendedError
     from launcher.schedulers.runpod.twins import end as end_one
 
@@ -42,7 +43,8 @@ def leaks(
     client, runs = Client(), [run for run in runs_in() if run.read_about().get("runpod") is not None]
     first = rented(client, runs)
     named = {one.run_id for one in first}
-    statuses([run for run in runs if run.id in named])  # brings their records up to date
+    # Brings their records up to date; it would end what is overdue, which is for --end.
+    statuses([run for run in runs if run.id in named and overdue(run) is None])
     found = rented(client, runs)
     unknown = set(pods or ()) - {one.path.rpartition("/")[2] for one in found}
     if unknown:

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterable, Mapping
 
 MASK = b"***"
+POD_KEY = "RUNPOD_API_KEY"
+"Of a pod, or of a user's account: no job has it for its logs, whoever set it."
 _SHORTEST_LINE = 8  # a line of a multi-line secret below this is too common a text to hide by itself
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[bytes]:
-    """The values of the variables that LAUNCHER_SECRETS names (separated by commas), where set."""
-    names = environ.get("LAUNCHER_SECRETS", "").split(",")
+    """The values of RunPod's key and of what LAUNCHER_SECRETS names (separated by commas), where set."""
+    names = [*environ.get("LAUNCHER_SECRETS", "").split(","), POD_KEY]
     return [environ[name].encode(errors="surrogateescape") for name in names if environ.get(name)]
 
 

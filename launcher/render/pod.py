@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from launcher import __version__
+from launcher.logs.mask import POD_KEY
 from launcher.render import quote
 from launcher.render.environment import RenderError
 from launcher.render.values import Target, setup_lines
@@ -69,6 +70,8 @@ class OnPodValues:
     "What is unpacked into it; None where it is there already."
     packed: quote.Written | None
     "The archive itself, in base64, where it is small; else it is on the volume."
+    key_for_job: bool
+    "RUNPOD_API_KEY is a secret of the job's own."
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
         code=code,
         archive=f"{code}.tar.gz" if target.code is not None else None,
         packed=quote.Written(base64.b64encode(packed).decode()) if packed is not None else None,
+        key_for_job=any(secret.name == POD_KEY for secret in target.job.secrets),
     )
 
 
@@ -190,9 +194,9 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
         if secret.runpod is not None:
             quote.name(secret.runpod)
             env[secret.name] = f"{{{{ RUNPOD_SECRET_{secret.runpod} }}}}"
-    count = len(env) + len(added_at_creation(target))
+    count = len(env) + 1 + len(added_at_creation(target))  # LAUNCHER_DEADLINE is known at creation
     if count > MAX_VARIABLES:
-        raise RenderError(f"{count} variables (secrets and three of launcher's); a pod takes {MAX_VARIABLES}")
+        raise RenderError(f"{count} variables (secrets and four of launcher's); a pod takes {MAX_VARIABLES}")
     if target.nodes > 1 and runpod.registry_id is not None:
         raise RenderError("runpod.registry_id: several nodes cannot use a private registry (RunPod's API)")
     if target.nodes > 1 and runpod.volume_id is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -31,6 +32,21 @@ class Capabilities:
 
 LIVING = frozenset({"submitted", "running", "stopping"})
 "States of a run that has not ended."
+ENDED = frozenset({"lost", "succeeded", "failed", "interrupted", "cancelled"})
+
+
+def is_state(data: bytes) -> bool:
+    """Whether a state.json that came from elsewhere has the form of one: who reads it relies on that."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(value, dict):
+        return False
+    texts = all(isinstance(value.get(name, ""), str) for name in ("state", "reason", "time"))
+    if not texts or value.get("state") not in LIVING | ENDED:
+        return False
+    return isinstance(value.get("failure"), str | None) and isinstance(value.get("attempt"), int | None)
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,7 @@ def test_a_flood_of_overlapping_secrets_is_not_held_for_ever() -> None:
 def test_the_secrets_are_named_by_one_variable() -> None:
     environ = {"LAUNCHER_SECRETS": "TOKEN,EMPTY,MISSING,KEY", "TOKEN": "t0k", "EMPTY": "", "KEY": "k\udcff"}
     assert secrets_of(environ) == [b"t0k", b"k\xff"]
+    assert secrets_of({"RUNPOD_API_KEY": "rpa_1"}) == [b"rpa_1"], "this one is never shown"
 
 
 # What repr() and JSON escape, among letters.

@@ -425,7 +425,7 @@ def test_secrets_enter_the_request_by_reference_only(pod: Pod, monkeypatch: pyte
 
 def test_what_runpod_cannot_do_is_refused(pod: Pod) -> None:
     many = [f"S{number}" for number in range(50)]
-    with pytest.raises(RenderError, match="53 variables"):
+    with pytest.raises(RenderError, match="54 variables"):
         render_run(pod.target(secrets=many))
     without = {"runpod": {**CLUSTER["runpod"], "volume_id": None}}  # type: ignore[dict-item]
     with pytest.raises(RenderError, match=r"several nodes need runpod\.volume_id"):

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from launcher.runs.files import read_record, replace_bytes
 from launcher.runs.layout import RunDir
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import SchedulerError, is_state
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
 from launcher.schedulers.over_ssh.login import CutError, Login
@@ -54,12 +55,19 @@ class Mirrored:
         "Runs whose directory was not there any more."
         self.too_large: set[str] = set()
         "Files that are not copied, for their size."
+        self._doubted: set[str] = set()
         self._runs: list[str] = []
         self._wanted = Wanted()
 
     def choose(self, runs: Iterable[RunDir], wanted: Wanted | None = None) -> None:
         """What the next round trips bring along; by default the records and no rank's lines."""
         self._runs, self._wanted = [run.id for run in runs], wanted or Wanted()
+
+    def _doubt(self, path: str) -> None:
+        if path not in self._doubted:
+            told = f"{self.there}/{path} on {self.name} is not the state of a run"
+            print(f"{told}: what was known before is kept", file=sys.stderr)
+        self._doubted.add(path)
 
     def run(
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
@@ -143,6 +151,8 @@ class Mirrored:
                 fresh[run][name] = replace(fresh[run][name], inode=piece.inode, time=piece.time)
             elif piece.kind == "end":
                 fresh[run][name] = _write_end(file, piece, mine.get(piece.path))
+            elif name == "state.json" and piece.kind == "whole" and not is_state(piece.data):
+                self._doubt(piece.path)
             elif piece.kind == "whole" and untouched:
                 fresh[run][name] = _write_whole(file, piece)
         for run in set(self._runs) - came.lost:

@@ -162,17 +162,28 @@ def _listed_by_git(folder: Path) -> list[str] | None:
 
 
 def _walked(folder: Path) -> Iterator[str]:
-    """Everything but what Python makes by itself."""
+    """Everything but what Python makes by itself, and folders that ignore themselves."""
     for path, folders, names in os.walk(folder):
         here = Path(path)
         links = [name for name in folders if (here / name).is_symlink()]
         folders[:] = [
             name
             for name in folders
-            if name not in (".git", "__pycache__") and not (here / name / "pyvenv.cfg").exists()
+            if name not in (".git", "__pycache__")
+            and not (here / name / "pyvenv.cfg").exists()
+            and not _ignores_itself(here / name)
         ]
         for name in [*names, *links]:
             yield str((here / name).relative_to(folder))
+
+
+def _ignores_itself(folder: Path) -> bool:
+    """As caches of tools and the sandbox of RunPod do, for git; where there is none it means the same."""
+    try:
+        lines = (folder / ".gitignore").read_bytes().split(b"\n")
+    except OSError:
+        return False
+    return [line.strip() for line in lines if line.strip() and not line.startswith(b"#")] == [b"*"]
 
 
 def _entry(root: Path, path: str) -> Entry | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -14,6 +14,7 @@ import httpx
 import tenacity
 
 from launcher import __version__
+from launcher.logs.mask import Masker
 from launcher.schedulers.runpod.errors import (
     ApiError,
     Fate,
@@ -71,7 +72,7 @@ def pause_seconds() -> float:
 
 
 class Client:
-    """One for each verb; the key is in no attribute that is printed."""
+    """One for each verb; the key is in no attribute that is printed, secrets are in no message."""
 
     def __init__(self, base: str | None = None) -> None:
         key = api_key()
@@ -82,7 +83,11 @@ class Client:
             timeout=httpx.Timeout(30.0, connect=10.0),
             follow_redirects=False,
         )
-        self._key = key
+        self._secrets = {key}
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Of secrets in requests from now on: an answer may quote what was sent, and no message does."""
+        self._secrets |= set(values)
 
     def __repr__(self) -> str:
         return f"Client({self.base!r})"
@@ -212,20 +217,21 @@ class Client:
 
     def _problem(self, answer: httpx.Response, what: str) -> str:
         """RFC 9457, or what there is."""
+        phrase = self._shown(answer.reason_phrase.encode())
         try:
             data = self._read(answer, what)
         except (ApiError, httpx.HTTPError):
-            return answer.reason_phrase
+            return phrase
         try:
             problem = json.loads(data)
         except (ValueError, RecursionError):
-            return self._shown(data) or answer.reason_phrase
+            return self._shown(data) or phrase
         if not isinstance(problem, dict):
             return self._shown(data)
         errors = problem.get("errors")
         more = [str(one) for one in errors[:5]] if isinstance(errors, list) else []
         said = [str(problem.get("detail") or problem.get("title") or ""), *more]
-        return self._shown("; ".join(part for part in said if part).encode()) or answer.reason_phrase
+        return self._shown("; ".join(part for part in said if part).encode()) or phrase
 
     def _read(self, answer: httpx.Response, what: str) -> bytes:
         deadline, data = time.monotonic() + SLOWEST, bytearray()
@@ -245,7 +251,8 @@ class Client:
         return LostAnswerError(message) if method == "POST" else HostileAnswerError(message)
 
     def _shown(self, data: bytes) -> str:
-        return clean(data.decode(errors="replace").replace(self._key, "***"))
+        secrets = (one.encode(errors="surrogateescape") for one in self._secrets)
+        return clean(Masker(secrets).whole(data).decode(errors="replace"))
 
     def _said(self, error: Exception) -> str:
         return self._shown(str(error).encode()) or type(error).__name__

@@ -12,6 +12,7 @@ from launcher.runs.layout import RunDir
 from launcher.runs.time import seconds_of
 from launcher.schedulers.base import LIVING
 from launcher.schedulers.runpod.answers import Clusters, Pods, read
+from launcher.schedulers.runpod.overdue import overdue
 from launcher.schedulers.runpod.place import handle_of
 from launcher.schedulers.runpod.rejected import rejected
 
@@ -65,6 +66,8 @@ def why_leaked(run: RunDir, path: str, status: str) -> str | None:
         return unwanted[1]
     if handle.id is not None and handle.path != path:
         return f"its run is in {handle.path.strip('/')}"
+    if (late := overdue(run)) is not None:
+        return late
     if _lives(run):
         return None
     ended = seconds_of(str(state.get("time", "")))

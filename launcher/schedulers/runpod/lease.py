@@ -90,9 +90,11 @@ def lease(
         raise kind("nothing can be rented:\n" + "\n".join(market.left_out))
     number = submissions(run) + 1
     replace_json(run.state, {"state": "submitted", "time": now()})
-    run.event("submitting", submission=number, limits=limits_of(of.section, market.offers))
+    seconds = max(offer.max_seconds for offer in market.offers)
+    run.event("submitting", submission=number, limits=limits_of(of.section, market.offers), seconds=seconds)
     try:
         secrets = secret_values(of.job)
+        client.hide(secrets.values())
         copy.push()
 
         def body(offer: Offer) -> dict[str, Any]:
@@ -162,12 +164,13 @@ def secret_values(job: Job) -> dict[str, str]:
 
 
 def request_for(run: RunDir, offer: Offer, number: int, secrets: Mapping[str, str]) -> dict[str, Any]:
-    """The request that was rendered, with what only the offer tells. Its secrets are in no file."""
+    """The request that was rendered, with what only offer and clock tell. Its secrets are in no file."""
     body: dict[str, Any] = dict(scripts_request(run.scripts))
     body["env"] = {
         **body["env"],
         "LAUNCHER_SUBMISSION": str(number),
         "LAUNCHER_MAX_SECONDS": str(offer.max_seconds),
+        "LAUNCHER_DEADLINE": str(int(time.time()) + offer.max_seconds),
         **secrets,
     }
     if offer.data_center is not None:

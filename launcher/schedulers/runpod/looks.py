@@ -38,9 +38,9 @@ class Looks:
         """What is rented for it is held against its limits; nothing else is."""
         return look_at(run, self)
 
-    def fetch(self, run: RunDir) -> None:
-        """Raises SchedulerError."""
-        self.copy(run).fetch(self.wanted)
+    def fetch(self, run: RunDir) -> str | None:
+        """Why a state was not taken. Raises SchedulerError."""
+        return self.copy(run).fetch(self.wanted)
 
     def pod(self, run: RunDir, handle: Handle) -> Seen:
         """Raises ApiError."""

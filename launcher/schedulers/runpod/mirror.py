@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.runs.files import read_record, replace_bytes
 from launcher.runs.layout import RunDir
+from launcher.schedulers.base import is_state
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD, Wanted
 from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeError
@@ -36,14 +37,15 @@ class Copy:
     def __init__(self, run: RunDir, volume: Volume, prefix: str) -> None:
         self.run, self.volume, self.prefix = run, volume, prefix
 
-    def fetch(self, wanted: Wanted) -> None:
-        """What is new there comes here; requests that were written here go there. Raises VolumeError."""
+    def fetch(self, wanted: Wanted) -> str | None:
+        """What is new there comes here; requests that were written here go there. Returns why the state that
+        stands there was not taken. Raises VolumeError."""
         with self._index() as index:
             self._send_requests(index)
             state = self._state()  # first: once it tells of an end, everything that is read later is final
             for item in self._listed("", wanted, index):
                 self._bring(item, index)
-            self._put_state(state, index)
+            return self._put_state(state, index)
 
     def send(self) -> None:
         """Requests that were written here. Raises VolumeError."""
@@ -206,13 +208,16 @@ class Copy:
         except GoneError:
             return None
 
-    def _put_state(self, found: tuple[Object, bytes] | None, index: Index) -> None:
-        """Where the run has written one since we wrote ours."""
-        if found is not None and index.get("state.json", [0, "", 0])[1] != found[0].mark:
-            with contextlib.suppress(ValueError):  # not whole yet: it comes the next time
-                json.loads(found[1])
-                replace_bytes(self.run.state, found[1])
-                index["state.json"] = [found[0].size, found[0].mark, 0]
+    def _put_state(self, found: tuple[Object, bytes] | None, index: Index) -> str | None:
+        """Where the run has written one since we wrote ours. Why not."""
+        if found is None or index.get("state.json", [0, "", 0])[1] == found[0].mark:
+            return None
+        if not is_state(found[1]):
+            there = f"{self.prefix}state.json on the volume {self.volume.id}"
+            return f"{there} is not the state of a run: what was known before is kept"
+        replace_bytes(self.run.state, found[1])
+        index["state.json"] = [found[0].size, found[0].mark, 0]
+        return None
 
     def _copy_names(self, steps: list[str]) -> None:
         """Of checkpoints only the names are copied, as empty folders."""

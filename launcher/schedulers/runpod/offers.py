@@ -112,8 +112,8 @@ def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, s
             elif limit < (least := min(SHORTEST, seconds)):
                 poor = True
                 out.append(
-                    f"{what}: what is left of the budget pays for {limit / 60:.0f} minutes, "
-                    f"and less than {least / 60:.0f} are not rented"
+                    f"{what}: what is left of the budget pays for {lasting(limit)}, "
+                    f"and less than {lasting(least)} are not rented"
                 )
             else:
                 found.append(Offer(need, CLOUD, place.id or None, place.availability, price, limit))
@@ -235,6 +235,13 @@ def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> 
             f"read here. These have: {', '.join(S3_CENTRES)}"
         )
     return None
+
+
+def lasting(seconds: int) -> str:
+    """In the unit that a person would take."""
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"
 
 
 def _hours(hours: float) -> str:

@@ -57,20 +57,21 @@ def ask(client: Client, handle: Handle) -> Seen:
 
 def look_at(run: RunDir, looks: Looks) -> Status:
     """Its records are brought here, and its pod is asked for."""
-    trouble = ""
+    trouble, doubt = "", None
     if (unwanted := rejected(run)) is not None:
         with suppress(SchedulerError):
             looks.fetch(run)
         return _end_unwanted(run, *unwanted, looks)
     if _lives(run.read_state()):
         try:
-            looks.fetch(run)
+            doubt = looks.fetch(run)
         except SchedulerError as error:
             trouble = str(error)
     state = run.read_state()
     if not _lives(state) or waits(run):
         return _told(run, state)
     from launcher.schedulers.runpod import late
+    from launcher.schedulers.runpod.overdue import reject_overdue
 
     try:
         handle = handle_of(run)
@@ -81,10 +82,12 @@ def look_at(run: RunDir, looks: Looks) -> Status:
         known = not pod.living or late.is_priced(run, handle)
         if not known and not late.accept(looks.copy(run), handle, looks.client):
             return look_at(run, looks)
+        if pod.living and reject_overdue(looks.copy(run), handle):
+            return look_at(run, looks)
     except SchedulerError as error:
         return _told(run, {**state, "reason": f"as the run itself last said; {trouble or error}"})
     if pod.living:
-        return _told(run, {**state, "reason": trouble or _going_on(run, state, handle, pod)})
+        return _told(run, {**state, "reason": trouble or doubt or _going_on(run, state, handle, pod)})
     if not pod.status and _age(run) < NOT_LISTED_SECONDS * pace():
         return _told(run, {**state, "reason": f"RunPod does not list pod {handle.id} yet"})
     with suppress(SchedulerError):

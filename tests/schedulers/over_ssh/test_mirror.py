@@ -359,3 +359,17 @@ def test_several_runs_and_the_answers_of_slurm_are_one_ssh_session(sshd: Sshd, t
     assert ask(both.mirror, {"a": ["echo", "hello"]})["a"].out == "hello\n"
     assert sshd.sessions - sessions == 1 and both.read("attempts/000/recipe.json") == '{"x": 1}'
     assert (both.there.path.parent / "second/state.json").exists()
+
+
+@pytest.mark.parametrize("state", ['{"state": 5, "time": []}', '{"state": ["failed"]}', '"failed"', "{"])
+def test_what_is_no_state_of_a_run_is_told_and_does_not_come(
+    both: Both, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both.write("state.json", state)
+    for _ in range(2):
+        both.sync()
+        assert both.here.read_state() == {"state": "submitted"}
+    assert capsys.readouterr().err.count("a run/state.json on this host is not the state of a run") == 1
+    both.write("state.json", '{"state": "running", "time": "2026", "failure": null}')
+    both.sync()
+    assert both.here.read_state()["state"] == "running"

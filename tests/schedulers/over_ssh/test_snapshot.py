@@ -167,9 +167,12 @@ def test_without_git_everything_goes_but_what_python_makes(tmp_path: Path) -> No
         "venv/lib.py",
         "sub/b.py",
         "runs/x/run.json",
+        "cache/.gitignore",
+        "cache/big",
     ):
         (tmp_path / "w" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "w" / name).write_text("x")
+    (tmp_path / "w/cache/.gitignore").write_text("# made by a tool\n*\n")
     shot = take(tmp_path / "w", leave_out=[tmp_path / "w" / "runs"])
     assert [entry.path for entry in shot.entries] == ["a.py", "sub/b.py"]
 

@@ -107,9 +107,9 @@ def body(args: str) -> dict[str, Any]:
 
 def launch(folder: Path, *options: str, environ: dict[str, str] | None = None, **faults: Any) -> Sandbox:
     """Listening when this returns; without delays unless `options` say otherwise. The caller ends it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     (folder / "env.sh").unlink(missing_ok=True)
-    given = folder / "faults.json"
+    given, printed = (folder.with_name(f"{folder.name}.{name}") for name in ("faults", "log"))
     given.write_text(json.dumps({name.replace("_", "-"): value for name, value in faults.items()}))
     if OPENAPI.is_file():
         options = ("--openapi", str(OPENAPI), *options)
@@ -125,7 +125,7 @@ def launch(folder: Path, *options: str, environ: dict[str, str] | None = None, *
         "--per-minute",
         "100000",
     )
-    with open(folder / "server.log", "ab") as log:
+    with open(printed, "ab") as log:
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "launcher", "runpod", "sandbox", "--folder", str(folder), "--port", "0",
@@ -136,7 +136,7 @@ def launch(folder: Path, *options: str, environ: dict[str, str] | None = None, *
         )  # fmt: skip
     deadline = time.monotonic() + 30
     while not (folder / "env.sh").exists() or "SECRET" not in (folder / "env.sh").read_text():
-        assert process.poll() is None, (folder / "server.log").read_text()
+        assert process.poll() is None, printed.read_text()
         assert time.monotonic() < deadline, "the sandbox does not start"
         time.sleep(0.05)
     lines = (folder / "env.sh").read_text().splitlines()

@@ -17,6 +17,7 @@ from launcher.runs.find import find_run
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.create import NotRentedError
 from launcher.schedulers.runpod.offers import spent_of
+from launcher.schedulers.runpod.overdue import overdue
 from launcher.schedulers.runpod.twins import UnendedError
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import Lab
@@ -134,3 +135,37 @@ def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
     lab.until(run, "running")
     lab.go(run)
     lab.until(run, "succeeded")
+
+
+def test_a_pod_whose_start_script_begins_too_late_ends_itself_at_once(lab: Lab) -> None:
+    lab.sandbox.faults(slow_pull={"p": 1, "value": 3})
+    run, _ = lab.submit(lab.prepare(max_hours=2 / 3600))
+    wait_for(lambda: not lab.pods(run), "it ends itself", 10)
+    assert not (lab.there(run) / "pod-node-0.log").exists(), "nothing was run"
+    status = lab.until(run, "failed")
+    assert status.failure == "time-limit" and "over when its start script began" in status.reason
+
+
+def test_a_pod_that_never_begins_is_a_leak_once_its_time_is_over_and_a_look_ends_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", "0.005")  # 1.5 s of grace
+    lab.sandbox.faults(slow_pull={"p": 1, "value": 600})
+    first, _ = lab.submit(lab.prepare(max_hours=1 / 3600, limits=Limits(budget=0.01)))
+    second, _ = lab.submit(lab.prepare(max_hours=1 / 3600))
+    words = "it is there more than 1 s after its creation (max_hours, or the budget)"
+    wait_for(lambda: overdue(first) == overdue(second) == words, "their time is over", 10)
+
+    def listed(end: bool) -> list[bool]:
+        with pytest.raises(SystemExit) as ended:
+            leaks(None, end=end, json=True)
+        told = json.loads(capsys.readouterr().out)
+        assert {one["why"] for one in told} == {words} and ended.value.code == (0 if end else 1)
+        return [one["ended"] for one in told]
+
+    assert listed(end=False) == [False, False], "to list them ends none"
+    status = lab.look(first)
+    assert (status.state, status.reason) == ("failed", f"{words}: its pod was ended")
+    assert not lab.pods(first)
+    assert listed(end=True) == [True] and not lab.pods(second)
+    assert lab.until(second, "lost").resumable

@@ -30,6 +30,7 @@ from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.of_run import statuses as statuses_of
 from launcher.schedulers.runpod.errors import ApiError
+from launcher.schedulers.runpod.leaks import why_leaked
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
 from tests.schedulers.runpod.served import Reply, Served
@@ -230,7 +231,7 @@ def test_a_run_is_resumed_with_another_job_on_its_volume(lab: Lab) -> None:
 def test_what_is_too_dear_or_has_no_room_leaves_nothing_behind(lab: Lab) -> None:
     with pytest.raises(SchedulerError, match=r"0\.\d+ USD/h is above the 0\.1 of max_price"):
         lab.submit(lab.prepare(gpu=True, limits=Limits(max_price=0.1)))
-    with pytest.raises(SchedulerError, match="budget pays for 1 minutes, and less than 10 are not rented"):
+    with pytest.raises(SchedulerError, match=r"budget pays for \d+ s, and less than 10 minutes are not"):
         lab.submit(lab.prepare(limits=Limits(budget=0.001)))
     ready = lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"})
     for fault, words in {
@@ -334,7 +335,7 @@ def test_with_a_budget_that_is_spent_no_other_pod_is_waited_for(lab: Lab) -> Non
     about["cluster"]["runpod"]["budget"] = 0.001
     replace_json(run.path / "run.json", about)
     lab.sandbox.interrupt(handle.rpartition(":")[2])
-    wait_for(lambda: "left of the budget pays for 0 min" in lab.look(run).reason, "it gives up", 10)
+    wait_for(lambda: re.search(r"of the budget pays for \d+ s,", lab.look(run).reason), "it gives up", 10)
     assert lab.look(run).state == "interrupted" and not lab.pods(run)
 
 
@@ -455,3 +456,22 @@ def test_the_log_is_streamed_until_the_run_ends(lab: Lab) -> None:
             lab.go(run)
     assert b"container: [launcher] supervisor 0 of none begins" in lines, lines.decode()
     assert b"the run ended with exit code 0" in lines
+
+
+def test_a_damaged_state_on_the_volume_is_told_and_neither_believed_nor_a_leak(lab: Lab) -> None:
+    run, _ = lab.submit(lab.prepare())
+    lab.until(run, "running")
+    (pod,) = lab.pods(run)
+    good = (lab.there(run) / "state.json").read_bytes()
+    runner = CliRunner()
+    for damaged in ('{"state": 5, "time": []}', '{"state": "failed", "reason": {}}', '["failed"]', "nothing"):
+        (lab.there(run) / "state.json").write_text(damaged)
+        status = lab.look(run)
+        assert status.state == "running" and "is not the state of a run" in status.reason
+        for verb in (["status", run.id], ["list"]):
+            done = runner.invoke(app, verb, catch_exceptions=False)
+            assert done.exit_code == 0 and "running" in done.output, done.output
+    assert why_leaked(run, f"/pods/{pod['id']}", "RUNNING") is None
+    (lab.there(run) / "state.json").write_bytes(good)
+    lab.go(run)
+    lab.until(run, "succeeded")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -17,6 +18,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from launcher.schedulers.over_ssh.snapshot import take
 from tests.lab import wait_for
 from tests.schedulers.runpod.sandbox import OPENAPI, Sandbox, body, launch, start
 
@@ -346,3 +348,18 @@ def test_a_server_that_is_killed_leaves_no_process_and_its_successor_closes_the_
         before = again.state()["usd"]
         time.sleep(1.1)
         assert 0 < again.state()["usd"] == before, "nothing is billed any more"
+
+
+def test_a_folder_in_a_project_is_no_part_of_its_code(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "mine").mkdir(parents=True)
+    for name in ("train.py", "mine/train.py"):
+        (project / name).write_text("print(1)\n")
+    with start(project / "box" / "sandbox") as sandbox:
+        (sandbox.volume / "code.tar.gz").write_bytes(b"of an earlier submission")
+        for _ in ("no repository", "a repository"):
+            found = {entry.path for entry in take(project).entries}
+            assert found == {"train.py", "mine/train.py", "box/sandbox.faults", "box/sandbox.log"}
+            subprocess.run(["git", "init", "-q", str(project)], check=True)
+    with start(project / "mine") as sandbox:
+        assert not (sandbox.folder / ".gitignore").exists(), "a folder of somebody's own stays as it was"

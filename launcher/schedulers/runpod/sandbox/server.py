@@ -81,10 +81,13 @@ class Keys:
 def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> None:
     """Until SIGINT or SIGTERM; then every pod is ended. `ready` gets the variables for the user's shell."""
     contract = Contract(options.openapi) if options.openapi is not None else None
+    ours = not options.folder.exists() or not any(options.folder.iterdir())
     options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = options.folder.resolve()
     listening = _listen(options.port)
     alone = _lock(folder)
+    if ours:  # in a project it is no part of the job's code, keys and earlier code among it
+        (folder / ".gitignore").write_text("*\n")
     cloud = Cloud(folder, find_isolation(), Dice(options.seed, options.faults), options.pace)
     if VOLUME not in cloud.volumes:
         cloud.add_volume(Volume(VOLUME, VOLUME, 100, CENTRE))

@@ -10,6 +10,8 @@ api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
 pod=${RUNPOD_POD_ID:-unknown}
 submission=${LAUNCHER_SUBMISSION:-1}
 limit=${LAUNCHER_MAX_SECONDS:-86400}
+# Epoch seconds. A pod is billed from its creation on, also while its image is pulled.
+latest=${LAUNCHER_DEADLINE:-}
 done_mark=$run_dir/pod-$pod.done
 # Appears with the reason when the run is to write a checkpoint and stop.
 stop=$run_dir/pod-$pod.stop
@@ -182,9 +184,11 @@ if [[ -n $owner && $owner != "$me" ]]; then
   event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-a6000:'"$owner")"
   end_pod
 fi
-# The limit counts from the first start of this pod: a container that crashes is started again and billed on.
+# The limit counts from the creation of this pod, or else from its first start: a container that crashes is started
+# again and billed on.
 now=$(date +%s)
 grace=$((limit / 10 < 300 ? limit / 10 : 300))
+if [[ $latest =~ ^[0-9]+$ ]] && ((latest < now + limit)); then limit=$((latest - now)); fi
 (set -o noclobber && printf '%s\n' "$((now + limit))" >"$deadline_file") 2>/dev/null
 deadline=$(cat "$deadline_file" 2>/dev/null)
 # Killed between making the file and writing it, or the volume is full.
@@ -194,7 +198,7 @@ starts=()
 mapfile -t starts <"$starts_file"
 limit=$((deadline - now))
 if ((limit <= 0)); then
-  give_up time-limit 'the time limit of the pod (max_hours) was over when its start script was started again'
+  give_up time-limit 'the time of the pod (max_hours, or what the budget pays for) was over when its start script began'
 fi
 if ((${#starts[@]} > most_restarts + 1)); then
   give_up unknown "the pod's start script was killed or its container crashed $((${#starts[@]} - 1)) times"
@@ -205,8 +209,9 @@ fi
   printf 'time-limit\n' >"$stop"
 } &
 timer=$!
-# --foreground: a signal reaches the supervisor alone, which ends its ranks in order.
-timeout --foreground --signal=TERM --kill-after=180 "$limit" bash "$0" work \
+# --foreground: a signal reaches the supervisor alone, which ends its ranks in order. The pod's key is for this
+# script, which ends the pod with it, and not for what a job runs and prints.
+env -u RUNPOD_API_KEY timeout --foreground --signal=TERM --kill-after=180 "$limit" bash "$0" work \
   > >(tee -a "$run_dir/pod-node-${node_rank:-unknown}.log") 2>&1 &
 child=$!
 woken=''
