@@ -24,6 +24,7 @@ from launcher.schedulers.runpod.looks import Looks
 from launcher.schedulers.runpod.place import (
     PREFIX,
     Handle,
+    answers_to,
     copies_of,
     folder_on_volume,
     handle_of,
@@ -147,6 +148,7 @@ class RunPodScheduler:
             run = write_run(by_gpu[chosen])
         except OSError as error:
             raise SchedulerError(f"cannot write {root}: {error.strerror}") from None
+        remember_root(root)
         copy = self.copy(run)
 
         def planned_for(offer: Offer) -> None:
@@ -162,9 +164,6 @@ class RunPodScheduler:
         except NotRentedError:
             self._withdraw(run, copy)
             raise
-        finally:
-            if run.path.exists():
-                remember_root(root)
         return handle
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:
@@ -279,7 +278,7 @@ class RunPodScheduler:
     def run_of(self, handle: str) -> RunDir:
         """Raises RunNotFoundError."""
         for run in itertools.chain(self.known, runs_in()):
-            if str(handle_of(run)) == handle or any(e.get("handle") == handle for e in run.read_events()):
+            if answers_to(run, handle):
                 return run
         raise RunNotFoundError(f"no run of {handle} is known here")
 

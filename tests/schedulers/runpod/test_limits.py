@@ -124,13 +124,14 @@ def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
         lab.submit(ready)
     lab.sandbox.faults()
     run = find_run(ready.request.run_id)
-    assert lab.look(run).handle == "runpod:box:", "nobody knows of a pod yet"
-    lab.scheduler.cancel("runpod:box:")
+    unknown = f"runpod:box:run/{run.id}"
+    assert lab.look(run).handle == unknown, "nobody knows of a pod yet"
+    lab.scheduler.cancel(unknown)
     assert lab.look(run).state == "cancelled"
     wait_for(lambda: not lab.sandbox.state()["live"], "the pods end themselves", 20)
     assert lab.bill(run) == 2
     assert json.loads((lab.there(run) / "state.json").read_text())["state"] == "cancelled"
-    lab.scheduler.resume("runpod:box:")
+    lab.scheduler.resume(unknown)
     lab.until(run, "running")
     lab.go(run)
     lab.until(run, "succeeded")
