@@ -19,6 +19,7 @@ from launcher.runs.time import now
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, for_us_alone, in_force, rewrite_run, write_run
+from launcher.schedulers.runpod.alone import renting
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.looks import Looks
 from launcher.schedulers.runpod.place import (
@@ -159,26 +160,34 @@ class RunPodScheduler:
                 copy.push()
 
         try:
-            self._send_code(prepared, copy.volume)
-            handle = lease(self.client, copy, "submitted", market, planned_for)
+            with renting(run):
+                self._send_code(prepared, copy.volume)
+                return lease(self.client, copy, "submitted", market, planned_for)
         except NotRentedError:
             self._withdraw(run, copy)
             raise
-        return handle
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:
         """A new pod for the run, which goes on from its last checkpoint."""
-        from launcher.schedulers.runpod.lease import lease, leased, market_again, told_again
-        from launcher.schedulers.runpod.prepared import PodPrepared
-
         run = self.run_of(handle)
         if run.path in self._renewal.renewed:  # the look at its state has just done it
             return str(handle_of(run))
+        with renting(run):
+            return self._resume(run, again)
+
+    def _resume(self, run: RunDir, again: Prepared | None) -> str:
+        from launcher.schedulers.runpod.lease import lease, leased, market_again, told_again
+        from launcher.schedulers.runpod.owner import adopt, other_than
+        from launcher.schedulers.runpod.prepared import PodPrepared
+
         status = self._looks.state(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {status.state}")
         if status.state == "succeeded":
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
+        if status.state != "cancelled" and (owner := other_than(handle_of(run), self.copy(run), self.client)):
+            adopt(self.copy(run), owner)
+            raise SchedulerError(f"{run.id} goes on in {owner.path.strip('/')}: nothing is rented")
         self._looks.end(handle_of(run))
         self.copy(run).fetch(Wanted())
         if isinstance(again, PodPrepared) and again.doubt is not None and not again.section.unplanned:
