@@ -32,7 +32,7 @@ from launcher.schedulers.runpod.place import (
 )
 from launcher.schedulers.runpod.rejected import ask_to_stop
 from launcher.schedulers.runpod.renew import Renewal
-from launcher.schedulers.runpod.watch import pace
+from launcher.schedulers.runpod.watch import pace, waits
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -242,6 +242,8 @@ class RunPodScheduler:
     def cancel(self, handle: str) -> None:
         """A checkpoint is asked for; a second call ends the ranks. Where the volume says that the run has not
         begun, its pod is ended."""
+        from launcher.schedulers.runpod.doubt import ended_before_it_began
+
         run = self.run_of(handle)
         status = self._looks.state(run)
         if status.ended:
@@ -251,16 +253,17 @@ class RunPodScheduler:
         with asking_to_stop(run, lambda: copy.has_sent(run.cancel)):
             ask_to_stop(copy)  # first: a pod that nobody knows of may begin yet
         try:
-            if copy.has_begun():
+            if not waits(run) and copy.has_begun():
                 copy.fetch(Wanted())
                 return
             self._looks.end(handle_of(run))
+            done = ended_before_it_began(run)
         except SchedulerError as error:
             raise SchedulerError(
                 f"{error}; {run.id} is asked to stop all the same, also when it begins later: "
                 f"`launcher status {run.id}` shows when it has; if it does not, cancel it again"
             ) from None
-        kept = {"state": "cancelled", "failure": "cancelled", "reason": "cancelled before it began"}
+        kept = {"state": "cancelled", "failure": "cancelled", "reason": done}
         run.event("finished", **kept, by="runpod")
         replace_json(run.state, {**kept, "time": now()})
 
@@ -274,6 +277,10 @@ class RunPodScheduler:
         return f"{PREFIX}{section['volume_id']}:{self._there(run)}"
 
     def remove(self, runs: Sequence[RunDir]) -> None:
+        from launcher.schedulers.runpod.doubt import refuse_to_forget
+
+        for run in runs:
+            refuse_to_forget(run)
         for run in runs:
             self._looks.end(handle_of(run))
             self.copy(run).remove()
