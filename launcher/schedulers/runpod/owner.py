@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.runs.files import replace_json
 from launcher.schedulers.base import LIVING
@@ -21,9 +21,8 @@ def has_run(copy: Copy, number: int, id: str) -> bool:
     Raises VolumeError."""
     if copy.text(claim(number)) != id or copy.text(f"pod-{id}.done"):
         return False
-    with suppress(ValueError, AttributeError):  # not whole yet: somebody is writing it
-        return json.loads(copy.text("state.json") or "{}").get("state", "submitted") in LIVING
-    return True
+    state = _state(copy)
+    return state is None or state["state"] in LIVING
 
 
 def other_than(handle: Handle, copy: Copy, client: Client) -> Handle | None:
@@ -37,6 +36,14 @@ def other_than(handle: Handle, copy: Copy, client: Client) -> Handle | None:
 def adopt(copy: Copy, handle: Handle) -> None:
     """It has the run, whatever was written down of another one. Raises VolumeError."""
     copy.run.event("twin", handle=str(handle))
+    if (state := _state(copy)) is not None:
+        replace_json(copy.run.state, state)
+
+
+def _state(copy: Copy) -> dict[str, Any] | None:
+    """As it is there; None where it is not whole yet, or none of a run."""
     with suppress(ValueError):
         state = json.loads(copy.text("state.json"))
-        replace_json(copy.run.state, state)
+        if isinstance(state, dict) and isinstance(state.get("state"), str):
+            return state
+    return None
