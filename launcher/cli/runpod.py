@@ -27,13 +27,17 @@ def leaks(
 ) -> None:
     """What launcher has rented and nobody needs any more. Exit code 1 when there is something, and it was not
     ended."""
+    from dataclasses import replace
+
     from rich.table import Table
 
     from launcher.cli.output import console, fail, print_json
     from launcher.runs.find import runs_in
+    from launcher.schedulers.base import SchedulerError
     from launcher.schedulers.of_run import statuses
+    from launcher.schedulers.registry import runpod
     from launcher.schedulers.runpod.api import Client
-    from launcher.schedulers.runpod.leaks import rented
+    from launcher.schedulers.runpod.leaks import in_use, rented
     from launcher.schedulers.runpod.overdue import overdue
     from launcher.schedulers.runpod.twins import UnendedError
     from launcher.schedulers.runpod.twins import end as end_one
@@ -45,13 +49,25 @@ def leaks(
     named = {one.run_id for one in first}
     # Brings their records up to date; it would end what is overdue, which is for --end.
     statuses([run for run in runs if run.id in named and overdue(run) is None])
+    by_id, stuck = {run.id: run for run in runs}, dict[str, str]()
     found = rented(client, runs)
+    for place, one in enumerate(found):
+        if one.why is not None:
+            try:
+                run = by_id[one.run_id]
+                if in_use(one, run, runpod().copy(run)):
+                    found[place] = replace(one, why=None)
+            except SchedulerError as error:
+                stuck[one.path] = f"{one.why}; not ended, as it may have its run: {error}"
     unknown = set(pods or ()) - {one.path.rpartition("/")[2] for one in found}
     if unknown:
         fail(f"no pod or cluster of launcher's has the id {', '.join(sorted(unknown))}")
-    leaked = [one for one in found if one.why or one.path.rpartition("/")[2] in (pods or ())]
-    ended, stuck = [], {}
+    by_name = {one.path for one in found if one.path.rpartition("/")[2] in (pods or ())}
+    leaked = [one for one in found if one.why or one.path in by_name]
+    ended = []
     for one in leaked if end else ():
+        if one.path in stuck and one.path not in by_name:
+            continue
         try:
             end_one(client, one.path)
             ended.append(one.path)
@@ -70,7 +86,7 @@ def leaks(
             what = one.why or (needed if one.known else "its run is not known on this machine")
             if one.path in ended:
                 what = f"ended: {one.why or 'named'}"
-            elif one.path in stuck:
+            elif end and one.path in stuck:
                 what = stuck[one.path]
             table.add_row(
                 one.path.rpartition("/")[2], one.run_id, one.status, f"{one.usd_per_hour:.3f}", what

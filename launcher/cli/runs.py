@@ -80,7 +80,7 @@ def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
     elif ended_by == "slurm":
         print(f"{found.id}: taken out of the queue")
     elif ended_by == "runpod":
-        print(f"{found.id}: its pod was ended before the run began")
+        print(f"{found.id}: {last['reason']}")
     elif again:
         print(f"{found.id}: its ranks are being ended; `launcher status {found.id}` shows when they have")
     else:

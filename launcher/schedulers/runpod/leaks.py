@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,15 +12,17 @@ from launcher.runs.time import seconds_of
 from launcher.schedulers.base import LIVING
 from launcher.schedulers.runpod.answers import Clusters, Pods, read
 from launcher.schedulers.runpod.overdue import overdue
+from launcher.schedulers.runpod.owner import has_run
 from launcher.schedulers.runpod.place import handle_of
 from launcher.schedulers.runpod.rejected import rejected
+from launcher.schedulers.runpod.twins import NAME
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
+    from launcher.schedulers.runpod.mirror import Copy
 
 ENDING_SECONDS = 120.0
 "For a pod to end itself after its run; the first of a cluster waits 30 s for the others."
-_NAME = re.compile(r"launcher-(?P<run>.+)-(?P<number>\d+)")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
     by_id = {run.id: run for run in runs}
     found = []
     for path, name, status, price in _listed(client):
-        match = _NAME.fullmatch(name)
+        match = NAME.fullmatch(name)
         if match is None:
             continue
         run = by_id.get(match["run"])
@@ -74,6 +75,16 @@ def why_leaked(run: RunDir, path: str, status: str) -> str | None:
     if ended is not None and time.time() < ended + ENDING_SECONDS:
         return None
     return f"its run has ended: {state.get('state')}"
+
+
+def in_use(one: Rented, run: RunDir, copy: Copy) -> bool:
+    """Whether it has its run by the volume's records, whatever is known here. Raises VolumeError."""
+    name, unwanted = NAME.fullmatch(one.name), rejected(run)
+    if one.status in ("EXITED", "ERROR") or (unwanted is not None and unwanted[0].path == one.path):
+        return False
+    if overdue(run) is not None and handle_of(run).path == one.path:
+        return False
+    return name is not None and has_run(copy, int(name["number"]), one.path.rpartition("/")[2])
 
 
 def _lives(run: RunDir) -> bool:

@@ -16,10 +16,13 @@ PREFIX = "runpod:"
 
 @dataclass(frozen=True)
 class Handle:
-    """`runpod:<profile>:<pod>` or `runpod:<profile>:cluster/<id>`; empty where no answer has come yet."""
+    """`runpod:<profile>:<pod>` or `runpod:<profile>:cluster/<id>`; where no answer has come yet,
+    `runpod:<profile>:run/<run id>`."""
 
     profile: str
     pod: str | None
+    run: str = ""
+    "Of a pod that is not known."
 
     @classmethod
     def at(cls, profile: str, path: str) -> Handle:
@@ -27,7 +30,7 @@ class Handle:
         return cls(profile, path.removeprefix("/pods/").replace("/clusters/", "cluster/"))
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.profile}:{self.pod or ''}"
+        return f"{PREFIX}{self.profile}:{self.pod or f'run/{self.run}'}"
 
     @property
     def cluster(self) -> bool:
@@ -54,7 +57,14 @@ def handle_of(run: RunDir) -> Handle:
         if event.get("event") == "submitting" and not refused:
             break
         refused = event.get("event") == "refused"
-    return Handle(profile, None)
+    return Handle(profile, None, run.id)
+
+
+def answers_to(run: RunDir, handle: str) -> bool:
+    """Also to what it was called before its pod was known, and to its earlier pods."""
+    if handle.startswith(PREFIX) and handle.endswith(f":run/{run.id}"):
+        return True
+    return str(handle_of(run)) == handle or any(e.get("handle") == handle for e in run.read_events())
 
 
 def claim(submission: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from launcher.runs.files import replace_json
 from launcher.runs.layout import RunDir
 from launcher.runs.time import now
 from launcher.schedulers.base import LIVING, SchedulerError, Status
+from launcher.schedulers.runpod.alone import BusyError, renting
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.looks import Looks
 from launcher.schedulers.runpod.place import handle_of
@@ -33,15 +33,13 @@ class Renewal:
             return found
         if time.monotonic() < self._tried.get(run.path, float("-inf")) + AGAIN_SECONDS * pace():
             return self._looks.state(run)
-        with open(run.path / ".renew.lock", "w", encoding="utf-8") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # another process is at it
-                return found
-            if not _wants_new_pod(run, self._looks.state(run)):  # somebody was faster
-                return found
-            self._tried[run.path] = time.monotonic()
-            self._rent(run)
+        try:
+            with renting(run):
+                if _wants_new_pod(run, self._looks.state(run)):  # nobody was faster
+                    self._tried[run.path] = time.monotonic()
+                    self._rent(run)
+        except BusyError:
+            return found
         return self._looks.state(run)
 
     def _rent(self, run: RunDir) -> None:

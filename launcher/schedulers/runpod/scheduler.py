@@ -19,18 +19,20 @@ from launcher.runs.time import now
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, for_us_alone, in_force, rewrite_run, write_run
+from launcher.schedulers.runpod.alone import renting
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.looks import Looks
 from launcher.schedulers.runpod.place import (
     PREFIX,
     Handle,
+    answers_to,
     copies_of,
     folder_on_volume,
     handle_of,
 )
 from launcher.schedulers.runpod.rejected import ask_to_stop
 from launcher.schedulers.runpod.renew import Renewal
-from launcher.schedulers.runpod.watch import pace
+from launcher.schedulers.runpod.watch import pace, waits
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -147,6 +149,7 @@ class RunPodScheduler:
             run = write_run(by_gpu[chosen])
         except OSError as error:
             raise SchedulerError(f"cannot write {root}: {error.strerror}") from None
+        remember_root(root)
         copy = self.copy(run)
 
         def planned_for(offer: Offer) -> None:
@@ -157,29 +160,34 @@ class RunPodScheduler:
                 copy.push()
 
         try:
-            self._send_code(prepared, copy.volume)
-            handle = lease(self.client, copy, "submitted", market, planned_for)
+            with renting(run):
+                self._send_code(prepared, copy.volume)
+                return lease(self.client, copy, "submitted", market, planned_for)
         except NotRentedError:
             self._withdraw(run, copy)
             raise
-        finally:
-            if run.path.exists():
-                remember_root(root)
-        return handle
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:
         """A new pod for the run, which goes on from its last checkpoint."""
-        from launcher.schedulers.runpod.lease import lease, leased, market_again, told_again
-        from launcher.schedulers.runpod.prepared import PodPrepared
-
         run = self.run_of(handle)
         if run.path in self._renewal.renewed:  # the look at its state has just done it
             return str(handle_of(run))
+        with renting(run):
+            return self._resume(run, again)
+
+    def _resume(self, run: RunDir, again: Prepared | None) -> str:
+        from launcher.schedulers.runpod.lease import lease, leased, market_again, told_again
+        from launcher.schedulers.runpod.owner import adopt, other_than
+        from launcher.schedulers.runpod.prepared import PodPrepared
+
         status = self._looks.state(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {status.state}")
         if status.state == "succeeded":
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
+        if status.state != "cancelled" and (owner := other_than(handle_of(run), self.copy(run), self.client)):
+            adopt(self.copy(run), owner)
+            raise SchedulerError(f"{run.id} goes on in {owner.path.strip('/')}: nothing is rented")
         self._looks.end(handle_of(run))
         self.copy(run).fetch(Wanted())
         if isinstance(again, PodPrepared) and again.doubt is not None and not again.section.unplanned:
@@ -234,6 +242,8 @@ class RunPodScheduler:
     def cancel(self, handle: str) -> None:
         """A checkpoint is asked for; a second call ends the ranks. Where the volume says that the run has not
         begun, its pod is ended."""
+        from launcher.schedulers.runpod.doubt import ended_before_it_began
+
         run = self.run_of(handle)
         status = self._looks.state(run)
         if status.ended:
@@ -243,16 +253,17 @@ class RunPodScheduler:
         with asking_to_stop(run, lambda: copy.has_sent(run.cancel)):
             ask_to_stop(copy)  # first: a pod that nobody knows of may begin yet
         try:
-            if copy.has_begun():
+            if not waits(run) and copy.has_begun():
                 copy.fetch(Wanted())
                 return
             self._looks.end(handle_of(run))
+            done = ended_before_it_began(run)
         except SchedulerError as error:
             raise SchedulerError(
                 f"{error}; {run.id} is asked to stop all the same, also when it begins later: "
                 f"`launcher status {run.id}` shows when it has; if it does not, cancel it again"
             ) from None
-        kept = {"state": "cancelled", "failure": "cancelled", "reason": "cancelled before it began"}
+        kept = {"state": "cancelled", "failure": "cancelled", "reason": done}
         run.event("finished", **kept, by="runpod")
         replace_json(run.state, {**kept, "time": now()})
 
@@ -266,6 +277,10 @@ class RunPodScheduler:
         return f"{PREFIX}{section['volume_id']}:{self._there(run)}"
 
     def remove(self, runs: Sequence[RunDir]) -> None:
+        from launcher.schedulers.runpod.doubt import refuse_to_forget
+
+        for run in runs:
+            refuse_to_forget(run)
         for run in runs:
             self._looks.end(handle_of(run))
             self.copy(run).remove()
@@ -279,7 +294,7 @@ class RunPodScheduler:
     def run_of(self, handle: str) -> RunDir:
         """Raises RunNotFoundError."""
         for run in itertools.chain(self.known, runs_in()):
-            if str(handle_of(run)) == handle or any(e.get("handle") == handle for e in run.read_events()):
+            if answers_to(run, handle):
                 return run
         raise RunNotFoundError(f"no run of {handle} is known here")
 

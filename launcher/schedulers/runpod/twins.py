@@ -3,6 +3,7 @@ ended."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -13,6 +14,10 @@ from launcher.schedulers.runpod.errors import ApiError
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
+
+
+NAME = re.compile(r"launcher-(?P<run>.+)-(?P<number>\d+)")
+"Of a pod or cluster: launcher.render.pod.pod_name."
 
 
 class UnendedError(SchedulerError):
@@ -27,11 +32,27 @@ class UnendedError(SchedulerError):
 
 def ids_named(client: Client, name: str, cluster: bool) -> list[str]:
     """Of all of this name that live. Raises ApiError."""
+    return [id for id, its in _living(client, cluster) if its == name]
+
+
+def of_run(client: Client, run_id: str, cluster: bool) -> list[tuple[int, str]]:
+    """Of all that live, whichever submission made them: its number and the id, the newest first.
+    Raises ApiError."""
+    found = [
+        (int(match["number"]), id)
+        for id, name in _living(client, cluster)
+        if (match := NAME.fullmatch(name)) is not None and match["run"] == run_id
+    ]
+    return sorted(found, reverse=True)
+
+
+def _living(client: Client, cluster: bool) -> list[tuple[str, str]]:
+    """Id and name."""
     if cluster:
         clusters = read(Clusters, client.get("/clusters"), "GET /clusters").clusters
-        return [one.id for one in clusters if one.name == name]
+        return [(one.id, one.name) for one in clusters]
     pods = read(Pods, client.get("/pods"), "GET /pods").pods
-    return [pod.id for pod in pods if pod.name == name and pod.living]
+    return [(pod.id, pod.name) for pod in pods if pod.living]
 
 
 def keep_one(client: Client, cluster: bool, ids: Sequence[str], owner: Callable[[], str | None]) -> str:

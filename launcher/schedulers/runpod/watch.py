@@ -72,6 +72,7 @@ def look_at(run: RunDir, looks: Looks) -> Status:
         return _told(run, state)
     from launcher.schedulers.runpod import late
     from launcher.schedulers.runpod.overdue import reject_overdue
+    from launcher.schedulers.runpod.owner import adopt, other_than
 
     try:
         handle = handle_of(run)
@@ -95,6 +96,13 @@ def look_at(run: RunDir, looks: Looks) -> Status:
     state = run.read_state()
     if handle_of(run) != handle:  # a twin has the run
         return look_at(run, looks)
+    if _lives(state):
+        try:
+            if owner := other_than(handle, looks.copy(run), looks.client):
+                adopt(looks.copy(run), owner)
+                return look_at(run, looks)
+        except SchedulerError as error:
+            return _told(run, {**state, "reason": f"as the run itself last said; {error}"})
     if pod.status:
         looks.end(handle)  # one that has stopped goes on costing
     if not _lives(state):

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from launcher.schedulers.slurm.sweep import Sweep
 
 PREFIX = "slurm:"
+UNKNOWN = "run/"
 DEFAULT_PYTHON = "python3"
 POLITE_SECONDS = 5.0
 "Between two questions of one process about the same jobs."
@@ -65,13 +66,15 @@ NEVER: tuple[float, Mapping[str, Sequence[str]], dict[str, Answer]] = (float("-i
 
 @dataclass(frozen=True)
 class Handle:
-    """`slurm:<cluster>:<job>`; without a job where no answer of sbatch has come yet."""
+    """`slurm:<cluster>:<job>`, or `slurm:<cluster>:run/<run id>` where no answer of sbatch has come yet."""
 
     cluster: str
     job: str | None
+    run: str = ""
+    "Of a job that is not known."
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.cluster}:{self.job or ''}"
+        return f"{PREFIX}{self.cluster}:{self.job or f'{UNKNOWN}{self.run}'}"
 
 
 def handle_of(run: RunDir) -> Handle:
@@ -85,7 +88,13 @@ def handle_of(run: RunDir) -> Handle:
         if event.get("event") == "submitting" and not refused:
             break
         refused = event.get("event") == "refused"
-    return Handle(cluster, None)
+    return Handle(cluster, None, run.id)
+
+
+def job_in(handle: str) -> str:
+    """Empty where it is not known."""
+    job = handle.rpartition(":")[2]
+    return "" if job.startswith(UNKNOWN) else job
 
 
 class SlurmScheduler:
@@ -129,15 +138,12 @@ class SlurmScheduler:
             run = self.write(prepared)
         except OSError as error:
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
+        remember_root(run.path.parent)
         try:
-            handle = self._send(run, "submitted")
+            return self._send(run, "submitted")
         except NotSubmittedError:
             self.withdraw([run])
             raise
-        finally:
-            if run.path.exists():
-                remember_root(run.path.parent)
-        return handle
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         from launcher.supervise.secrets import SecretMissingError, read_secrets
@@ -261,7 +267,7 @@ class SlurmScheduler:
         status = self.status(handle)
         if status.ended:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
-        if not (job := status.handle.rpartition(":")[2]):
+        if not (job := job_in(status.handle)):
             raise SchedulerError(f"{run.id} was not asked to stop: {status.reason}")
         try:
             refused = self._ask_to_stop(run, job)
@@ -309,7 +315,7 @@ class SlurmScheduler:
     def _jobs(self, runs: Sequence[RunDir]) -> tuple[dict[RunDir, str], list[RunDir]]:
         """The latest job of each run that has not ended; those of them that wait. Raises SchedulerError."""
         found = {run: one for run, one in zip(runs, self.statuses(runs), strict=True) if not one.ended}
-        jobs = {run: one.handle.rpartition(":")[2] for run, one in found.items()}
+        jobs = {run: job_in(one.handle) for run, one in found.items()}
         for run, job in jobs.items():
             if not job:
                 raise SchedulerError(f"{run.id} was not asked to stop: {found[run].reason}")
@@ -323,6 +329,8 @@ class SlurmScheduler:
     def run_of(self, handle: str) -> RunDir:
         """Raises RunNotFoundError."""
         for run in itertools.chain(self.known, runs_in()):
+            if handle.startswith(PREFIX) and handle.endswith(f":{UNKNOWN}{run.id}"):
+                return run
             if str(handle_of(run)) == handle or any(e.get("handle") == handle for e in run.read_events()):
                 return run
         raise RunNotFoundError(f"no run of {handle} is known here")
@@ -386,7 +394,7 @@ def lives(state: Mapping[str, Any]) -> bool:
 
 def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Site | None = None) -> Status:
     """What the run's own records and Slurm's say together."""
-    handle = str(Handle(run.read_about().get("cluster", {}).get("name", ""), job))
+    handle = str(Handle(run.read_about().get("cluster", {}).get("name", ""), job, run.id))
     state = run.read_state()  # again: it may have ended before Slurm was asked
     if not lives(state):
         return status_of(run, handle_text(run), state)

@@ -80,6 +80,7 @@ def submit(sweep: Sweep, scheduler: SlurmScheduler) -> list[str]:
             runs.append(scheduler.write(prepared))
     except OSError as error:
         raise SchedulerError(f"cannot write {sweep.runs[len(runs)].run_dir}: {error.strerror}") from None
+    remember_root(runs[0].path.parent)
     for run in runs:
         run.event("submitting")
     try:
@@ -87,9 +88,6 @@ def submit(sweep: Sweep, scheduler: SlurmScheduler) -> list[str]:
     except NotSubmittedError:
         scheduler.withdraw(runs)
         raise
-    finally:
-        if runs[0].path.exists():
-            remember_root(runs[0].path.parent)
     cluster = sweep.runs[0].request.cluster.name
     handles = [str(Handle(cluster, f"{array}_{task}")) for task in range(len(runs))]
     for run, handle in zip(runs, handles, strict=True):

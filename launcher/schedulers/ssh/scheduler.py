@@ -92,15 +92,13 @@ class SshHosts:
             run = copies.write(_on_hosts(prepared, chosen))
         except OSError as error:
             raise SchedulerError(f"cannot write {copies.mirror.here}: {error.strerror}") from None
+        remember_root(run.path.parent)
         self.known.append(run)
         try:
             self._start(run, chosen, "submitted")
         except (NotSentError, HostError):
             self._withdraw(run)
             raise
-        finally:
-            if run.path.exists():
-                remember_root(run.path.parent)
         return handle_of(run)
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:

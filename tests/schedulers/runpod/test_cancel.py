@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
+from launcher.cli.main import app
+from launcher.cli.runs import clean
+from launcher.runs.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import Lab
@@ -55,3 +59,25 @@ def test_whether_a_run_has_begun_is_read_before_its_pod_is_ended(lab: Lab) -> No
     lab.scheduler.cancel(handle)
     assert lab.look(run).failure == "cancelled"
     lab.no_pods(run)
+
+
+def test_what_was_done_is_told(lab: Lab) -> None:
+    def said(run: RunDir) -> str:
+        return CliRunner().invoke(app, ("cancel", run.id)).output.strip()
+
+    lab.sandbox.faults(slow_pull={"p": 1, "value": 60})
+    run, handle = lab.submit(lab.prepare())
+    assert said(run) == f"{run.id}: cancelled before it began: its pod was ended"
+    lab.no_pods(run)
+    (lab.there(run) / "attempts" / "000").mkdir(parents=True)
+    (lab.there(run) / "attempts" / "000" / "verdict.json").write_text("{}")
+    handle = lab.scheduler.resume(handle)
+    assert said(run) == f"{run.id}: cancelled before it went on: its pod was ended"
+    assert lab.look(run).reason == "cancelled before it went on: its pod was ended"
+    lab.sandbox.faults()
+    lab.scheduler.resume(handle)
+    lab.until(run, "running")
+    assert said(run).startswith(f"{run.id}: its ranks are being ended")
+    lab.until(run, "cancelled")
+    clean([run.id], yes=True)
+    assert not run.path.exists()

@@ -7,12 +7,15 @@ import re
 import time
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
+from launcher.cli.main import app
 from launcher.cli.prepare import Limits
 from launcher.cli.runpod import leaks
+from launcher.cli.runs import clean
 from launcher.runs.find import find_run
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.create import NotRentedError
@@ -119,19 +122,28 @@ def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
     lab.sandbox.faults(
         lost_response={"p": 1, "on": "POST /v2/pods"},
         unlisted={"p": 1, "value": 30},
-        slow_pull={"p": 1, "value": 2},
+        slow_pull={"p": 1, "value": 6},
     )
     with pytest.raises(UnclearError):
         lab.submit(ready)
     lab.sandbox.faults()
     run = find_run(ready.request.run_id)
-    assert lab.look(run).handle == "runpod:box:", "nobody knows of a pod yet"
-    lab.scheduler.cancel("runpod:box:")
+    unknown = f"runpod:box:run/{run.id}"
+    assert lab.look(run).handle == unknown, "nobody knows of a pod yet"
+    said = CliRunner().invoke(app, ("cancel", run.id)).output
+    words = (
+        r"RunPod has named no pod of it: one that still appears \(until \d\d:\d\d:\d\d UTC\) stops by itself"
+    )
+    assert re.search(words, said), said
     assert lab.look(run).state == "cancelled"
+    with pytest.raises(
+        SchedulerError, match=rf"is kept until .* UTC: .* `launcher clean {run.id}` after that"
+    ):
+        clean([run.id], yes=True)
     wait_for(lambda: not lab.sandbox.state()["live"], "the pods end themselves", 20)
     assert lab.bill(run) == 2
     assert json.loads((lab.there(run) / "state.json").read_text())["state"] == "cancelled"
-    lab.scheduler.resume("runpod:box:")
+    lab.scheduler.resume(unknown)
     lab.until(run, "running")
     lab.go(run)
     lab.until(run, "succeeded")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.cli.prepare import prepared
 from launcher.cli.runs import cancel
 from launcher.runs.files import replace_json
 from launcher.runs.layout import RunDir
@@ -192,3 +194,37 @@ def test_after_a_lost_answer_the_job_is_looked_for_before_another_is_submitted(
     assert not (tmp_path / "sent").exists()
     run.event("refused")
     assert str(handle_of(run)) == "slurm:c:7"
+
+
+def test_of_two_runs_without_an_answer_each_has_a_handle_of_its_own(tmp_path: Path) -> None:
+    runs = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        run = RunDir(a_run(tmp_path / name, state="submitted").path.rename(tmp_path / name / name))
+        run.event("submitting")
+        runs.append(run)
+    scheduler = SlurmScheduler()
+    scheduler.known += runs
+    handles = [str(handle_of(run)) for run in runs]
+    assert handles == ["slurm:c:run/first", "slurm:c:run/second"]
+    runs[0].event("submitted", handle="slurm:c:8")  # the next question about it is by the old handle
+    assert [scheduler.run_of(handle) for handle in handles] == runs
+    assert judged(runs[1], None, Records(), "its controller is down").handle == handles[1]
+
+
+def test_a_run_is_known_from_any_folder_before_sbatch_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.write_text(f'#!/bin/sh\ncp "{tmp_path}/state/launcher/roots" "{tmp_path}/then"; echo 12\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    job = {"name": "j", "command": ["true"], "batch": {"global": 1}, "resources": {"gpus_per_node": 0}}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    (tmp_path / "c.yaml").write_text(json.dumps({"name": "c", "scheduler": "slurm", "slurm": {}}))
+    ready = prepared(tmp_path / "job.yaml", str(tmp_path / "c.yaml"), [])[1]
+    assert SlurmScheduler().submit(ready) == "slurm:c:12"
+    assert (tmp_path / "then").read_text() == f"{tmp_path}/runs\n"

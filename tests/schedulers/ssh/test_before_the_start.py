@@ -185,6 +185,8 @@ def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     (file,) = wait_for(lambda: list(laptop.runs.glob("*/supervisor.lock")), "supervisor")
+    known = laptop.folder / "state" / "launcher" / "roots"
+    assert "mirrors/tensor01-" in known.read_text(), "also where the submission is killed now"
     supervisor = psutil.Process(wait_for(lambda: json.loads(file.read_text()), "its record")["pid"])
     sshd = laptop.hosts[0].sshd
     assert sshd.process is not None

@@ -229,7 +229,21 @@ if ((rc == 124 || rc == 137)); then
   say 'stopped by runpod.max_hours of the cluster profile, or killed'
 fi
 say "the run ended with exit code $rc"
-# 88: another pod has the run, and its records are not ours to write.
+# 88: another pod has the run: its records are not ours to write, and it is the one to ask about. Without our
+# claim it goes on with the run, too, when its container is started again.
+if ((rc == 88)); then
+  owner='' newest=0
+  for file in "$run_dir"/runpod-submission-*; do
+    number=${file##*-}
+    other=$(cat "$file" 2>/dev/null)
+    if [[ ! $number =~ ^[0-9]+$ || -z $other || $other == "$me" || -e $run_dir/pod-$other.done ]]; then continue; fi
+    if ((number > newest)); then owner=$other newest=$number; fi
+  done
+  if [[ -n $owner ]]; then
+    event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-8xh100:'"$owner")"
+  fi
+  rm -f "$claim"
+fi
 if ((rc != 0 && rc != 88)); then
   failure=unknown
   if [[ -s $stop ]]; then failure=$(<"$stop"); fi

@@ -1,0 +1,75 @@
+"""Submissions that are killed while RunPod's answer is on its way: nobody here knows their pods yet."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("starlette")
+pytest.importorskip("boto3")
+
+from launcher.cli.main import app
+from launcher.runs.find import runs_in
+from launcher.runs.layout import RunDir
+from launcher.schedulers import registry
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.of_run import scheduler_of
+from tests.lab import wait_for
+from tests.schedulers.runpod.runs import Lab
+
+SIGNALS = {"aaa": signal.SIGKILL, "bbb": signal.SIGHUP, "ccc": signal.SIGTERM}
+
+
+def killed(lab: Lab) -> dict[str, RunDir]:
+    """A run for each signal, by its job's name."""
+    lab.sandbox.faults(slow_answer={"p": 1, "value": 6, "on": "POST /v2/pods$"})
+    profile, processes = lab.profile(), {}
+    for name in SIGNALS:
+        job = {"name": name, "workdir": "code", "command": ["true"], "batch": {"global": 8}}
+        (lab.folder / f"{name}.yaml").write_text(json.dumps({**job, "resources": {"gpus_per_node": 0}}))
+        command = (sys.executable, "-m", "launcher", "submit", f"{name}.yaml", "-c", str(profile))
+        processes[name] = subprocess.Popen(
+            command, cwd=lab.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    found: dict[str, RunDir] = {}
+    for name, process in processes.items():
+        wait_for(lambda n=name: sent(lab, n), f"{name} asks for its pod", 60)
+        assert process.poll() is None
+        process.send_signal(SIGNALS[name])
+        assert process.wait(20) != 0
+        (found[name],) = [run for run in runs_in() if run.id.startswith(name)]
+    lab.sandbox.faults()
+    return found
+
+
+def sent(lab: Lab, name: str) -> bool:
+    return any(f"launcher-{name}" in pod["name"] for pod in lab.sandbox.state()["live"])
+
+
+def said(*verb: str) -> tuple[int, str]:
+    """As a process of its own: what others have looked up is not known to it."""
+    registry.runpod.cache_clear()
+    done = CliRunner().invoke(app, verb)
+    words = str(done.exception) if isinstance(done.exception, SchedulerError) else done.output
+    return done.exit_code, words
+
+
+def test_each_is_known_by_itself_whatever_killed_its_submission(lab: Lab) -> None:
+    runs = killed(lab)
+    schedulers = {name: scheduler_of(run) for name, run in runs.items()}
+    handles = {name: handle for name, (_, handle) in schedulers.items()}
+    assert handles == {name: f"runpod:box:run/{run.id}" for name, run in runs.items()}
+    for name in ("ccc", "aaa", "bbb"):  # as `launcher logs -f` asks, again and again
+        scheduler, handle = schedulers[name]
+        assert {scheduler.status(handle).run_id for _ in range(3)} == {runs[name].id}
+        lab.until(runs[name], "running")
+    assert said("cancel", runs["aaa"].id)[0] == 0
+    lab.until(runs["aaa"], "cancelled")
+    code, words = said("resume", runs["ccc"].id)
+    assert code != 0 and f"{runs['ccc'].id} is still running" in words
+    assert {name: lab.bill(run) for name, run in runs.items()} == {"aaa": 1, "bbb": 1, "ccc": 1}
