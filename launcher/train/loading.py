@@ -1,8 +1,9 @@
 """Fetching samples, in this process or in worker processes, with the same result.
 
 Before each sample the random state is seeded from the sample's place in the training: augmentation does not
-depend on the worker, the rank, the micro-batch or the attempt, and a resumed run needs no loader state. Before
-samples are collated it is seeded from the place of the first: what `collate` draws follows the micro-batch.
+depend on the worker, the rank, the micro-batch or the attempt, and a resumed run needs no loader state.
+Before samples are collated it is seeded from the place of the first: what `collate` draws follows the
+micro-batch.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Loader:
         )
         return iter(loader) if self._workers else _aside(iter(loader))
 
-    def _collated(self, fetched: tuple[int, list[Any]]) -> Any:
+    def _collated(self, fetched: Any) -> Any:
+        """What `_Samples` gives for a list of tickets."""
         place, samples = fetched
         _seed_host(derive_seed("batch", self.samples.seed, place))
         return self._collate(samples)
