@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +36,8 @@ class Language(nn.Module):
 
 
 class Trap(Task):
-    """`bad`: micro-batches whose loss is not a number; `sign` of the weights."""
+    """`bad`: micro-batches whose loss is not a number; `sign` of the weights; `empty`: what the second
+    micro-batch of rank 1, which has no target, returns."""
 
     def __init__(
         self,
@@ -45,9 +47,10 @@ class Trap(Task):
         frozen: bool = False,
         bad: list[int] | None = None,
         sign: int = 1,
+        empty: str = "",
     ) -> None:
         self.tied, self.unused, self.half, self.frozen, self.sign = tied, unused, half, frozen, sign
-        self.bad, self.calls = bad or [], 0
+        self.bad, self.calls, self.empty = bad or [], 0, empty
 
     def model(self) -> nn.Module:
         return Language(16, self.tied, self.unused).requires_grad_(not self.frozen)
@@ -60,6 +63,8 @@ class Trap(Task):
         if self.half:
             logits = logits.bfloat16()
         self.calls += 1
+        if self.empty and self.calls == 2 and os.environ["RANK"] == "1":
+            return (logits.sum() * 0 if self.empty == "attached" else torch.zeros(())), 0
         total = functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum")
         if self.calls in self.bad:
             total = total * float("nan")
