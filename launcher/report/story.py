@@ -56,8 +56,6 @@ def _sentence(event: dict[str, Any]) -> str | None:
         return f"back up: {event['reason']}"
     if kind == "handover-skipped":
         return f"no handover: {event['reason']}"
-    if kind == "data-changed":
-        return str(event["reason"])
     if kind == "downgrade":
         return f"trying again: {event['reason']}"
     if kind == "retry":
