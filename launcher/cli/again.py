@@ -11,6 +11,7 @@ from launcher.cli.planned import planned
 from launcher.cli.prepare import named_cluster, prepare, with_gpus
 from launcher.planning.again import changes, no_higher
 from launcher.runs.layout import RunDir
+from launcher.runs.made_with import why_not_on
 from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.of_run import scheduler_of, site
 from launcher.spec.cluster import Cluster
@@ -44,6 +45,8 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
         runs_root=runs_root,
         project_dir=Path(about.get("project_dir", ".")),
     )
+    if job.task is not None and (reason := why_not_on(run, job, request.plan.recipe)):
+        raise SchedulerError(reason)
     _, ready = prepare(request)
     changed = changes(
         {**before, "cluster": about["cluster"]["name"]}, {**ready.about["job"], "cluster": cluster.name}

@@ -79,7 +79,11 @@ def history(run: RunDir) -> list[str]:
             number, recipe = number + 1, next_recipe
         elif kind in _TOLD:
             later.append(_TOLD[kind](event, attempt))
-        if kind in _TURNS or kind in ("probe", "resumed"):  # a handover stands before the turn it belongs to
+        if kind in _TURNS or kind in (
+            "probe",
+            "resumed",
+            "data-changed",
+        ):  # a handover stands before the turn it belongs to
             lines, later = lines + later, []
     if len(lines) > MAX_LINES:
         left_out = len(lines) - MAX_LINES + 1
@@ -219,6 +223,10 @@ def _handover_skipped(event: Event, _attempt: int) -> str:
     return f"    no handover: {event['reason']}"
 
 
+def _data_changed(event: Event, _attempt: int) -> str:
+    return f"    {event['reason']}"
+
+
 def _resumed(event: Event, attempt: int) -> str:
     source = str(event.get("from", "checkpoint")).replace("-", " ")
     if event["step"] == 0:
@@ -232,6 +240,7 @@ _TOLD: dict[str, Callable[[Event, int], str]] = {
     "handover": _handover,
     "handover-skipped": _handover_skipped,
     "resumed": _resumed,
+    "data-changed": _data_changed,
 }
 
 

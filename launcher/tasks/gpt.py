@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from launcher.tasks.windows import check_counts
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.task import Split, Task
 
@@ -26,6 +27,7 @@ class PydocGPT(Task):
     def __init__(
         self, layers: int = 4, dim: int = 128, heads: int = 4, context: int = 128, dropout: float = 0.0
     ) -> None:
+        check_counts(layers=layers, dim=dim, heads=heads, context=context)
         if dim % heads:
             raise ValueError(f"dim {dim} is not a multiple of heads {heads}")
         self.layers, self.dim, self.heads, self.context, self.dropout = layers, dim, heads, context, dropout

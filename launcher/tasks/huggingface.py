@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from launcher.tasks.text import Text
-from launcher.tasks.windows import Windows
+from launcher.tasks.windows import Windows, check_counts
 from launcher.train.initialise import draw_normal, first_row
 from launcher.train.optimizers.state import local
 from launcher.train.task import Split, Task, TaskError
@@ -43,6 +43,7 @@ class CausalLM(Task):
         dtype: Literal["uint16", "uint32"] = "uint16",
         held_out: float = 0.1,
     ) -> None:
+        check_counts(context=context)
         self.config, self.context = _config(path), context
         longest = getattr(self.config, "max_position_embeddings", None)
         if longest is not None and context > longest:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from launcher.tasks.text import Text
-from launcher.tasks.windows import Windows
+from launcher.tasks.windows import Windows, check_counts
 from launcher.train.initialise import initialise_parameters
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.task import Split, Task, TaskError
@@ -79,6 +79,7 @@ class LanguageModel(Task):
         dtype: Literal["uint16", "uint32"] = "uint16",
         held_out: float = 0.1,
     ) -> None:
+        check_counts(context=context)
         self.shape, self.context = shape_named(shape, SHAPES, model or {}), context
         self.text = Text(data, field, tokenizer, dtype, held_out)
 
@@ -105,6 +106,8 @@ def shape_named(name: str, shapes: Mapping[str, Shape], changes: Mapping[str, An
     except TypeError:
         known = ", ".join(Shape.__dataclass_fields__)
         raise TaskError(f"model: {', '.join(changes)}: a shape has {known}") from None
+    counts = ("layers", "dim", "heads", "kv_heads", "hidden", "vocabulary")
+    check_counts(**{f"model.{part}": getattr(shape, part) for part in counts})
     if shape.dim % (2 * shape.heads) or shape.heads % shape.kv_heads:
         raise TaskError(
             f"shape: dim {shape.dim} must be a multiple of 2 x heads {shape.heads}, and heads of "

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TextIO
 
 import numpy as np
 
@@ -142,9 +142,8 @@ def encoded_copy(paths: Sequence[Path], field: str, tokenizer: Tokenizer) -> Tok
     states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     name = _digest(repr((states, field, tokenizer.identity)).encode())
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{name}.{dtype}"
-    with open(folder / f"{name}.lock", "w") as lock:
+    with _lock(folder / f"{name}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not final.exists():
             _write(final, paths, field, tokenizer, dtype)
@@ -152,6 +151,17 @@ def encoded_copy(paths: Sequence[Path], field: str, tokenizer: Tokenizer) -> Tok
         raise TaskError(f"data: no document in {', '.join(map(str, paths))}")
     shown = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     return TokenFile(shown, np.memmap(final, dtype=dtype, mode="r"))
+
+
+def _lock(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open(path, "w")
+    except OSError as error:
+        raise TaskError(
+            f"encoded text cannot be kept in {path.parent}: {error}; set XDG_CACHE_HOME to a directory that "
+            "this user can write to"
+        ) from None
 
 
 def cache_folder() -> Path:
@@ -177,12 +187,14 @@ def _write(
 
 
 def _jsonl(path: Path, field: str) -> Iterator[list[str]]:
-    with open(path, encoding="utf-8") as lines:
+    with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                document = json.loads(line)
+                document = json.loads(line.decode())
+            except UnicodeDecodeError as error:
+                raise TaskError(f"{path}:{number}: not UTF-8 text: {error}") from None
             except json.JSONDecodeError as error:
                 raise TaskError(f"{path}:{number}: not JSON: {error}") from None
             if not isinstance(document, dict) or field not in document:
@@ -190,6 +202,10 @@ def _jsonl(path: Path, field: str) -> Iterator[list[str]]:
                 raise TaskError(f"{path}:{number}: no field {field!r}; {has}")
             if not isinstance(document[field], str):
                 raise TaskError(f"{path}:{number}: field {field!r} is no text")
+            try:
+                document[field].encode()
+            except UnicodeEncodeError as error:  # JSON can say so, UTF-8 cannot
+                raise TaskError(f"{path}:{number}: field {field!r} has half a character: {error}") from None
             yield [document[field]]
 
 

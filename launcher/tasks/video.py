@@ -14,6 +14,7 @@ from launcher.tasks import llama
 from launcher.tasks.text import tokenizer_at
 from launcher.tasks.video_data import Clips, MovingDigits
 from launcher.tasks.vision import VisionEncoder, VisionShape
+from launcher.tasks.windows import check_counts
 from launcher.train.initialise import fan_in, initialise_parameters
 from launcher.train.task import Split, Task, TaskError
 
@@ -60,8 +61,7 @@ class VideoLanguageModel(Task):
     ) -> None:
         if shape not in SHAPES:
             raise TaskError(f"shape: {shape!r} is not known; it is one of {', '.join(SHAPES)}")
-        if max_frames < 1:
-            raise TaskError(f"max_frames: {max_frames}; a clip needs at least one frame")
+        check_counts(max_frames=max_frames, context=context)
         self.shape, self.max_frames, self.index = SHAPES[shape], max_frames, data
         self.context, self.tokenizer, self.held_out = context, tokenizer_at(tokenizer), held_out
 

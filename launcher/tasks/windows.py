@@ -17,6 +17,13 @@ from launcher.train.task import Split, TaskError
 Tokens = np.ndarray[Any, np.dtype[Any]]
 
 
+def check_counts(**values: Any) -> None:
+    """Arguments of a task that count something. Raises TaskError for one that is no whole number from 1."""
+    for name, value in values.items():
+        if type(value) is not int or value < 1:
+            raise TaskError(f"{name}: {value!r} is not a whole number of at least 1")
+
+
 @dataclass(frozen=True)
 class TokenFile:
     """A one-dimensional array of token ids, and the name to use in messages about it."""
@@ -35,6 +42,7 @@ class Windows:
     def __init__(
         self, files: Sequence[TokenFile], context: int, vocabulary: int, held_out: float, split: Split
     ) -> None:
+        check_counts(context=context)
         self.files, self.context, self.vocabulary = list(files), context, vocabulary
         self.ends = list(accumulate(max(0, len(file.tokens) - 1) // context for file in self.files))
         windows = self.ends[-1] if self.ends else 0
@@ -72,8 +80,10 @@ def open_tokens(path: Path, dtype: str) -> TokenFile:
     if path.suffix == ".npy":
         try:
             tokens = np.load(path, mmap_mode="r")
-        except ValueError as error:
+        except (ValueError, EOFError) as error:
             raise TaskError(f"{path} is not a readable .npy file: {error}") from None
+        if not isinstance(tokens, np.ndarray):
+            raise TaskError(f"{path} is not a readable .npy file: it is an .npz archive; save one array")
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise TaskError(
                 f"{path}: token ids are one row of integers; this is {tokens.dtype} of shape {tokens.shape}"

@@ -21,13 +21,26 @@ from launcher.logs.mask import masked_text
 from launcher.logs.out_of_memory import CLASS_OF, out_of_memory
 from launcher.runs.files import replace_json
 from launcher.spec.verdict import EXIT_OOM, FailureClass, OutOfMemory
-from launcher.train.checkpoints.folder import NotSavedError, OtherShardsError, PartsError
+from launcher.train.checkpoints.folder import (
+    NotSavedError,
+    OtherShardsError,
+    OtherTrainingError,
+    PartsError,
+)
 from launcher.train.live import with_tensors
 from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.task import TaskError
 from launcher.train.where import Where
 
-USERS_OWN = (TaskError, SetupError, NotSavedError, OtherShardsError, PartsError, FloatingPointError)
+USERS_OWN = (
+    TaskError,
+    SetupError,
+    NotSavedError,
+    OtherShardsError,
+    OtherTrainingError,
+    PartsError,
+    FloatingPointError,
+)
 "Raised with a message that is meant for the author of the job."
 
 _TIMEOUT = re.compile(

@@ -13,6 +13,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from launcher.runs.files import read_json_lines
+from launcher.runs.made_with import other_data
 from launcher.spec.recipe import Recipe
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
@@ -27,6 +28,7 @@ from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
+from launcher.train.optimizers.state import put_back, settings
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.collectives import kind_of
 from launcher.train.recovery.handover import Handover
@@ -71,7 +73,8 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, rank, budget)
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
-        self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank)
+        samples = self.data.order.samples
+        self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank, samples)
         self.progress = Progress(rank.device, budget)
         self.handover = Handover(self.checkpoints, self.progress)
         if restart is not None:
@@ -263,8 +266,10 @@ class Trainer:
         return torch.zeros((), dtype=torch.float64, device=self.rank.device)
 
     def _resume(self) -> int:
+        kept = settings(self.optimizer)
         with self.where.during("checkpoint"):
             resumed = self.handover.resume()
+        put_back(self.optimizer, kept)
         step = resumed.step
         self.progress.begin(step, self.recovery.undo, resumed.unrecorded)
         if resumed.skipped is not None:
@@ -272,6 +277,9 @@ class Trainer:
         if resumed.source is not None:
             self.recorder.event("resumed", step=step, **{"from": resumed.source})
             self.rank.say(f"resumed after step {step} of {self.steps}")
+            if reason := other_data(self.checkpoints.before, self.rank.job, self.data.order.samples):
+                self.recorder.event("data-changed", step=step, reason=reason)
+                self.rank.say(reason)
         elif self.rank.first and (resumed.skipped is not None or read_json_lines(self.rank.run.metrics)):
             self.recorder.event("resumed", step=0, **{"from": "nothing"})
             self.rank.say("begins again with step 1: nothing is left of the steps before")

@@ -63,4 +63,9 @@ def loss_of(
             f"{name} adds up in {result[0].dtype}, which keeps two or three digits: make what the loss is "
             "computed from .float() first"
         )
+    if torch.is_grad_enabled() and not result[0].requires_grad:
+        raise TaskError(
+            f"{name} returned a sum that does not come from the parameters (it has no grad_fn): every rank "
+            "takes part in each backward pass; for a batch without a target return model(x).sum() * 0, 0"
+        )
     return result

@@ -117,6 +117,23 @@ def test_a_larger_batch_and_another_schedule_are_the_users_to_ask_for_and_are_no
     assert max(losses(run)) == 6
 
 
+def test_a_checkpoint_of_another_training_is_refused_before_anything_is_written(lab: Lab) -> None:
+    assert lab.cli("run", job(lab, 2, steps=None, epochs=1)).returncode == EXIT_CODES["user-error"]
+    run = lab.newest()
+    before = content(run)
+    for change, reason in (
+        ("recipe.optimizer=lion", "those of adamw, recipe.optimizer is lion now; go on with `--set recipe."),
+        ("batch.global=16", "its steps took 8 samples each, batch.global is 16 now"),
+    ):
+        refused = lab.cli("resume", "--set", change)
+        assert refused.returncode == 4 and reason in refused.stderr, refused.stderr
+        assert "step-00000002 cannot be resumed from: " in refused.stderr
+        assert content(run) == before
+    advised = ("-s", "batch.global=16", "-s", "epochs=null", "-s", "steps=4", "-s", "args.after=99")
+    done = lab.cli("resume", *advised, "--follow")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.thorough
 def test_8_bit_states_that_cannot_be_cut_again_say_so_and_the_way_back_is_open(lab: Lab) -> None:
     states = {"optimizer": "adamw-8bit", "sharding": "fsdp"}

@@ -118,8 +118,10 @@ def test_steps_that_are_done_again_count_as_lost(log: Log) -> None:
     log.event("attempt", attempt=1, recipe=recipe(8))
     log.event("handover-skipped", after=5.0, reason="the state takes 9 GiB, 1 GiB are free")
     log.event("resumed", step=6, **{"from": "checkpoint"})
+    log.event("data-changed", step=6, reason="the training data has 41 samples, it had 40")
     log.steps(1, 7, 12, 1.0)
-    _, head, turn, skipped, resumed = history(log.run)
+    _, head, turn, skipped, resumed, changed = history(log.run)
+    assert changed == "    the training data has 41 samples, it had 40"
     assert head == "  attempt 0  memory ran out in evaluation of step 10 on rank 1"
     assert turn.endswith("; 11s lost"), "seven seconds until it goes on, and four steps"
     assert skipped == "    no handover: the state takes 9 GiB, 1 GiB are free"

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from launcher.tasks.llama import LanguageModel
 from launcher.tasks.text import PART, Text, cache_folder
+from launcher.tasks.video import VideoLanguageModel
 from launcher.tasks.windows import Windows
 from launcher.train.task import TaskError
 
@@ -100,12 +102,15 @@ def test_a_tokenizer_directory_encodes_and_its_end_of_text_separates(tmp_path: P
         ("x.jsonl", b'{"text": "a"}\n{"body": "b"}\n', {}, r"x\.jsonl:2: no field 'text'; it has body"),
         ("x.jsonl", b'{"text": "a"}\n{oops\n', {}, r"x\.jsonl:2: not JSON"),
         ("x.jsonl", b'{"text": 3}\n', {}, r"x\.jsonl:1: field 'text' is no text"),
+        ("x.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', {}, r"x\.jsonl:2: not UTF-8 text: .*0xe9"),
+        ("x.jsonl", b'\n{"text": "x\\ud800"}\n', {}, r"x\.jsonl:2: field 'text' has half a char.*ud800"),
         ("x.jsonl", b"\n", {}, r"no document in .*x\.jsonl"),
         ("x.txt", b"ab", {}, r"context \+ 1 = 5 tokens, but the longest file has 3"),
         ("x.txt", b"\xff\xfe", {}, r"x\.txt is not UTF-8"),
         ("x.bin", b"123", {}, r"has 3 bytes, which uint16 \(2 bytes each\) does not divide"),
         ("x.bin", b"", {}, r"x\.bin is empty"),
         ("x.npy", b"what", {}, r"x\.npy is not a readable"),
+        ("x.npy", b"\x93NUM", {}, r"x\.npy is not a readable"),
         ("x.bin", bytes(range(20)), {}, r"x\.bin: token 0 is 256, but the model's vocabulary has 256"),
         ("x.bin", b"", {"dtype": "int8"}, "dtype: 'int8' is not known"),
         ("x.txt", b"", {"tokenizer_path": "nowhere"}, "tokenizer: nowhere is not a directory"),
@@ -118,3 +123,36 @@ def test_what_is_wrong_with_the_data_is_named(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskError, match=message):
         Text(str(tmp_path / name), **options).windows("train", 4, 256)[0]
+
+
+def test_an_archive_of_arrays_is_no_array(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(9))
+    (tmp_path / "x.npz").rename(tmp_path / "x.npy")
+    with pytest.raises(TaskError, match=r"x\.npy is not a readable \.npy file: it is an \.npz archive"):
+        Text(str(tmp_path / "x.npy")).windows("train", 4, 256)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.txt").write_text("red green")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    with pytest.raises(TaskError, match=r"cannot be kept in /proc/nowhere/launcher/tokens: .*XDG_CACHE_HOME"):
+        Text(str(tmp_path / "t.txt")).windows("train", 4, 256)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"context": 0}, "context: 0 is not a whole number of at least 1"),
+        ({"context": -1}, "context: -1 is not"),
+        ({"context": "16"}, "context: '16' is not"),
+        ({"model": {"heads": 0}}, r"model\.heads: 0 is not"),
+        ({"model": {"kv_heads": 0}}, r"model\.kv_heads: 0 is not"),
+        ({"model": {"layers": "x"}}, r"model\.layers: 'x' is not"),
+    ],
+)
+def test_what_counts_something_is_at_least_one(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        LanguageModel(**args)
+    if "context" in args:
+        with pytest.raises(TaskError, match=message):
+            VideoLanguageModel(**args)

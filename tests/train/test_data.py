@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from launcher.tasks.gpt import PydocGPT, documentation
 from launcher.train.data import EvaluationData, Order, TrainingData
@@ -39,6 +42,37 @@ def test_no_split_changes_the_samples_of_a_step(world: int, micro: int) -> None:
         assert {len(batch) for batch in batches} == {micro}
         seen += [sample for batch in batches for sample in batch]
     assert seen == Order(50, 8, seed=0).step(3)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor])
+def test_what_collate_draws_differs_from_batch_to_batch_and_not_with_the_workers(kind: Any) -> None:
+    def batches(first: int, workers: int) -> list[Any]:
+        asked = job(train={"workers": workers})
+        data = TrainingData(kind(list(range(50))), _masked, asked, recipe(micro=4, accumulation=2), 0, 1)
+        return [batch for step in range(first, 5) for batch in data.micro_batches(step)]
+
+    whole = batches(1, workers=0)
+    assert len(set(whole)) == len(whole) == 8
+    assert batches(1, workers=2) == whole
+    assert batches(3, workers=0) == batches(3, workers=2) == whole[4:]
+
+
+def test_a_subclass_of_list_that_augments_is_seeded_by_sample() -> None:
+    class Augments(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            return super().__getitem__(index), random.random()
+
+    def samples(micro: int) -> list[Any]:
+        split = recipe(micro=micro, accumulation=8 // micro)
+        made = TrainingData(Augments(range(50)), list, job(), split, 0, 1).micro_batches(2)
+        return [sample for batch in made for sample in batch]
+
+    assert samples(8) == samples(2)
+    assert len({drawn for _, drawn in samples(8)}) == 8
+
+
+def _masked(_: list[Any]) -> tuple[float, ...]:
+    return float(torch.rand(())), random.random(), float(numpy.random.rand())
 
 
 @pytest.mark.parametrize("samples", [1, 5, 7, 12, 13])

@@ -123,6 +123,22 @@ def test_a_loss_in_16_bit_is_refused(tmp_path: Path) -> None:
     assert "adds up in torch.bfloat16" in error(run.attempt(0), 0)["exception"]
 
 
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_batch_without_a_target_takes_part_in_the_backward_pass(sharding: str, tmp_path: Path) -> None:
+    run = trap(tmp_path / "attached", empty="attached")
+    ended = start(run, recipe(sharding))
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+    assert sorted(losses(run)) == [1, 2, 3]
+
+
+def test_a_loss_that_does_not_come_from_the_parameters_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    run = trap(tmp_path / "run", empty="detached")
+    start(run, recipe("fsdp"))
+    failure = error(run.attempt(0), 1)
+    assert failure["failure"] == "user-error"
+    assert "for a batch without a target return model(x).sum() * 0, 0" in failure["exception"]
+
+
 @pytest.mark.thorough
 def test_recomputation_counts_no_micro_batch_twice_in_batch_norm(tmp_path: Path) -> None:
     weights = {}

@@ -38,7 +38,8 @@ class Language(nn.Module):
 
 class Trap(Task):
     """`bad`: micro-batches whose loss is not a number; `sign` of the weights; `stop_at`: the call of the loss
-    of rank 0 in attempt 0 that asks to stop."""
+    of rank 0 in attempt 0 that asks to stop; `empty`: what the second micro-batch of rank 1, which has no
+    target, returns."""
 
     def __init__(
         self,
@@ -49,9 +50,10 @@ class Trap(Task):
         bad: list[int] | None = None,
         sign: int = 1,
         stop_at: int = 0,
+        empty: str = "",
     ) -> None:
         self.tied, self.unused, self.half, self.frozen, self.sign = tied, unused, half, frozen, sign
-        self.bad, self.calls, self.stop_at = bad or [], 0, stop_at
+        self.bad, self.calls, self.stop_at, self.empty = bad or [], 0, stop_at, empty
 
     def model(self) -> nn.Module:
         return Language(16, self.tied, self.unused).requires_grad_(not self.frozen)
@@ -66,6 +68,8 @@ class Trap(Task):
         self.calls += 1
         if self.calls == self.stop_at and os.environ["RANK"] == os.environ["LAUNCHER_ATTEMPT"] == "0":
             Path(os.environ["LAUNCHER_STOP_FILE"]).write_text("preempted")
+        if self.empty and self.calls == 2 and os.environ["RANK"] == "1":
+            return (logits.sum() * 0 if self.empty == "attached" else torch.zeros(())), 0
         total = functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum")
         if self.calls in self.bad:
             total = total * float("nan")

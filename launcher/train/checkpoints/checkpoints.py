@@ -25,10 +25,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
+from launcher.runs.made_with import made_with, why_not_from
 from launcher.train.checkpoints.folder import (
     CheckpointError,
     NotSavedError,
     OtherShardsError,
+    OtherTrainingError,
     PartsError,
     beside,
     complete_checkpoints,
@@ -75,12 +77,21 @@ class Checkpoints:
     """`save` and `finished` agree on all ranks and raise nothing for a disk that is full or not writable."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScaler, rank: Rank
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: LossScaler,
+        rank: Rank,
+        samples: int | None = None,
     ) -> None:
+        """`samples`: in the training data."""
         self.model, self.optimizer, self.scaler, self.rank = model, optimizer, scaler, rank
         self.folder = rank.run.checkpoints
         self.saved = 0
         "The step of the newest checkpoint that this attempt has read or completed."
+        self.made_with = made_with(rank.job, rank.recipe, samples)
+        self.before: dict[str, Any] = {}
+        "The same of what this attempt goes on from, as far as that says."
         asked = rank.job.train.async_checkpoints
         self._in_background = rank.device.type == "cuda" if asked is None else asked
         self._upload: tuple[int, Future[Any]] | None = None
@@ -138,6 +149,7 @@ class Checkpoints:
         if step == 0:
             return 0
         path = directory(self.folder, step)
+        self.before = self._made_with(path)
         state = self._state()
         if problem := other_shards(state["optimizer"]["state"], path, "optimizer.state"):
             raise OtherShardsError(f"{path.name} cannot be resumed from: {problem}")
@@ -170,6 +182,12 @@ class Checkpoints:
             for p, name in zip(group["params"], named["params"], strict=True):
                 if name in names:
                     self.optimizer.state.pop(p, None)
+
+    def _made_with(self, path: Path) -> dict[str, Any]:
+        marker = read_marker(path)
+        if reason := why_not_from(marker, self.rank.job, self.rank.recipe):
+            raise OtherTrainingError(f"{path.name} cannot be resumed from: {reason}")
+        return marker
 
     def _own_group(self) -> dist.ProcessGroup:
         """A thread's collectives must not mix with the training's, and a slow disk may take its time."""
@@ -233,6 +251,7 @@ class Checkpoints:
             "world": self.rank.world,
             "torch": str(torch.__version__),
             "scaler": self.scaler.state(),
+            **self.made_with,
         }
         kind: Callable[..., Writer] = Writer
         if self.rank.apart:

@@ -22,6 +22,10 @@ class OtherShardsError(CheckpointError):
     """It is whole, but what was saved cannot be cut into as many shards as there are now."""
 
 
+class OtherTrainingError(CheckpointError):
+    """It is whole, but of a training that this job cannot go on with."""
+
+
 class PartsError(CheckpointError):
     """The hosts of the run share no folder, and one lacks files that others have."""
 

@@ -57,6 +57,19 @@ def without_states(states: Iterable[str], checkpoint: Path, prefix: str) -> list
     return [name for name in states if name not in saved]
 
 
+def settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group of parameters: weight decay, betas and whatever else the optimizer was built with."""
+    return [
+        {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+    ]
+
+
+def put_back(optimizer: torch.optim.Optimizer, kept: Sequence[dict[str, Any]]) -> None:
+    """Loading a checkpoint brings its own settings: those of the job, `kept` from before, are in force."""
+    for group, its in zip(optimizer.param_groups, kept, strict=True):
+        group.update(its)
+
+
 class KeepsDtypes(torch.optim.Optimizer):
     """Loads each state in the type it was saved in.
 

@@ -100,6 +100,7 @@ class Handover:
                     "buffers": {name: value.cpu() for name, value in progress.undo.buffers().items()},
                 },
                 "scaler": self.checkpoints.scaler.state(),
+                "made_with": self.checkpoints.made_with,
                 "unrecorded": progress.unrecorded,
             }
             return write_packed(_file(folder, rank.number), self._parts(), about)
@@ -188,6 +189,7 @@ class Handover:
         # An optimizer that works on copies of the parameters renews them here.
         self.optimizer.load_state_dict(self.optimizer.state_dict())
         self.checkpoints.scaler.restore(own.about["scaler"])
+        self.checkpoints.before = own.about["made_with"]
         self.checkpoints.own.load(own.about["own"], rng=True)
         return Resumed(own.about["step"], "shared-memory", own.about["unrecorded"])
 

@@ -1,0 +1,71 @@
+"""What the training of a checkpoint was made with, as its marker says, against what is to go on from it.
+
+A marker that lacks a name (of an older launcher) agrees with everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.runs.files import read_json
+from launcher.runs.find import latest_checkpoint
+from launcher.runs.layout import RunDir
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+
+Marker = Mapping[str, Any]
+
+
+def made_with(job: Job, recipe: Recipe, samples: int | None) -> dict[str, Any]:
+    """For a marker. `samples`: in the training data; None: not known."""
+    named = {"optimizer": recipe.optimizer, "batch": job.batch.global_, "seed": job.train.seed}
+    return named if samples is None else {**named, "samples": samples}
+
+
+def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
+    """Why `job` cannot go on from there under `recipe`, and what can; None: it can."""
+    before = marker.get("optimizer", recipe.optimizer)
+    if _states_of(before) != _states_of(recipe.optimizer):
+        return (
+            f"its optimizer states are those of {before}, recipe.optimizer is {recipe.optimizer} now; "
+            f"go on with `--set recipe.optimizer={before}`, or submit the job anew for another optimizer"
+        )
+    batch = marker.get("batch", job.batch.global_)
+    if job.epochs is not None and batch != job.batch.global_:
+        return (
+            f"its steps took {batch} samples each, batch.global is {job.batch.global_} now, and with "
+            "`epochs:` what is left cannot be counted in steps of another size; go on with "
+            f"`--set batch.global={batch}`, or with `--set epochs=null --set steps=N`"
+        )
+    return None
+
+
+def why_not_on(run: RunDir, job: Job, recipe: Recipe) -> str | None:
+    """The same for the newest checkpoint of a run, where its folder can be seen from here."""
+    step = latest_checkpoint(run)
+    if step is None:
+        return None
+    name = f"step-{step:08d}"
+    reason = why_not_from(read_json(run.checkpoints / name / "complete.json") or {}, job, recipe)
+    return reason and f"{name} cannot be resumed from: {reason}"
+
+
+def other_data(marker: Marker, job: Job, samples: int) -> str | None:
+    """What is another one about the data, where that gives the samples another order; None: nothing."""
+    found = []
+    if (before := marker.get("samples", samples)) != samples:
+        found.append(f"the training data has {samples} samples, it had {before}")
+    if (seed := marker.get("seed", job.train.seed)) != job.train.seed:
+        found.append(f"train.seed is {job.train.seed}, it was {seed}")
+    if not found:
+        return None
+    return (
+        f"{' and '.join(found)}: from here on the order of the samples is another one, and which of them the "
+        "training has seen is not known any more"
+    )
+
+
+def _states_of(optimizer: str) -> str:
+    """The paged one saves as the unpaged does."""
+    return optimizer.removeprefix("paged-")

@@ -1,0 +1,108 @@
+"""Going on from a checkpoint with another job than the one that wrote it: one real rank."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs.files import read_json
+from launcher.runs.layout import RunDir
+from launcher.runs.made_with import other_data, why_not_from
+from launcher.spec.recipe import Recipe
+from tests.train.runs import Ended, error, job, losses, prepare, recipe, start
+
+WHOLE = recipe("none", micro=8)
+
+
+def trained(path: Path, recipe: Recipe = WHOLE, begun: RunDir | None = None, **fields: Any) -> Ended:
+    """Four steps of 8 of 40 samples, a checkpoint after two; or the last two, from that of `begun`."""
+    train = {"checkpoint_every": 2, "keep_checkpoints": 9, **fields.pop("train", {})}
+    run = prepare(path, job(**{"steps": 4, "train": train, **fields}))
+    if begun is not None:
+        shutil.copytree(begun.checkpoints / "step-00000002", run.checkpoints / "step-00000002")
+    return start(run, recipe, ranks=1)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    path = tmp_path_factory.mktemp("begun") / "run"
+    ended = trained(path)
+    assert ended.codes == {0: 0}, ended.output
+    return RunDir(path)
+
+
+def test_the_marker_says_what_the_training_was_made_with(begun: RunDir) -> None:
+    marker = read_json(begun.checkpoints / "step-00000002" / "complete.json") or {}
+    said = {name: marker[name] for name in ("optimizer", "batch", "samples", "seed")}
+    assert said == {"optimizer": "adamw", "batch": 8, "samples": 40, "seed": 0}
+
+
+def test_the_jobs_weight_decay_is_in_force_and_not_that_of_the_checkpoint(
+    begun: RunDir, tmp_path: Path
+) -> None:
+    curves = {}
+    for name, decay, offload in (
+        ("as it was", 0.1, "none"),
+        ("on", 5.0, "none"),
+        ("host", 5.0, "cpu-optimizer"),
+    ):
+        train = {"weight_decay": decay, "lr": 0.05}
+        ended = trained(tmp_path / name, recipe("none", micro=8, offload=offload), begun, train=train)
+        assert ended.codes == {0: 0}, ended.output
+        assert "data-changed" not in {event["event"] for event in RunDir(tmp_path / name).read_events()}
+        curves[name] = losses(RunDir(tmp_path / name))
+    assert {curve[3] for curve in curves.values()} == {losses(begun)[3]}
+    # A quarter of each matrix goes in the third step.
+    assert curves["on"][4] != pytest.approx(curves["as it was"][4], rel=1e-3)
+    assert curves["host"] == pytest.approx(curves["on"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "fields", "message"),
+    [
+        (
+            {"optimizer": "lion"},
+            {},
+            "step-00000002 cannot be resumed from: its optimizer states are those of adamw",
+        ),
+        ({"optimizer": "adamw-8bit"}, {}, "go on with `--set recipe.optimizer=adamw`"),
+        (
+            {"micro_batch_size": 16},
+            {"steps": None, "epochs": 2, "batch": {"global": 16}},
+            "its steps took 8 samples each, batch.global is 16 now",
+        ),
+    ],
+)
+def test_what_cannot_go_on_is_the_users_error_with_what_to_set(
+    changed: dict[str, Any], fields: dict[str, Any], message: str, begun: RunDir, tmp_path: Path
+) -> None:
+    ended = trained(tmp_path / "run", WHOLE.model_copy(update=changed), begun, **fields)
+    assert ended.codes == {0: 1}, ended.output
+    failure = error(RunDir(tmp_path / "run").attempt(0), 0)
+    assert failure["failure"] == "user-error" and message in failure["exception"]
+    assert failure["traceback"].count("\n") == 1, "a message, not a traceback"
+
+
+def test_other_data_is_said_and_the_training_goes_on(begun: RunDir, tmp_path: Path) -> None:
+    ended = trained(tmp_path / "run", begun=begun, args={"samples": 41}, train={"seed": 1})
+    assert ended.codes == {0: 0}, ended.output
+    run = RunDir(tmp_path / "run")
+    [event] = [event for event in run.read_events() if event["event"] == "data-changed"]
+    assert event["step"] == 2 and event["reason"] in ended.output
+    assert event["reason"].startswith(
+        "the training data has 41 samples, it had 40 and train.seed is 1, it was 0: from here on the order"
+    )
+    assert sorted(losses(run)) == [3, 4]
+
+
+def test_markers_of_an_older_launcher_and_the_paged_twin_agree() -> None:
+    lion = WHOLE.model_copy(update={"optimizer": "lion"})
+    old = {"step": 2, "world": 1}
+    assert why_not_from(old, job(steps=None, epochs=2), lion) is None
+    assert other_data(old, job(), 40) is None
+    eight = WHOLE.model_copy(update={"optimizer": "adamw-8bit"})
+    assert why_not_from({"optimizer": "paged-adamw-8bit"}, job(), eight) is None
+    assert why_not_from({"optimizer": "lion-8bit"}, job(), eight) is not None
