@@ -28,7 +28,7 @@ def scheduler_of(run: RunDir) -> tuple[Scheduler, str]:
     cluster: dict[str, Any] = run.read_about().get("cluster", {})
     if cluster.get("scheduler") == "slurm" and _was_sent(run):
         from launcher.schedulers.registry import slurm_at
-        from launcher.schedulers.slurm.scheduler import handle_of
+        from launcher.schedulers.slurm.handle import handle_of
 
         slurm = slurm_at(*site(cluster))
         slurm.known.append(run)

@@ -16,6 +16,7 @@ from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over, login_environment
 from launcher.schedulers.slurm.cancel_all import ask_all_to_stop, asked_before, counted, see_off
+from launcher.schedulers.slurm.handle import Handle, handle_of
 from launcher.schedulers.slurm.jobs import (
     NotSubmittedError,
     begun,
@@ -24,7 +25,8 @@ from launcher.schedulers.slurm.jobs import (
     submission_of,
     submit,
 )
-from launcher.schedulers.slurm.scheduler import Handle, SlurmScheduler, handle_of, lives
+from launcher.schedulers.slurm.judged import lives
+from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.schedulers.slurm.sweep import folder_text, forget_text
 
 if TYPE_CHECKING:

@@ -8,16 +8,14 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.runs.files import replace_json, replace_text
 from launcher.runs.find import RunNotFoundError, remember_root, runs_in
 from launcher.runs.layout import RunDir
 from launcher.runs.time import now
 from launcher.schedulers.base import (
-    LIVING,
     Cancelled,
     Capabilities,
     Prepared,
@@ -26,7 +24,7 @@ from launcher.schedulers.base import (
     Status,
 )
 from launcher.schedulers.over_ssh.login import Answer, Here, Login, LoginError, ask
-from launcher.schedulers.rundir import in_force, status_of, write_run
+from launcher.schedulers.rundir import in_force, write_run
 from launcher.schedulers.slurm.cancel_all import (
     ask_all_to_stop,
     asked_before,
@@ -34,6 +32,7 @@ from launcher.schedulers.slurm.cancel_all import (
     out_of_queue,
     see_off,
 )
+from launcher.schedulers.slurm.handle import PREFIX, UNKNOWN, Handle, handle_of, job_in
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
     QUEUE,
@@ -44,57 +43,20 @@ from launcher.schedulers.slurm.jobs import (
     sbatch_command,
     submission_of,
 )
-from launcher.schedulers.slurm.pending import why_pending
+from launcher.schedulers.slurm.judged import judged, lives
 from launcher.schedulers.slurm.records import Records, questions, records, unbegun, whole
-from launcher.schedulers.slurm.site import Site, site
 from launcher.schedulers.slurm.site import questions as site_questions
-from launcher.schedulers.slurm.states import Meaning, meaning
+from launcher.schedulers.slurm.site import site
 
 if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.exchange import Wanted
-    from launcher.schedulers.slurm.records import JobRecord
     from launcher.schedulers.slurm.sweep import Sweep
 
-PREFIX = "slurm:"
-UNKNOWN = "run/"
 DEFAULT_PYTHON = "python3"
 POLITE_SECONDS = 5.0
 "Between two questions of one process about the same jobs."
 SITE = site_questions()
 NEVER: tuple[float, Mapping[str, Sequence[str]], dict[str, Answer]] = (float("-inf"), {}, {})
-
-
-@dataclass(frozen=True)
-class Handle:
-    """`slurm:<cluster>:<job>`, or `slurm:<cluster>:run/<run id>` where no answer of sbatch has come yet."""
-
-    cluster: str
-    job: str | None
-    run: str = ""
-    "Of a job that is not known."
-
-    def __str__(self) -> str:
-        return f"{PREFIX}{self.cluster}:{self.job or f'{UNKNOWN}{self.run}'}"
-
-
-def handle_of(run: RunDir) -> Handle:
-    """Of the run's latest job. Its number is not known where the answer to the last submission was lost."""
-    cluster = run.read_about().get("cluster", {}).get("name", "")
-    refused = False
-    for event in reversed(run.read_events()):
-        name = str(event.get("handle", ""))
-        if name.startswith(PREFIX):
-            return Handle(cluster, name.rpartition(":")[2])
-        if event.get("event") == "submitting" and not refused:
-            break
-        refused = event.get("event") == "refused"
-    return Handle(cluster, None, run.id)
-
-
-def job_in(handle: str) -> str:
-    """Empty where it is not known."""
-    job = handle.rpartition(":")[2]
-    return "" if job.startswith(UNKNOWN) else job
 
 
 class SlurmScheduler:
@@ -387,80 +349,8 @@ def _doing(status: Status) -> str:
     return "in the queue" if status.state == "submitted" else status.state
 
 
-def lives(state: Mapping[str, Any]) -> bool:
-    """By the run's own records. One that was interrupted and wants to go on is about to be requeued."""
-    return state.get("state", "submitted") in LIVING or bool(state.get("requeue"))
-
-
-def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Site | None = None) -> Status:
-    """What the run's own records and Slurm's say together."""
-    handle = str(Handle(run.read_about().get("cluster", {}).get("name", ""), job, run.id))
-    state = run.read_state()  # again: it may have ended before Slurm was asked
-    if not lives(state):
-        return status_of(run, handle_text(run), state)
-    record = known.get(job) if job is not None else None
-    slurm = meaning(record) if record is not None else None
-    # Without the controller there is only accounting, which knows ends; of what goes on the run tells more.
-    if record is None or slurm is None or (trouble and slurm.state in LIVING):
-        told = _unknown(state, job, trouble or known.silent)
-        if told["state"] == "lost" and run.cancel.exists() and not begun(run):
-            told = {
-                "state": "cancelled",
-                "failure": "cancelled",
-                "reason": "cancelled while it waited in the queue, and forgotten by Slurm since",
-            }
-            _settle(run, {**state, **told})
-        return status_of(run, handle, {**state, **told})
-    if slurm.state == "submitted":
-        told = {
-            "state": "submitted",
-            "reason": f"job {record.id} {_words(record, slurm, here)}",
-            "failure": None,
-        }
-    elif slurm.state in LIVING:
-        told = {"reason": "", "failure": None}
-        if state.get("state") not in ("running", "stopping"):
-            told["state"] = slurm.state
-    else:
-        told = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
-        _settle(run, {**state, **told})
-    return status_of(run, handle, {**state, **told})
-
-
 def _named_job(run: RunDir, named: Mapping[str, str]) -> str | None:
     sweep = run.read_about().get("sweep", {})
     if (array := named.get(sweep.get("id", ""))) is not None:
         return f"{array}_{sweep['task']}"
     return named.get(run.id)
-
-
-def handle_text(run: RunDir) -> str:
-    return str(handle_of(run))
-
-
-def _unknown(state: Mapping[str, Any], job: str | None, trouble: str) -> dict[str, Any]:
-    if trouble:
-        return {"state": _living(state), "reason": f"as the run itself last said; {trouble}"}
-    what = f"job {job}" if job is not None else "a job of this run"
-    reason = f"Slurm does not know {what} (any more), and the run's own records do not tell its end"
-    return {"state": "lost", "failure": "node-failed", "reason": reason}
-
-
-def _living(state: Mapping[str, Any]) -> str:
-    name = str(state.get("state", "submitted"))
-    return name if name in LIVING else "stopping"
-
-
-def _words(record: JobRecord, slurm: Meaning, here: Site | None) -> str:
-    """Of a job in the queue."""
-    return f"waits: {why_pending(record, here)}" if record.state == "PENDING" else slurm.words
-
-
-def _settle(run: RunDir, state: Mapping[str, Any]) -> None:
-    """Slurm had the last word: nobody needs to ask it again, and it forgets."""
-    kept = {name: state[name] for name in ("state", "failure", "reason", "attempt") if name in state}
-    try:
-        run.event("finished", **kept, by="slurm")
-        replace_json(run.state, {**kept, "time": now()})
-    except OSError:  # somebody else's run, or a full disk: it is asked again next time
-        pass

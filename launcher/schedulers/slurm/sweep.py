@@ -16,8 +16,8 @@ from launcher.runs.files import replace_text
 from launcher.runs.find import remember_root
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import Prepared, SchedulerError
+from launcher.schedulers.slurm.handle import Handle
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command
-from launcher.schedulers.slurm.scheduler import Handle
 
 if TYPE_CHECKING:
     from launcher.schedulers.slurm.scheduler import SlurmScheduler

@@ -15,8 +15,10 @@ from launcher.runs.files import replace_json
 from launcher.runs.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.registry import slurm_at
+from launcher.schedulers.slurm.handle import handle_of
+from launcher.schedulers.slurm.judged import judged
 from launcher.schedulers.slurm.records import NO_ACCOUNTING, JobRecord, Records
-from launcher.schedulers.slurm.scheduler import SlurmScheduler, handle_of, judged
+from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from tests.schedulers.slurm.test_submitit import Queue
 
 

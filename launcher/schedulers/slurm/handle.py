@@ -1,0 +1,43 @@
+"""Which job of Slurm's a run is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.runs.layout import RunDir
+
+PREFIX = "slurm:"
+UNKNOWN = "run/"
+
+
+@dataclass(frozen=True)
+class Handle:
+    """`slurm:<cluster>:<job>`, or `slurm:<cluster>:run/<run id>` where no answer of sbatch has come yet."""
+
+    cluster: str
+    job: str | None
+    run: str = ""
+    "Of a job that is not known."
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.cluster}:{self.job or f'{UNKNOWN}{self.run}'}"
+
+
+def handle_of(run: RunDir) -> Handle:
+    """Of the run's latest job. Its number is not known where the answer to the last submission was lost."""
+    cluster = run.read_about().get("cluster", {}).get("name", "")
+    refused = False
+    for event in reversed(run.read_events()):
+        name = str(event.get("handle", ""))
+        if name.startswith(PREFIX):
+            return Handle(cluster, name.rpartition(":")[2])
+        if event.get("event") == "submitting" and not refused:
+            break
+        refused = event.get("event") == "refused"
+    return Handle(cluster, None, run.id)
+
+
+def job_in(handle: str) -> str:
+    """Empty where it is not known."""
+    job = handle.rpartition(":")[2]
+    return "" if job.startswith(UNKNOWN) else job

@@ -1,0 +1,89 @@
+"""What a run is doing, by its own records and Slurm's together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from launcher.runs.files import replace_json
+from launcher.runs.layout import RunDir
+from launcher.runs.time import now
+from launcher.schedulers.base import LIVING, Status
+from launcher.schedulers.rundir import status_of
+from launcher.schedulers.slurm.handle import Handle, handle_of
+from launcher.schedulers.slurm.jobs import begun
+from launcher.schedulers.slurm.pending import why_pending
+from launcher.schedulers.slurm.records import Records
+from launcher.schedulers.slurm.site import Site
+from launcher.schedulers.slurm.states import Meaning, meaning
+
+if TYPE_CHECKING:
+    from launcher.schedulers.slurm.records import JobRecord
+
+
+def lives(state: Mapping[str, Any]) -> bool:
+    """By the run's own records. One that was interrupted and wants to go on is about to be requeued."""
+    return state.get("state", "submitted") in LIVING or bool(state.get("requeue"))
+
+
+def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Site | None = None) -> Status:
+    """What the run's own records and Slurm's say together."""
+    handle = str(Handle(run.read_about().get("cluster", {}).get("name", ""), job, run.id))
+    state = run.read_state()  # again: it may have ended before Slurm was asked
+    if not lives(state):
+        return status_of(run, str(handle_of(run)), state)
+    record = known.get(job) if job is not None else None
+    slurm = meaning(record) if record is not None else None
+    # Without the controller there is only accounting, which knows ends; of what goes on the run tells more.
+    if record is None or slurm is None or (trouble and slurm.state in LIVING):
+        told = _unknown(state, job, trouble or known.silent)
+        if told["state"] == "lost" and run.cancel.exists() and not begun(run):
+            told = {
+                "state": "cancelled",
+                "failure": "cancelled",
+                "reason": "cancelled while it waited in the queue, and forgotten by Slurm since",
+            }
+            _settle(run, {**state, **told})
+        return status_of(run, handle, {**state, **told})
+    if slurm.state == "submitted":
+        told = {
+            "state": "submitted",
+            "reason": f"job {record.id} {_words(record, slurm, here)}",
+            "failure": None,
+        }
+    elif slurm.state in LIVING:
+        told = {"reason": "", "failure": None}
+        if state.get("state") not in ("running", "stopping"):
+            told["state"] = slurm.state
+    else:
+        told = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
+        _settle(run, {**state, **told})
+    return status_of(run, handle, {**state, **told})
+
+
+def _unknown(state: Mapping[str, Any], job: str | None, trouble: str) -> dict[str, Any]:
+    if trouble:
+        return {"state": _living(state), "reason": f"as the run itself last said; {trouble}"}
+    what = f"job {job}" if job is not None else "a job of this run"
+    reason = f"Slurm does not know {what} (any more), and the run's own records do not tell its end"
+    return {"state": "lost", "failure": "node-failed", "reason": reason}
+
+
+def _living(state: Mapping[str, Any]) -> str:
+    name = str(state.get("state", "submitted"))
+    return name if name in LIVING else "stopping"
+
+
+def _words(record: JobRecord, slurm: Meaning, here: Site | None) -> str:
+    """Of a job in the queue."""
+    return f"waits: {why_pending(record, here)}" if record.state == "PENDING" else slurm.words
+
+
+def _settle(run: RunDir, state: Mapping[str, Any]) -> None:
+    """Slurm had the last word: nobody needs to ask it again, and it forgets."""
+    kept = {name: state[name] for name in ("state", "failure", "reason", "attempt") if name in state}
+    try:
+        run.event("finished", **kept, by="slurm")
+        replace_json(run.state, {**kept, "time": now()})
+    except OSError:  # somebody else's run, or a full disk: it is asked again next time
+        pass
