@@ -27,20 +27,17 @@ SIGNALS = {"aaa": signal.SIGKILL, "bbb": signal.SIGHUP, "ccc": signal.SIGTERM}
 
 def killed(lab: Lab) -> dict[str, RunDir]:
     """A run for each signal, by its job's name."""
-    lab.sandbox.faults(slow_answer={"p": 1, "value": 6, "on": "POST /v2/pods$"})
-    profile, processes = lab.profile(), {}
-    for name in SIGNALS:
+    lab.sandbox.faults(slow_answer={"p": 1, "value": 15, "on": "POST /v2/pods$"})
+    profile, found = lab.profile(), dict[str, RunDir]()
+    for name, number in SIGNALS.items():
         job = {"name": name, "workdir": "code", "command": ["true"], "batch": {"global": 8}}
         (lab.folder / f"{name}.yaml").write_text(json.dumps({**job, "resources": {"gpus_per_node": 0}}))
         command = (sys.executable, "-m", "launcher", "submit", f"{name}.yaml", "-c", str(profile))
-        processes[name] = subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=lab.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-    found: dict[str, RunDir] = {}
-    for name, process in processes.items():
         wait_for(lambda n=name: sent(lab, n), f"{name} asks for its pod", 60)
-        assert process.poll() is None
-        process.send_signal(SIGNALS[name])
+        process.send_signal(number)
         assert process.wait(20) != 0
         (found[name],) = [run for run in runs_in() if run.id.startswith(name)]
     lab.sandbox.faults()
