@@ -341,7 +341,7 @@ def test_a_server_that_is_killed_leaves_no_process_and_its_successor_closes_the_
     finally:
         killed.end(signal.SIGKILL)
     if isolated and os.geteuid() == 0:
-        wait_for(lambda: not killed.processes(), "end of every process, by the kernel alone", 5)
+        wait_for(lambda: not killed.processes(), "end of every process, by the kernel alone", 20)
     with start(folder) as again:
         assert not killed.processes()
         assert [one["id"] for one in again.state()["gone"]] == [pod]
