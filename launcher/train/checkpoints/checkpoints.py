@@ -91,7 +91,7 @@ class Checkpoints:
         "The step of the newest checkpoint that this attempt has read or completed."
         self.made_with = made_with(rank.job, rank.recipe, samples)
         self.before: dict[str, Any] = {}
-        "The same of what this attempt goes on from, as far as that says."
+        "The marker of what this attempt goes on from; of a handover what it was made with."
         asked = rank.job.train.async_checkpoints
         self._in_background = rank.device.type == "cuda" if asked is None else asked
         self._upload: tuple[int, Future[Any]] | None = None
@@ -169,9 +169,8 @@ class Checkpoints:
             optim_state_dict=state["optimizer"],
         )
         self._forget_states(never, state["optimizer"]["param_groups"])
-        marker = read_marker(path)
-        self.scaler.restore(marker.get("scaler"))
-        self._restore_own(path, step, same_ranks=marker.get("world") == self.rank.world)
+        self.scaler.restore(self.before.get("scaler"))
+        self._restore_own(path, step, same_ranks=self.before.get("world") == self.rank.world)
         self.saved = step
         return step
 
