@@ -38,7 +38,7 @@ def main() -> int:
         if path.is_file() and name.parts[0] != "checkpoints" and "torchrun" not in name.parts:
             print(f"  {name}")
     print(f"\nin {second}")
-    return 0 if losses[-1] < losses[0] - 0.3 and len(recipes) > 1 else 1
+    return 0 if losses[-1] < losses[0] - 0.3 and len(recipes) == 2 else 1
 
 
 def run(job: Path, *options: str) -> Path:

@@ -143,7 +143,9 @@ class Handover:
         numbers = [first if self._shared else self.rank.number]
         if reshards := bool(differ) and self._reshards(differ):
             numbers = list(range(first, first + self.rank.per_node))
-        files = [read_packed(_file(folder, number)) for number in numbers]
+        # Each file once: what is read counts as memory of this rank.
+        mine = self.rank.number
+        files = [own if number == mine else read_packed(_file(folder, number)) for number in numbers]
         found = [file for file in files if file is not None]
         if len(found) < len(files):
             return None
