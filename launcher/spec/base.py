@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from launcher.spec.text import no_nul
+from launcher.spec.variables import usable_name
 
 GIB = 2**30
 
@@ -20,7 +23,7 @@ _SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 class Value(BaseModel):
     """A frozen, printable value. Unknown fields are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
 
 def parse_bytes(text: Any) -> Any:
@@ -30,7 +33,14 @@ def parse_bytes(text: Any) -> Any:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _BYTES_PER_UNIT:
         raise ValueError(f"{text!r} is not a size; write for example 48GiB (2^30 bytes) or 48GB (10^9 bytes)")
-    return int(float(match[1]) * _BYTES_PER_UNIT[match[2].upper()])
+    return _below(float(match[1]) * _BYTES_PER_UNIT[match[2].upper()], text)
+
+
+def _below(number: float, text: str) -> int:
+    """A whole number. Raises ValueError for one that no 64 bits hold."""
+    if number >= 2**63:
+        raise ValueError(f"{text[:40]!r} is too large")
+    return int(number)
 
 
 def parse_threshold(text: Any) -> Any:
@@ -64,7 +74,7 @@ def parse_rate(text: Any) -> Any:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([GMT])(b|B)(?:it)?/s\s*", text)
     if match is None:
         raise ValueError(f"{text!r} is not a rate; write for example 400Gb/s (bits) or 50GB/s (bytes)")
-    per_second = float(match[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[match[2]]
+    per_second: float = float(match[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[match[2]]
     return per_second / 8 if match[3] == "b" else per_second
 
 
@@ -74,12 +84,13 @@ def parse_seconds(text: Any) -> Any:
         return text
     clock = re.fullmatch(r"\s*(?:(\d+)-)?(\d+):(\d\d):(\d\d)\s*", text)
     if clock is not None:
-        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
+        return _below(((days * 24 + hours) * 60 + minutes) * 60 + seconds, text)
     if re.fullmatch(r"\s*\d+\s*", text):
-        return int(text)
+        return _below(float(text), text)
     if re.fullmatch(r"\s*(\d+[smhd])+\s*", text):
-        return sum(int(n) * _SECONDS_PER_UNIT[unit] for n, unit in re.findall(r"(\d+)([smhd])", text))
+        parts = re.findall(r"(\d+)([smhd])", text)
+        return _below(sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts), text)
     raise ValueError(f"{text!r} is not a duration; write for example 90m, 24h, 1d12h or 2-12:00:00")
 
 
@@ -101,16 +112,21 @@ def format_duration(seconds: int | float) -> str:
     return " ".join(parts[:2]) or "0s"
 
 
-def _scalar_to_str(value: Any) -> Any:
-    """YAML reads `NCCL_DEBUG: 1` as a number; an environment value is text."""
-    if isinstance(value, bool):
-        raise ValueError(f"write {str(value).lower()!r} in quotes: the process receives text")
-    return str(value) if isinstance(value, int | float) else value
+def number_as_text(value: Any) -> Any:
+    """A number of Python's; what a file says arrives as it was written (launcher.spec.typed)."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=str | int), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=str | int), Field(gt=0, lt=2**63)]
 Threshold = Annotated[int | str, BeforeValidator(parse_threshold, json_schema_input_type=str | int)]
 Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=str | float), Field(gt=0)]
-Seconds = Annotated[int, BeforeValidator(parse_seconds, json_schema_input_type=str | int), Field(gt=0)]
-Text = Annotated[str, BeforeValidator(_scalar_to_str, json_schema_input_type=str | int | float)]
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Seconds = Annotated[
+    int, BeforeValidator(parse_seconds, json_schema_input_type=str | int), Field(gt=0, lt=2**31)
+]
+Text = Annotated[str, BeforeValidator(number_as_text, json_schema_input_type=str | int | float | bool)]
+EnvName = Annotated[
+    str,
+    AfterValidator(usable_name),
+    WithJsonSchema({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}),
+]
+Env = dict[EnvName, Annotated[Text, AfterValidator(no_nul)]]

@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.spec.base import Bytes, EnvName, Rate, Text, Value
-from launcher.spec.text import no_nul
+from launcher.spec.base import Bytes, Env, Rate, Value, number_as_text
+from launcher.spec.failures import FailurePattern
 
 HOST = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$"
 
@@ -31,9 +31,28 @@ def _as_ssh_takes_it(text: str) -> str:
     return text
 
 
+def _as_taskset_takes_it(text: str) -> str:
+    if re.fullmatch(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", text) is None:
+        raise ValueError(f"{text!r} is no list of CPUs: write 0-15 or 0-7,16-23")
+    return text
+
+
+def _other_than_gpu(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+){0,2}", text) is None:
+        raise ValueError(f"{text!r} is no generic resource: write name:count or name:type:count")
+    if text.partition(":")[0] == "gpu":
+        raise ValueError("GPUs are asked for by resources.gpus_per_node of the job, as gpu_request says")
+    return text
+
+
+def _long_option(text: str) -> str:
+    if re.fullmatch(r"--[a-z][a-z0-9-]*(=[^\r\n]*)?", text) is None:
+        raise ValueError(f"{text!r} is no long option of srun: write --name or --name=value")
+    return text
+
+
 Host = Annotated[str, AfterValidator(_as_ssh_takes_it), Field(json_schema_extra={"pattern": HOST})]
 "As `ssh` takes it: user@host, or a name of your ssh config."
-Env = dict[EnvName, Annotated[Text, AfterValidator(no_nul)]]
 
 
 class Gpu(Value):
@@ -63,11 +82,22 @@ class Node(Value):
     cpus: PositiveInt | None = None
     memory: Bytes | None = None
     "Host memory of one node."
+    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = None
+    "torchrun's --numa-binding: each rank on CPUs near its GPU. The nodes need numactl."
+    cpu_bind: tuple[Annotated[str, AfterValidator(_as_taskset_takes_it)], ...] = ()
+    "In place of numa_binding: the CPUs of each rank of a node, e.g. [0-15, 16-31]."
+
+    @model_validator(mode="after")
+    def _bound_once(self) -> Node:
+        if self.numa_binding is not None and self.cpu_bind:
+            raise ValueError("numa_binding and cpu_bind exclude each other: give one of them")
+        return self
 
 
 class Network(Value):
     interface: str | None = Field(None, pattern=r"^[A-Za-z0-9_.,:=^-]+$")
-    "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; left out, the libraries choose."
+    """NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of a job on several nodes; left out, gloo gets the
+    interface that leads to the first node, and NCCL where it would take another one first."""
     env: Env = {}
     "NCCL variables this cluster needs, each with its reason as a comment."
     inter_node: Rate | None = None
@@ -84,6 +114,14 @@ class Container(Value):
     "Host path -> path in the container."
     shm: Bytes | None = None
     "Size of /dev/shm; Docker's 64 MiB break DataLoader workers."
+    mount_home: bool | None = None
+    "Whether your home directory is there inside; left out, as the site has it. For pyxis and Apptainer."
+
+
+def _one_cluster(name: str) -> str:
+    if name == "all":
+        raise ValueError("name one cluster: a job is in one, and `all` is the name of none")
+    return name
 
 
 class Slurm(Value):
@@ -97,11 +135,21 @@ class Slurm(Value):
     gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     gres_type: str | None = None
     "The name between `gpu:` and the count, e.g. a100."
+    gres: tuple[Annotated[str, AfterValidator(_other_than_gpu)], ...] = ()
+    "Generic resources of each node other than GPUs, as sbatch takes them, e.g. [nvme:1]."
+    clusters: Annotated[str, AfterValidator(_one_cluster)] | None = Field(None, pattern=r"^[A-Za-z0-9_.-]+$")
+    "The name of this cluster, where a site has several and this host's default is another one."
     exclusive: bool = False
     signal_seconds: PositiveInt = 120
     "USR2 reaches the batch shell this long before the time limit."
-    extra: dict[str, str | bool | int] = {}
+    extra: dict[
+        str, Annotated[str | bool, BeforeValidator(number_as_text, json_schema_input_type=str | bool | int)]
+    ] = {}
     "Any other sbatch option by its long name; true for a bare flag."
+    srun_options: tuple[Annotated[str, AfterValidator(_long_option)], ...] = ()
+    "Further options of the one `srun` that starts the ranks, e.g. [--cpu-bind=none]."
+    comment: bool = True
+    "Jobs have the run's id as their comment. false: for a site that uses comments itself; see `extra`."
 
 
 class RunPod(Value):
@@ -134,8 +182,9 @@ class RunPod(Value):
     "A card is rented although it is not known whether the job fits on it."
     bid_per_gpu: PositiveFloat | None = None
     "USD per hour: rents an interruptible (spot) pod. RunPod takes it away when somebody pays more."
-    server_limit: bool = False
-    "RunPod itself ends the pod after `max_hours`, too; an interruptible one it always ends."
+    server_limit: bool = True
+    """RunPod itself ends each pod after its time, too, though its start script may never have run. It has no
+    such limit for clusters of pods. false: rented without one; an interruptible pod always has it."""
 
     @model_validator(mode="after")
     def _something_to_rent(self) -> RunPod:
@@ -167,8 +216,14 @@ class Ssh(Value):
 class Paths(Value):
     runs: str | None = None
     "Where run directories are kept; left out, $LAUNCHER_RUNS or `runs/` in the current directory."
+    access: Literal["private", "group", "all"] = "private"
+    "Who may enter a run directory: you alone (mode 0700), your group (0750) or every user (0755)."
     python: str | None = None
     "Interpreter on the nodes with launcher and torch; left out, the one in use (local) or python3."
+
+
+MODES = {"private": 0o700, "group": 0o750, "all": 0o755}
+"Of a run directory, by `paths.access`."
 
 
 class Cluster(Value):
@@ -191,6 +246,8 @@ class Cluster(Value):
     runpod: RunPod | None = None
     ssh: Ssh | None = None
     usd_per_gpu_hour: NonNegativeFloat | None = None
+    failures: tuple[FailurePattern, ...] = ()
+    "Words that tell of a failure on this cluster, such as those of its own scripts."
 
     @model_validator(mode="before")
     @classmethod

@@ -25,6 +25,20 @@ PLACEHOLDERS = {
     "attempt": "0 for the first start, 1 for the next ...",
 }
 
+_SEEN_AS = {
+    "batch.global": "global_batch",
+    **{name: name for name in ("steps", "epochs")},
+    **{
+        f"recipe.{name}": name
+        for name in (
+            *("micro_batch_size", "grad_accum", "precision"),
+            *("optimizer", "sharding", "activations"),
+        )
+    },
+}
+_UNREAD = ("train", "recipe", "tags")
+_READ = ("recipe.expandable_segments",)
+
 # These start the processes of a job themselves; launcher starts torchrun, one process per rank.
 _OWN_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec", "horovodrun"})
 _OWN_LAUNCHER_MODULES = frozenset(
@@ -64,6 +78,16 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
 def environment_name(placeholder: str) -> str:
     """The variable that holds the same value in a rank's environment: `LAUNCHER_MICRO_BATCH_SIZE`."""
     return f"LAUNCHER_{placeholder.upper()}"
+
+
+def seen_as(field: str) -> str | None:
+    """The placeholder by which a command learns of a field of its job."""
+    return _SEEN_AS.get(field)
+
+
+def reads(field: str) -> bool:
+    """Whether a field of a job with `command:` changes what its ranks do, without a placeholder for it."""
+    return field in _READ or field.partition(".")[0] not in _UNREAD
 
 
 def uses(command: tuple[str, ...], placeholder: str) -> bool:

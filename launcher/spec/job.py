@@ -21,12 +21,11 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.spec.base import Bytes, EnvName, Seconds, Text, Threshold, Value
-from launcher.spec.command import check_command
+from launcher.spec.base import Bytes, Env, EnvName, Seconds, Threshold, Value
+from launcher.spec.command import check_command, reads, seen_as, uses
+from launcher.spec.failures import FailurePattern
 from launcher.spec.recipe import RecipeChoice
 from launcher.spec.text import no_nul
-
-RESERVED_PREFIX = "LAUNCHER_"
 
 
 class Batch(Value):
@@ -60,6 +59,8 @@ class Training(Value):
     checkpoint_every: PositiveInt | None = 100
     "Steps between two checkpoints; the last step and a requested stop always write one."
     keep_checkpoints: PositiveInt = 2
+    keep_best: bool = False
+    "The checkpoint with the lowest held-out loss stays besides. `eval_every` divides `checkpoint_every`."
     workers: NonNegativeInt = 0
     "DataLoader processes of each rank; 0 fetches samples in the rank itself."
     find_unused_parameters: bool = False
@@ -85,6 +86,8 @@ class Model(Value):
 
     batch_norm: bool = False
     "The model has BatchNorm layers: its statistics need a micro-batch of two or more."
+    couples_samples: bool = False
+    "The loss of one sample depends on the others of its micro-batch: a smaller one is another objective."
 
 
 class Declared(Value):
@@ -100,12 +103,26 @@ class Declared(Value):
     "Arguments of the task that may be lowered, each with its values in falling order, the job's own first."
 
 
+def _as_home_or_path(file: str) -> str:
+    if file.startswith("~") and not file.startswith("~/"):
+        raise ValueError(f"only `~/`, your own home directory, is known; write {file!r} as an absolute path")
+    return no_nul(file)
+
+
+def _as_inside(pattern: str) -> str:
+    path = PurePosixPath(no_nul(pattern))
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError("name something below `workdir`, relative to it")
+    return pattern
+
+
 class Secret(Value):
     """The name of an environment variable, and where its value is read at start. Never the value."""
 
     name: EnvName
     env: EnvName | None = None
-    file: str | None = None
+    file: Annotated[str, AfterValidator(_as_home_or_path)] | None = Field(None, min_length=1)
+    "Relative to `workdir`, or absolute; a leading `~/` is the home directory of the machine that reads it."
     runpod: str | None = None
     "The name of a RunPod secret."
 
@@ -121,6 +138,9 @@ class Retries(Value):
 
     lower: NonNegativeInt = 8
     "Restarts with a recipe that needs less memory."
+    lower_micro_batch: bool | None = None
+    """Whether memory that runs out may lower the micro-batch. Left out: yes, unless the job fixes
+    `recipe.micro_batch_size` and the loss couples samples."""
     same: NonNegativeInt = 3
     "Restarts with the same recipe after a lost node, a network failure or an unknown one."
     preemptions: NonNegativeInt = 20
@@ -181,12 +201,23 @@ class Job(Value):
     train: Training = Training()
     model: Model = Model()
     plan: Declared = Declared()
-    env: dict[EnvName, Annotated[Text, AfterValidator(no_nul)]] = {}
+    env: Env = {}
     secrets: tuple[_AnySecret, ...] = ()
+    send: tuple[Annotated[str, AfterValidator(_as_inside)], ...] = ()
+    """Files or folders below `workdir` that go to another machine with the code although they look like
+    secrets or are ignored, such as `certs/test.pem` or `certs/*.pem`."""
     image: str | None = None
     requeue: bool = True
     "Go on in a new submission after a preemption or a time limit."
     retries: Retries = Retries()
+    stall_timeout: Seconds | None = None
+    """An attempt is ended and judged when none of its ranks has printed anything for this long; left out,
+    never. For commands that may hang after a failure that they caught."""
+    stop_timeout: Seconds | None = None
+    """How long ranks may take to save and end when the run is to stop, before they are killed; left out,
+    `slurm.signal_seconds` of the profile, elsewhere 2 minutes. A scheduler may leave less."""
+    failures: tuple[FailurePattern, ...] = ()
+    "Words of your own program that tell why it failed."
     tags: tuple[str, ...] = ()
 
     @field_validator("name")
@@ -196,24 +227,50 @@ class Job(Value):
             raise ValueError("contains a line break or another control character")
         return name
 
-    @field_validator("env")
-    @classmethod
-    def _not_reserved(cls, env: dict[str, str]) -> dict[str, str]:
-        for name in env:
-            if name.startswith(RESERVED_PREFIX):
-                raise ValueError(f"{name}: names that begin with {RESERVED_PREFIX} are launcher's own")
-        return env
-
     @field_validator("workdir")
     @classmethod
     def _workdir_text(cls, workdir: str) -> str:
         return str(PurePosixPath(no_nul(workdir)))
+
+    def stop_seconds(self, signal_seconds: int) -> int:
+        """How long before its time limit a run is asked to stop, in a profile with `signal_seconds`."""
+        return self.stop_timeout or signal_seconds
+
+    def unread(self) -> tuple[list[str], list[str]]:
+        """Fields of a job with `command:` that are set: those that nothing reads, and those that its ranks
+        find in their environment only. What is said of the batch and of tags anyway is left out."""
+        nothing: list[str] = []
+        environment: list[str] = []
+        declared = self.plan.model is not None or self.plan.params is not None  # the plan reads the recipe
+        for field in _changed_fields(self) if self.command is not None else ():
+            placeholder = seen_as(field)
+            if placeholder is None:
+                told = field == "tags" or (declared and field.startswith("recipe."))
+                nothing += [field] if not (reads(field) or told) else []
+            elif placeholder not in ("global_batch", "micro_batch_size", "grad_accum"):
+                environment += [field] if not uses(self.command or (), placeholder) else []
+        return nothing, environment
+
+    def with_model(self, **found: bool) -> Job:
+        """This job, with what was found in its model beside what it declares."""
+        model = self.model.model_copy(update={name: True for name, value in found.items() if value})
+        return self.model_copy(update={"model": model})
 
     @model_validator(mode="after")
     def _consistent(self) -> Job:
         for _, message in cross_problems(self.model_dump(by_alias=True)):
             raise ValueError(message)
         return self
+
+
+def _changed_fields(value: Value, above: str = "") -> Iterator[str]:
+    """Dotted paths of the fields that differ from their defaults."""
+    for name, info in type(value).model_fields.items():
+        one, path = getattr(value, name), f"{above}{info.alias or name}"
+        if isinstance(one, Value):
+            yield from _changed_fields(one, f"{path}.")
+        elif one != info.get_default(call_default_factory=True):
+            yield path
 
 
 def cross_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -231,6 +288,14 @@ def cross_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], s
     if command is not None and data.get("args"):
         yield ("args",), "belongs to `task:`; put a command's arguments into `command:`"
     yield from _plan_problems(data)
+    train = data.get("train")
+    if isinstance(train, Mapping) and train.get("keep_best") is True:
+        every, saves = train.get("eval_every"), train.get("checkpoint_every", 100)
+        if not isinstance(every, int) or not isinstance(saves, int) or every < 1 or saves % every:
+            yield (
+                ("train", "keep_best"),
+                "needs the loss of each checkpoint: give an `eval_every` that divides `checkpoint_every`",
+            )
     env, secrets = data.get("env"), data.get("secrets")
     if isinstance(env, Mapping) and isinstance(secrets, list | tuple):
         for item in secrets:

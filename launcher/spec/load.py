@@ -6,108 +6,109 @@ import copy
 import difflib
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job, cross_problems
+from launcher.spec.program import not_a_job
+from launcher.spec.typed import Raw, Typed
+from launcher.spec.yaml import Document, KeyPath, parse, read_bytes
 
 Model = TypeVar("Model", bound=BaseModel)
-KeyPath = tuple[str | int, ...]
-
-
-@dataclass
-class Document:
-    """Plain data, and for each key path the place it was written at."""
-
-    data: dict[str, Any]
-    name: str
-    places: dict[KeyPath, str] = field(default_factory=dict)
-
-    def place(self, path: KeyPath) -> str:
-        """Where `path` or its nearest ancestor was written."""
-        while path and path not in self.places:
-            path = path[:-1]
-        return self.places.get(path, self.name)
+OF_CLUSTER = "cluster."
+"The beginning of an override that is for the cluster profile, not for the job."
 
 
 def load_job(file: Path, overrides: Sequence[str] = ()) -> Job:
-    """Read a job file. `overrides` are `a.b=c` texts of `--set`. Raises SpecError, OSError."""
-    return validate(Job, read(file, overrides))
+    """Read a job file. `overrides` are `a.b=c` texts of `--set`; those that begin with `cluster.` are not for
+    it. Raises SpecError, OSError."""
+    text = read_bytes(file)
+    if (instead := not_a_job(file, text)) is not None:
+        raise SpecError([Problem(str(file), "", instead)])
+    return validate(Job, changed(_document(text, str(file)), overrides))
 
 
-def load_cluster(file: Path) -> Cluster:
-    """Read a cluster profile. Raises SpecError, OSError."""
-    return validate(Cluster, read(file))
+def load_cluster(file: Path, overrides: Sequence[str] = ()) -> Cluster:
+    """Read a cluster profile. Of the `overrides`, `cluster.a.b=c` sets its field a.b.
+
+    Raises SpecError, OSError.
+    """
+    document = _document(read_bytes(file), str(file))
+    return validate(Cluster, changed(document, overrides, of_cluster=True))
 
 
 def from_record(model: type[Model], data: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Model:
-    """A value as a run keeps it, with overrides as `load_job` takes them. `name` stands in errors.
+    """A value as a run keeps it, with overrides as `load_job` and `load_cluster` take them.
 
-    Raises SpecError.
+    `name` stands in errors. Raises SpecError.
     """
     document = Document(copy.deepcopy(data), name)
-    for override in overrides:
-        _override(document, override)
-    return validate(model, document)
+    return validate(model, changed(document, overrides, of_cluster=model is Cluster))
 
 
 def read(file: Path, overrides: Sequence[str] = ()) -> Document:
-    """Parse one YAML mapping and apply overrides. Raises SpecError for text that is not one."""
-    document = parse(file.read_bytes(), str(file))
-    for override in overrides:
-        _override(document, override)
-    return document
+    """Parse one YAML mapping and apply overrides. Raises SpecError for text that is not one, OSError."""
+    return changed(_document(read_bytes(file), str(file)), overrides)
 
 
-def parse(text: bytes | str, name: str) -> Document:
-    """Parse one YAML mapping. `name` stands in front of the line number in errors."""
+def _document(text: bytes | str, name: str) -> Document:
     parsed = _parsed(text, name)
     return Document(copy.deepcopy(parsed.data), name, dict(parsed.places))
 
 
-# A sweep reads the same job and profile for each of its runs.
-@functools.lru_cache(maxsize=8)
-def _parsed(text: bytes | str, name: str) -> Document:
-    try:
-        root = YAML(typ="rt").load(text)
-    except MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        raise SpecError([Problem(f"{name}{line}", "", _yaml_message(error))]) from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(name, "", f"not readable as YAML: {error}")]) from None
-    if not isinstance(root, CommentedMap):
-        raise SpecError([Problem(name, "", "must be a mapping of fields, `name: value`")])
-    document = Document({}, name)
-    document.data = _plain(root, (), document)
+def changed(document: Document, overrides: Sequence[str], of_cluster: bool = False) -> Document:
+    """The same document, with the overrides that are for it applied. Raises SpecError."""
+    for override in overrides:
+        if override.startswith(OF_CLUSTER) == of_cluster:
+            _override(document, override)
     return document
+
+
+def read_plain(file: Path) -> dict[str, Any]:
+    """A YAML mapping of which no model is known: numbers are numbers. Raises SpecError, OSError."""
+    typed, document = Typed(), parse(read_bytes(file), str(file))
+    data: dict[str, Any] = typed.of(Any, document.data)
+    if typed.wrong:
+        raise SpecError(_no_values(document, typed))
+    return data
+
+
+# A sweep reads the same job and profile for each of its runs.
+_parsed = functools.lru_cache(maxsize=8)(parse)
 
 
 def validate(model: type[Model], document: Document) -> Model:
     """Check every field. Raises SpecError with all problems in the order of the file."""
+    typed = Typed()
+    data = typed.of(model, document.data)
+    problems = _no_values(document, typed)
     try:
-        return model.model_validate(document.data)
+        value = model.model_validate(data)
     except ValidationError as error:
         # pydantic reports cross-field rules only when every field is right: a user wants all at once.
         details = [d for d in error.errors(include_url=False) if d["loc"] or model is not Job]
         wrong = {d["loc"][:depth] for d in details for depth in range(len(d["loc"]))}
         # A list is "too short" as well when one of its items is wrong: pydantic does not count that one.
         details = [d for d in details if d["type"] != "too_short" or d["loc"] not in wrong]
-        problems = [_problem(model, document, detail) for detail in details]
+        told = {path for path, _ in typed.wrong}
+        problems += [_problem(model, document, detail) for detail in details if detail["loc"] not in told]
         if model is Job:
             problems += [
                 Problem(document.place(path), ".".join(path), message)
-                for path, message in cross_problems(document.data)
+                for path, message in cross_problems(data)
             ]
-        raise SpecError(sorted(dict.fromkeys(problems), key=lambda p: _line(p.where))) from None
+    if problems:
+        raise SpecError(sorted(dict.fromkeys(problems), key=lambda p: _line(p.where)))
+    return value
+
+
+def _no_values(document: Document, typed: Typed) -> list[Problem]:
+    return [Problem(document.place(path), ".".join(map(str, path)), said) for path, said in typed.wrong]
 
 
 def _line(where: str) -> int:
@@ -115,68 +116,27 @@ def _line(where: str) -> int:
     return int(tail) if tail.isdigit() else 0
 
 
-def _yaml_message(error: MarkedYAMLError) -> str:
-    problem = (error.problem or "not readable as YAML").splitlines()[0]
-    if "\\t" in problem:
-        return "a tab cannot indent YAML; use spaces"
-    return problem
-
-
-def _plain(node: Any, path: KeyPath, document: Document) -> Any:
-    """ruamel's tree -> plain Python, recording the line of each key."""
-    if isinstance(node, CommentedMap):
-        result = {}
-        for key, value in node.items():
-            line = node.lc.data[key][0] + 1 if key in (node.lc.data or {}) else node.lc.line + 1
-            name = str(key)
-            here: KeyPath = (*path, name)
-            document.places[here] = f"{document.name}:{line}"
-            result[name] = _plain(value, here, document)
-        return result
-    if isinstance(node, CommentedSeq):
-        items = []
-        for index, value in enumerate(node):
-            spot: KeyPath = (*path, index)
-            document.places[spot] = f"{document.name}:{node.lc.item(index)[0] + 1}"
-            items.append(_plain(value, spot, document))
-        return items
-    return _scalar(node)
-
-
-def _scalar(node: Any) -> Any:
-    if isinstance(node, bool) or node is None:
-        return node
-    for plain in (int, float, str):
-        if isinstance(node, plain):
-            return plain(node)
-    return str(node)  # a date such as 2026-11-21: the user meant the text
-
-
 def _override(document: Document, text: str) -> None:
-    """Apply `a.b=value`; the value is read as YAML, so `4`, `true`, `[1, 2]` and text all work."""
+    """Apply `a.b=value`. A text field takes the text as it is; others read `4` and `[1, 2]` as YAML."""
     where = f"--set {text}"
-    dotted, equals, raw = text.partition("=")
+    dotted, equals, raw = text.removeprefix(OF_CLUSTER).partition("=")
     path = tuple(dotted.split("."))
     if not equals or not all(path):
         raise SpecError([Problem(where, "", "write --set field.name=value")])
-    try:
-        value = _plain(YAML(typ="rt").load(raw), (), Document({}, where)) if raw else ""
-    except YAMLError:
-        value = raw
     target: Any = document.data
     for depth, key in enumerate(path[:-1], start=1):
         if not isinstance(target.get(key), dict):
             target[key] = {}  # `recipe: auto` gives way to `--set recipe.precision=bf16`
             document.places[path[:depth]] = where
         target = target[key]
-    target[path[-1]] = value
+    target[path[-1]] = Raw(raw)
     for known in [p for p in document.places if p[: len(path)] == path]:
         del document.places[known]
     document.places[path] = where
 
 
 def _problem(model: type[BaseModel], document: Document, details: ErrorDetails) -> Problem:
-    path = tuple(details["loc"])
+    path = tuple(part for part in details["loc"] if part != "[key]")  # of a mapping, the key itself is wrong
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "extra_forbidden":
         known = _field_names(_model_at(model, path[:-1]))

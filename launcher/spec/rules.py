@@ -18,10 +18,37 @@ class Setting:
     gpus_per_node: int
     "0: the ranks compute on the CPU."
     batch_norm: bool = False
+    couples_samples: bool = False
+    "The loss of one sample depends on the other samples of its micro-batch."
     nvme_dir: bool = False
     "The job names a directory for states on NVMe."
     entrypoint: bool = False
     "The built-in entrypoint runs it (a `task:` job), with adapters that a foreign command lacks."
+    micro_batch_fixed: bool = False
+    "The job fixes `recipe.micro_batch_size`."
+    lower_micro_batch: bool | None = None
+    "`retries.lower_micro_batch` of the job."
+
+    @property
+    def keeps_micro_batch(self) -> bool:
+        """Whether a smaller micro-batch changes what is learnt: everything else is given up before it."""
+        return self.batch_norm or self.couples_samples
+
+    @property
+    def least_micro_batch(self) -> int:
+        return 2 if self.keeps_micro_batch else 1
+
+    @property
+    def micro_batch_stays(self) -> str | None:
+        """Why the micro-batch is never lowered; None where it may be."""
+        if self.lower_micro_batch is False:
+            return "retries.lower_micro_batch: false keeps the micro-batch"
+        if self.lower_micro_batch is None and self.couples_samples and self.micro_batch_fixed:
+            return (
+                "the loss couples samples and the job fixes recipe.micro_batch_size, which is lowered only "
+                "with retries.lower_micro_batch: true"
+            )
+        return None
 
 
 @dataclass(frozen=True)
@@ -112,6 +139,14 @@ RULES = (
         lambda r, s: s.batch_norm and r.micro_batch_size == 1,
         "BatchNorm has no variance with one sample per micro-batch: training raises or diverges",
         "torch.nn.functional.batch_norm: expected more than 1 value per channel when training",
+        _two_samples,
+    ),
+    Rule(
+        "coupled-samples-need-two",
+        lambda r, s: s.couples_samples and r.micro_batch_size == 1,
+        "the loss couples samples (model.couples_samples), and one sample per micro-batch has no other: a "
+        "contrastive loss of it is constant",
+        "InfoNCE with one sample: -log(1) = 0",
         _two_samples,
     ),
     Rule(

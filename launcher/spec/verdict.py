@@ -15,6 +15,10 @@ FailureClass = Literal[
     "node-failed",
     "preempted",
     "time-limit",
+    "disk-full",
+    "image-error",
+    "numerical",
+    "desync",
     "user-error",
     "cancelled",
     "unknown",
@@ -23,7 +27,7 @@ FailureClass = Literal[
 # Exit codes by which a rank of the built-in entrypoint tells what happened (above sysexits' 64-78).
 EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
 EXIT_OOM = 86  # out of memory, wrote an error file
-EXIT_FOLLOWED = 87  # another rank was out of memory, and this one left with it
+EXIT_FOLLOWED = 87  # handed over its state: another rank was out of memory, or no time was left for a step
 EXIT_TAKEN = 88  # of a supervisor: another living one holds the run
 
 # Exit codes of `launcher run`, `launcher status` and the supervisor: stable, see docs/exit-codes.md.
@@ -39,6 +43,10 @@ EXIT_CODES: dict[FailureClass, int] = {
     "user-error": 17,
     "cancelled": 18,
     "unknown": 19,
+    "disk-full": 20,
+    "image-error": 21,
+    "numerical": 22,
+    "desync": 23,
 }
 
 
@@ -47,7 +55,9 @@ def exit_code(failure: str | None) -> int:
     return next((code for name, code in EXIT_CODES.items() if name == failure), EXIT_CODES["unknown"])
 
 
-Confidence = Literal["certain", "likely"]
+Confidence = Literal["certain", "likely", "guess"]
+"""`certain`: written down by the rank itself, torchelastic, the scheduler or the kernel. `likely`: decisive
+words in the output. `guess`: anything else. Memory is lowered on the first two only."""
 
 Phase = Literal["init", "probe", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
 "Of a rank of the built-in entrypoint."
@@ -79,6 +89,19 @@ class OutOfMemory(Value):
     "Path of the rank's memory snapshot."
 
 
+class Seen(Value):
+    """A line of the output that tells of a failure: the decisive one, or one that is not the cause."""
+
+    failure: FailureClass
+    text: str
+    place: str = ""
+    "File and line number, such as `rank-003.err:4182`."
+    why: str = ""
+    "Why it is not the cause; empty for the decisive line."
+    before: tuple[str, ...] = ()
+    "Lines that stand before it."
+
+
 class Verdict(Value):
     """The end of one attempt. `rank` is the first failing rank, None when no rank failed first."""
 
@@ -98,6 +121,8 @@ class Verdict(Value):
     "What that rank printed last, at most 20 lines."
     evidence: tuple[str, ...] = ()
     "Files and facts the class rests on."
+    seen: tuple[Seen, ...] = ()
+    "Lines of all ranks that tell of a failure: the decisive one first, then what explains most."
     confidence: Confidence = "certain"
     memory: OutOfMemory | None = None
     "Of gpu-oom and host-oom."

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.files import append_json, read_json_lines, read_record
-from launcher.runs.time import now
+from launcher.rundir.files import append_json, read_json_lines, read_record
+from launcher.rundir.forms import ABOUT, METRIC, STATE, fits, is_event
+from launcher.rundir.time import now
+
+ONLY_SAVE = "LAUNCHER_ONLY_SAVE"
+"Environment variable of ranks that write what they find in shared memory as a checkpoint and do not train."
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,12 @@ class AttemptDir:
 
     @property
     def number(self) -> int:
-        return int(self.path.name)
+        return int(self.path.name.partition("-")[0])
+
+    @property
+    def only_saves(self) -> bool:
+        """Whether this is not the attempt itself but its `RunDir.saving`."""
+        return self.path.name.endswith("-save")
 
     @property
     def recipe(self) -> Path:
@@ -116,7 +126,7 @@ class RunDir:
     def _plans(self) -> list[int]:
         folder = self.path / "plans"
         names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-        return [int(name) for name in names if name.isdigit()]
+        return [int(name) for name in names if name.isdecimal()]
 
     @property
     def events(self) -> Path:
@@ -139,6 +149,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def closed(self) -> Path:
+        """Node 0 tells the others that no attempt follows."""
+        return self.path / "closed.json"
+
+    @property
     def cancel(self) -> Path:
         """Exists when somebody cancelled the run; tells a cancellation from a preemption."""
         return self.path / "cancel"
@@ -155,17 +170,32 @@ class RunDir:
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.path / "attempts" / f"{number:03d}")
 
+    def saving(self, number: int) -> AttemptDir:
+        """`attempts/003-save/`: another start of the ranks of attempt 3, which ended the run. They write the
+        state that it left in shared memory as a checkpoint. `attempts` does not list it."""
+        return AttemptDir(self.path / "attempts" / f"{number:03d}-save")
+
+    def started(self, environ: Mapping[str, str]) -> AttemptDir:
+        """The folder of the attempt that a rank belongs to, by the rank's environment."""
+        number = int(environ.get("LAUNCHER_ATTEMPT", "0"))
+        return self.saving(number) if environ.get(ONLY_SAVE) else self.attempt(number)
+
     def attempts(self) -> list[AttemptDir]:
         """In order of start."""
+        return [attempt for attempt in self.starts() if not attempt.only_saves]
+
+    def starts(self) -> list[AttemptDir]:
+        """Every attempt and every `saving`, in order of start."""
         folder = self.path / "attempts"
         if not folder.is_dir():
             return []
-        names = sorted(entry.name for entry in folder.iterdir() if entry.name.isdigit())
-        return [AttemptDir(folder / name) for name in names]
+        names = (entry.name for entry in folder.iterdir())
+        return [AttemptDir(folder / name) for name in sorted(names) if name.removesuffix("-save").isdecimal()]
 
     def read_about(self) -> dict[str, Any]:
-        """run.json of the job in force."""
-        return read_record(self.run)
+        """run.json of the job in force; {} where it has another form than `forms.ABOUT`."""
+        about = read_record(self.run, ABOUT)
+        return {**about, **{name: {} for name in ("job", "cluster") if about.get(name, {}) is None}}
 
     def read_recipe(self, attempt: AttemptDir) -> dict[str, Any]:
         """The attempt's recipe; when start.sh runs by hand as attempt 0, nobody wrote one: the plan's."""
@@ -175,10 +205,16 @@ class RunDir:
         return recipe
 
     def read_state(self) -> dict[str, Any]:
-        return read_record(self.state)
+        """state.json; {} where it has another form than `forms.STATE`."""
+        return read_record(self.state, STATE)
 
     def read_events(self) -> list[dict[str, Any]]:
-        return read_json_lines(self.events)
+        """In order; lines of another form are left out."""
+        return read_json_lines(self.events, is_event)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """A line of each step of the built-in entrypoint, in order; lines of another form are left out."""
+        return read_json_lines(self.metrics, lambda line: fits(line, METRIC))
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append to `events.jsonl`. Raises OSError on a full disk."""

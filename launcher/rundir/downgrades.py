@@ -58,4 +58,4 @@ def ran_out(events: Iterable[dict[str, Any]]) -> tuple[Recipe, ...]:
 
 
 def _new(event: dict[str, Any]) -> dict[str, Any]:
-    return {name: new for name, (_, new) in event["changes"].items()}
+    return {name: new for name, (_, new) in event.get("changes", {}).items()}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from launcher.rundir.forms import Form, fits
 
 
 def beside(path: Path, end: str = "tmp") -> Path:
@@ -21,7 +26,11 @@ def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
     Raises OSError (a full disk, a missing folder); then no temporary file stays behind.
     """
     temporary = beside(path)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    except OSError as error:
+        error.filename = str(path)  # the other name would tell a user nothing
+        raise
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
@@ -70,30 +79,48 @@ def append_json(path: Path, *values: Any) -> None:
         os.close(descriptor)
 
 
+MAX_RECORD_BYTES = 2**28
+"Of one record. A larger file was not written by launcher."
+
+
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open a file for reading. Raises OSError, also for what is no regular file: a named pipe has no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 def read_json(path: Path) -> Any | None:
-    """The content, or None when the file is missing or not (yet) whole."""
+    """The content, or None when the file is missing, cannot be read or is not (yet) whole."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        with open_regular(path) as file:
+            return parsed(file.read(MAX_RECORD_BYTES))
+    except OSError:
         return None
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """A JSON object; {} for anything else, so that one broken run does not hide the others."""
+def read_record(path: Path, form: Form = dict) -> dict[str, Any]:
+    """A JSON object of this form; {} for anything else, so that one broken run does not hide the others."""
     value = read_json(path)
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) and fits(value, form) else {}
 
 
-def read_json_lines(path: Path) -> list[Any]:
-    """Every whole line; a torn last line (a writer died) is left out."""
+def read_json_lines(path: Path, fit: Callable[[object], bool] = lambda _: True) -> list[dict[str, Any]]:
+    """Every whole line that is a JSON object and fits; a torn last line (a writer died) is left out."""
     values = []
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    values.append(json.loads(line))
-                except json.JSONDecodeError:
-                    continue
-    except FileNotFoundError:
-        pass
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        for line in file:
+            value = parsed(line)
+            if isinstance(value, dict) and fit(value):
+                values.append(value)
     return values
+
+
+def parsed(data: bytes) -> Any | None:
+    """The JSON value, or None for what is none, or is nested too deeply."""
+    try:
+        return json.loads(data.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import open_regular, parsed
+from launcher.rundir.layout import RunDir
 from launcher.spec.base import format_bytes
 
 _TAIL_BYTES = 16 * 1024
@@ -15,17 +15,13 @@ _TAIL_BYTES = 16 * 1024
 def last_metrics(run: RunDir) -> dict[str, Any]:
     """The newest whole line, or {}. Reads at most 16 KiB."""
     try:
-        with open(run.metrics, "rb") as file:
+        with open_regular(run.metrics) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return {}
     for line in reversed(lines):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
+        if isinstance(value := parsed(line), dict):
             return value
     return {}
 
@@ -37,6 +33,7 @@ def last_step(run: RunDir) -> int | None:
 
 def progress_text(metrics: dict[str, Any]) -> str:
     """A line of metrics for a person: loss, speed, and what else is known."""
+    metrics = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     parts = []
     if (loss := metrics.get("loss")) is not None:
         parts.append(f"loss {loss:.4f}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.runs.files import read_json
-from launcher.runs.find import latest_checkpoint
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import read_json
+from launcher.rundir.find import latest_checkpoint
+from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 

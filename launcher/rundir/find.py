@@ -1,0 +1,224 @@
+"""Finding runs by id, prefix or path, from any directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from launcher.rundir.layout import RunDir
+from launcher.spec.errors import LauncherError
+
+SHOWN = 5
+"Runs that a message names."
+
+
+class RunNotFoundError(LauncherError):
+    """No run, or several, answer to a name; the message lists what there is."""
+
+
+@dataclass(frozen=True)
+class SweepRuns:
+    """The runs of a sweep that are still there, in the order of their values."""
+
+    id: str
+    runs: tuple[RunDir, ...]
+
+
+def default_root() -> Path:
+    """`$LAUNCHER_RUNS`, else `runs/` in the current directory."""
+    return Path(os.environ.get("LAUNCHER_RUNS", "runs"))
+
+
+def open_run(path: Path) -> RunDir:
+    """The run in a directory. Raises RunNotFoundError when it is none."""
+    run = RunDir(path.absolute())
+    if not {"id", "job"} <= set(run.read_about()):
+        raise RunNotFoundError(f"{path} is no run directory: it has no readable run.json of launcher's")
+    return run
+
+
+def find_run(name: str | None, *, by_job: bool = False) -> RunDir:
+    """By handle, path, id, or the beginning or end of an id; None is the newest of this project. `by_job`:
+    the name of a job means its newest run. Raises RunNotFoundError."""
+    found = find(name, by_job=by_job)
+    if isinstance(found, SweepRuns):
+        raise RunNotFoundError(
+            f"{name!r} is a sweep of {len(found.runs)} runs: name one of them, such as {found.runs[0].id}; "
+            f"`launcher status {found.id}` shows them all"
+        )
+    return found
+
+
+def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
+    """As `find_run`, or all runs of a sweep by its id or the beginning of it. Raises RunNotFoundError."""
+    if name is None:
+        return _newest_of_project()
+    if not name.strip():  # as of a shell's variable that is not set
+        raise RunNotFoundError(
+            "the name is empty: name a run, or leave it out for the newest of this project"
+        )
+    path = Path(name.removeprefix("local:"))
+    try:
+        if (path / "run.json").is_file():
+            return open_run(path)
+    except PermissionError:
+        raise RunNotFoundError(
+            f"{path} belongs to another user and is not for you to read; its owner opens new runs by "
+            "`paths: {access: group}` in the cluster profile"
+        ) from None
+    runs = runs_in()
+    if ":" in name:  # no id has one
+        matches = [run for run in runs if _has_handle(run, name)]
+    else:
+        matches = [run for run in runs if run.id == name] or [run for run in runs if run.id.startswith(name)]
+        matches = matches or [run for run in runs if run.id.endswith(name)]
+    if len(matches) != 1 and by_job and (newest := _newest_of_job(name, runs)) is not None:
+        return newest
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        return _sweep(name, matches)
+    known = ", ".join(run.id for run in runs[:SHOWN]) or "none"
+    raise RunNotFoundError(f"no run {name!r}; the newest are: {known}")
+
+
+def _newest_of_project() -> RunDir:
+    """Of those in the folder for runs, and those that were started in the current directory. No verb may take
+    another project's run for it. Raises RunNotFoundError."""
+    runs, root, here = runs_in(), default_root().absolute().resolve(), str(Path.cwd())
+    damaged = None
+    for run in runs:
+        about, in_root = run.read_about(), run.path.parent.resolve() == root
+        if about and (in_root or about.get("project_dir") == here):
+            return run
+        damaged = damaged or (run if in_root else None)
+    if damaged is not None:
+        return damaged
+    if not runs:
+        raise RunNotFoundError("there is no run yet; start one with `launcher run JOB -c CLUSTER`")
+    raise RunNotFoundError(
+        f"no run was started in {here}; name one, also of another project: the newest are {_some(runs)}"
+    )
+
+
+def _newest_of_job(name: str, runs: list[RunDir]) -> RunDir | None:
+    return next((run for run in runs if run.read_about().get("job", {}).get("name") == name), None)
+
+
+def _has_handle(run: RunDir, handle: str) -> bool:
+    """Its own or that of an earlier start. Some end with the run's id."""
+    if handle.rpartition(":")[2].removeprefix("run/") == run.id:
+        return True
+    return any(event.get("handle") == handle for event in run.read_events())
+
+
+def _sweep(name: str, matches: list[RunDir]) -> SweepRuns:
+    """Raises RunNotFoundError where these are not all runs of one sweep whose id begins with `name`."""
+    sweep = str(matches[0].read_about().get("sweep", {}).get("id", ""))
+    if sweep.startswith(name) and all(_task(sweep, run) is not None for run in matches):
+        return SweepRuns(sweep, tuple(sorted(matches, key=lambda run: _task(sweep, run) or 0)))
+    part = "beginning" if matches[0].id.startswith(name) else "end"
+    raise RunNotFoundError(f"{name!r} is the {part} of several runs: {_some(matches)}")
+
+
+def _task(sweep: str, run: RunDir) -> int | None:
+    number = run.id.removeprefix(f"{sweep}-")
+    return int(number) if number.isdecimal() and number != run.id else None
+
+
+def _some(runs: list[RunDir]) -> str:
+    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+    return ", ".join(run.id for run in runs[:SHOWN]) + more
+
+
+def runs_in(root: Path | None = None) -> list[RunDir]:
+    """Runs below one root, or below all known ones; the newest first."""
+    roots = [root] if root is not None else known_roots()
+    found: dict[Path, RunDir] = {}
+    for folder in roots:
+        for entry in _entries(folder):
+            with contextlib.suppress(OSError):  # another user's
+                if not entry.name.startswith(".") and (entry / "run.json").is_file():
+                    found[entry.resolve()] = RunDir(entry.absolute())
+    return sorted(found.values(), key=_written, reverse=True)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _written(run: RunDir) -> int:
+    """When run.json was written, in ns; 0 when the run was deleted meanwhile."""
+    try:
+        return run.submitted.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def latest_checkpoint(run: RunDir) -> int | None:
+    """The step of the newest complete checkpoint (an incomplete one has another name)."""
+    steps = []
+    with contextlib.suppress(OSError):
+        for entry in run.checkpoints.iterdir():
+            prefix, _, number = entry.name.partition("-")
+            if prefix == "step" and number.isdecimal():
+                steps.append(int(number))
+    return max(steps, default=None)
+
+
+def remove_partial_checkpoints(run: RunDir) -> None:
+    """Remove what ranks that were killed left half-written. Call it while nobody writes a checkpoint."""
+    for torn in run.checkpoints.glob(".step-*.partial"):
+        shutil.rmtree(torn, ignore_errors=True)
+
+
+def known_roots() -> list[Path]:
+    """The current directory's runs first, then every folder that a run was ever started in."""
+    return list(dict.fromkeys([default_root().absolute(), *_remembered()]))
+
+
+def _remembered() -> list[Path]:
+    try:
+        text = _roots_file().read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return []
+    return [Path(root) for line in text.split("\n") if (root := _root_of(line))]
+
+
+def _line_of(root: Path) -> str:
+    """The path as it is, or as a JSON string where it holds what no line of text can."""
+    text = str(root)
+    return text if text.isprintable() else json.dumps(text)
+
+
+def _root_of(line: str) -> str | None:
+    """None for a line that names no folder, such as one that was cut off."""
+    root: object = line
+    if line.startswith('"'):
+        try:
+            root = json.loads(line)
+        except ValueError:
+            return None
+    return root if isinstance(root, str) and root.startswith("/") and "\0" not in root else None
+
+
+def remember_root(root: Path) -> None:
+    """So that every verb finds a run from any directory. Best effort: a read-only home is no error."""
+    with contextlib.suppress(OSError):
+        if root.absolute() not in _remembered():
+            _roots_file().parent.mkdir(parents=True, exist_ok=True)
+            with open(_roots_file(), "a", encoding="utf-8") as file:
+                file.write(f"{_line_of(root.absolute())}\n")
+
+
+def _roots_file() -> Path:
+    return Path(platformdirs.user_state_dir("launcher")) / "roots"

@@ -1,0 +1,119 @@
+"""What a file says, as the type of each field wants it: text as it was written, numbers as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator
+
+from launcher.spec.yaml import KeyPath, Scalar, parse_value
+
+_NUMBERS = (int, float)
+
+
+class Raw(str):
+    """The text behind `--set field=`, whose type the field decides."""
+
+    __slots__ = ()
+
+
+@dataclass
+class Typed:
+    """Turns a document's data into plain Python for one model."""
+
+    wrong: list[tuple[KeyPath, str]] = field(default_factory=list)
+    "Key path and message of each value that is none."
+
+    def of(self, annotation: Any, data: Any, path: KeyPath = (), metadata: Sequence[Any] = ()) -> Any:
+        base, written = list(_members(annotation)), list(_as_written(annotation, metadata))
+        if isinstance(data, Raw):
+            return self._raw(annotation, base, data, path, metadata)
+        if isinstance(data, Scalar):
+            return self._scalar(base if _takes_scalars(base) else [*base, *written], data, path)
+        members = [*base, *written]
+        if isinstance(data, dict):
+            return {key: self._member(members, key, value, (*path, key)) for key, value in data.items()}
+        if isinstance(data, list):
+            return [self._item(members, index, item, (*path, index)) for index, item in enumerate(data)]
+        return data
+
+    def _member(self, members: list[Any], key: str, value: Any, path: KeyPath) -> Any:
+        for member in members:
+            if isinstance(member, type) and issubclass(member, BaseModel):
+                infos = {info.alias or name: info for name, info in member.model_fields.items()}
+                if key in infos:
+                    return self.of(infos[key].annotation, value, path, infos[key].metadata)
+            elif get_origin(member) is dict:
+                return self.of(get_args(member)[1], value, path)
+        return self.of(Any, value, path)
+
+    def _item(self, members: list[Any], index: int, item: Any, path: KeyPath) -> Any:
+        for member in members:
+            if get_origin(member) in (tuple, list):
+                kinds = [kind for kind in get_args(member) if kind is not Ellipsis]
+                return self.of(kinds[min(index, len(kinds) - 1)], item, path)
+        return self.of(Any, item, path)
+
+    def _scalar(self, members: list[Any], scalar: Scalar, path: KeyPath) -> Any:
+        if str in members:
+            wanted = {type(None): type(None) in members, bool: bool in members}
+            wanted |= dict.fromkeys(_NUMBERS, _any_number(members))
+            if not wanted.get(scalar.kind, False):
+                if scalar.kind is type(None) and not scalar:
+                    self.wrong.append((path, "is empty; write '' for an empty text"))
+                return str(scalar)
+        try:
+            value = scalar.value
+            if isinstance(value, float) and float not in members and int in members and abs(value) >= 2**64:
+                raise ValueError(f"{scalar} is too large for a number")
+            return value
+        except ValueError as error:
+            self.wrong.append((path, str(error)))
+            return None
+
+    def _raw(self, annotation: Any, base: list[Any], raw: Raw, path: KeyPath, metadata: Sequence[Any]) -> Any:
+        text = str(raw)
+        if str in base and not _any_number(base):
+            return None if text == "null" and type(None) in base else text
+        value = parse_value(text, f"--set {'.'.join(map(str, path))}=")
+        return value if type(value) is str else self.of(annotation, value, path, metadata)
+
+
+def _any_number(members: list[Any]) -> bool:
+    return any(number in members for number in _NUMBERS)
+
+
+def _takes_scalars(members: list[Any]) -> bool:
+    """Whether a field is a text, a number or a truth value, and not a collection alone."""
+    return any(not _collects(member) and member is not type(None) for member in members)
+
+
+def _collects(member: Any) -> bool:
+    return get_origin(member) in (dict, tuple, list) or (
+        isinstance(member, type) and issubclass(member, BaseModel)
+    )
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The types of a union, or the one type."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
+    else:
+        yield annotation
+
+
+def _as_written(annotation: Any, metadata: Sequence[Any]) -> Iterator[Any]:
+    """Types that a user may write although the field is of another one."""
+    found = [*metadata, *(get_args(annotation)[1:] if get_origin(annotation) is Annotated else ())]
+    for one in found:
+        if isinstance(one, BeforeValidator) and one.json_schema_input_type is not Any:
+            kind = one.json_schema_input_type
+            if isinstance(kind, type) or get_origin(kind) is not None:
+                yield from _members(kind)
