@@ -7,18 +7,22 @@ Runs once per rank, beside the training: standard library only, and the cost per
 from __future__ import annotations
 
 import os
+import re
 import select
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from launcher.diagnosis.clue import Clue, Kind
+from launcher.diagnosis.collector import Collector
+from launcher.diagnosis.own_words import STRIKES
 from launcher.logs.lines import LineAssembler
 from launcher.logs.mask import Masker, secrets_of
-from launcher.runs.time import now as stamp_now
+from launcher.rundir.time import now as stamp_now
 
 __all__ = ["RankCapture", "secrets_of"]
 
@@ -29,6 +33,8 @@ _CHUNK = 65536  # bytes per read: what a pipe holds
 _SMALL = 4096  # a read below this is followed by a pause, so that a line-by-line writer costs few wake-ups
 _PAUSE = 0.002
 _LOOK = 0.5  # seconds between two looks whether the child ended although a grandchild holds its pipes
+_FRAMES = re.compile(rb"^frame #\d+: .*\n", re.MULTILINE)
+"A C++ stack as torch prints it: longer than `last_lines`, which would end with what came before it."
 _SHOWN = 2000  # bytes of a line kept for `last_lines`
 
 
@@ -37,6 +43,7 @@ class StampedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.lines = 0  # in the file
         self.lost = 0  # in all
         self._unreported = 0
         self._why = ""
@@ -59,7 +66,9 @@ class StampedFile:
                 notice = f"[launcher] {self._unreported} lines lost: {self._why}\n"
                 self._append(start + notice.encode())
                 self._unreported = 0
+                self.lines += 1
             written = self._append_some(stamped)
+            self.lines += lines.count(b"\n") if written == len(stamped) else stamped.count(b"\n", 0, written)
         except OSError as error:
             self._failed(error, now)
             return self._lose(lines)
@@ -120,10 +129,11 @@ class StampedFile:
 
 
 class _StreamCapture:
-    """One stream: mask, assemble, stamp, remember the last lines."""
+    """One stream: mask, assemble, stamp, remember the last lines and the decisive ones."""
 
-    def __init__(self, path: Path, secrets: list[bytes]) -> None:
+    def __init__(self, path: Path, secrets: list[bytes], collector: Collector) -> None:
         self.file = StampedFile(path)
+        self._name, self._collector = path.suffix[1:], collector
         self.last: deque[bytes] = deque(maxlen=LAST_LINES)
         self._masker = Masker(secrets)
         self._lines = LineAssembler()
@@ -150,6 +160,11 @@ class _StreamCapture:
     def _write(self, lines: bytes, now: float) -> None:
         if lines:
             self.file.write(lines, now)
+            first = self.file.lines - lines.count(b"\n") + 1  # a notice of lost lines may stand before them
+            self._collector.feed(self._name, lines, max(1, first), time.time())
+        if b"frame #" in lines:
+            lines = _FRAMES.sub(b"", lines)
+        if lines:
             recent = lines[:-1].rsplit(b"\n", LAST_LINES)[-LAST_LINES:]
             self.last.extend(line[:_SHOWN] for line in recent)
 
@@ -165,11 +180,22 @@ class RankCapture:
     a progress bar one state per second and the last one, an endless line in pieces of 64 KiB. `secrets`
     (raw bytes, also of several lines) become `***`. No method raises OSError: what a full disk refuses is
     counted, and reported in the file by `[launcher] N lines lost: <reason>` when there is space again.
+    `patterns`: expressions of the job and of the cluster that tell of a failure, each with its kind.
     """
 
-    def __init__(self, out_path: Path, err_path: Path, secrets: Iterable[bytes] = ()) -> None:
+    def __init__(
+        self,
+        out_path: Path,
+        err_path: Path,
+        secrets: Iterable[bytes] = (),
+        patterns: Sequence[tuple[str, Kind]] = (),
+    ) -> None:
         known = list(secrets)
-        self._streams = {"out": _StreamCapture(out_path, known), "err": _StreamCapture(err_path, known)}
+        self._collector = Collector(patterns)
+        self._streams = {
+            "out": _StreamCapture(out_path, known, self._collector),
+            "err": _StreamCapture(err_path, known, self._collector),
+        }
         for stream in self._streams.values():
             stream.file.write(b"", time.monotonic())  # an empty file says: started, nothing printed yet
 
@@ -213,6 +239,8 @@ class RankCapture:
                 time.sleep(_PAUSE)
         for stream in open_pipes.values():
             stream.finish(time.monotonic())
+        for expression in self._collector.given_up:
+            self.note(f"failures: {expression!r} took too long on {STRIKES} lines and was searched no more")
         child.stdout.close()
         child.stderr.close()
         return child.wait()
@@ -220,6 +248,11 @@ class RankCapture:
     def note(self, text: str) -> None:
         """Log `[launcher] text` in the err file."""
         self._streams["err"].line(b"[launcher] " + text.encode(errors="replace"), time.monotonic())
+
+    @property
+    def clues(self) -> list[Clue]:
+        """The decisive lines of both streams."""
+        return self._collector.clues()
 
     @property
     def last_lines(self) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.runs.layout import AttemptDir, RunDir
+from launcher.rundir.layout import AttemptDir, RunDir
 
 _NAME = re.compile(r"rank-(\d+)\.(out|err)")
 _NODE = re.compile(r"node-(\d+)")
@@ -65,7 +65,7 @@ def check_selection(
     run: RunDir, attempt: int | None, ranks: Collection[int] | None, nodes: Collection[int] | None
 ) -> None:
     """Raises ValueError for a chosen attempt, node or rank that the run does not have (so far)."""
-    attempts = [one for one in run.attempts() if attempt in (None, one.number)]
+    attempts = [one for one in run.starts() if attempt in (None, one.number)]
     if attempt is not None and not attempts:
         raise ValueError(_missing("attempt", {attempt}, {one.number for one in run.attempts()}))
     files = [file for one in attempts for file in attempt_files(one)]

@@ -35,8 +35,9 @@ def fold(parts: list[Part]) -> bool:
         return False
     is_repeated = repeated.__contains__
     places: list[tuple[bytes, bytes, int, int]] = []
-    for number, (_, start, lines) in enumerate(parts):
-        texts = [line[start:] for line in lines]
+    for number, (rank, start, lines) in enumerate(parts):
+        own = _own_prefix(rank)
+        texts = [line[start:].removeprefix(own) for line in lines]
         places += [
             (lines[index][:15], texts[index], number, index)
             for index in compress(range(len(lines)), map(is_repeated, texts))
@@ -86,12 +87,18 @@ def _repeated(parts: list[Part]) -> set[bytes]:
     """Texts that occur in more than one part."""
     seen: set[bytes] = set()
     repeated: set[bytes] = set()
-    for _, start, lines in parts:
-        texts = {line[start:] for line in lines}
+    for rank, start, lines in parts:
+        own = _own_prefix(rank)
+        texts = {line[start:].removeprefix(own) for line in lines}
         if not seen.isdisjoint(texts):
             repeated |= seen & texts
         seen |= texts
     return repeated
+
+
+def _own_prefix(rank: int) -> bytes:
+    """What torch puts before each line of a rank's last traceback; without it the ranks' lines are equal."""
+    return b"[rank%d]: " % rank
 
 
 def _microseconds(clock: bytes) -> int:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 LONGEST_LINE = 65536  # bytes; an endless line is cut into pieces of this length
 QUIET = 1.0  # seconds after which text without a newline (a prompt) is logged as a line
 PROGRESS = 1.0  # seconds between two logged states of a progress bar
+OTHER_TEXTS = 8  # of one line, that a carriage return replaces by one of other words, and that are logged
+_WORD = re.compile(rb"[A-Za-z]+")
 
 
 class LineAssembler:
     """Turns one stream into lines.
 
-    A text that a carriage return replaces (a progress bar) is left out, except that the latest one is
-    logged once a second. `now` is any clock in seconds that does not go back.
+    A text that a carriage return replaces by one of the same words (a progress bar, whose numbers change) is
+    left out, except that the latest one is logged once a second. One that other words replace may be a part
+    of an exception's message: the first of each line are logged. `now` is any clock in seconds that does not
+    go back.
     """
 
     def __init__(self) -> None:
         self._partial = b""  # the unfinished line
         self._logged = False  # its beginning was logged already, so that an empty rest is no line
+        self._others = OTHER_TEXTS
         self._arrived = 0.0
         self._next_progress = float("-inf")
 
@@ -56,7 +64,7 @@ class LineAssembler:
 
     def flush(self, now: float) -> bytes:
         """The unfinished line, whatever the time."""
-        text, self._partial = _latest(self._partial), b""
+        text, self._partial = b"\n".join(self._kept(self._partial)), b""
         if not text:
             return b""
         self._next_progress = now + PROGRESS
@@ -67,7 +75,8 @@ class LineAssembler:
         if b"\r" in lines:
             lines = lines.replace(b"\r\n", b"\n")
             if b"\r" in lines:
-                lines = b"\n".join([_latest(line) if b"\r" in line else line for line in lines.split(b"\n")])
+                lines = b"\n".join([text for line in lines.split(b"\n") for text in self._texts(line)])
+        self._others = OTHER_TEXTS
         first = lines.find(b"\n")
         if first > LONGEST_LINE:
             pieces = [lines[i : i + LONGEST_LINE] for i in range(0, first, LONGEST_LINE)]
@@ -87,10 +96,34 @@ class LineAssembler:
         if len(rest) >= LONGEST_LINE:
             pieces, self._partial = _cut(rest)
         else:
-            pieces, state = _cut(_latest(head))
+            *others, state = self._kept(head)
+            pieces, state = _cut(state)
+            pieces = b"".join([text + b"\n" for text in others]) + pieces
             self._partial = state + cr + rest
         self._logged = self._logged or bool(pieces)
         return pieces + self.expire(now)
+
+    def _texts(self, line: bytes) -> list[bytes]:
+        if b"\r" not in line:
+            return [line]
+        texts = self._kept(line)
+        self._others = OTHER_TEXTS
+        return texts
+
+    def _kept(self, line: bytes) -> list[bytes]:
+        """What is logged of texts that replace each other: the last one, which a terminal shows in the end,
+        and of those before it the first that other words replace."""
+        texts = [text for text in line.split(b"\r") if text.strip()]
+        if len(texts) < 2:
+            return texts or [line.rstrip(b"\r").rpartition(b"\r")[2]]
+        kept = []
+        words = set(_WORD.findall(texts[0]))
+        for text, after in pairwise(texts):
+            old, words = words, set(_WORD.findall(after))
+            if old != words and self._others:
+                self._others -= 1
+                kept.append(text)
+        return [*kept, texts[-1]]
 
 
 def _cut(text: bytes) -> tuple[bytes, bytes]:
@@ -98,8 +131,3 @@ def _cut(text: bytes) -> tuple[bytes, bytes]:
     whole = len(text) - len(text) % LONGEST_LINE
     pieces = [text[i : i + LONGEST_LINE] + b"\n" for i in range(0, whole, LONGEST_LINE)]
     return b"".join(pieces), text[whole:]
-
-
-def _latest(line: bytes) -> bytes:
-    """What a terminal shows of it in the end: the text after the last carriage return that has one."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2]

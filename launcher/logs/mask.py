@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 MASK = b"***"
 POD_KEY = "RUNPOD_API_KEY"
@@ -18,12 +21,27 @@ def secrets_of(environ: Mapping[str, str]) -> list[bytes]:
 
 
 def masked_text(text: str, environ: Mapping[str, str]) -> str:
-    """`text` without the values of the secrets that `environ` names. For a text that no Masker carries."""
+    """Return `text` without the values of the secrets that `environ` names. Mask first, shorten afterwards:
+    half a secret is not recognised."""
     try:
         data = text.encode(errors="surrogateescape")
     except UnicodeEncodeError:  # half a surrogate pair, which a JSON file could not hold either
         data = text.encode(errors="backslashreplace")
     return Masker(secrets_of(environ)).whole(data).decode(errors="replace")
+
+
+def masked_strings(value: Any, environ: Mapping[str, str]) -> Any:
+    """Return a JSON value with all its strings masked, except a `timestamp`, which torchrun parses."""
+    if isinstance(value, str):
+        return masked_text(value, environ)
+    if isinstance(value, list):
+        return [masked_strings(item, environ) for item in value]
+    if isinstance(value, dict):
+        return {
+            name: item if name == "timestamp" else masked_strings(item, environ)
+            for name, item in value.items()
+        }
+    return value
 
 
 class Masker:
@@ -99,13 +117,21 @@ def _variants(secrets: Iterable[bytes]) -> list[bytes]:
     )
 
 
-def _escaped(secret: bytes) -> set[bytes]:
-    """As repr(), ascii(), json.dumps() and repr() of bytes show it, without the quotes around.
+_IN_DOUBLE_QUOTES = re.compile(r'["$`\\]')
+_UNQUOTED = re.compile(r"[^\w@%+=:,./~-]", re.ASCII)
 
-    Exceptions print so: KeyError shows its argument by repr, an HTTP client its headers as JSON.
+
+def _escaped(secret: bytes) -> set[bytes]:
+    """As repr(), ascii(), json.dumps(), repr() of bytes and shells show it, without the quotes around.
+
+    Exceptions print so: KeyError shows its argument by repr, an HTTP client its headers as JSON. So do bash's
+    `set -x`, `declare -p` and `printf %q`, and programs such as ls and cat when they name a file.
     """
     text = secret.decode(errors="surrogateescape")
     forms = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    forms |= {shlex.quote(text).strip("'"), text.replace("'", "'\\''")}
+    forms |= {_IN_DOUBLE_QUOTES.sub(r"\\\g<0>", text), _UNQUOTED.sub(r"\\\g<0>", text)}
+    forms |= {form.replace("~", "\\~", 1) for form in forms if form.startswith("~")}
     for parts in (
         [repr(part)[1:-1] for part in text.split("'")],
         [ascii(part)[1:-1] for part in text.split("'")],

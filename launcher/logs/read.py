@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from launcher.runs.time import STAMP_LENGTH
+from launcher.rundir.files import open_regular
+from launcher.rundir.time import STAMP_LENGTH
 
 # Bytes; a longer line (no capture of ours writes one) is cut into lines of this length.
 LONGEST_LINE = 4 * 2**20
@@ -36,12 +37,12 @@ class OffsetReader:
         missing file is an empty one.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            file = open_regular(self.path)
         except FileNotFoundError:
             return b""
-        try:
+        with file:
             while True:
-                data = os.pread(descriptor, limit, self.offset)
+                data = os.pread(file.fileno(), limit, self.offset)
                 end = data.rfind(b"\n") + 1
                 if end:
                     self.offset += end
@@ -52,14 +53,12 @@ class OffsetReader:
                     self.offset += len(data)
                     return data + b"\n"
                 limit *= 2
-        finally:
-            os.close(descriptor)
 
 
 def offset_of(path: Path, stamp: bytes) -> int:
     """Where the first line at or after `stamp` begins: a binary search, not a read of the file."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             low, high = 0, os.fstat(file.fileno()).st_size
             while low < high:
                 middle = (low + high) // 2
@@ -83,7 +82,7 @@ def offset_of(path: Path, stamp: bytes) -> int:
 def last_lines(path: Path, count: int = 20, window: int = 2**18) -> list[bytes]:
     """The texts (without stamps) of the last lines, from the last `window` bytes of the file."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - window))
             data = file.read(window)

@@ -14,8 +14,8 @@ from launcher.logs.files import RankFile, attempt_files, check_selection, parse_
 from launcher.logs.follow import Follower
 from launcher.logs.merge import Source
 from launcher.logs.read import TEXT_START, OffsetReader, offset_of
-from launcher.runs.layout import RunDir
-from launcher.runs.time import stamp
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import stamp
 from launcher.spec.base import parse_seconds
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of the ranks in turn; red is left to the programs
@@ -60,8 +60,8 @@ def show_logs(
     keep = _grep(options.grep) if options.grep is not None else None
 
     def files(oldest: int) -> list[list[RankFile]]:
-        attempts = run.attempts() if options.attempt is None else [run.attempt(options.attempt)]
-        return [attempt_files(one, ranks, nodes, streams) for one in attempts if one.number >= oldest]
+        starts = [one for one in run.starts() if options.attempt in (None, one.number)]
+        return [attempt_files(one, ranks, nodes, streams) for one in starts if one.number >= oldest]
 
     def source(file: RankFile) -> Source:
         start = offset_of(file.path, since) if since is not None else 0

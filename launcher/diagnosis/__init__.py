@@ -1,0 +1,1 @@
+"""Find out from a program's output why it ended."""

@@ -1,0 +1,98 @@
+"""Choose the cause among all clues: by what explains the others, not by where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from launcher.diagnosis.clue import CLASS_OF, MEMORY_OF, Clue, Kind, order_of
+from launcher.diagnosis.collector import Collector, pattern_of
+
+if TYPE_CHECKING:
+    from launcher.spec.verdict import Confidence, FailureClass
+
+
+class Candidate(NamedTuple):
+    """A clue, and the rank that printed it. None: nobody knows, such as in a file of several ranks."""
+
+    clue: Clue
+    rank: int | None = None
+    node: int | None = None
+
+
+class Cause(NamedTuple):
+    failure: FailureClass
+    confidence: Confidence
+    found: Candidate
+    others: tuple[tuple[Candidate, str], ...]
+    "What else was seen, each with why it is not the cause; what explains most comes first."
+
+
+def cause_of(
+    candidates: Iterable[Candidate], known: FailureClass | None = None, rank: int | None = None
+) -> Cause | None:
+    """Return the cause; None if there is no candidate.
+
+    What a program survived and what it only warns of counts where there is nothing else. Of the rest, what
+    explains the others goes first; among equals, what a known rank said, then the earliest. Where `rank`
+    wrote down itself that it failed with `known`, the cause is the line of its output that tells the same,
+    or None.
+    """
+    ranked = sorted(candidates, key=_rank)
+    if known is not None:
+        same = [one for one in ranked if one.rank == rank and CLASS_OF[one.clue.kind] == known]
+        ranked = [*same[:1], *(one for one in ranked if one is not same[0])] if same else []
+    if not ranked:
+        return None
+    first = ranked[0]
+    others = tuple((one, _why_not(one, first)) for one in ranked[1:])
+    failure = CLASS_OF[first.clue.kind]
+    if _doubtful(first.clue):
+        # Nothing explains the end: what was survived, or a consequence alone, is only the best guess.
+        failure = "unknown" if first.clue.survived or first.clue.kind == "consequence" else failure
+        return Cause(failure, "guess", first, others)
+    return Cause(failure, "certain" if first.clue.strength == "record" else "likely", first, others)
+
+
+def clue_of_exception(text: str) -> Clue:
+    """Return the clue in an exception's `Type: message`, which the program wrote down itself.
+
+    Of the lines below the first one only memory counts: libraries quote much in them.
+    """
+    first, *rest = text.splitlines() or [""]
+    pattern = pattern_of(first)
+    below = (one for line in rest if (one := pattern_of(line)) is not None and one.kind in MEMORY_OF)
+    found = pattern if pattern is not None and pattern.kind in MEMORY_OF else next(below, pattern)
+    kind = found.kind if found is not None else "exception"
+    return Clue(kind, text, strength="record")
+
+
+def clues_of_text(lines: Iterable[bytes], extra: Sequence[tuple[str, Kind]] = ()) -> list[Clue]:
+    """Return the clues of a whole log. The labels that a collector printed tell its ranks apart."""
+    collector = Collector(extra)
+    for number, line in enumerate(lines, 1):
+        collector.feed("", line.rstrip(b"\r\n") + b"\n", number)
+    return collector.clues()
+
+
+def _doubtful(clue: Clue) -> bool:
+    return clue.survived or clue.strength == "weak" or clue.kind == "consequence"
+
+
+def _rank(one: Candidate) -> tuple[int, int, bool, float, int]:
+    clue = one.clue
+    nameless = one.rank is None and bool(clue.line)  # torchrun prints again what a rank has said
+    level = 3 if clue.survived else 2 if clue.kind == "consequence" else 1 if _doubtful(clue) else 0
+    return level, order_of(clue.kind), nameless, clue.time, clue.line
+
+
+def _why_not(one: Candidate, cause: Candidate) -> str:
+    if one.clue.survived:
+        return "the program went on after it"
+    if one.clue.kind == "consequence":
+        return "follows from another failure"
+    if one.clue.strength == "weak":
+        return "only a warning"
+    if order_of(one.clue.kind) == order_of(cause.clue.kind):
+        return "came later"
+    return f"explained by {CLASS_OF[cause.clue.kind]}"

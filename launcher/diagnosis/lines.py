@@ -1,0 +1,103 @@
+"""What stands before a program's own words: colours, time stamps, log levels, ranks, frames of boxes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\^\[\[[0-9;]*m")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LABEL = re.compile(
+    r"""\s*(?:
+      \[(?:rank\s?\d+|default\d+|(?:node|host|worker|gpu)[-_ ]?\d+|\d{1,4}|\d+,\d+)\]
+      (?:<std(?:out|err)>)?:?[ ]?
+    | \([^()]{0,60}\bpid=\d+[^()]{0,60}\)[ ]?
+    | \((?:node|worker|rank|head)[-_ ]?[\w.-]*\)[ ]?
+    | \d{1,4}:[ ](?=\S|\s{2})
+    | (?:rank|worker|node|gpu)[-_ ]?\d+(?:\.[\w.-]+)?[ ]?(?:\||:)[ ]?
+    | [\w.-]{1,60}-\d{1,4}[ ]+\|[ ]
+    | [\w.-]+/[\w.-]+[ ]\[[\w.-]+\][ ]
+    | (?:\d{1,3}\.){3}\d{1,3}[ ]\[\d+\][ ]?
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_STAMP = re.compile(
+    r"""(?:
+      [\[(|]?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,:]\d+)?(?:Z|[ ]?[+-]\d\d:?\d\d)?(?:[ ]UTC)?[\])|]?
+    | (?:\d\d-\d\d[ ])?[\[(]?\d\d:\d\d:\d\d(?:[.,]\d+)?[\])]?
+    | \w{3}[ ]+\d{1,2}[ ]\d\d:\d\d:\d\d
+    | [IWEF]\d{4}[ ]\d\d:\d\d:\d\d\.\d+[ ]+\d+[ ][\w./-]+:\d+\]
+    | [\[(]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|stdout|stderr)[\])]?(?=[ :|\-\]]|$)
+    | [-|:,](?=[ ])
+    )[ ]*[-|:]?[ ]?""",
+    re.VERBOSE,
+)
+_PLACE = re.compile(r"\[?[\w./-]+\.py:\d+\](?: |$)")
+"Where a logger was called; what follows may be indented."
+_BOX = re.compile(r"^\s*[│┃|][ ](?=\s*\S)|\s*[│┃]\s*$")
+_GROUP = re.compile(r"^\s*\|[ ](?:[ ]{2}\|[ ])*(?=\s*\S)")
+_WARNING = re.compile(r": W \w|\b(?<!NCCL )WARN(?:ING)?\b|\bW\d{4} |\[W\b|\b\w*Warning\b(?!s)")
+_MINOR = re.compile(r"\b(?:INFO|DEBUG)\b")
+_SEVERE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
+_MAX = 2000
+"Characters of a long line that are read, at its begin and at its end."
+
+
+_PIECE = 65_536
+"Bytes of a line of a file that are read at a time; of a longer one the first and the last are kept."
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file in bounded memory: of a line of any length, its begin and its end."""
+    while first := file.readline(_PIECE):
+        last, piece = b"", first
+        while not piece.endswith(b"\n") and (piece := file.readline(_PIECE)):
+            last = (last + piece)[-_PIECE:]
+        yield first + last
+
+
+class Line(NamedTuple):
+    label: str
+    "The rank's name that a collector printed before it; lines of ranks are interleaved."
+    text: str
+    "Without prefixes; indentation is kept."
+    warning: bool
+    "A logger or Python's `warnings` printed it as a warning."
+    minor: bool
+    "A logger printed it as less than a warning."
+    severe: bool
+    "A logger printed it as an error."
+    stamped: bool
+    "It bears a time or a level: a logger wrote it, and loggers write at once."
+
+
+def printable(raw: bytes | str) -> str:
+    """Return a line without colours and control characters."""
+    text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
+    return _CONTROL.sub("", _ANSI.sub("", text))
+
+
+def normalise(raw: bytes | str) -> Line:
+    """Split off what stands before the words of a line."""
+    text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
+    text = printable(text[:_MAX] + text[-_MAX:] if len(text) > 2 * _MAX else text).rstrip()
+    warning, minor, severe, stamped = _WARNING.search(text) is not None, False, False, False
+    if text[:1] in " |+│┃" and text.lstrip()[:1] in ("|", "+", "│", "┃"):
+        text = _BOX.sub("", _BOX.sub("", text)) if "│" in text or "┃" in text else _GROUP.sub("", text)
+    label = ""
+    for _ in range(8):
+        if found := _LABEL.match(text):
+            label += found[0].strip()
+        elif stamped and (found := _PLACE.match(text)):
+            pass
+        else:
+            found = _STAMP.match(text)
+            stamp = found[0] if found else ""
+            minor = minor or _MINOR.search(stamp) is not None
+            severe = severe or _SEVERE.search(stamp) is not None
+            stamped = stamped or any(map(str.isalnum, stamp))
+        if not found or not found[0]:
+            break
+        text = text[found.end() :]
+    return Line(label, text, warning, minor, severe, stamped)
