@@ -18,9 +18,9 @@ from statistics import median
 
 from pydantic import JsonValue, NonNegativeInt, PositiveInt
 
-from launcher.runs.files import replace_json
-from launcher.runs.time import now
-from launcher.runs.versions import version_of
+from launcher.rundir.files import replace_json
+from launcher.rundir.time import now
+from launcher.rundir.versions import version_of
 from launcher.spec.base import Value
 from launcher.spec.cluster import Cluster
 from launcher.spec.drill import BUDGET, parse_budget

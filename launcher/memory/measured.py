@@ -6,9 +6,9 @@ import json
 from typing import Any, NamedTuple
 
 from launcher.memory.ledger import Entry, Family, capacity_of, minor
-from launcher.runs.downgrades import changes_within, ran_out, recipe_in_force
-from launcher.runs.files import read_record
-from launcher.runs.layout import AttemptDir, RunDir
+from launcher.rundir.downgrades import changes_within, ran_out, recipe_in_force
+from launcher.rundir.files import open_regular, read_record
+from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.cluster import Cluster
 from launcher.spec.drill import DRILLS
 from launcher.spec.job import Job
@@ -62,7 +62,7 @@ def _held(attempt: AttemptDir, after: int) -> Held | None:
     peaks: dict[str, int] = {}
     reserved, retries = 0, 0
     for path in (attempt.path / "memory").glob("rank-*.jsonl"):
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             lines = [line for line in map(_line, file.read(HEAD).splitlines()) if "peak" in line]
         lines = [line for line in lines if line["step"] > after]
         for index, line in enumerate(lines):

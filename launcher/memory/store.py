@@ -17,8 +17,8 @@ from typing import Any
 from launcher.memory.peaks import Like
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.trace import Law, Storage, Trace, Work
-from launcher.runs.files import read_json, replace_text
-from launcher.runs.versions import version_of
+from launcher.rundir.files import read_json, replace_text
+from launcher.rundir.versions import version_of
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARIES = ("torch", "transformers")

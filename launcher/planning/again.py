@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.planning.plan import Plan
-from launcher.runs.downgrades import CHANGES
+from launcher.rundir.downgrades import CHANGES
 from launcher.spec.recipe import Recipe
 
 Changes = Mapping[str, tuple[Any, Any]]

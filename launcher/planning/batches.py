@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules
 
@@ -19,16 +21,14 @@ def ladder(recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
     return tuple(rungs)
 
 
-def micro_batches(recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
-    """`recipe` and what takes less with fewer samples at once, in falling order: every divisor."""
+def finely(recipe: Recipe, rungs: Sequence[Recipe]) -> tuple[Recipe, ...]:
+    """`recipe` and the `rungs` below it, with every divisor of the batch between their micro-batches."""
     found = [recipe]
-    if recipe.sharding in SHARDED and setting.entrypoint and recipe.grad_sync == "last":
-        recipe = recipe.model_copy(update={"grad_sync": "each"})
-        if recipe.grad_accum > 1:
-            found.append(recipe)
-    sizes = range(recipe.micro_batch_size - 1, 0, -1)
-    smaller = (with_micro_batch(recipe, size) for size in sizes if _per_rank(recipe) % size == 0)
-    return (*found, *(one for one in smaller if not broken_rules(one, setting)))
+    for rung in rungs:
+        sizes = range(found[-1].micro_batch_size - 1, rung.micro_batch_size, -1)
+        found += [with_micro_batch(rung, size) for size in sizes if _per_rank(rung) % size == 0]
+        found.append(rung)
+    return tuple(found)
 
 
 def with_micro_batch(recipe: Recipe, size: int) -> Recipe:
@@ -41,24 +41,32 @@ def _per_rank(recipe: Recipe) -> int:
 
 
 def one_lower(recipe: Recipe, setting: Setting) -> Recipe | None:
-    """The next of the ladder; None at its end.
+    """The next rung of `ladder`; None at its end.
 
-    Under FSDP `grad_sync: last` is given up before: more micro-batches would bring whole gradients. Under
-    DDP, where it is one copy of the gradients more but much less traffic, it is given up last.
+    `grad_sync: last` is given up before the micro-batch under FSDP, where more micro-batches would bring
+    whole gradients, and where the micro-batch is to be kept. Otherwise DDP gives it up at the end: it costs
+    one more copy of the gradients and saves much traffic.
     """
-    if not setting.entrypoint or recipe.grad_sync == "each":
-        return smaller_micro_batch(recipe, setting)
-    each = recipe.model_copy(update={"grad_sync": "each"})
-    if recipe.sharding in SHARDED:
-        return each if recipe.grad_accum > 1 else smaller_micro_batch(each, setting)
     smaller = smaller_micro_batch(recipe, setting)
-    return each if smaller is None and recipe.sharding == "ddp" and recipe.grad_accum > 1 else smaller
+    if not setting.entrypoint or recipe.grad_sync == "each" or recipe.sharding == "none":
+        return smaller
+    each = recipe.model_copy(update={"grad_sync": "each"})
+    if recipe.sharding in SHARDED or setting.keeps_micro_batch:
+        return each if recipe.grad_accum > 1 else smaller_micro_batch(each, setting)
+    return each if smaller is None and recipe.grad_accum > 1 else smaller
 
 
 def smaller_micro_batch(recipe: Recipe, setting: Setting) -> Recipe | None:
-    """Half the micro-batch, or the largest divisor below: micro-batch x accumulation stays exact."""
-    for size in range(recipe.micro_batch_size // 2, 0, -1):
+    """Half the micro-batch, or the largest valid divisor below; micro-batch x accumulation stays exact.
+
+    Where all of those are too small, the smallest valid one above them. None where it may not be lowered.
+    """
+    if setting.micro_batch_stays is not None:
+        return None
+    half = recipe.micro_batch_size // 2
+    for size in (*range(half, 0, -1), *range(half + 1, recipe.micro_batch_size)):
         if _per_rank(recipe) % size == 0:
             smaller = with_micro_batch(recipe, size)
-            return None if broken_rules(smaller, setting) else smaller
+            if not broken_rules(smaller, setting):
+                return smaller
     return None

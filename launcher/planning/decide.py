@@ -56,10 +56,14 @@ class Decider:
         about = source.about()
         self.notes: list[str] = []
         if about.batch_norm and not job.model.batch_norm:
-            job = job.model_copy(update={"model": job.model.model_copy(update={"batch_norm": True})})
             self.notes.append(
                 "the model has BatchNorm: no micro-batch below 2 (write model.batch_norm: true)"
             )
+        if about.couples_samples and not job.model.couples_samples:
+            self.notes.append(
+                "the loss couples samples: the micro-batch shrinks last (write model.couples_samples: true)"
+            )
+        job = job.with_model(batch_norm=about.batch_norm, couples_samples=about.couples_samples)
         self.job, self.cluster, self.about = job, cluster, about
         plan = make_plan(job, cluster)
         self.layout = plan.layout
@@ -136,7 +140,10 @@ class Decider:
 
     def _begun(self, chosen: Candidate, reason: str) -> tuple[Candidate, tuple[Recipe, ...], str]:
         """What a run begins with, what it tries again, and why: fewer samples at once where an earlier run
-        ran out of memory under the chosen recipe."""
+        ran out of memory under the chosen recipe. Not where the micro-batch stays, or is lowered last."""
+        setting = self.layout.setting(self.job)
+        if setting.keeps_micro_batch or setting.micro_batch_stays is not None:
+            return chosen, (), reason
         most = chosen.recipe.micro_batch_size
         sizes = [one for one in self.space().sizes(chosen.recipe) if one.micro_batch_size <= most][::-1]
         lower = begin(sizes, self._known, self.layout.ranks, self.room.card)

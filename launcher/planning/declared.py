@@ -25,11 +25,17 @@ class DeclaredParams:
     embeddings, which 8-bit optimizers keep in 32 bit.
     """
 
-    def __init__(self, params: int, *, batch_norm: bool = False) -> None:
-        self.params, self.batch_norm = params, batch_norm
+    def __init__(self, params: int, *, batch_norm: bool = False, couples_samples: bool = False) -> None:
+        self.params, self.batch_norm, self.couples_samples = params, batch_norm, couples_samples
 
     def about(self, args: Args | None = None) -> About:
-        return About(on_meta=True, loss_chunks=False, batch_norm=self.batch_norm, tokens_per_sample=None)
+        return About(
+            on_meta=True,
+            loss_chunks=False,
+            batch_norm=self.batch_norm,
+            tokens_per_sample=None,
+            couples_samples=self.couples_samples,
+        )
 
     def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes:
         rows = math.ceil(self.params / ROW)

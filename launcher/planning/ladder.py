@@ -49,7 +49,7 @@ def ladder_of(
     Every rung needs less of the GPU than the one above and fits the host. `knobs`: arguments of the task with
     their values in falling order, the job's own first, such as `{"max_frames": [100, 75, 50]}`. They change
     what is learnt, so they come after everything that does not; so does a smaller micro-batch, for a model
-    with BatchNorm.
+    with BatchNorm and for a loss that couples samples.
     """
     rungs: list[Rung] = []
     left_out: dict[str, str] = {}
@@ -76,7 +76,7 @@ def _kinds_of_change(recipe: Recipe, space: Space) -> Iterator[list[Recipe]]:
     same = [one for one in space.below(recipe) if can_go_on(one, recipe, space.setting)]
     if recipe.grad_sync == "last" and "grad_sync" not in space.axes:
         same += [recipe.model_copy(update={"grad_sync": "each"})]
-    yield from (same, fewer) if space.setting.batch_norm else ([*same, *fewer],)
+    yield from (same, fewer) if space.setting.keeps_micro_batch else ([*same, *fewer],)
 
 
 def _turned(

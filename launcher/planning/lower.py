@@ -1,20 +1,30 @@
-"""What to try when memory ran out: the next rung, or why there is none."""
+"""What to try when memory ran out: the rungs below a recipe, and why one of them is passed over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.planning.batches import WITHIN_A_RUN, one_lower, with_micro_batch
+from launcher.planning.batches import WITHIN_A_RUN, ladder, one_lower, with_micro_batch
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.spec.rules import Setting, as_yaml, broken_rules
+from launcher.spec.rules import Setting, as_yaml, broken_rules, changes_line
 from launcher.spec.verdict import Verdict
 
 STATES_ALONE = frozenset({"init", "optimizer", "checkpoint"})
 """Phases with no activations, that of loading a checkpoint included: what does not fit are parameters and
 optimizer states, whatever the micro-batch."""
 
-_BATCH = ("micro_batch_size", "grad_accum", "grad_sync")
+COUPLED = "the loss couples samples: with a smaller micro-batch the objective may have changed"
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A rung of the plan that is not taken, and why."""
+
+    rung: Recipe
+    why: str
+    restart: str = ""
+    "What it changes that takes a restart, where the run tries it in no form."
 
 
 @dataclass(frozen=True)
@@ -23,102 +33,194 @@ class Lowered:
 
     recipe: Recipe | None
     reason: str
+    excluded: tuple[Excluded, ...] = ()
+    "The plan's rungs that are passed over on the way to `recipe`; without one, all that are left."
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """A line for each change with a restart that is not tried."""
+        return tuple(dict.fromkeys(f"{one.restart} ({one.why})" for one in self.excluded if one.restart))
+
+
+def within_a_run(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = ()) -> tuple[Recipe, ...]:
+    """Every rung below `recipe` that needs no restart, the next one first.
+
+    These are the plan's rungs, as far as they change WITHIN_A_RUN, and then those of `ladder`. Where a
+    smaller micro-batch changes what is learnt, they end before it as long as a restart can keep it.
+    """
+    found, below = [recipe], _below(recipe, planned)
+
+    def follow(*, keep: bool) -> None:
+        for rung in below:
+            lower = _like(recipe, _with_less(rung, found[-1], keep=keep))
+            if lower != found[-1] and not broken_rules(lower, setting):
+                found.append(lower)
+
+    if _keeps(setting):
+        follow(keep=True)
+        found += _of_same_size(found[-1], setting)
+        others = (_like(rung, recipe) for rung in below if _built(rung) != _built(recipe))
+        if setting.micro_batch_stays is not None or any(not broken_rules(one, setting) for one in others):
+            return tuple(found[1:])
+    follow(keep=False)
+    return (*found[1:], *ladder(found[-1], setting))
+
+
+def why_none_within(recipe: Recipe, setting: Setting) -> str:
+    """Why `within_a_run` has nothing below `recipe`."""
+    if recipe.micro_batch_size > setting.least_micro_batch and _keeps(setting):
+        what = "a model with BatchNorm" if setting.batch_norm else "a loss that couples samples"
+        first = f"{what} gives up first what else the plan has, which takes a restart"
+        return setting.micro_batch_stays or first
+    return "nothing is left to give up without a restart"
 
 
 def lower(recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[Recipe] = ()) -> Lowered:
-    """The rung that fits the failure: of `planned` (the plan's recipe and its ladder), else a smaller
-    micro-batch.
+    """The rung that fits the failure: of `planned` (the plan's recipe and its ladder), else of `ladder`.
 
     A smaller micro-batch shrinks activations only. States that do not fit, or a full host while the
-    activations are on a GPU, would meet the same end again, more slowly. In the probe every micro-batch has
-    been tried: it finds the largest again under whatever else changes.
+    activations are on a GPU, would meet the same end again, more slowly. A probe that ran out of memory has
+    tried all of `within_a_run`; the next one does so again under whatever else changes.
     """
-    in_vain = verdict.phase in STATES_ALONE or verdict.phase == "probe"
-    for rung in _below(recipe, planned, tried=in_vain):
-        if in_vain:
-            rung = rung.model_copy(update={name: getattr(recipe, name) for name in _BATCH})
-        if _helps(rung, recipe, verdict, setting) and not broken_rules(rung, setting):
-            return Lowered(rung, words_of(rung, recipe, setting))
-    if verdict.failure == "host-oom" and setting.gpus_per_node > 0:
-        return Lowered(
-            None, "host memory ran out, which a smaller micro-batch on the GPU does not help: "
+    passed: dict[Recipe, Excluded] = {}
+    for rung, made in _candidates(recipe, verdict, setting, planned):
+        if made != recipe:
+            why = _why_not(made, recipe, verdict, setting)
+        else:
+            why = _why_no_change(rung, recipe, verdict, setting, planned)
+        if why is not None:
+            passed[rung] = Excluded(rung, why, changes_line(_like(rung, recipe), recipe))
+            continue
+        passed.pop(rung, None)
+        if made != rung:
+            passed[rung] = Excluded(rung, f"tried after other changes: {changes_line(made, rung)}")
+        return Lowered(made, words_of(made, recipe, setting), tuple(passed.values()))
+    smaller = one_lower(recipe, setting)
+    if smaller is not None and not _in_vain(verdict) and not _full_host_of_gpus(verdict, setting):
+        return Lowered(smaller, words_of(smaller, recipe, setting), tuple(passed.values()))
+    nothing = Lowered(None, _why_nothing(recipe, verdict, setting), tuple(passed.values()))
+    told = "; left out: ".join(filter(None, (nothing.reason, "; ".join(nothing.left_out))))
+    return Lowered(None, told, nothing.excluded)
+
+
+def _candidates(
+    recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[Recipe]
+) -> Iterator[tuple[Recipe, Recipe]]:
+    """The plan's rungs below, each with what the run would take for it: it takes nothing back of what it has
+    given up at `recipe`."""
+    below = _below(recipe, planned)
+    if _in_vain(verdict):
+        yield from ((rung, _like(rung, recipe)) for rung in below)
+        return
+    if _keeps(setting):
+        yield from ((rung, _with_less(rung, recipe, keep=True)) for rung in below)
+        yield from ((one, one) for one in _of_same_size(recipe, setting))
+    if setting.micro_batch_stays is None:
+        yield from ((rung, _with_less(rung, recipe)) for rung in below)
+
+
+def _why_no_change(
+    rung: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[Recipe]
+) -> str:
+    """Why a rung is passed over of which nothing is left to change."""
+    tried = [recipe]
+    if verdict.phase in STATES_ALONE:
+        return f"changes nothing that is in memory in {verdict.phase}"
+    if _in_vain(verdict):
+        tried += within_a_run(recipe, setting, planned)
+    if any(_with_less(rung, one) == one for one in tried):
+        return "needs no less than what ran out of memory"
+    return setting.micro_batch_stays or "a smaller micro-batch comes after everything else"
+
+
+def _why_not(made: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> str | None:
+    """Why `made` is of no use; None where it is. Of the GPU as a whole every rung below needs less."""
+    if broken := broken_rules(made, setting):
+        return broken[0].rule.reason
+    if _full_host_of_gpus(verdict, setting):
+        relieved = recipe.activations == "offload" != made.activations and made.offload == recipe.offload
+        return None if relieved else "takes nothing off the host"
+    if verdict.failure == "host-oom" and _moves_more_to_host(made, recipe):
+        return "moves more to the host, whose memory ran out"
+    if verdict.phase not in STATES_ALONE or shards_of(made, setting) > shards_of(recipe, setting):
+        return None
+    if verdict.phase == "init":  # parameters alone: states come with the first step
+        return None if made.offload == "cpu" != recipe.offload else "needs as much for the parameters"
+    fewer = made.offload != recipe.offload or made.optimizer != recipe.optimizer
+    return None if fewer else "needs as much for parameters and optimizer states"
+
+
+def _why_nothing(recipe: Recipe, verdict: Verdict, setting: Setting) -> str:
+    """Why the run ends at `recipe`."""
+    if _full_host_of_gpus(verdict, setting):
+        return (
+            "host memory ran out, which a smaller micro-batch on the GPU does not help: "
             "ask for more memory_per_node, fewer DataLoader workers, or less offload"
-        )  # fmt: skip
+        )
     if verdict.phase in STATES_ALONE:
         place = "the optimizer step" if verdict.phase == "optimizer" else verdict.phase
         cure = less_for_states(verdict)
-        return Lowered(None, f"memory ran out in {place}, where a smaller micro-batch does not help: {cure}")
-    if verdict.phase == "probe":
-        return Lowered(None, "no micro-batch fits, and the plan has nothing else to give up")
-    smaller = one_lower(recipe, setting)
-    if smaller is None:
-        least = 2 if setting.batch_norm else 1
-        return Lowered(
-            None, f"the micro-batch is {recipe.micro_batch_size} already, the least here is {least}"
-        )
-    return Lowered(smaller, words_of(smaller, recipe, setting))
+        return f"memory ran out in {place}, where a smaller micro-batch does not help: {cure}"
+    size, least = recipe.micro_batch_size, setting.least_micro_batch
+    if setting.micro_batch_stays is not None and size > least:
+        return f"micro-batch {size} does not fit with all else given up, and {setting.micro_batch_stays}"
+    if _in_vain(verdict):
+        return "no micro-batch fits, and the plan has nothing else to give up"
+    return f"the micro-batch is {size} already, the least here is {least}"
 
 
-def lower_within(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = ()) -> Recipe | None:
-    """What a run that ran out of memory in forward or backward goes on with, without a restart: the plan's
-    next rung where that changes nothing that is built, else a smaller micro-batch. None at their end, and for
-    BatchNorm, whose statistics it changes, while the plan has anything else to give up."""
-    below = _below(recipe, planned)
-    for rung in below[:1]:
-        if rung.changes_from(recipe).keys() <= WITHIN_A_RUN and not broken_rules(rung, setting):
-            return rung
-    if setting.batch_norm and any(rung.micro_batch_size == recipe.micro_batch_size for rung in below):
-        return None
-    return one_lower(recipe, setting)
+def _below(recipe: Recipe, planned: Sequence[Recipe]) -> list[Recipe]:
+    """The plan's rungs that a run at `recipe` has not left behind; `recipe` itself may be none of them.
+
+    What takes a restart is given up in the order of the plan and does not come back.
+    """
+    order = list(dict.fromkeys(map(_built, planned)))
+    if (mine := _built(recipe)) not in order:
+        return []
+    places = {rung: order.index(_built(rung)) for rung in planned if rung != recipe}
+    return sorted((rung for rung in places if places[rung] >= order.index(mine)), key=places.__getitem__)
 
 
-def keeps_micro_batch(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = ()) -> bool:
-    """Whether a model with BatchNorm for which `recipe` is too large has a rung with the same micro-batch:
-    one for `lower` after a failure in the probe, which takes a restart."""
-    below = _below(recipe, planned, tried=True)
-    return setting.batch_norm and any(
-        rung.micro_batch_size == recipe.micro_batch_size and not broken_rules(rung, setting) for rung in below
-    )
+def _built(recipe: Recipe) -> Recipe:
+    """The same for all recipes among which a run can change without a restart."""
+    least = {"micro_batch_size": 1, "grad_accum": 1, "grad_sync": "each", "loss_chunks": 1}
+    return recipe.model_copy(update=least)
 
 
-def _below(recipe: Recipe, planned: Sequence[Recipe], *, tried: bool = False) -> Sequence[Recipe]:
-    """The plan's rungs below `recipe`, which may have left the ladder for micro-batches of its own: then
-    nothing comes back that it has given up. `tried`: no micro-batch of it will do, so those with something
-    else changed."""
+def _like(recipe: Recipe, other: Recipe) -> Recipe:
+    """`recipe`, with WITHIN_A_RUN of `other`."""
+    return recipe.model_copy(update={name: getattr(other, name) for name in WITHIN_A_RUN})
+
+
+def _with_less(rung: Recipe, recipe: Recipe, *, keep: bool = False) -> Recipe:
+    """`rung`, with no more of WITHIN_A_RUN than `recipe` has; `keep` its micro-batch."""
     size = recipe.micro_batch_size
-    alike = [at for at, rung in enumerate(planned) if rung.changes_from(recipe).keys() <= WITHIN_A_RUN]
-    if not alike:
-        return ()
-    if tried:
-        return planned[alike[-1] + 1 :]
-    if recipe in planned:
-        return planned[planned.index(recipe) + 1 :]
-    above = [at for at in alike if planned[at].micro_batch_size >= size]
-    below = planned[above[-1] + 1 :] if above else planned[alike[0] :]
-    return [lower for rung in below if (lower := _with_less_of(rung, recipe)) != recipe]
-
-
-def _with_less_of(rung: Recipe, recipe: Recipe) -> Recipe:
-    """`rung`, with no more of WITHIN_A_RUN than `recipe` has."""
-    smaller = with_micro_batch(rung, min(recipe.micro_batch_size, rung.micro_batch_size))
-    each = "each" if "each" in (recipe.grad_sync, rung.grad_sync) else "last"
+    smaller = with_micro_batch(rung, size if keep else min(size, rung.micro_batch_size))
+    # With one micro-batch in a step gradients are reduced once, either way.
+    gives_up = rung.grad_sync == "each" and smaller.grad_accum > 1
+    each = "each" if recipe.grad_sync == "each" or gives_up else "last"
     chunks = max(recipe.loss_chunks, rung.loss_chunks)
     return smaller.model_copy(update={"grad_sync": each, "loss_chunks": chunks})
 
 
-def _helps(rung: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> bool:
-    """Whether it needs less of what ran out. Of the GPU as a whole every rung below needs less."""
-    if verdict.failure == "host-oom" and setting.gpus_per_node > 0:
-        return recipe.activations == "offload" != rung.activations and rung.offload == recipe.offload
-    if verdict.failure == "host-oom" and _moves_more_to_host(rung, recipe):
-        return False
-    if verdict.phase not in STATES_ALONE:
-        return True
-    if shards_of(rung, setting) > shards_of(recipe, setting):
-        return True
-    if verdict.phase == "init":  # parameters alone: states come with the first step
-        return rung.offload == "cpu" != recipe.offload
-    return rung.offload != recipe.offload or rung.optimizer != recipe.optimizer
+def _keeps(setting: Setting) -> bool:
+    """Whether everything else is given up before the micro-batch, or it never is."""
+    return setting.keeps_micro_batch or setting.micro_batch_stays is not None
+
+
+def _of_same_size(recipe: Recipe, setting: Setting) -> list[Recipe]:
+    """The rungs of `ladder` with the micro-batch of `recipe`."""
+    return [one for one in ladder(recipe, setting) if one.micro_batch_size == recipe.micro_batch_size]
+
+
+def _in_vain(verdict: Verdict) -> bool:
+    """Whether nothing helps that could change within a run: it was tried, or it is not in memory."""
+    probed = verdict.phase == "probe" and verdict.failure == "gpu-oom"
+    return probed or verdict.phase in STATES_ALONE
+
+
+def _full_host_of_gpus(verdict: Verdict, setting: Setting) -> bool:
+    return verdict.failure == "host-oom" and setting.gpus_per_node > 0
 
 
 def less_for_states(verdict: Verdict) -> str:
@@ -151,6 +253,8 @@ def words_of(new: Recipe, old: Recipe, setting: Setting) -> str:
             f"{old.grad_accum} -> {new.grad_accum}; the global batch stays "
             f"{new.micro_batch_size * new.grad_accum * setting.ranks}"
         )
+        if setting.couples_samples and new.micro_batch_size < old.micro_batch_size:
+            parts[0] += f"; {COUPLED}"
     if changes.pop("grad_sync", None):
         parts.append("grad_sync last -> each: no rank keeps whole gradients until the last micro-batch")
     parts += [f"{name} {as_yaml(was)} -> {as_yaml(is_now)}" for name, (was, is_now) in changes.items()]

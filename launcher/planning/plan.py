@@ -7,8 +7,9 @@ from launcher.memory.states import Ranks
 from launcher.planning.batches import ladder
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
+from launcher.spec.command import environment_name, seen_as
 from launcher.spec.drill import BUDGET, DRILLS, env_problems
-from launcher.spec.errors import Problem, SpecError
+from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules, changes_line, nearest_valid
@@ -35,8 +36,11 @@ class Layout(Value):
             self.nodes,
             self.gpus_per_node,
             job.model.batch_norm,
+            job.model.couples_samples,
             nvme_dir=job.train.nvme_dir is not None,
             entrypoint=job.task is not None,
+            micro_batch_fixed=job.recipe.micro_batch_size is not None,
+            lower_micro_batch=job.retries.lower_micro_batch,
         )
 
 
@@ -65,7 +69,7 @@ class Plan(Value):
     "Predicted, where the model and the hardware are known."
 
 
-class PlanRefusedError(SpecError):
+class PlanRefusedError(SpecError, RefusedError):
     """The job cannot run on this cluster as it is written."""
 
 
@@ -211,15 +215,19 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
 
 
 def _ladder(job: Job, recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
-    """Smaller micro-batches, and below them the host's memory, unless the job says what is offloaded. On a
-    CPU only where a budget or a drill pretends that there are two memories."""
+    """Smaller micro-batches, and below them the host's memory, unless the job says what is offloaded; the
+    other way round where a smaller micro-batch changes what is learnt. The host's memory on a CPU only where
+    a budget or a drill pretends that there are two."""
     rungs = ladder(recipe, setting)
     two_memories = setting.gpus_per_node > 0 or not PRETENDED.isdisjoint(job.env)
     if job.task is None or job.recipe.offload is not None or not two_memories:
         return rungs
     offload = "cpu" if recipe.sharding in SHARDED else "cpu-optimizer"
-    last = (recipe, *rungs)[-1].model_copy(update={"offload": offload})
-    return rungs if broken_rules(last, setting) else (*rungs, last)
+    above = [one for one in rungs if one.micro_batch_size == recipe.micro_batch_size]
+    if not setting.keeps_micro_batch:
+        above = list(rungs)
+    moved = (recipe, *above)[-1].model_copy(update={"offload": offload})
+    return rungs if broken_rules(moved, setting) else (*above, moved, *ladder(moved, setting))
 
 
 def _warnings(job: Job) -> tuple[str, ...]:
@@ -236,6 +244,16 @@ def _warnings(job: Job) -> tuple[str, ...]:
         )
     if job.command and "{checkpoint_dir}" not in command:
         warnings.append("the command does not use {checkpoint_dir}: a restart begins from the start")
+    nothing, environment = job.unread()
+    if nothing:
+        warnings.append(
+            f"nothing reads {', '.join(nothing)}: with `command:`, the script or its arguments decide that"
+        )
+    if environment:
+        names = ", ".join(f"${environment_name(str(seen_as(field)))}" for field in environment)
+        warnings.append(
+            f"the command has no placeholder for {', '.join(environment)}: it finds the value as {names} only"
+        )
     if job.resources.time:
         warnings.append(f"time limit {format_duration(job.resources.time)} for one submission")
     return tuple(warnings)

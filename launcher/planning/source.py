@@ -30,6 +30,8 @@ class About(NamedTuple):
     "That it trains on; None when no tensor of it is a row of integers."
     blocks: bool = True
     "It names blocks, which recomputation and offload of activations work by."
+    couples_samples: bool = False
+    "The loss of one sample depends on the other samples of its micro-batch."
 
 
 class Source(Protocol):

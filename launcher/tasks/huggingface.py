@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,6 +20,11 @@ from launcher.train.optimizers.state import local
 from launcher.train.task import Split, Task, TaskError
 
 IGNORED = -100
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model"),
+    *("sentencepiece.bpe.model", "vocab.json", "vocab.txt"),
+)
+"A directory with one of them has a tokenizer."
 
 
 class CausalLM(Task):
@@ -44,7 +50,7 @@ class CausalLM(Task):
         held_out: float = 0.1,
     ) -> None:
         check_counts(context=context)
-        self.config, self.context = _config(path), context
+        self.path, self.config, self.context = path, _config(path), context
         longest = getattr(self.config, "max_position_embeddings", None)
         if longest is not None and context > longest:
             raise TaskError(f"context: {context} is more than the {longest} positions of {path}")
@@ -97,6 +103,17 @@ class CausalLM(Task):
             logits.flatten(0, -2), targets, reduction="sum", ignore_index=IGNORED
         )
         return total, (targets != IGNORED).sum()
+
+    def export_files(self, folder: Path) -> None:
+        """Write the configs, and the tokenizer: that of `tokenizer`, for token files that of `path`."""
+        self.config.save_pretrained(folder)
+        if (generation := Path(self.path) / "generation_config.json").is_file():
+            shutil.copyfile(generation, folder / generation.name)
+        tokenizer = self.text.tokenizer_path or (self.path if self.text.data_are_tokens else None)
+        if tokenizer is not None and any((Path(tokenizer) / name).is_file() for name in TOKENIZER_FILES):
+            from transformers import AutoTokenizer
+
+            AutoTokenizer.from_pretrained(tokenizer, local_files_only=True).save_pretrained(folder)
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """The modules that the model's authors say must not be split, else the children of ModuleLists."""

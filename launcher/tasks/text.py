@@ -106,18 +106,27 @@ class Text:
         """Raises TaskError."""
         return Windows(self._files, context, vocabulary, self.held_out, split)
 
+    @property
+    def data_are_tokens(self) -> bool:
+        """Whether the data need no tokenizer."""
+        return self.data is not None and all(_is_tokens(path) for path in _matching(self.data))
+
     @cached_property
     def _files(self) -> list[TokenFile]:
         if self.data is None:
             text = documentation().decode()
             return [TokenFile("pydoc_data.topics", np.asarray(self.tokenizer.encode(text)))]
         paths = _matching(self.data)
-        encoded = [path.suffix in (".npy", ".bin") for path in paths]
+        encoded = [_is_tokens(path) for path in paths]
         if all(encoded):
             return [open_tokens(path, self.dtype) for path in paths]
         if any(encoded):
             raise TaskError(f"data: {self.data} matches files of token ids and of text; give one kind")
         return [encoded_copy(paths, self.field, self.tokenizer)]
+
+
+def _is_tokens(path: Path) -> bool:
+    return path.suffix in (".npy", ".bin")
 
 
 def _matching(pattern: str) -> list[Path]:

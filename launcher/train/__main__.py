@@ -9,11 +9,25 @@ import gc
 # makes each later look longer, and copies memory that DataLoader workers share.
 gc.disable()
 
-import atexit
 import os
+import signal
+import time
+
+BEGAN = time.monotonic()
+
+if "LAUNCHER_SUPERVISED" in os.environ:
+    # Slurm and others send it to every process of a run; the supervisor asks by a file. A handler, since
+    # programs that this process starts do not inherit it.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+import atexit
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import NoReturn
 
+from launcher.rundir.layout import ONLY_SAVE
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import open_budget
 from launcher.train.drill import read_drills
@@ -22,8 +36,9 @@ from launcher.train.feed import open_feed
 from launcher.train.loop import Trainer
 from launcher.train.metrics.snapshot import watch_out_of_memory
 from launcher.train.metrics.trackers import check_trackers
-from launcher.train.rank import Place, join_ranks, this_place, this_rank
+from launcher.train.rank import Place, Rank, join_ranks, this_place, this_rank
 from launcher.train.recovery.restart import Restart
+from launcher.train.recovery.save import save_handover
 from launcher.train.where import Where
 
 gc.freeze()
@@ -52,11 +67,13 @@ class Failing:
 def _train(failing: Failing) -> None:
     place, where, closing = failing.place, failing.where, failing.closing
     rank = this_rank(place)
+    if os.environ.get(ONLY_SAVE):
+        _save(rank, where)
     check_trackers(rank.job.train.trackers)
     feed = open_feed(rank, where)
     join_ranks(rank)
     if "LAUNCHER_SUPERVISED" in os.environ:  # started by hand there is no next attempt
-        failing.restart = Restart(rank)
+        failing.restart = Restart(rank, BEGAN)
     drills = read_drills(rank, where)
     with open_budget(rank.device, where, drills) as budget:
         watch_out_of_memory(rank, budget, where)
@@ -72,6 +89,14 @@ def _train(failing: Failing) -> None:
         # Every rank has passed the barrier behind the last checkpoint. After a request to stop they leave
         # all at once: torchrun ends those that are still there when the first one has left.
         leave(0 if finished else EXIT_STOPPED)
+
+
+def _save(rank: Rank, where: Where) -> NoReturn:
+    """Write what the attempt left in shared memory as a checkpoint, instead of training."""
+    join_ranks(rank)
+    with open_budget(rank.device, where) as budget:
+        save_handover(rank, where, budget)
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,19 @@ def untouched_statistics(module: nn.Module) -> Iterator[None]:
             norm._buffers.update(buffers)
 
 
+@contextmanager
+def batch_norms_in_evaluation(module: nn.Module) -> Iterator[None]:
+    """They normalise with their running statistics and leave them as they are."""
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
+    for norm in norms:
+        norm.training = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
+
+
 def check_batch_norm(model: nn.Module, rank: Rank) -> bool:
     """True when the model has BatchNorm that the job file does not declare. Raises SetupError for a recipe
     that cannot train it: the planner, which does not see the model, could not."""

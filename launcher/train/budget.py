@@ -2,7 +2,8 @@
 
 `TRAIN_MEMORY_BUDGET=64MiB` counts every storage that an operator returns, from its birth to its death:
 parameters, gradients, activations, optimizer states, FSDP's gathered parameters. Not counted: scratch inside
-a kernel and gloo's own staging. On a GPU the same variable caps PyTorch's allocator.
+a kernel, gloo's own staging, and what a GPU run keeps in host memory (`host_side`, `to_host`). On a GPU the
+same variable caps PyTorch's allocator.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ class Budget(Protocol):
     def __exit__(self, *error: Any) -> Any: ...
 
     def host_side(self) -> Any:
-        """A context in which nothing is counted: what a GPU run keeps in host memory."""
+        """A context in which tensors are made that a GPU run keeps in host memory: they are never counted."""
 
     def track(self, tree: Any) -> None:
         """Count the tensors in `tree`, made elsewhere: a batch that arrives on the device."""
+
+    def to_host(self, tree: Any) -> None:
+        """Count the tensors in `tree` no more: on a GPU they would be in host memory from here on."""
 
     def report(self) -> str | None:
         """One line about the peak."""
@@ -59,6 +63,9 @@ class Unlimited:
         yield
 
     def track(self, tree: Any) -> None:
+        pass
+
+    def to_host(self, tree: Any) -> None:
         pass
 
     def report(self) -> str | None:
@@ -102,6 +109,8 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._earlier_peak = self._peak = 0
         self._counting = True
         self._storages: dict[int, Held] = {}  # by address
+        self._on_host: dict[int, weakref.ref[Any]] = {}
+        "Storages that do not count, by address."
         self._recording = False
         self._at_peak: tuple[Held, ...] = ()
         self._resize = torch.UntypedStorage.resize_
@@ -121,26 +130,33 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         # DTensor computes output shapes on fake tensors of the global size: they hold no memory.
         # A split makes none; of something that is not in the books it is gloo's, cutting its staging buffer.
-        if self._counting and func is not aten.split.Tensor and active_fake_mode() is None:
+        if func is not aten.split.Tensor and active_fake_mode() is None:
             if isinstance(out, torch.Tensor):
-                self._count(out)
+                self._see(out)
             elif out is not None:
-                self.track(out)
+                for tensor in _tensors(out):
+                    self._see(tensor)
         return out
 
     @contextmanager
     def host_side(self) -> Iterator[None]:
-        self._counting = False
+        before, self._counting = self._counting, False
         try:
             yield
         finally:
-            self._counting = True
+            self._counting = before
 
     def track(self, tree: Any) -> None:
-        for leaf in tree_leaves(tree):
-            if isinstance(leaf, torch.Tensor):
-                local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
-                self._count(local)
+        for tensor in _tensors(tree):
+            self._on_host.pop(tensor.untyped_storage()._cdata, None)
+            self._count(tensor)
+
+    def to_host(self, tree: Any) -> None:
+        for tensor in _tensors(tree):
+            storage = tensor.untyped_storage()
+            known = self._storages.pop(storage._cdata, None)
+            self.live -= known.size if known is not None else 0
+            self._forget(storage)
 
     @property
     def peak(self) -> int:
@@ -174,13 +190,28 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         return f"memory budget: peak {self.peak / MIB:.1f} MiB of {self.limit / MIB:.1f} MiB"
 
+    def _see(self, tensor: torch.Tensor) -> None:
+        """An operator has returned it."""
+        if tensor.device.type != self.device.type:
+            return
+        if self._counting:
+            self._count(tensor)
+        elif (storage := tensor.untyped_storage())._cdata not in self._storages:
+            self._forget(storage)
+
+    def _forget(self, storage: torch.UntypedStorage) -> None:
+        """It does not count as long as it lives."""
+        address = storage._cdata
+        if address not in self._on_host:
+            self._on_host[address] = weakref.ref(storage, lambda _: self._on_host.pop(address, None))
+
     def _count(self, tensor: torch.Tensor) -> None:
         if tensor.device.type != self.device.type:
             return
         storage = tensor.untyped_storage()
         address, size = storage._cdata, storage.nbytes()
         known = self._storages.get(address)
-        if known is not None and known.size == size:
+        if address in self._on_host or (known is not None and known.size == size):
             return
         self._reserve(size - (known.size if known is not None else 0))
         reference = known.reference if known is not None else weakref.ref(storage, self._releaser(address))
@@ -235,6 +266,13 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._resize(storage, size)
 
         return resize
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """What this rank has of each tensor in `tree`."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf.to_local() if isinstance(leaf, DTensor) else leaf
 
 
 def _words(size: int) -> str:

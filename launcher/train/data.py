@@ -97,6 +97,10 @@ class TrainingData:
         self._next = step + 1
         yield from itertools.islice(self._arriving, self.accumulation)
 
+    @property
+    def dataset(self) -> Any:
+        return self._loader.samples.data
+
     def samples(self, step: int, index: int) -> list[Any]:
         """Of the `index`-th micro-batch of a step, both counted from 1, one by one."""
         tickets = next(itertools.islice(self._tickets(step), index - 1, None))

@@ -17,15 +17,19 @@ from typing import Any, NoReturn, Protocol
 import torch
 import torch.distributed as dist
 
+from launcher.diagnosis.clue import CLASS_OF as CLASS_OF_KIND
+from launcher.diagnosis.clue import Kind
+from launcher.diagnosis.collector import pattern_of
+from launcher.diagnosis.memory import CLASS_OF, out_of_memory
 from launcher.logs.mask import masked_text
-from launcher.logs.out_of_memory import CLASS_OF, out_of_memory
-from launcher.runs.files import replace_json
+from launcher.rundir.files import replace_json
 from launcher.spec.verdict import EXIT_OOM, FailureClass, OutOfMemory
 from launcher.train.checkpoints.folder import (
     NotSavedError,
     OtherShardsError,
     OtherTrainingError,
     PartsError,
+    RefusedError,
 )
 from launcher.train.live import with_tensors
 from launcher.train.rank import Place, RendezvousError, SetupError
@@ -39,6 +43,7 @@ USERS_OWN = (
     OtherShardsError,
     OtherTrainingError,
     PartsError,
+    RefusedError,
     FloatingPointError,
 )
 "Raised with a message that is meant for the author of the job."
@@ -52,10 +57,16 @@ _PEER_GONE = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited"
 )
 
+_TOLD_BY_WORDS: frozenset[Kind] = frozenset({"disk-full", "node-failed", "numerical", "image-error"})
+"Kinds that an exception's words tell whoever raised it: a faulty GPU shows in the user's code, too."
+
 MAX_TEXT = 2**20
 "Characters of an exception and of a traceback that are kept."
 MAX_CHAIN = 10
 "Exceptions that came of each other, from the last one back."
+
+_AT_START = dict(os.environ)
+"A task may take its secrets out of the environment."
 
 FRAMES = 3
 "Of each exception of a full memory, on the screen."
@@ -74,6 +85,9 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
         return CLASS_OF[memory.kind]
     if isinstance(error, RendezvousError):
         return "rendezvous-failed"
+    pattern = pattern_of(in_a_line(error).partition("\n")[0])
+    if pattern is not None and pattern.kind in _TOLD_BY_WORDS:
+        return CLASS_OF_KIND[pattern.kind]
     if isinstance(error, USERS_OWN):
         return "user-error"
     if _TIMEOUT.search(text) and isinstance(error, RuntimeError):
@@ -112,8 +126,8 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "failure": failure,
         "phase": where.phase,
         "step": where.step,
-        "exception": masked_text(f"{in_a_line(error)[:MAX_TEXT]}{_remedy(str(error))}", os.environ),
-        "traceback": masked_text("".join(where.traceback or _lines(error))[-MAX_TEXT:], os.environ),
+        "exception": in_a_line(error)[:MAX_TEXT] + _remedy(str(error)),
+        "traceback": masked("".join(where.traceback or _lines(error)))[-MAX_TEXT:],
     }
     if (memory := memory_of(error)) is not None:
         snapshot = place.attempt.oom_snapshot(place.number) if memory.kind == "gpu" else None
@@ -127,8 +141,14 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
     return failure
 
 
+def masked(text: str) -> str:
+    """Return `text` without secrets. What is shortened before is not recognised."""
+    return masked_text(text, {**_AT_START, **os.environ})
+
+
 def in_a_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    """Return `Type: message`, secrets masked."""
+    return masked(f"{type(error).__name__}: {error}")
 
 
 def _lines(error: BaseException) -> list[str]:

@@ -30,14 +30,15 @@ def open_feed(rank: Rank, where: Where) -> Feed:
     """
     seed_all(derive_seed("model", rank.job.train.seed))
     with where.during("init", users=True):
-        task = _load(rank)
+        task = load(rank)
         training, held_out = _training(task, rank), _held_out(task, rank)
         training.start(max(complete_checkpoints(rank.run.checkpoints), default=0) + 1)
     steps = rank.job.steps or (rank.job.epochs or 0) * training.order.steps_per_epoch
     return Feed(task, training, held_out, steps)
 
 
-def _load(rank: Rank) -> Task:
+def load(rank: Rank) -> Task:
+    """The job's task, without its data. Raises TaskError."""
     assert rank.job.task is not None
     task = load_task(rank.job.task, rank.job.args, rank.workdir)
     task.loss_chunks = rank.recipe.loss_chunks

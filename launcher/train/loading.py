@@ -12,6 +12,7 @@ import ctypes
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,7 +53,13 @@ class Loader:
             worker_init_fn=_dies_with_its_rank if self._workers else None,
             generator=torch.Generator(),  # else it draws its seed from the training's own random state
         )
-        return iter(loader) if self._workers else _aside(iter(loader))
+        if not self._workers:
+            return _aside(iter(loader))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for them to inherit
+        try:
+            return iter(loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _collated(self, fetched: Any) -> Any:
         """What `_Samples` gives for a list of tickets."""
@@ -62,10 +69,18 @@ class Loader:
 
 
 def _dies_with_its_rank(_: int) -> None:
-    """torch's own watch takes seconds, in which a worker of a killed rank holds its pipes and its memory."""
+    """Of SIGTERMs it heeds its rank's alone: torch's handler would end it where the whole run is to save.
+    torch's watch for the rank's end takes seconds, in which a worker holds its pipes and its memory."""
+    threading.Thread(target=_end_when_told, daemon=True).start()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # it was killed in between
         os._exit(1)
+
+
+def _end_when_told() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 class _Samples(Dataset[Any]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Iterator
@@ -12,18 +13,20 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from launcher.runs.files import read_json_lines
-from launcher.runs.made_with import other_data
+from launcher.rundir.made_with import other_data
 from launcher.spec.recipe import Recipe
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
 from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
+from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
+from launcher.train.coupling import check_coupling
 from launcher.train.data import to_device
 from launcher.train.failure import fail
 from launcher.train.feed import Feed, open_feed
 from launcher.train.guard import Guard
+from launcher.train.logged import open_logged
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
@@ -33,6 +36,7 @@ from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.collectives import kind_of
 from launcher.train.recovery.handover import Handover
 from launcher.train.recovery.in_force import InForce
+from launcher.train.recovery.in_time import InTime
 from launcher.train.recovery.probe import Probe
 from launcher.train.recovery.progress import Progress
 from launcher.train.recovery.recovery import Recovery
@@ -43,6 +47,9 @@ from launcher.train.seeds import derive_seed
 from launcher.train.sharding import UNLIKE, accumulate, used_parameters
 from launcher.train.task import TaskError
 from launcher.train.where import Where
+
+MOST_COMPARED = 8
+"Samples whose loss is computed at once and in halves, before the first step."
 
 
 class Trainer:
@@ -67,29 +74,42 @@ class Trainer:
             feed = feed or open_feed(rank, where)
         self.task, self.data, self.held_out, self.steps = feed.task, feed.training, feed.held_out, feed.steps
         with where.during("init", users=True):
-            model = new_model(self.task, rank.recipe)
+            with budget.host_side():  # FSDP moves only its shards to the device
+                model = new_model(self.task, rank.recipe)
             self.undeclared_batch_norm = check_batch_norm(model, rank)
+            self.undeclared_coupling = check_coupling(self.task, rank)
             self.model = arranged(model, self.task, rank, budget)
         self.optimizer = build_optimizer(self.model, rank, budget)
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
         samples = self.data.order.samples
-        self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank, samples)
+        self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank, samples, self.task)
         self.progress = Progress(rank.device, budget)
         self.handover = Handover(self.checkpoints, self.progress)
         if restart is not None:
             restart.handover = self.handover
+        self.in_time = InTime(rank, restart)
+        self.logged = open_logged(self.task.metrics)
         self.recorder = Recorder(rank, self.steps, self.task, budget)
         closing = partial(self.recorder.close, failed=True)
         self.recovery = recovery = Recovery(
-            self.model, rank, where, budget, lambda error: fail(rank, error, where, closing, restart)
+            self.model,
+            rank,
+            where,
+            budget,
+            lambda error: fail(rank, error, where, closing, restart),
+            self.task,
+            self.data.dataset,
         )
         self.progress.begin(0, recovery.undo)
         probe = Probe(
             self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
-            recovery.undo, recovery.collectives,
+            recovery.undo, recovery.collectives, recovery.gate,
         )  # fmt: skip
-        setting = rank.setting(batch_norm=self.undeclared_batch_norm or job.model.batch_norm)
+        setting = rank.setting(
+            batch_norm=self.undeclared_batch_norm or job.model.batch_norm,
+            couples_samples=self.undeclared_coupling or job.model.couples_samples,
+        )
         self.in_force = InForce(rank, setting, recovery, probe, self.recorder, self._follow)
         # Memory given back to the system is faulted in again: 3 % of a step of 100 ms on a CPU. Where nobody
         # counts it, gradients stay until the next backward pass can have their place.
@@ -100,18 +120,31 @@ class Trainer:
     def train(self) -> bool:
         if self.undeclared_batch_norm:
             self.recorder.event("batch-norm")  # the supervisor keeps the micro-batch at two or more
+        if self.undeclared_coupling:
+            self.recorder.event("couples-samples")  # the supervisor lowers the micro-batch last
+        if self.rank.first:
+            self._write_export_files()
         done = self._resume()
+        if self.recovery.why_not is None:
+            with self.budget.host_side():
+                self.recovery.undo.secure(1 / self.rank.per_node)
+        if done < self.steps:
+            self.in_force.look_at_loss(lambda: self._first_samples(done + 1))
         if self._probes():
             self.in_force.probed()
         self.where.phase = "data"
+        self.in_time.watch()
         for step in range(done + 1, self.steps + 1):
             self.where.step = step
+            self.in_time.step_begins()
             self.in_force.climb(step)
             started = time.perf_counter()
             result = self.train_step(step)
             self._evaluate_and_record(step, result, time.perf_counter() - started - result.lost)
+            self._tell_unsaved()
             self._tell(self.checkpoints.finished())
             if step == self.steps:
+                self.in_time.leaves_by_itself()
                 self._save(step, leaving=True)
                 return True
             stop = result.stop
@@ -121,7 +154,8 @@ class Trainer:
                 stop = self.rank.add_up(self.rank.stop_requested())[0] > 0
             if stop:
                 # The first rank to leave makes torchrun end the others: let them finish by themselves.
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+                self.in_time.leaves_by_itself()
                 self._save(step, leaving=True)
                 self.rank.say(f"asked to stop: checkpoint of step {step} written")
                 return False
@@ -129,11 +163,43 @@ class Trainer:
             self._save(done, leaving=True)  # what the attempt before did not come to
         return True
 
+    def _write_export_files(self) -> None:
+        """Of the task. Without them the training goes on."""
+        folder = self.rank.run.checkpoints / BESIDE_WEIGHTS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with self.budget.host_side():
+                self.task.export_files(folder)
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # the task has none
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            self.rank.say(f"what `launcher export` writes beside the weights could not be written: {what}")
+
+    def _first_samples(self, step: int) -> list[Any]:
+        """Two at least, and no more than a micro-batch where that has more."""
+        samples = self.data.samples(step, 1)[:MOST_COMPARED]
+        return samples if len(samples) > 1 else [*samples, *self.data.samples(step, 2)]
+
+    def _tell_unsaved(self) -> None:
+        """Once, of what the task and its model keep in attributes."""
+        names, self.progress.unsaved = self.progress.unsaved, []
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            reason = (
+                f"{', '.join(names[:5])}{more} changed as it trained. A repeated step puts this back, but no "
+                "checkpoint holds it: where it matters, return it from state() of the task, or make it a "
+                "buffer of the model"
+            )
+            self.recorder.event("state-not-saved", names=names, reason=reason)
+            self.rank.say(reason)
+
     def _evaluate_and_record(self, step: int, result: StepResult, seconds: float) -> None:
-        eval_loss = self.evaluate() if self._evaluates_after(step) else None
-        self.recorder.step(step, result, seconds, eval_loss)
+        evaluated = self.evaluate() if self._evaluates_after(step) else {}
+        self.checkpoints.evaluated = (step, evaluated.get("eval_loss"))
+        self.recorder.step(step, result, seconds, evaluated)
         # Evaluation runs the user's model, a tracker code of its own.
-        self.progress.recorded(drew=eval_loss is not None or bool(self.rank.job.train.trackers))
+        self.progress.recorded(drew=bool(evaluated) or bool(self.rank.job.train.trackers))
 
     def train_step(self, step: int) -> StepResult:
         """One optimizer step over the global batch, in smaller micro-batches where memory runs out."""
@@ -143,22 +209,28 @@ class Trainer:
                 self.in_force.lower(step, began)
                 began = time.perf_counter()
         self.recovery.done()
-        total_loss, total_weight, stop = sums
+        total_loss, total_weight, stop, *logged = sums
         self.in_force.step_done()
         with self.where.during("optimizer"):
             # DDP and FSDP average over the ranks; the gradient of the step is the sum over its weight.
             factor = self.rank.world / total_weight if total_weight else 0.0
             factor /= self.scaler.factor
             grad_norm = divide_and_clip(self.model, factor, self.rank.job.train.clip_norm)
+            self.recovery.meet_before_update()
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
             loss, lost = _mean(total_loss, total_weight), began - started
-            result = StepResult(loss, total_weight, grad_norm, lr, stop > 0, lost)
+            means = self.logged.means(logged)
+            result = StepResult(loss, total_weight, grad_norm, lr, stop > 0, lost, means)
             with self.progress.updating(step, asdict(result), began):
                 if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
+                    # The pass has written to BatchNorm's statistics, codebooks and the like.
+                    with self.budget.host_side():
+                        stay = self.recovery.undo.restore(tensors_alone=True).lost
+                    if stay:
+                        reason += f"; {', '.join(stay)} changed in it for the first time and stay changed"
                     self.rank.say(f"step {step}: {reason}; the model stays as it is")
                     self.recorder.event("step-left-out", step=step, reason=reason)
-                    self.recovery.undo.restore_buffers()  # such as BatchNorm's, which the pass has written to
                     self.optimizer.zero_grad(set_to_none=True)
                 else:
                     self.optimizer.step()
@@ -171,9 +243,10 @@ class Trainer:
         the gradients is to be discarded, on every rank."""
         recovery, recipe = self.recovery, self.in_force.recipe
         recovery.begin()
+        self.logged.clear()
         loss, weight = self._zero(), self._zero()
         for index, batch in enumerate(self._made(self.data.micro_batches(step), "data"), start=1):
-            if recovery.must_discard(batch, recipe.micro_batch_size):
+            if recovery.some_rank_outgrows(batch, recipe.micro_batch_size):
                 if recovery.outgrows(batch, recipe.micro_batch_size):
                     self.in_force.outgrown(batch, self.data.samples(step, index))
                 return None
@@ -185,10 +258,13 @@ class Trainer:
                 loss += found[0]
                 weight += found[1]
             del found  # not into the next one's peak
+            # Before the next batch is fetched, which may take its time; of the last one the sums tell.
+            if not last and recovery.some_rank_failed():
+                return None
         with self.where.during("optimizer"):
             used = used_parameters(self.model)
-            *sums, failures, all_used = self.rank.add_up(
-                loss, weight, self.rank.stop_requested(), recovery.failure is not None, used
+            failures, all_used, *sums = self.rank.add_up(
+                recovery.failed, used, loss, weight, self.rank.stop_requested(), *self.logged.values()
             )
         if failures:
             return None
@@ -231,10 +307,11 @@ class Trainer:
             self.held_out.micro = recipe.micro_batch_size
 
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Mean loss per unit of weight over the whole held-out data."""
+    def evaluate(self) -> dict[str, float]:
+        """Mean loss per unit of weight over the whole held-out data, and the task's own metrics."""
         assert self.held_out is not None
         loss, weight = self._zero(), self._zero()
+        self.logged.clear()
         self.model.eval()
         for batch, counts in self._made(self.held_out.batches(), "evaluation"):
             with self.where.during("evaluation", users=True):
@@ -244,9 +321,10 @@ class Trainer:
                 loss += batch_loss
                 weight += batch_weight
         with self.where.during("evaluation"):
-            total_loss, total_weight = self.rank.add_up(loss, weight)
+            total_loss, total_weight, *logged = self.rank.add_up(loss, weight, *self.logged.values())
         self.model.train()
-        return _mean(total_loss, total_weight)
+        means = {f"eval_{name}": value for name, value in self.logged.means(logged).items()}
+        return {"eval_loss": _mean(total_loss, total_weight), **means}
 
     def _made(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
         """Batches in host memory, made one by one."""
@@ -280,7 +358,7 @@ class Trainer:
             if reason := other_data(self.checkpoints.before, self.rank.job, self.data.order.samples):
                 self.recorder.event("data-changed", step=step, reason=reason)
                 self.rank.say(reason)
-        elif self.rank.first and (resumed.skipped is not None or read_json_lines(self.rank.run.metrics)):
+        elif self.rank.first and (resumed.skipped is not None or self.rank.run.read_metrics()):
             self.recorder.event("resumed", step=0, **{"from": "nothing"})
             self.rank.say("begins again with step 1: nothing is left of the steps before")
         if resumed.unrecorded is not None:

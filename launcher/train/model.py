@@ -15,6 +15,7 @@ from launcher.train.activations import apply_activations
 from launcher.train.budget import Budget
 from launcher.train.compiling import apply_compile
 from launcher.train.float8 import to_float8
+from launcher.train.offload import count_no_gradients
 from launcher.train.precision import cast, compute_in, outwardly_fp32
 from launcher.train.rank import Rank
 from launcher.train.sharding import shard
@@ -42,7 +43,14 @@ def arranged(
     apply_compile(blocks, recipe, device, budget)
     on_meta = any(p.is_meta for p in model.parameters())
     fill = partial(task.initialise, seed=rank.job.train.seed) if on_meta else None
-    return shard(model, blocks, rank, fill, mesh).train()
+    # A CPU that stands in for a GPU: FSDP's shards and their gradients are then the host's.
+    on_host = recipe.offload == "cpu" and device.type == "cpu"
+    with budget.host_side() if on_host else nullcontext():
+        model = shard(model, blocks, rank, fill, mesh).train()
+    budget.track(list(model.buffers() if on_host else (*model.parameters(), *model.buffers())))
+    if on_host:
+        count_no_gradients(model, budget)
+    return model
 
 
 def loss_of(

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from launcher.spec.base import format_bytes
+from launcher.train.budget import Budget
 from launcher.train.optimizers.state import beside, local
 from launcher.train.rank import SetupError
 
@@ -126,6 +127,18 @@ class HostOptimizer(torch.optim.Optimizer):
             group.update({key: value for key, value in inner.items() if key != "params"})
         for _, p, twin in self._pairs():
             self.state[p] = self._inner.state[twin]
+
+
+def count_no_gradients(model: nn.Module, budget: Budget) -> None:
+    """Do not count the gradients of FSDP's shards once they are reduced: on a GPU, `offload: cpu` moves them
+    to host memory then."""
+
+    def moved(p: torch.Tensor) -> None:
+        budget.to_host(p.grad)
+
+    for p in model.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(moved)  # type: ignore[no-untyped-call]
 
 
 def in_host_memory(states: torch.Tensor) -> torch.Tensor:

@@ -12,14 +12,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from launcher.runs.files import read_json
-from launcher.runs.layout import AttemptDir, RunDir
+from launcher.rundir.files import read_json
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.spec.errors import RefusedError
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 
 
-class SetupError(Exception):
+class SetupError(RefusedError):
     """The environment, the run directory or the recipe does not allow a start."""
 
 
@@ -68,14 +69,17 @@ class Rank(Place):
     def first(self) -> bool:
         return self.number == 0
 
-    def setting(self, *, batch_norm: bool) -> Setting:
+    def setting(self, *, batch_norm: bool, couples_samples: bool = False) -> Setting:
         return Setting(
             self.world,
             self.world // self.per_node,
             self.per_node if self.device.type == "cuda" else 0,
             batch_norm,
+            couples_samples,
             nvme_dir=self.job.train.nvme_dir is not None,
             entrypoint=True,
+            micro_batch_fixed=self.job.recipe.micro_batch_size is not None,
+            lower_micro_batch=self.job.retries.lower_micro_batch,
         )
 
     def say(self, text: str) -> None:
@@ -106,7 +110,7 @@ def this_place() -> Place:
     run = RunDir(Path(run_path).absolute())
     return Place(
         run=run,
-        attempt=run.attempt(int(os.environ.get("LAUNCHER_ATTEMPT", "0"))),
+        attempt=run.started(os.environ),
         number=int(os.environ.get("RANK", "0")),
         node=int(os.environ.get("LAUNCHER_NODE_RANK", os.environ.get("GROUP_RANK", "0"))),
     )

@@ -8,16 +8,20 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 from torch.utils.data import default_collate
 
+from launcher.spec.errors import LauncherError
+from launcher.train import logged
+
 Split = Literal["train", "eval"]
 
 
-class TaskError(Exception):
+class TaskError(LauncherError):
     """The job names a task that cannot be used. The message is meant for its author."""
 
 
@@ -35,8 +39,16 @@ class Task(ABC):
     counts: ClassVar[Literal["samples", "tokens"]] = "samples"
     "What the weight of the loss counts: the unit of the reported speed."
 
+    couples_samples: ClassVar[bool] = False
+    """True when the loss of one sample depends on the other samples of its micro-batch: contrastive, triplet,
+    statistics over the batch. A smaller micro-batch is another objective. Whether `loss` returns a sum, as it
+    must, cannot be checked then by splitting a batch: a mean trains with gradients that are too small."""
+
     built_on_meta: ClassVar[bool] = False
     "True: model() runs on the meta device, and initialise() fills each rank's shards. For large models."
+
+    metrics: ClassVar[tuple[str, ...]] = ()
+    "Names for `log`, in metrics.jsonl and the trackers; of an evaluation with eval_ before them."
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -70,9 +82,45 @@ class Task(ABC):
         batch changes them. Call `model(...)` itself, not its methods: sharding hooks into the call.
         """
 
+    def log(self, name: str, total: torch.Tensor | float, weight: torch.Tensor | float = 1.0) -> None:
+        """Add to one of `metrics`, from within `loss`: `self.log("accuracy", (guess == y).sum(), len(y))`.
+
+        A step's value is the sum of all totals over that of all weights, over its micro-batches and ranks.
+        It costs no collective and no wait for the device. Raises TaskError for a name not in `metrics`.
+        """
+        for value in (total, weight):
+            if not (
+                isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+            ):
+                raise TaskError(f"log: {name}: give numbers, or tensors of one element, not {value!r:.80}")
+        try:
+            logged.log(name, total, weight)
+        except KeyError:
+            raise TaskError(f"log: {name!r} is not in {type(self).__name__}.metrics {self.metrics}") from None
+
     def collate(self, samples: list[Any]) -> Any:
         """A list of samples -> one micro-batch; tensors in it are moved to the device."""
         return default_collate(samples)
+
+    def state(self) -> Any:
+        """Return what changes as the task trains and is neither a parameter nor a buffer of the model: a
+        running mean, a curriculum, the state of a generator. None: there is nothing.
+
+        Tensors, numbers, strings, and lists, tuples and dictionaries of them, as
+        torch.load(weights_only=True) reads. Each rank's own is saved in checkpoints, put back when a step is
+        repeated, and handed over to the next attempt. Called after each step.
+        """
+        return None
+
+    def load_state(self, state: Any) -> None:
+        """Go on from what `state` returned."""
+        raise TaskError(f"{type(self).__name__} has state(), but no load_state()")
+
+    def export_files(self, folder: Path) -> None:  # noqa: B027 (most tasks need none)
+        """Write into `folder` what is needed beside the weights to load them: a config, a tokenizer.
+
+        Called on rank 0 when an attempt begins; `launcher export` copies the files, without running the task.
+        """
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """The units FSDP shards and gathers one at a time: the children of every ModuleList.
@@ -150,10 +198,24 @@ def _check_args(found: type[Task], args: Mapping[str, Any]) -> None:
     }
     try:
         signature.bind(**args)
+        return
     except TypeError as error:
-        accepted = ", ".join(str(parameter) for parameter in parameters.values()) or "none"
-        hint = ""
-        for name in args:
-            if name not in parameters and (near := difflib.get_close_matches(name, parameters, n=1)):
-                hint = f" (did you mean {near[0]!r}?)"
-        raise TaskError(f"args of {found.__name__}: {error}{hint}; it accepts: {accepted}") from None
+        problems = [str(error)]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    wrong = [] if takes_any else [name for name in args if name not in parameters]
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if name not in args and parameter.default is inspect.Parameter.empty
+    ]
+    if wrong or missing:  # Python names one of them only
+        problems.clear()
+    meant: set[str] = set()
+    for name in wrong:
+        free = [one for one in parameters if one not in args and one not in meant]
+        near = difflib.get_close_matches(name, free, n=1)
+        meant.update(near)
+        problems.append(f"unknown argument {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+    problems += [f"missing argument {name!r}" for name in missing if name not in meant]
+    accepted = ", ".join(str(parameter) for parameter in parameters.values()) or "none"
+    raise TaskError(f"args of {found.__name__}: {'; '.join(problems)}; it accepts: {accepted}")

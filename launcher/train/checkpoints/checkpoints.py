@@ -5,6 +5,7 @@ The tensors are torch.distributed.checkpoint's (DCP), so another world size or s
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import time
 from collections.abc import Callable, Container
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,18 +27,19 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from launcher.runs.made_with import made_with, why_not_from
+from launcher.rundir.find import remove_partial_checkpoints
+from launcher.rundir.made_with import made_with, why_not_from
 from launcher.train.checkpoints.folder import (
     CheckpointError,
     NotSavedError,
     OtherShardsError,
     OtherTrainingError,
     PartsError,
+    RefusedError,
     beside,
     complete_checkpoints,
     directory,
     read_marker,
-    remove_partial,
 )
 from launcher.train.checkpoints.own import OwnState, own_name
 from launcher.train.checkpoints.parts import (
@@ -47,6 +50,7 @@ from launcher.train.checkpoints.parts import (
     set_aside,
     whole_on_all,
 )
+from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.optimizers.blocks import other_shards
@@ -56,11 +60,12 @@ from launcher.train.recovery.sent import BESIDE
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
+from launcher.train.task import Task
 
 # One rank may have written its part long before the slowest has.
 UPLOAD_TIMEOUT = timedelta(hours=2)
 TRIES, PAUSE_SECONDS = 3, 5.0
-"Of the last save. Well within the 100 s that a supervisor gives between the request to stop and SIGTERM."
+"Of the last save."
 
 
 @dataclass(frozen=True)
@@ -83,12 +88,15 @@ class Checkpoints:
         scaler: LossScaler,
         rank: Rank,
         samples: int | None = None,
+        task: Task | None = None,
     ) -> None:
-        """`samples`: in the training data."""
+        """`samples`: in the training data. Raises TaskError for a state of the task that no file can hold."""
         self.model, self.optimizer, self.scaler, self.rank = model, optimizer, scaler, rank
         self.folder = rank.run.checkpoints
         self.saved = 0
         "The step of the newest checkpoint that this attempt has read or completed."
+        self.evaluated: tuple[int, float | None] = (0, None)
+        "The latest step, and its held-out loss if it was evaluated."
         self.made_with = made_with(rank.job, rank.recipe, samples)
         self.before: dict[str, Any] = {}
         "The marker of what this attempt goes on from; of a handover what it was made with."
@@ -99,7 +107,7 @@ class Checkpoints:
         self._behind = ThreadPoolExecutor(1)
         "For what follows a save in the background."
         self._stager: DefaultStager | None = None
-        self.own = OwnState(model, rank.device)
+        self.own = OwnState(model, rank.device, task)
 
     def save(self, step: int) -> Saved | None:
         """On every rank, when none is under way. None: it goes on in the background; ask `finished`."""
@@ -156,10 +164,10 @@ class Checkpoints:
         states = state["optimizer"]["state"]
         never = {name: states.pop(name) for name in without_states(states, path, "optimizer.state")}
         try:
-            load(state, checkpoint_id=path, storage_reader=self._reader(path))
+            load(state, storage_reader=self._reader(path), planner=CheckpointPlanner())
         except CheckpointException as error:
-            lacking = any(isinstance(cause, PartsError) for cause, _ in error.failures.values())
-            kind = PartsError if lacking else CheckpointError
+            kinds = {type(cause) for cause, _ in error.failures.values()}
+            kind = next((one for one in (PartsError, RefusedError) if one in kinds), CheckpointError)
             raise kind(f"{path.name} could not be read: {_first_cause(error)}") from error
         states |= never
         set_state_dict(
@@ -252,6 +260,9 @@ class Checkpoints:
             "scaler": self.scaler.state(),
             **self.made_with,
         }
+        at, held_out = self.evaluated
+        if self.rank.job.train.keep_best and at == step and held_out is not None and isfinite(held_out):
+            marker["eval_loss"] = held_out
         kind: Callable[..., Writer] = Writer
         if self.rank.apart:
             host = self.rank.host(self.rank.node)
@@ -293,7 +304,7 @@ class Checkpoints:
         choice = [0]
         if self.rank.first:
             choice = [max(complete_checkpoints(self.folder), default=0)]
-            remove_partial(self.folder)
+            remove_partial_checkpoints(self.rank.run)
         dist.broadcast_object_list(choice, src=0)
         return choice[0]
 
@@ -303,7 +314,7 @@ class Checkpoints:
         if rank.leads:
             complete = complete_checkpoints(self.folder)
             mine = {step: str(read_marker(path).get("save")) for step, path in complete.items()}
-            remove_partial(self.folder)
+            remove_partial_checkpoints(rank.run)
         if rank.first:
             events = rank.run.read_events()
             told = {int(event["step"]) for event in events if event.get("event") == "checkpoint"}
@@ -325,11 +336,10 @@ class Checkpoints:
             set_aside(self.folder, newest)
         return newest
 
-    def _reader(self, path: Path) -> PartsReader | None:
-        """None: DCP's own."""
+    def _reader(self, path: Path) -> CheckpointReader:
         rank = self.rank
         if not rank.apart:
-            return None
+            return CheckpointReader(path)
         same_ranks = read_marker(path).get("world") == rank.world
         return PartsReader(
             path, rank.host(rank.node), [own_name(rank.number if same_ranks else 0)], rank.hosts
@@ -338,8 +348,11 @@ class Checkpoints:
     def _restore_own(self, path: Path, step: int, *, same_ranks: bool) -> None:
         """Another number of ranks has no old state of its own: a new stream, the same in every try."""
         rank = self.rank
+        file = path / own_name(rank.number if same_ranks else 0)
         try:
-            self.own.restore(path / own_name(rank.number if same_ranks else 0), rng=same_ranks)
+            self.own.restore(file, rng=same_ranks)
+        except pickle.UnpicklingError as error:
+            raise RefusedError(f"{file} holds what no checkpoint needs: {error}") from None
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{path.name} could not be read: {error}") from error
         if not same_ranks:
@@ -380,6 +393,6 @@ def _first_cause(error: CheckpointException) -> str:
     if not error.failures:
         return f"{type(error).__name__}: {error}"
     rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, (NoSpaceError, PartsError)):
+    if isinstance(cause, (NoSpaceError, PartsError, RefusedError)):
         return str(cause)
     return f"rank {rank}: {type(cause).__name__}: {cause}"

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from launcher.runs.files import beside
+from launcher.rundir.files import beside, read_record
 from launcher.spec.base import format_bytes
-from launcher.train.checkpoints.folder import read_marker, sync_directory
+from launcher.train.checkpoints.folder import BESIDE_WEIGHTS, CheckpointError, read_marker, sync_directory
 from launcher.train.checkpoints.parts import PartsReader
+from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
 from launcher.train.checkpoints.space import MARGIN_BYTES, free_bytes
 
 FILE_BYTES = 5 * 10**9
@@ -55,7 +58,10 @@ def export(
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ExportError(f"{to} is not an empty directory; give another one")
-    found = list(_weights(checkpoint, dtype))
+    try:
+        found = list(_weights(checkpoint, dtype))
+    except CheckpointError as error:
+        raise ExportError(str(error)) from None
     total = sum(weight.bytes for weight in found)
     to.parent.mkdir(parents=True, exist_ok=True)
     if (free := free_bytes(to.parent)) < total + MARGIN_BYTES:
@@ -67,6 +73,8 @@ def export(
     partial.mkdir()
     try:
         names = _write(checkpoint, found, partial, file_bytes)
+        _copy_files(checkpoint.parent / BESIDE_WEIGHTS, partial)
+        say_dtype(partial / "config.json", found)
         partial.replace(to)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -76,7 +84,7 @@ def export(
 
 
 def _weights(checkpoint: Path, dtype: torch.dtype | None) -> Iterator[Weight]:
-    for key, entry in FileSystemReader(checkpoint).read_metadata().state_dict_metadata.items():
+    for key, entry in read_metadata(checkpoint).state_dict_metadata.items():
         if key.startswith(_PREFIX) and isinstance(entry, TensorStorageMetadata):
             stored = entry.properties.dtype
             wanted = dtype if dtype is not None and stored.is_floating_point else stored
@@ -125,14 +133,46 @@ def _write(checkpoint: Path, weights: list[Weight], into: Path, file_bytes: int)
     return names
 
 
+def _copy_files(folder: Path, to: Path) -> None:
+    """Those that the task wrote for this purpose."""
+    for file in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
+        if stat.S_ISREG(file.lstat().st_mode) and not (to / file.name).exists():
+            shutil.copyfile(file, to / file.name)
+
+
+def say_dtype(config: Path, weights: list[Weight]) -> None:
+    """A config of Hugging Face says which type the weights have: that of most of their bytes, as written."""
+    sizes: Counter[torch.dtype] = Counter()
+    for weight in weights:
+        if weight.dtype.is_floating_point:
+            sizes[weight.dtype] += weight.bytes
+    content = read_record(config)
+    if sizes and content and _set_dtype(content, str(sizes.most_common(1)[0][0]).removeprefix("torch.")):
+        config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def _set_dtype(config: dict[str, Any], name: str) -> bool:
+    """Whether the config, or that of a part of the model in it, says a type at all."""
+    keys = [key for key in ("dtype", "torch_dtype") if isinstance(config.get(key), str)]
+    config.update(dict.fromkeys(keys, name))
+    parts = [
+        part
+        for key, part in config.items()
+        if key.endswith("_config") and key != "quantization_config" and isinstance(part, dict)
+    ]
+    return any([bool(keys), *(_set_dtype(part, name) for part in parts)])
+
+
 def _read(checkpoint: Path, weights: list[Weight]) -> dict[str, torch.Tensor]:
     """DCP puts the shards together, and converts while it copies."""
     tensors = {weight.name: torch.empty(weight.shape, dtype=weight.dtype) for weight in weights}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
         try:
-            reader = PartsReader(checkpoint) if "per_node" in read_marker(checkpoint) else None
-            load({"model": tensors}, checkpoint_id=checkpoint, storage_reader=reader, no_dist=True)
+            kind = PartsReader if "per_node" in read_marker(checkpoint) else CheckpointReader
+            load(
+                {"model": tensors}, storage_reader=kind(checkpoint), planner=CheckpointPlanner(), no_dist=True
+            )
         except CheckpointException as error:
             causes = "; ".join(str(cause) for cause, _ in error.failures.values())
             raise ExportError(f"{checkpoint} could not be read: {causes or error}") from error

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.files import read_json, replace_json
+from launcher.rundir.files import read_record, replace_json
 
 MARKER = "complete.json"
+BESIDE_WEIGHTS = "beside-weights"
+"A folder beside the checkpoints: what `Task.export_files` has written."
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -24,6 +27,10 @@ class OtherShardsError(CheckpointError):
 
 class OtherTrainingError(CheckpointError):
     """It is whole, but of a training that this job cannot go on with."""
+
+
+class RefusedError(CheckpointError):
+    """It is damaged, or holds what no checkpoint of a training needs: nothing of it is loaded."""
 
 
 class PartsError(CheckpointError):
@@ -55,7 +62,7 @@ def complete_checkpoints(folder: Path) -> dict[int, Path]:
 
 def read_marker(path: Path) -> dict[str, Any]:
     """{} when there is none."""
-    return read_json(path / MARKER) or {}
+    return read_record(path / MARKER)
 
 
 def publish(final: Path, content: dict[str, Any]) -> None:
@@ -72,15 +79,19 @@ def publish(final: Path, content: dict[str, Any]) -> None:
 
 
 def remove_all_but(folder: Path, keep: int) -> None:
-    """Only the newest `keep` >= 1 complete checkpoints stay."""
-    for old in list(complete_checkpoints(folder).values())[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    """Only the newest `keep` >= 1 complete checkpoints stay, and the best where it is to be kept."""
+    complete = complete_checkpoints(folder)
+    for step in list(complete)[:-keep]:
+        if step != best(complete):
+            shutil.rmtree(complete[step], ignore_errors=True)
 
 
-def remove_partial(folder: Path) -> None:
-    """What attempts that were killed left behind."""
-    for torn in folder.glob(".step-*.partial"):
-        shutil.rmtree(torn, ignore_errors=True)
+def best(complete: Mapping[int, Path]) -> int | None:
+    """The step with the lowest held-out loss, the earliest of equals. None: no marker tells one, as without
+    `train.keep_best`."""
+    losses = {step: read_marker(path).get("eval_loss") for step, path in complete.items()}
+    known = {step: loss for step, loss in losses.items() if isinstance(loss, float)}
+    return min(known, key=known.__getitem__, default=None)
 
 
 def sync_directory(path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
@@ -30,6 +30,7 @@ from launcher.train.checkpoints.folder import (
     read_marker,
     remove_all_but,
 )
+from launcher.train.checkpoints.reader import CheckpointReader
 from launcher.train.checkpoints.space import NoSpaceError, bytes_of, make_room
 from launcher.train.checkpoints.writer import Writer
 
@@ -121,7 +122,7 @@ class NodeWriter(Writer):
         remove_all_but(self.final.parent, self.keep)
 
 
-class PartsReader(FileSystemReader):
+class PartsReader(CheckpointReader):
     """Says which files are missing on this host before any rank begins to read."""
 
     def __init__(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from launcher.runs.files import append_json
-from launcher.runs.time import now
+from launcher.rundir.files import append_json
+from launcher.rundir.time import now
 from launcher.spec.base import threshold_bytes
 from launcher.train.metrics.alerts import Alerts
 from launcher.train.metrics.memory import Meter, Reading

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from launcher.train.failure import masked
 from launcher.train.rank import Rank
+
+_WORDS = ("reason", "because")
+"Fields of events that may quote an exception."
 
 
 class Notes:
@@ -19,7 +24,7 @@ class Notes:
     def event(self, kind: str, **fields: Any) -> None:
         """Into events.jsonl, which takes lines of several writers."""
         try:
-            self.rank.run.event(kind, **fields)
+            self.rank.run.event(kind, **with_masked_words(fields))
         except OSError as error:
             self.complain(error)
 
@@ -28,3 +33,11 @@ class Notes:
         if not self._complained:
             self._complained = True
             self.line(f"metrics or events could not be written, the training goes on: {error}")
+
+
+def with_masked_words(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an event without secrets."""
+    return {
+        name: masked(value) if name in _WORDS and isinstance(value, str) else value
+        for name, value in fields.items()
+    }

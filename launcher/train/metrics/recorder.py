@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.runs.files import append_json
-from launcher.runs.progress import progress_text
-from launcher.runs.time import now
+from launcher.rundir.files import append_json
+from launcher.rundir.progress import progress_text
+from launcher.rundir.time import now
 from launcher.train.budget import Budget
 from launcher.train.metrics.flops import open_mfu
 from launcher.train.metrics.memory import Reading, open_meter
@@ -37,6 +38,8 @@ class StepResult:
     "Some rank saw the request to stop."
     lost: float = 0.0
     "Seconds of the passes that were thrown away before the one that counts, and of what lay between them."
+    logged: Mapping[str, float] = field(default_factory=dict)
+    "The task's own metrics."
 
 
 class Recorder:
@@ -61,25 +64,25 @@ class Recorder:
         if self.mfu is not None:
             self.mfu.see(batch, of)
 
-    def step(self, step: int, result: StepResult, seconds: float, eval_loss: float | None) -> None:
+    def step(self, step: int, result: StepResult, seconds: float, evaluated: Mapping[str, float]) -> None:
         """`seconds` is the optimizer step's own time, without evaluation and what was lost."""
         reading = self.memory.step(step)
         self.snapshots.after_step(step)
         if not self.rank.first:
             return
-        line = self._line(step, result, seconds, eval_loss, reading)
+        line = self._line(step, result, seconds, evaluated, reading)
         try:
             append_json(self.rank.run.metrics, line)
         except OSError as error:
             self.notes.complain(error)
         self.trackers.write(line)
         due = time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
-        if due or eval_loss is not None or step == self.steps:
+        if due or evaluated or step == self.steps:
             self._last_line = time.monotonic()
             self.rank.say(f"step {step}/{self.steps}  {progress_text(line)}")
 
     def _line(
-        self, step: int, result: StepResult, seconds: float, eval_loss: float | None, reading: Reading
+        self, step: int, result: StepResult, seconds: float, evaluated: Mapping[str, float], reading: Reading
     ) -> dict[str, Any]:
         samples = self.rank.job.batch.global_
         line: dict[str, Any] = {
@@ -102,8 +105,8 @@ class Recorder:
             line["mfu"] = round(share, 5)
         # Rank 0's own; the others' are in their files: a maximum would cost every step a collective.
         line.update({f"memory_{name}": value for name, value in reading.known().items()})
-        if eval_loss is not None:
-            line["eval_loss"] = _finite(eval_loss)
+        for name, value in {**result.logged, **evaluated}.items():
+            line.setdefault(name, _finite(value))
         return line
 
     def close(self, failed: bool = False) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from launcher.runs.files import read_record, replace_json
-from launcher.runs.time import now
+from launcher.rundir.files import read_record, replace_json
+from launcher.rundir.time import now
 from launcher.train.budget import Budget, Held, MemoryBudget
 from launcher.train.live import Moment, Piece, cuda_pieces, largest
 from launcher.train.metrics.notes import Notes

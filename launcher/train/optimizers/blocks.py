@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from launcher.train.checkpoints.reader import read_metadata
 from launcher.train.optimizers.state import beside, local, rows_beside
 from launcher.train.rank import SetupError
 
@@ -64,7 +64,7 @@ def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, pref
     }
     if not wanted:
         return None
-    metadata = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    metadata = read_metadata(checkpoint).state_dict_metadata
     saved = {key: entry.size for key, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
     # A key that is missing altogether, as after a change of the optimizer, torch reports by itself.
     differ = [key for key, shape in wanted.items() if key in saved and saved[key] != shape]

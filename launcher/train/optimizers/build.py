@@ -26,14 +26,17 @@ def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim
         raise SetupError(
             "the model has no parameter that is to be trained: all of them have requires_grad=False"
         )
-    if recipe.offload not in ("cpu-optimizer", "nvme-optimizer"):
-        return make(groups, wide)
+    if recipe.offload in ("none", "cpu"):
+        made = make(groups, wide)
+        if recipe.offload == "cpu":  # its states are made in a step
+            made.step = budget.host_side()(made.step)  # type: ignore[method-assign]
+        return made
     keep: Keep = in_host_memory
     if recipe.offload == "nvme-optimizer":
         keep = ScratchFiles(training.nvme_dir, f"launcher-{rank.run.id}-rank{rank.number:05d}")
-    made = HostOptimizer(groups, wide, make, keep, budget.host_side)
-    rank.say(f"offload: {recipe.offload}: on each rank {_host_cost(made, keep)}")
-    return made
+    on_host = HostOptimizer(groups, wide, make, keep, budget.host_side)
+    rank.say(f"offload: {recipe.offload}: on each rank {_host_cost(on_host, keep)}")
+    return on_host
 
 
 def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from launcher.train.checkpoints.reader import read_metadata
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -52,7 +53,7 @@ def without_states(states: Iterable[str], checkpoint: Path, prefix: str) -> list
 
     `prefix` is the path of the states in it, such as "optimizer.state".
     """
-    keys = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    keys = read_metadata(checkpoint).state_dict_metadata
     saved = {key.removeprefix(f"{prefix}.").rpartition(".")[0] for key in keys if key.startswith(prefix)}
     return [name for name in states if name not in saved]
 

@@ -1,4 +1,4 @@
-"""How a rank that cannot go on reaches all others, whatever they are doing."""
+"""How one rank reaches all others, whatever they are doing, when the attempt is to end."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Alarm:
         "By this rank."
         self._talking = self._connect()
 
-    def listen(self, heard: Callable[[], object]) -> None:
-        """`heard` is called on the thread when another rank rings."""
+    def listen(self, heard: Callable[[str], object]) -> None:
+        """`heard` is called on the thread, with the reason, when another rank rings."""
         if self.rank.world > 1:
             arguments = (self._connect(), heard)
             threading.Thread(target=self._listen, args=arguments, name="alarm", daemon=True).start()
 
-    def ring(self) -> None:
+    def ring(self, why: str) -> None:
         """Raises dist.DistError when the store is gone."""
         self.rung = True
-        self._talking.set("alarm", str(self.rank.number))
+        self._talking.set("alarm", why)
 
     def exchange(self, topic: str, mine: Any, seconds: float) -> dict[int, Any]:
         """What every rank said on `topic`, as JSON; after `seconds`, of those that have said something.
@@ -60,7 +60,7 @@ class Alarm:
             ranks = [number for number in ranks if self._talking.check([keys[number]])]
         return {number: json.loads(self._talking.get(keys[number])) for number in ranks}
 
-    def _listen(self, store: Store, heard: Callable[[], object]) -> None:
+    def _listen(self, store: Store, heard: Callable[[str], object]) -> None:
         while True:
             try:
                 store.wait(["alarm"], LISTENING)
@@ -69,7 +69,7 @@ class Alarm:
             except dist.DistStoreError:
                 continue
             if not self.rung:
-                heard()
+                heard(store.get("alarm").decode())
             return
 
     def _connect(self) -> Store:

@@ -60,6 +60,7 @@ def _clean_fsdp(model: Any) -> None:
                 parameter.to_sharded()
             if hasattr(parameter, "_unsharded_param"):
                 parameter._unsharded_param.grad = None
+                parameter._unsharded_param.requires_grad_(parameter.sharded_param.requires_grad)
             parameter.unsharded_accumulated_grad = None
             parameter.grad_offload_event = None
             parameter.sharded_param.grad = None
@@ -97,7 +98,12 @@ def _reset(root: Any) -> None:
 def _groups(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            yield from _groups_of(module._get_fsdp_state())
+            yield from parameter_groups(module)
+
+
+def parameter_groups(unit: FSDPModule) -> list[Any]:
+    """What FSDP2 gathers at once in this unit, each with its `fsdp_params`."""
+    return _groups_of(unit._get_fsdp_state())
 
 
 def _groups_of(state: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from launcher.spec.recipe import Recipe
 from launcher.train.recovery.cleanup import drop_partial_sums, replication
+from launcher.train.recovery.other_shards import OtherShards
 from launcher.train.recovery.sent import sent
 from launcher.train.sharding import meets
 
@@ -72,9 +73,10 @@ class Collectives:
         "The ranks that hold the same shard (hybrid)."
         # One rank on each node: FSDP2 sends nothing but all-reduces, of which `local` sees none.
         self._unseen = self._replicas is not None and shards == 1
+        self.others = OtherShards(model)
         for unit in self.units:
-            unit.set_custom_all_gather(AllGather(self))  # type: ignore[arg-type]
-            unit.set_custom_reduce_scatter(ReduceScatter(self))  # type: ignore[arg-type]
+            unit.set_custom_all_gather(AllGather(self, unit))  # type: ignore[arg-type]
+            unit.set_custom_reduce_scatter(ReduceScatter(self, unit))  # type: ignore[arg-type]
             if self._replicas is not None:
                 unit.set_all_reduce_hook(self._after_all_reduce)
 
@@ -94,6 +96,11 @@ class Collectives:
             known = self._known.setdefault(self._kind, tuple(self._issued))
             self.static &= len(known) == len(self._issued)
         self._issued = None
+
+    @property
+    def issued(self) -> int:
+        """Collectives of the micro-batch that has begun, so far."""
+        return len(self._issued or ())
 
     @property
     def why_not(self) -> str | None:
@@ -124,8 +131,8 @@ class Collectives:
 
     @contextmanager
     def local(self) -> Iterator[None]:
-        """No collective: a rank gathers its own shard as often as there are ranks, and keeps its own part of
-        its own gradients. What would have been issued is learnt all the same.
+        """No collective: in a gather `others` stand for the other ranks, and a rank keeps its own part of its
+        own gradients. What would have been issued is learnt all the same.
 
         With replicas (hybrid) the gradients do not reach `.grad`, and are dropped at the end.
         """
@@ -142,12 +149,13 @@ class Collectives:
                 drop_partial_sums(self.model)
             self._local, self._issued = False, None
 
-    def gather(self, output: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, later: bool) -> Any:
+    def gather(
+        self, unit: nn.Module, output: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, later: bool
+    ) -> Any:
         entry = Entry("all-gather", group, output.device, output.dtype, own.numel(), output.numel())
         if self._local:
             work = None
-            others = [part for rank, part in enumerate(output.chunk(group.size())) if rank != group.rank()]
-            torch._foreach_copy_(others, [own] * len(others))
+            self.others.fill(unit, output, own, group.rank(), group.size())
         else:
             self._sending, before = True, sent()
             work = _all_gather(output_tensor=output, input_tensor=own, group=group, async_op=later)
@@ -199,8 +207,8 @@ class Collectives:
 class AllGather:
     """FSDP2's interface, whose base class has no public name; allocates as its default does."""
 
-    def __init__(self, collectives: Collectives) -> None:
-        self.collectives = collectives
+    def __init__(self, collectives: Collectives, unit: nn.Module) -> None:
+        self.collectives, self.unit = collectives, unit
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
@@ -214,7 +222,7 @@ class AllGather:
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        return self.collectives.gather(output_tensor, input_tensor, group, async_op)
+        return self.collectives.gather(self.unit, output_tensor, input_tensor, group, async_op)
 
 
 class ReduceScatter(AllGather):

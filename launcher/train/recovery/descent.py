@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.planning.batches import WITHIN_A_RUN, one_lower
-from launcher.planning.lower import keeps_micro_batch, lower_within
+from launcher.planning.batches import WITHIN_A_RUN
+from launcher.planning.lower import why_none_within, within_a_run
 from launcher.planning.plan import Plan
-from launcher.runs.downgrades import CHANGES, changed
-from launcher.runs.files import read_record
+from launcher.rundir.downgrades import CHANGES, changed
+from launcher.rundir.files import read_record
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.train.rank import Rank
@@ -36,7 +36,8 @@ class Descent:
                 self._left |= dict.fromkeys(plan.above, 0)
                 self._given_up.update(plan.above)
             self._remember(rank.run.read_events())
-        self._left, self._given_up = gate.firsts((self._left, self._given_up))
+        known = (self.planned, self._left, self._given_up)
+        self.planned, self._left, self._given_up = gate.firsts(known)
 
     def _remember(self, events: Sequence[dict[str, Any]]) -> None:
         """What the attempts before this one went down from, and came back to; also before somebody resumed
@@ -70,29 +71,22 @@ class Descent:
     def below(self, recipe: Recipe) -> Recipe | None:
         """What to go on with, without a restart; the same on every rank. None where that is not possible, or
         not any more."""
-        lowered = None
-        if self.rank.first and self._may_go_lower():
-            lowered = lower_within(recipe, self.setting, self.planned)
-        found: Recipe | None = self.gate.firsts(lowered)
-        return found
+        may = self.gate.firsts(self.rank.first and self._may_go_lower())
+        return next(iter(self.within(recipe)), None) if may else None
+
+    def within(self, recipe: Recipe) -> tuple[Recipe, ...]:
+        """Every rung below that needs no restart, the next one first; the same on every rank."""
+        return within_a_run(recipe, self.setting, self.planned)
 
     def why_nothing(self, recipe: Recipe) -> str:
         """Why `below` has nothing; the same on every rank."""
-        reason = "nothing is left to give up without a restart"
+        reason = why_none_within(recipe, self.setting)
         limit = self.rank.job.retries.lower
         if limit == 0:
             reason = "a downgrade is forbidden (retries.lower: 0)"
         elif self.rank.first and not self._may_go_lower():
             reason = f"the budget retries.lower of {limit} is spent"
-        elif one_lower(recipe, self.setting) is not None:
-            reason = "a model with BatchNorm gives up first what else the plan has, which takes a restart"
         return str(self.gate.firsts(reason))
-
-    def restarts_for(self, recipe: Recipe) -> bool:
-        """Where `recipe` does not fit: whether something else than its micro-batch is given up first, with a
-        restart; the same on every rank."""
-        found = keeps_micro_batch(recipe, self.setting, self.planned) and self._may_go_lower()
-        return bool(self.gate.firsts(found))
 
     def _may_go_lower(self) -> bool:
         spent = [one for one in self._events() if one.get("event") == "downgrade"]

@@ -8,7 +8,7 @@ another sharding a rank takes its part out of the files of its node, where they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launcher.runs.shared import handover_folder, make_handover_folder, remove_handover
+from launcher.rundir.shared import handover_folder, make_handover_folder, remove_handover
 from launcher.spec.recipe import EIGHT_BIT, SHARDED
 from launcher.train.checkpoints.checkpoints import Checkpoints
+from launcher.train.checkpoints.own import not_persistent
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.packed import Packed, packed_bytes, read_packed, write_packed
@@ -77,7 +78,7 @@ class Handover:
 
     def bytes(self) -> int:
         """Of the tensors that `give` would write."""
-        return packed_bytes(self._parts())
+        return packed_bytes([local(tensor.detach()) for tensor in self._tensors()])
 
     @torch.no_grad()
     def give(self) -> int:
@@ -85,6 +86,8 @@ class Handover:
         RuntimeError when the GPU does not answer."""
         rank, progress = self.rank, self.progress
         folder = make_handover_folder(rank.run, rank.node)
+        if lost := progress.undo.lost():
+            raise RuntimeError(f"{', '.join(lost)} changed for the first time in the step that failed")
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             if self._stream is not None:
                 torch.cuda.set_device(rank.device)  # each thread has its own
@@ -98,6 +101,8 @@ class Handover:
                 "own": {
                     "rng": packed(progress.undo.rng),
                     "buffers": {name: value.cpu() for name, value in progress.undo.buffers().items()},
+                    "not_persistent": not_persistent(self.checkpoints.model),
+                    **({} if progress.undo.task_state is None else {"task": progress.undo.task_state}),
                 },
                 "scaler": self.checkpoints.scaler.state(),
                 "made_with": self.checkpoints.made_with,
@@ -111,7 +116,8 @@ class Handover:
         A handover counts when every rank has one of the same step and layout, newer than every checkpoint.
         Then it is for the loop to call `progress.begin`.
         """
-        found = self._found()
+        with self.progress.budget.host_side():
+            found = self._found()
         offer = self._offer(found)
         newest = self.checkpoints.newest()
         offers: list[Any] = [None] * self.rank.world
@@ -123,14 +129,24 @@ class Handover:
             assert found is not None
             if remove_own:
                 remove_handover(self.rank.run, self.rank.node)
-            resumed = self._take(found)
+            with self._where_states_are():
+                resumed = self._take(found)
         else:
             if remove_own:
                 remove_handover(self.rank.run, self.rank.node)
-            step = self.checkpoints.restore()
-            nothing = not any(offers)
-            resumed = Resumed(step, "checkpoint" if step else None, skipped=None if nothing else skipped)
+            with self._where_states_are():
+                step = self.checkpoints.restore()
+            resumed = Resumed(
+                step,
+                "checkpoint" if step else None,
+                self.checkpoints.before.get("unrecorded"),
+                skipped if any(offers) else None,
+            )
         return resumed
+
+    def _where_states_are(self) -> AbstractContextManager[object]:
+        """A memory budget counts the optimizer's states as the step that makes them does."""
+        return self.progress.budget.host_side() if self.rank.recipe.offload == "cpu" else nullcontext()
 
     def _found(self) -> Found | None:
         folder = handover_folder(self.rank.run, self.rank.node)
@@ -143,7 +159,7 @@ class Handover:
         numbers = [first if self._shared else self.rank.number]
         if reshards := bool(differ) and self._reshards(differ):
             numbers = list(range(first, first + self.rank.per_node))
-        # Each file once: what is read counts as memory of this rank.
+        # Each file once.
         mine = self.rank.number
         files = [own if number == mine else read_packed(_file(folder, number)) for number in numbers]
         found = [file for file in files if file is not None]
@@ -201,8 +217,9 @@ class Handover:
         return [*self._parameters, *(value for state in self._states() for value in state.values())]
 
     def _parts(self) -> list[torch.Tensor]:
-        """What this rank has of them."""
-        return [local(tensor.detach()) for tensor in self._tensors()]
+        """What this rank has of them; parameters without gradient as they were after the last step."""
+        undo = self.progress.undo
+        return [local(undo.kept(tensor).detach()) for tensor in self._tensors()]
 
     def _states(self) -> Iterator[dict[str, torch.Tensor]]:
         """Read without asking for the state_dict, which an optimizer may change something for."""

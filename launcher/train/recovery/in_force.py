@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from launcher.planning.batches import micro_batches
+from launcher.planning.batches import finely
 from launcher.planning.lower import words_of
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
+from launcher.train.coupling import Split
 from launcher.train.metrics.recorder import Recorder
 from launcher.train.rank import Rank
 from launcher.train.recovery.descent import CLIMB_AFTER, Descent
 from launcher.train.recovery.probe import Probe
 from launcher.train.recovery.recovery import Failure, Recovery, raised_again, sizes_of
+from launcher.train.task import TaskError
+
+COUPLES = "couples-samples"
+"The event that tells of it: the supervisor and later attempts keep to it."
+
+
+MEAN = (
+    "loss() returns the mean of its batch where it has to return the sum: the loss of the first samples is "
+    "the mean of the losses of their halves. Return the sum and its weight, such as "
+    "F.cross_entropy(logits, y, reduction='sum'), len(y): launcher divides by the weight of the whole step"
+)
+
+
+UNDECIDED = (
+    "whether loss() returns a sum, as it has to, or a mean could not be told: the random numbers that it "
+    "draws change it too much"
+)
 
 
 class InForce:
@@ -35,29 +54,53 @@ class InForce:
         if recovery.why_not is not None:
             self._event("recovery-off", reason=recovery.why_not)
         self.descent = Descent(rank, setting, recovery.gate)
-        self._fitted = False
+        self._fitted = self._said_off = False
 
     def step_done(self) -> None:
         """With this recipe, and it fitted."""
         self._fitted = True
 
+    def look_at_loss(self, samples: Callable[[], list[Any]]) -> None:
+        """Before the first step, on every rank: whether the loss couples samples, which no declaration says.
+        `samples`: a few of the first ones. Raises TaskError for one that is a mean."""
+        if self.setting.couples_samples:
+            return
+        known = self.rank.first and any(one.get("event") == COUPLES for one in self.rank.run.read_events())
+        found = bool(self.recovery.gate.firsts(known))
+        if not found:
+            with self.probe.unseen():
+                [rank_found] = self.recovery.gate.highest(self.probe.split(self.recipe, samples))
+            if rank_found == Split.MEAN:
+                raise TaskError(MEAN)
+            if rank_found == Split.UNDECIDED:
+                self.rank.say(UNDECIDED)
+            found = rank_found == Split.COUPLED
+            if found:
+                self._event(COUPLES)
+                self.rank.say(
+                    "the loss of a batch is not that of its halves: it couples samples. The micro-batch is "
+                    "lowered only when nothing else is left (couples_samples = True in the task declares it)"
+                )
+        if found:
+            self.setting = self.descent.setting = replace(self.setting, couples_samples=True)
+
     def probed(self, since: float | None = None) -> None:
         """Take the largest micro-batch that fits on every rank. Nobody waits until each knows its own.
         `since` when, by time.perf_counter, the training does not get on, if before this."""
         began, gate, before = time.perf_counter(), self.recovery.gate, self.recipe
-        rungs, asked = micro_batches(before, self.setting), self.probe.asked
-        found = self.probe.largest(rungs)
-        [lowest] = gate.highest(len(rungs) if found is None else found)
-        if off := next(filter(None, gate.everyones(self.probe.off)), None):
-            self._event("probe-skipped", reason=off)
-            if self.recovery.why_not is None and self.recovery.collectives is not None:
-                self.recovery.why_not = off
-                self._event("recovery-off", reason=off)
+        rungs, asked = finely(before, self.descent.within(before)), self.probe.asked
+        with self.probe.unseen():
+            found = self.probe.largest(rungs)
+            [lowest] = gate.highest(len(rungs) if found is None else found)
+            off = self._probe_is_off()
+            if not off and lowest < len(rungs):
+                size = rungs[lowest].micro_batch_size
+                self.recovery.meets(self.probe.batch(size), size)
+        if off:
             return
-        if lowest == len(rungs) or self._keeps_micro_batch(before, rungs[lowest]):
+        if lowest == len(rungs):
             self._give_up(self.probe.failure if found is None or found > 0 else None)
         self._take(rungs[lowest])
-        self.recovery.meets(self.probe.batch(self.recipe.micro_batch_size), self.recipe.micro_batch_size)
         seconds = round(time.perf_counter() - began, 3)
         sizes = {"planned": before.micro_batch_size, "micro_batch_size": self.recipe.micro_batch_size}
         self._event("probe", **sizes, asked=self.probe.asked - asked, seconds=seconds)
@@ -66,9 +109,19 @@ class InForce:
             lost = seconds if since is None else round(time.perf_counter() - since, 3)
             self._tell("downgrade", before, text, phase="probe", seconds=lost)
 
-    def _keeps_micro_batch(self, recipe: Recipe, found: Recipe) -> bool:
-        smaller = found.micro_batch_size < recipe.micro_batch_size
-        return smaller and self.setting.batch_norm and self.descent.restarts_for(recipe)
+    def _probe_is_off(self) -> bool:
+        """Whether some rank's probe can find out nothing; the same on every rank, and told once."""
+        everyones = self.recovery.gate.everyones((self.probe.off, self.probe.may_send))
+        offs = [(off, may_send) for off, may_send in everyones if off is not None]
+        if offs and not self._said_off:
+            self._said_off = True
+            self._event("probe-skipped", reason=offs[0][0])
+            self.rank.say(f"probe skipped: {offs[0][0]}")
+        sends = [off for off, may_send in offs if may_send]
+        if sends and self.recovery.why_not is None and self.recovery.collectives is not None:
+            self.recovery.why_not = sends[0]
+            self._event("recovery-off", reason=sends[0])
+        return bool(offs)
 
     def outgrown(self, batch: Any, samples: list[Any]) -> None:
         """The batch of these samples is larger than what the probe knows: it takes the largest next."""
@@ -79,8 +132,24 @@ class InForce:
         """After some rank ran out of memory in this step, or met a batch larger than what was probed.
         `began`: the pass that is thrown away, by time.perf_counter."""
         recovery, before = self.recovery, self.recipe
-        failures = [one for one in recovery.gate.everyones(recovery.failure) if one is not None]
-        recovery.discard()
+        suspect = recovery.suspect
+        everyones = recovery.gate.everyones((recovery.failure, suspect and suspect.issued))
+        failures = [failure for failure, _ in everyones if failure is not None]
+        suspects = [issued for _, issued in everyones if issued is not None]
+        if suspects and not failures:
+            # What came of the zeros of a rank came after them.
+            if suspect is not None and suspect.issued == min(suspects):
+                recovery.raise_suspect()
+            recovery.gate.wait_for_the_end()
+        lost = [names for names in recovery.gate.everyones(recovery.discard()) if names]
+        if lost:
+            names = ", ".join(lost[0])
+            if not failures:
+                raise RuntimeError(
+                    f"a batch is larger than any before, and {names} cannot be put back as it was"
+                )
+            recovery.where.why_not = f"{names} changed for the first time, and how it was before is not known"
+            self._give_up(recovery.failure)
         if not failures:
             self.probed(since=began)
             return
@@ -102,8 +171,10 @@ class InForce:
         if recipe is None:
             return
         self.descent.climbed(recipe)
-        [misfits] = self.recovery.gate.highest(not self.probe.fits(recipe))
-        if not misfits:
+        with self.probe.unseen():
+            [misfits] = self.recovery.gate.highest(not self.probe.fits(recipe))
+            off = self._probe_is_off()
+        if not misfits and not off:
             self._take(recipe)
             self._tell("climb", before, f"no failure in {CLIMB_AFTER} steps", step=step)
 

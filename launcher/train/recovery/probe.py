@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -16,18 +17,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.spec.recipe import Recipe
+from launcher.train.batch_norm import batch_norms_in_evaluation
 from launcher.train.budget import Budget, MemoryBudget
+from launcher.train.coupling import Split, split
 from launcher.train.data import to_device
-from launcher.train.failure import classify
+from launcher.train.failure import classify, in_a_line
 from launcher.train.model import loss_of
 from launcher.train.optimizers.state import local
-from launcher.train.rank import Rank
+from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import Collectives, kind_of
+from launcher.train.recovery.gate import Gate
+from launcher.train.recovery.modes import kept_modes
 from launcher.train.recovery.recovery import Failure, failure_of
 from launcher.train.recovery.rehearsal import rehearsal_of
 from launcher.train.recovery.undo import Undo
+from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.sharding import accumulate, meets
 from launcher.train.task import Task
@@ -36,10 +42,11 @@ from launcher.train.where import Where
 
 class Probe:
     """Runs a step without the other ranks and without a trace: no collective is issued, and parameters,
-    gradients (none), optimizer states, buffers and random state are afterwards as they were.
+    gradients (none), optimizer states, and all that `Undo` knows are afterwards as they were.
 
-    A recipe may differ from the rank's in micro-batch, accumulation, its synchronisation and loss chunks.
-    Ask between steps. Exceptions of the user's code pass: the first step would raise them as well.
+    A recipe may differ from the rank's in micro-batch, accumulation, its synchronisation and loss chunks. Ask
+    between steps, within `unseen`. An exception of the user's code ends the probe, not the run: under FSDP
+    the code has computed with made-up values of the other ranks' shards.
     """
 
     def __init__(
@@ -53,13 +60,16 @@ class Probe:
         budget: Budget,
         undo: Undo,
         collectives: Collectives | None,
+        gate: Gate,
     ) -> None:
         assert (collectives is not None) == isinstance(model, FSDPModule)
         self.model, self.task, self.optimizer, self.scaler = model, task, optimizer, scaler
         self.rank, self.where, self.budget, self.undo = rank, where, budget, undo
-        self.collectives = collectives
+        self.collectives, self.gate = collectives, gate
         self.off: str | None = None
         "Why nothing can be found out: then everything is said to fit."
+        self.may_send = False
+        "That is because the task calls collectives itself, or may do so."
         self.sample: Any = None
         "The largest that is known, as the task's dataset has it; the task's example before there is another."
         self.asked = 0
@@ -70,6 +80,67 @@ class Probe:
         self._must_look = rank.world > 1 and rank.recipe.compile
         self._looks = False
 
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """On every rank, around all that has to do with the probe: afterwards everything is as before."""
+        environment = dict(os.environ)
+        with self.budget.host_side():
+            self.undo.take()
+            if reason := self.undo.secure(1 / self.rank.per_node):
+                self.off = self.off or reason
+            if self.collectives is not None:
+                self.collectives.others.collect(self.gate)
+        try:
+            yield
+        finally:
+            with self.budget.host_side():
+                lost = self.undo.restore().lost
+            if lost:
+                raise SetupError(
+                    f"{', '.join(lost)} changed while the probe tried a step, and it is too large to be put "
+                    "back: make it a buffer of the model, or set train.probe: never"
+                )
+            if dict(os.environ) != environment:
+                os.environ.clear()
+                os.environ.update(environment)
+
+    def split(self, recipe: Recipe, samples: Callable[[], list[Any]]) -> Split:
+        """What the loss of these samples is to that of their halves."""
+
+        def sums_of(some: list[Any]) -> tuple[float, float]:
+            with self.budget.host_side():
+                batch = self.task.collate(some)
+            batch = to_device(batch, self.rank.device)
+            self.budget.track(batch)
+            loss, weight = loss_of(self.task, self.model_alone, batch, self.rank)
+            return float(loss), float(weight)
+
+        def begin(seed: int) -> None:
+            with self.budget.host_side():
+                self.undo.restore()
+            seed_all(seed)
+
+        before = self.where.phase, self.where.users
+        self.where.trying = self._looks = True
+        try:
+            with (
+                kept_modes(self.rank.device),
+                torch.no_grad(),
+                torch.compiler.set_stance("force_eager") if self.rank.recipe.compile else nullcontext(),
+                batch_norms_in_evaluation(self.model),
+                self._alone(recipe),
+                self._no_collective(),
+                self.where.during("init", users=True),
+            ):
+                return split(sums_of, samples(), begin)
+        except (Exception, SystemExit):
+            return Split.SUM
+        finally:
+            self.where.phase, self.where.users = before
+            self.where.trying = self._looks = False
+            clean(self.model)
+            self._forget_peak()
+
     def largest(self, rungs: Sequence[Recipe]) -> int | None:
         """The index of the first that fits, None when none does; `rungs` in falling order of their memory."""
 
@@ -77,9 +148,12 @@ class Probe:
             return self.fits(rungs[at], last=at == len(rungs) - 1)
 
         if not (self._seen(rungs[0]) or self._seen(rungs[-1])) and self.off is None:
-            self.off = (
-                "whether the task calls collectives itself is seen in a step that is not compiled, and "
-                f"with micro-batch {rungs[-1].micro_batch_size} such a step does not fit"
+            self.off, self.may_send = (
+                (
+                    "whether the task calls collectives itself is seen in a step that is not compiled, and "
+                    f"with micro-batch {rungs[-1].micro_batch_size} such a step does not fit"
+                ),
+                True,
             )
         if fits(0):
             return 0
@@ -119,7 +193,7 @@ class Probe:
         self.where.trying = not last
         completed = self._completes(recipe)
         # A buffer is seen to change for the first time: in a step there is a copy of it.
-        while self.undo.restore() and completed:
+        while self.undo.restore().followed and completed:
             completed = self._completes(recipe)
         self.where.phase, self.where.users = before
         self.where.trying = False
@@ -129,17 +203,22 @@ class Probe:
     def _completes(self, recipe: Recipe) -> bool:
         completed = False
         try:
-            with self._alone(recipe), self.where.during("probe"):
+            with self._alone(recipe), self.where.during("probe"), kept_modes(self.rank.device):
                 with self.budget.host_side():
                     self.undo.take()
                 self._step(recipe)
             completed = True
         except _CollectiveError as error:
-            self.off = str(error)
-        except Exception as error:
-            if classify(error, self.where) != "gpu-oom":
+            self.off, self.may_send = str(error), True
+        except (Exception, SystemExit) as error:
+            kind = classify(error, self.where)
+            if kind == "gpu-oom":
+                self.failure = failure_of(error, self.rank, self.where)
+            elif kind in ("user-error", "numerical"):
+                words = in_a_line(error).partition("\n")[0][:300]
+                self.off = f"in a step of one rank alone the task raised {words}"
+            else:
                 raise
-            self.failure = failure_of(error, self.rank, self.where)
         # The exception is gone, and with it the frames that hold the activations.
         clean(self.model)
         if not completed:
@@ -166,7 +245,7 @@ class Probe:
 
     def _step(self, recipe: Recipe) -> None:
         """As the training loop's, with what is alive there alive here, too."""
-        rehearsal = rehearsal_of(self.optimizer, self.rank.device)
+        rehearsal = rehearsal_of(self.optimizer, self.rank.recipe)
         if rehearsal is not None:
             rehearsal.step()  # makes the states
         loss = torch.zeros((), dtype=torch.float64, device=self.rank.device)
@@ -219,6 +298,11 @@ class Probe:
         # Compiled code does not run as such under a mode.
         alone = self.rank.world == 1 or (self.rank.recipe.compile and not self._looks)
         return nullcontext() if alone else _NoCollective()  # type: ignore[no-untyped-call]
+
+    @property
+    def model_alone(self) -> nn.Module:
+        """The model without DDP, which would send."""
+        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
 
     def batch(self, size: int) -> Any:
         """The largest of so many samples, in host memory."""

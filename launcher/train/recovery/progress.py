@@ -17,7 +17,7 @@ from launcher.train.recovery.undo import Undo
 class Progress:
     """`step` is the last complete optimizer step: parameters, optimizer states and loss scale are its own.
 
-    Random state and buffers change all the time; `undo` has those of the end of that step.
+    Everything else changes all the time; `undo` has it as at the end of that step.
     """
 
     undo: Undo
@@ -29,6 +29,11 @@ class Progress:
         "An update has failed half-way: nothing here is of any step."
         self.unrecorded: dict[str, Any] | None = None
         "What `step` brought, until its evaluation is done and its metrics are written."
+        self.unsaved: list[str] = []
+        """After the third step of this attempt: attributes that changed in the second or third, and that no
+        checkpoint holds."""
+        self._changed: dict[str, None] = {}
+        self._done = 0
         self._still = threading.Lock()
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
@@ -37,7 +42,7 @@ class Progress:
     def begin(self, step: int, undo: Undo, unrecorded: dict[str, Any] | None = None) -> None:
         """Before the first step: all is of `step`, 0 or what was restored."""
         self.undo = undo
-        self._take()
+        self._take(anew=True)
         self.step, self.unrecorded = step, unrecorded
 
     @property
@@ -51,12 +56,20 @@ class Progress:
         state is being handed over: the process ends then. `started`: the pass that counts, by
         time.perf_counter."""
         with self._still:
+            with self.budget.host_side():
+                self.undo.see_written()
             try:
                 yield
             except BaseException:
                 self.torn = True
                 raise
+            self._done += 1
+            if self._done in (2, 3):  # the first fills what is made once, such as a cache
+                with self.budget.host_side():
+                    self._changed |= dict.fromkeys(self.undo.changed())
+                self.unsaved = list(self._changed) if self._done == 3 else []
             self._take()
+            self.undo.release()
             self.unrecorded = {"result": result, "seconds": time.perf_counter() - started}
             self.step = step
 
@@ -81,8 +94,8 @@ class Progress:
         if self._event is not None:
             stream.wait_event(self._event)
 
-    def _take(self) -> None:
-        with self.budget.host_side():  # but for small buffers
-            self.undo.take()  # it waits for no device
+    def _take(self, *, anew: bool = False) -> None:
+        with self.budget.host_side():
+            self.undo.take(anew=anew)
         if self._event is not None:
             self._event.record()

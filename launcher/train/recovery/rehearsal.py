@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from launcher.train.offload import HostOptimizer
+from launcher.spec.recipe import Recipe
 from launcher.train.optimizers.local_shards import EightBit
 from launcher.train.optimizers.state import beside, local
 
@@ -48,12 +48,9 @@ class Rehearsal:
                 p.grad = None
 
 
-def rehearsal_of(optimizer: torch.optim.Optimizer, device: torch.device) -> Rehearsal | None:
-    """None where the optimizer's states are not on `device`: its step needs nothing there."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    if isinstance(optimizer, HostOptimizer) or any(p.device != device for p in parameters):
-        return None
-    return Rehearsal(optimizer)
+def rehearsal_of(optimizer: torch.optim.Optimizer, recipe: Recipe) -> Rehearsal | None:
+    """None where the optimizer's states are in host memory: its step needs nothing on the device."""
+    return Rehearsal(optimizer) if recipe.offload == "none" else None
 
 
 class _Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]

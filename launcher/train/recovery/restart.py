@@ -1,21 +1,26 @@
-"""One rank is out of memory and the attempt ends: every rank hands over its state, then all leave at once."""
+"""One rank is out of memory, or the run is to stop before the step under way can end.
+
+Every rank hands over its last complete state, then all leave at once.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch.distributed as dist
 
-from launcher.runs.files import append_json
-from launcher.runs.time import now
+from launcher.rundir.files import append_json
+from launcher.rundir.time import now
 from launcher.spec.base import format_bytes
 from launcher.spec.verdict import EXIT_FOLLOWED
 from launcher.train.failure import leave, within
+from launcher.train.metrics.notes import with_masked_words
 from launcher.train.rank import Rank
 from launcher.train.recovery.alarm import Alarm
 from launcher.train.recovery.handover import Handover
@@ -31,6 +36,8 @@ BYTES_PER_SECOND = 0.25e9
 "Of a node, slowly: from GPUs to memory that is not pinned, all ranks at once."
 CLOSING_SECONDS = 10.0
 "For the failing rank's tracker; the same as without a handover."
+
+Why = Literal["memory", "time"]
 
 
 @dataclass(frozen=True)
@@ -55,13 +62,14 @@ class Offer:
 class Restart:
     """Made when the ranks have met; `handover` follows when there is something to hand over."""
 
-    def __init__(self, rank: Rank) -> None:
-        """Raises dist.DistError."""
-        self.rank = rank
+    def __init__(self, rank: Rank, began: float) -> None:
+        """`began`: the process, by time.monotonic. Raises dist.DistError."""
+        self.rank, self.began = rank, began
         self.handover: Handover | None = None
         self._alarm = Alarm(rank)
         self._mine = threading.Lock()
-        "Of the thread that hands over: never given back."
+        "Of the thread that hands over. Given back only where the attempt goes on without."
+        self._tried = self._held = False
         self._alarm.listen(self._heard)
 
     def out_of_memory(self, close: Callable[[], object]) -> None:
@@ -69,36 +77,51 @@ class Restart:
         if not self._mine.acquire(blocking=False):
             self.wait_if_under_way()  # another rank was faster
             return
-        self._end_attempt(close, ring=True)
+        self._end_attempt("memory", close, ring=True)
+
+    def out_of_time(self) -> None:
+        """On a thread of one rank: the step under way does not end before the ranks are killed. Returns when
+        nothing could be handed over: the step then has what time is left."""
+        self._leave_with("time", ring=True)
 
     def wait_if_under_way(self) -> None:
         """Another thread of this rank hands over what others wait for, and then ends the process."""
-        if self._mine.locked():
-            time.sleep(MOST_SECONDS + ANSWER_SECONDS + UPDATE_SECONDS)
+        self._mine.acquire(timeout=MOST_SECONDS + ANSWER_SECONDS + UPDATE_SECONDS)
 
-    def _heard(self) -> None:
+    def _heard(self, why: str) -> None:
+        self._leave_with(cast(Why, why), ring=False)
+
+    def _leave_with(self, why: Why, *, ring: bool) -> None:
         if self._mine.acquire(blocking=False):
-            self._end_attempt(lambda: None, ring=False)
-            leave(EXIT_FOLLOWED)
+            if self._end_attempt(why, lambda: None, ring=ring):
+                leave(EXIT_FOLLOWED)
+            self._mine.release()
 
-    def _end_attempt(self, close: Callable[[], object], *, ring: bool) -> None:
-        """Whatever goes wrong here, the attempt ends: the next one has the checkpoint."""
+    def _end_attempt(self, why: Why, close: Callable[[], object], *, ring: bool) -> bool:
+        """Whatever goes wrong here, without memory the attempt ends: the next one has the checkpoint. False:
+        it goes on."""
+        kind = ""
         try:
             if ring:
-                self._alarm.ring()
-            outcome = self._hand_over()
-            if outcome is not None and self.rank.first:
+                self._alarm.ring(why)
+            # A second time the others would be heard saying what they had the first time.
+            outcome = self._hand_over() if not self._tried else None
+            if outcome is not None:
                 kind, fields = outcome
-                event = {"time": now(), "event": kind, "attempt": self.rank.attempt.number, **fields}
-                append_json(self.rank.run.events, event)
+                event = {"time": now(), "event": kind, "attempt": self.rank.attempt.number}
+                if self.rank.first:
+                    append_json(self.rank.run.events, {**event, **with_masked_words(fields)})
         except Exception as error:
             print(f"nothing is handed over: {type(error).__name__}: {error}", file=sys.stderr)
+        if why == "time" and kind != "handover":
+            self._tried = True
+            self._let_go()
+            return False
         within(CLOSING_SECONDS, close)
-        try:
+        with contextlib.suppress(dist.DistError):
             # The first to leave makes torchrun end the others.
             self._alarm.exchange("leaving", True, CLOSING_SECONDS + 1)
-        except dist.DistError:
-            return
+        return True
 
     def _hand_over(self) -> tuple[str, dict[str, Any]] | None:
         """The event that tells of it. None: there was nothing to hand over, and nobody expects it."""
@@ -107,7 +130,7 @@ class Restart:
         if steps == {0}:
             return None
         if (reason := refusal(offers, self.rank.world)) is not None:
-            return "handover-skipped", {"reason": reason}
+            return "handover-skipped", {"step": min(steps), "reason": reason}
         assert self.handover is not None
         started, problem, size = time.monotonic(), "", 0
         try:
@@ -119,10 +142,11 @@ class Restart:
         answers = self._alarm.exchange("written", [size, seconds, problem], limit)
         problems = [answer[2] for answer in answers.values() if answer[2]]
         problems += [f"rank {n} did not finish" for n in range(self.rank.world) if n not in answers]
+        [step] = steps
         if problems:
-            return "handover-skipped", {"reason": problems[0]}
+            return "handover-skipped", {"step": step, "reason": problems[0]}
         return "handover", {
-            "step": steps.pop(),
+            "step": step,
             "bytes": sum(answer[0] for answer in answers.values()),
             "seconds": round(max(answer[1] for answer in answers.values()), 3),
         }
@@ -133,20 +157,20 @@ class Restart:
         A rank that is behind has what it needs to go on: the one ahead has met it in every collective up to
         there. It gets the time to catch up.
         """
-        held = self._hold()
-        offers = self._exchange("offer", self._offer(held))
+        self._held = self._hold()
+        offers = self._exchange("offer", self._offer())
         positions = {(offer.step, offer.recorded) for offer in offers.values()}
         waits_in_vain = len(offers) < self.rank.world or any(offer.torn for offer in offers.values())
         if len(positions) == 1 or waits_in_vain:
             return offers
-        if held and self.handover is not None and self.handover.progress.position < max(positions):
+        if self._held and self.handover is not None and self.handover.progress.position < max(positions):
             progress = self.handover.progress
-            progress.let_go()
+            self._let_go()
             deadline = time.monotonic() + UPDATE_SECONDS
             while progress.position < max(positions) and time.monotonic() < deadline:
                 time.sleep(0.01)
-            held = self._hold()
-        return self._exchange("offer again", self._offer(held))
+            self._held = self._hold()
+        return self._exchange("offer again", self._offer())
 
     def _exchange(self, topic: str, offer: Offer) -> dict[int, Offer]:
         answers = self._alarm.exchange(topic, asdict(offer), ANSWER_SECONDS)
@@ -155,7 +179,12 @@ class Restart:
     def _hold(self) -> bool:
         return self.handover is not None and self.handover.progress.hold(UPDATE_SECONDS)
 
-    def _offer(self, held: bool) -> Offer:
+    def _let_go(self) -> None:
+        if self._held and self.handover is not None:
+            self._held = False
+            self.handover.progress.let_go()
+
+    def _offer(self) -> Offer:
         rank, handover = self.rank, self.handover
         if handover is None:
             return Offer(rank.number, rank.node, 0, True, 0, 0, 0)
@@ -166,7 +195,7 @@ class Restart:
             handover.checkpoints.saved,
             handover.bytes(),
             free_for_handover(),
-            torn=not held or handover.progress.torn,
+            torn=not self._held or handover.progress.torn,
         )
 
 

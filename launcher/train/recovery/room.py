@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.runs.shared import MEMORY
+from launcher.rundir.shared import MEMORY
 
 KEPT_FREE = 0.05
 "Of the smallest limit: for what the ranks need until they end, and the next ones at their start."
@@ -16,14 +16,17 @@ def free_for_handover() -> int:
     """Bytes that fit into shared memory now: of its file system, the host, and the container's limit."""
     if not MEMORY.is_dir():
         return 0
-    rooms = list(_rooms())
-    return max(0, min(free - int(KEPT_FREE * total) for free, total in rooms))
-
-
-def _rooms() -> Iterator[tuple[int, int]]:
-    """(free, in all) in bytes, of everything that limits it."""
     usage = shutil.disk_usage(MEMORY)
-    yield usage.free, usage.total
+    return max(0, min(usage.free - int(KEPT_FREE * usage.total), free_on_host()))
+
+
+def free_on_host() -> int:
+    """Bytes of host memory that this node can still give: of the host, and of the container's limit."""
+    return max(0, min(free - int(KEPT_FREE * total) for free, total in _limits()))
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """(free, in all) in bytes, of everything that limits host memory."""
     host = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     yield tuple(int(host[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))  # type: ignore[misc]
     for folder, limit_name, used_name, cache_name in _cgroups():

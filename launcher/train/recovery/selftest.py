@@ -34,8 +34,8 @@ def _tried(rank: Rank, mesh: DeviceMesh) -> str | None:
     fully_sharded(model, list(model.blocks), rank, mesh)
     collectives = Collectives(model, rank.device)
     for unit in collectives.units:
-        unit.set_custom_all_gather(_FusedGather(collectives, fuse))  # type: ignore[arg-type]
-        unit.set_custom_reduce_scatter(_FusedReduce(collectives, fuse))  # type: ignore[arg-type]
+        unit.set_custom_all_gather(_FusedGather(collectives, unit, fuse))  # type: ignore[arg-type]
+        unit.set_custom_reduce_scatter(_FusedReduce(collectives, unit, fuse))  # type: ignore[arg-type]
     sample = torch.linspace(-1, 1, 3 * WIDTH, device=rank.device).view(3, WIDTH)
     with collectives.local():
         expected = _gradients(model, sample, fuse)
@@ -108,8 +108,8 @@ class _Small(nn.Module):
 
 
 class _FusedGather(AllGather):
-    def __init__(self, collectives: Collectives, fuse: _Fuse) -> None:
-        super().__init__(collectives)
+    def __init__(self, collectives: Collectives, unit: nn.Module, fuse: _Fuse) -> None:
+        super().__init__(collectives, unit)
         self.fuse = fuse
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

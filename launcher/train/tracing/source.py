@@ -58,6 +58,7 @@ class TaskSource:
             batch_norm=first_batch_norm(model) is not None,
             tokens_per_sample=max(rows) - shifted if rows else None,
             blocks=next(iter(task.blocks(model)), None) is not None,
+            couples_samples=task.couples_samples,
         )
 
     def shapes(self, precision: Any, args: Mapping[str, Any] | None = None) -> ModelShapes:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from launcher.memory.states import Ranks
 from launcher.memory.trace import Sample, Trace, Work4, combine
 from launcher.memory.unroll import Recorded, Run, unroll
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.activations import outermost

@@ -1,0 +1,198 @@
+"""What a job costs on hardware that is paid by the hour: the one place that makes these numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.spec.base import format_duration
+
+if TYPE_CHECKING:  # numbers are read from them, none is made here
+    from launcher.planning.plan import Plan
+    from launcher.spec.cluster import Cluster, RunPod
+    from launcher.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What would be rented first, where the provider was asked."""
+
+    what: str
+    usd_per_hour: float
+    "Of all pods together."
+    dearest_per_hour: float
+    "USD: of the offer that can cost most. It is rented where RunPod refuses the others."
+    dearest_seconds: int
+    "Limit of one pod of that offer."
+
+
+@dataclass(frozen=True)
+class Cost:
+    """USD and hours of the whole job. None is an unknown number; the text beside it says why."""
+
+    usd_per_hour: float | None
+    price: str
+    "Where the price comes from, or why it is not known."
+    hours: float | None
+    "Predicted."
+    hours_unknown: str
+    "Why no time is predicted; empty where it is."
+    usd: float | None
+    "Predicted."
+    worst_usd: float | None
+    worst: str
+    "What limits the cost, or why nothing does."
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(what, value) in plain text: what every verb that rents shows first."""
+        price = self.price if self.usd_per_hour is None else f"{usd(self.usd_per_hour)}/h ({self.price})"
+        total = "not known" if self.usd is None else usd(self.usd)
+        worst = self.worst if self.worst_usd is None else f"{usd(self.worst_usd)}: {self.worst}"
+        return [
+            ("price", price),
+            (
+                "predicted time",
+                f"not known: {self.hours_unknown}" if self.hours is None else hours(self.hours),
+            ),
+            ("predicted total", total),
+            ("worst case", worst),
+        ]
+
+
+def cost_of(job: Job, cluster: Cluster, plan: Plan, offered: Offered | None = None) -> Cost | None:
+    """None where nothing is paid by the hour. Without `offered` the price is that of the profile."""
+    if cluster.runpod is None and cluster.usd_per_gpu_hour is None:
+        return None
+    price, source = _price(cluster, plan, offered)
+    taken = hours_of(job.steps, job.batch.global_, plan.samples_per_second)
+    worst, why = (_worst_rented if cluster.runpod is not None else _worst_elsewhere)(
+        job, cluster, plan, price, offered
+    )
+    return Cost(
+        usd_per_hour=price,
+        price=source,
+        hours=taken,
+        hours_unknown="" if taken is not None else _why_no_time(job, plan),
+        usd=None if taken is None or price is None else taken * price,
+        worst_usd=worst,
+        worst=why,
+    )
+
+
+def _price(cluster: Cluster, plan: Plan, offered: Offered | None) -> tuple[float | None, str]:
+    if offered is not None:
+        return offered.usd_per_hour, offered.what
+    if not plan.layout.gpus_per_node:
+        return None, "not known: the profile's price is that of a GPU, and the job uses none"
+    if plan.usd_per_hour is not None:
+        return plan.usd_per_hour, "from the profile"
+    ask = "; `launcher submit --dry-run` asks RunPod" if cluster.runpod is not None else ""
+    return None, f"not known: the profile {cluster.name} has no usd_per_gpu_hour{ask}"
+
+
+def _why_no_time(job: Job, plan: Plan) -> str:
+    if job.steps is None:
+        return "`steps` is not set"
+    if not plan.layout.gpus_per_node:
+        return "no speed is predicted for a CPU"
+    if plan.estimate is None and job.task is not None:
+        return "this job and cluster have not been planned yet: run `launcher plan` once"
+    if plan.estimate is None:
+        return "the model of a command is not known (plan.model, plan.params)"
+    return "the speed of this GPU is not known"
+
+
+def _worst_rented(
+    job: Job, cluster: Cluster, plan: Plan, price: float | None, offered: Offered | None
+) -> tuple[float | None, str]:
+    """Of the run as it is submitted: every pod that is rented without a further command of yours."""
+    section = cluster.runpod
+    assert section is not None  # the caller looks
+    seconds = max_seconds(cluster, job)
+    limit = "resources.time" if seconds == job.resources.time else _named(section, "max_hours")
+    first, paid = price, seconds
+    if offered is not None:
+        price, paid = offered.dearest_per_hour, offered.dearest_seconds
+    elif price is not None:
+        paid = affordable(section, price, seconds, 0.0)
+    if paid < seconds:
+        seconds, limit = paid, "what the budget pays for"
+    pods = 1 + job.retries.preemptions if section.bid_per_gpu is not None and job.requeue else 1
+    most = f"{hours(seconds / 3600)} ({limit})"
+    if pods > 1 and section.budget is None:
+        most = f"{pods} pods of {most} each, one after the other (retries.preemptions)"
+    if (why := no_server_limit(section, plan.layout.nodes)) is not None:
+        day = "what it costs by the hour" if price is None else f"{usd(24 * price)} a day"
+        return None, (
+            f"no limit ({why}): {most} where its start script runs; one whose script never runs costs {day} "
+            "until `launcher status` or `launcher runpod leaks --end` ends it"
+        )
+    if price is None and section.max_price is not None:
+        price, most = section.max_price, f"{most} at max_price"
+    elif price is not None and price != first:
+        most = f"{most} of the dearest offer, {usd(price)}/h"
+    total = None if price is None else price * seconds / 3600 * pods
+    if section.budget is not None and (total is None or total > section.budget):
+        total, most = section.budget, f"{most}, within the budget"
+    if total is None:
+        return None, f"not known without a price: {most}, then RunPod itself ends the pod"
+    return total, f"{most}, then RunPod itself ends the pod"
+
+
+def _worst_elsewhere(
+    job: Job, cluster: Cluster, plan: Plan, price: float | None, offered: Offered | None
+) -> tuple[float | None, str]:
+    if job.resources.time is None:
+        return None, "no limit: resources.time is not set"
+    again = job.retries.time_limits + job.retries.preemptions
+    jobs = 1 + again if cluster.scheduler == "slurm" and job.requeue else 1
+    each = f"{format_duration(job.resources.time)} (resources.time)"
+    why = each if jobs == 1 else f"{jobs} jobs of {each} each, one after the other (retries)"
+    if price is None:
+        return None, f"not known without a price: {why}"
+    return price * jobs * job.resources.time / 3600, why
+
+
+def no_server_limit(section: RunPod, nodes: int) -> str | None:
+    """Why RunPod itself does not end what is rented after its time; None where it does."""
+    if nodes > 1:
+        return "RunPod keeps none for a cluster of pods"
+    if not section.server_limit and section.bid_per_gpu is None:
+        return "server_limit: false"
+    return None
+
+
+def max_seconds(cluster: Cluster, job: Job) -> int:
+    """Limit of one pod: max_hours, or the job's own time limit where that is shorter."""
+    assert cluster.runpod is not None  # of a cluster that rents pods
+    seconds = int(cluster.runpod.max_hours * 3600)
+    return seconds if job.resources.time is None else min(seconds, job.resources.time)
+
+
+def affordable(section: RunPod, usd_per_hour: float, seconds: int, spent: float) -> int:
+    """Seconds that one pod may have. `spent`: USD of earlier pods of the run."""
+    if section.budget is None or not usd_per_hour:
+        return seconds
+    return max(0, min(seconds, int((section.budget - spent) / usd_per_hour * 3600)))
+
+
+def hours_of(steps: int | None, batch: int, samples_per_second: float | None) -> float | None:
+    if steps is None or not samples_per_second:
+        return None
+    return steps * batch / samples_per_second / 3600
+
+
+def hours(number: float) -> str:
+    return f"{number:,.0f} h" if number >= 100 else f"{number:.3g} h"
+
+
+def usd(amount: float) -> str:
+    """With cents; amounts below one cent with two digits."""
+    return f"{amount:.2f} USD" if amount >= 0.01 or not amount else f"{amount:.2g} USD"
+
+
+def _named(section: RunPod, field: str) -> str:
+    return field if field in section.model_fields_set else f"{field}, by default"

@@ -1,0 +1,153 @@
+"""Reading a checkpoint that anybody may have written: no code of it is run.
+
+DCP's own reader unpickles `.metadata` without limits, and its planner every value that is no tensor.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem
+
+from launcher.train.checkpoints.folder import CheckpointError, RefusedError
+
+T = TypeVar("T")
+
+_ALLOWED = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},  # Python 3.13
+    "torch": {"Size"} | {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
+}
+"What `.metadata` of torch 2.6 to 2.13 refers to."
+
+
+_TUPLE_OPCODES = (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
+_STACK_PER_TUPLE = 512
+"Bytes of stack; Python 3.11 takes less than 105 to hash one more tuple within a tuple."
+_USUAL_STACK = 2**21
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _ALLOWED.get(module, ()):
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no checkpoint needs")
+        return super().find_class(module, name)
+
+
+def read_metadata(checkpoint: Path) -> Metadata:
+    """What DCP has written beside the tensors. Raises CheckpointError, RefusedError for anything else."""
+    file = checkpoint / ".metadata"
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file} could not be read: {error}") from None
+    try:
+        return _with_stack_for(content, lambda: _checked(_Unpickler(io.BytesIO(content)).load()))
+    except Exception as error:  # a damaged pickle raises what it likes
+        raise RefusedError(f"{file} is not what torch.distributed.checkpoint writes: {error}") from None
+
+
+def _with_stack_for(content: bytes, call: Callable[[], T]) -> T:
+    """`call()`, with a stack on which the hash of any tuple in this pickle can be computed.
+
+    Python hashes a tuple as a key of a dictionary by a recursion in C that has no limit: nested 3 million
+    deep, it ends the process by a segmentation fault. Raises what `call` raises, MemoryError.
+    """
+    wanted = _STACK_PER_TUPLE * sum(map(content.count, _TUPLE_OPCODES))
+    if wanted < _USUAL_STACK:
+        return call()
+    result: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    before = threading.stack_size(-(-wanted // 2**20) * 2**20 + _USUAL_STACK)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise MemoryError(f"it may need a stack of {wanted} bytes: {error}") from None
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    if failed:
+        raise failed[0]
+    return result[0]
+
+
+def _checked(metadata: object) -> Metadata:
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+        raise ValueError(f"it holds no Metadata but {type(metadata).__name__}")
+    entries = metadata.state_dict_metadata
+    if not isinstance(entries, dict) or not all(
+        isinstance(name, str) and isinstance(entry, TensorStorageMetadata | BytesStorageMetadata)
+        for name, entry in entries.items()
+    ):
+        raise ValueError("its list of tensors and values is damaged")
+    for index, piece in metadata.storage_data.items():
+        if not (
+            isinstance(index, MetadataIndex)
+            and isinstance(index.fqn, str)
+            and isinstance(index.offset, torch.Size | None)
+        ):
+            raise ValueError("its list of pieces is damaged")
+        name = piece.relative_path if isinstance(piece, _StorageInfo) else None
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
+            raise ValueError(f"a piece of it is in {name!r}, which is no file of the checkpoint")
+    return metadata
+
+
+class CheckpointReader(FileSystemReader):
+    """As DCP's, with `.metadata` read by `read_metadata`."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Raises CheckpointError."""
+        metadata = read_metadata(Path(self.path))
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class CheckpointPlanner(DefaultLoadPlanner):
+    """As DCP's, but a value that is no tensor is a number, a text or a collection of them."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        plain = io.BytesIO()
+        try:
+            content = torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise RefusedError(f"{read_item.storage_index.fqn}: {error}") from None
+        torch.save(content, plain)  # the parent reads it again, without limits
+        plain.seek(0)
+        super().load_bytes(read_item, plain)

@@ -1,0 +1,501 @@
+"""Everything that a task and its model hold besides trained parameters, found through their attributes.
+
+A model keeps state where its author finds it handy: in buffers, in a tensor or a counter in an attribute, in
+a generator of its own, in a list of the task. `Look` finds what can be copied and put back.
+"""
+
+from __future__ import annotations
+
+import array
+import copy
+import itertools
+import random
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map_only
+
+from launcher.train.rng import numpy
+
+MOST_ITEMS = 1000
+"A longer list, dictionary or set is taken for data and is not looked into."
+MOST_OBJECTS = 50_000
+"Objects that one look visits; the rest is left out."
+SMALL = 2**20
+"Bytes of a tensor or an array that is copied at each step."
+MOST_DATA = 64 * 2**20
+"Bytes of a tensor of the task or its data; a larger one is not copied before it has changed."
+
+_INTERNAL = frozenset(vars(nn.Module()))
+"Attributes that torch gives to every module."
+_SET_BY_THE_LOOP = frozenset({"loss_chunks"})
+_BASES = ("torch", "builtins", "abc", "typing", "collections")
+_LIBRARIES = tuple({f"{Path(sysconfig.get_path(name))}/" for name in ("stdlib", "purelib", "platlib")})
+_NONE = object()
+
+
+class Detached:
+    """A tensor with a graph, or a container of such, without the graph: with it, it would keep the memory of
+    its pass for another step. Tensors that are too large to be state are left out."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = tree_map_only(torch.Tensor, _detached, value)
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
+    if tensor.is_leaf:
+        return tensor
+    return tensor.detach() if tensor.nbytes <= MOST_DATA else None
+
+
+class Place(Protocol):
+    """Something whose content was copied, and can be put back."""
+
+    def changed(self) -> list[str]:
+        """Return the names of tensors, arrays and generators in it that are others now. Numbers do not count:
+        most attributes that change are counters for a log."""
+
+    def restore(self) -> bool:
+        """Put the content back. Return whether it had changed."""
+
+
+class Names:
+    """The values of a dictionary, or the attributes of an object."""
+
+    def __init__(
+        self, name: str, home: MutableMapping[Any, Any], ignored: frozenset[str] = frozenset()
+    ) -> None:
+        self.name, self.home, self.ignored = name, home, ignored
+        self.kept: dict[Any, Any] = {
+            key: Detached(value) if _is_activation(value) else value
+            for key, value in home.items()
+            if key not in ignored
+        }
+
+    def _changed(self) -> list[Any]:
+        now = [key for key in self.home if key not in self.ignored]
+        keys = [key for key in now if not _same(self.kept.get(key, _NONE), self.home[key])]
+        return keys + [key for key in self.kept if key not in self.home]
+
+    def changed(self) -> list[str]:
+        return [f"{self.name}{key}" for key in self._changed() if _is_state(self.home.get(key))]
+
+    def restore(self) -> bool:
+        if not self._changed():
+            return False
+        for key in [key for key in self.home if key not in self.ignored and key not in self.kept]:
+            del self.home[key]
+        for key, value in self.kept.items():
+            value = value.value if isinstance(value, Detached) else value
+            if self.home.get(key, _NONE) is not value:
+                self.home[key] = value
+        if isinstance(self.home, dict) and self.name.endswith(".") and not self.ignored:
+            for key in self.kept:  # in their order
+                if key in self.home:
+                    self.home[key] = self.home.pop(key)
+        return True
+
+    def restore_tensors(self) -> None:
+        """Put back other objects in the place of tensors, and nothing else."""
+        for key, value in self.kept.items():
+            value = value.value if isinstance(value, Detached) else value
+            if isinstance(value, torch.Tensor) and self.home.get(key) is not value:
+                self.home[key] = value
+
+
+class Slotted(MutableMapping[str, Any]):
+    """The attributes of an object with `__slots__`, or those that an author's class itself has."""
+
+    def __init__(self, owner: Any, names: Callable[[], Iterable[str]]) -> None:
+        self.owner, self._names = owner, names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(list(self._names()))
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self.owner, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self.owner, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self.owner, name)
+
+
+class Items:
+    """The elements of a list, a set or a deque."""
+
+    def __init__(self, name: str, home: Any) -> None:
+        self.name, self.home, self._kept = name, home, list(home)
+
+    def _has_changed(self) -> bool:
+        now = list(self.home)
+        return len(now) != len(self._kept) or not all(map(_same, self._kept, now))
+
+    def changed(self) -> list[str]:
+        return [self.name] if any(map(_is_state, self.home)) and self._has_changed() else []
+
+    def restore(self) -> bool:
+        if not self._has_changed():
+            return False
+        self.home.clear()
+        (self.home.update if isinstance(self.home, set) else self.home.extend)(self._kept)
+        return True
+
+
+class State:
+    """The state of a generator of random numbers, or the content of a small numpy array."""
+
+    def __init__(self, name: str, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
+        self.name, self._get, self._put = name, get, put
+        self._kept = get()
+
+    def changed(self) -> list[str]:
+        return [] if _equal(self._get(), self._kept) else [self.name]
+
+    def restore(self) -> bool:
+        if not self.changed():
+            return False
+        self._put(self._kept)
+        return True
+
+
+def _same(kept: Any, now: Any) -> bool:
+    """Whether it is the same object, or an equal number or text."""
+    if kept is now:
+        return True
+    return type(kept) is type(now) and type(kept) in _NUMBERS and bool(kept == now)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compare states of generators and arrays, whose parts may be tensors and arrays."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if numpy is not None and isinstance(one, numpy.ndarray):
+        return bool(
+            one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        )
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
+
+
+@dataclass
+class Holdings:
+    """What one look found."""
+
+    buffers: dict[str, Names] = field(default_factory=dict)
+    "The buffers of each module of the model, by the prefix of their names."
+    places: list[Place] = field(default_factory=list)
+    "All else but tensors and generators."
+    generators: list[State] = field(default_factory=list)
+    tensors: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
+    "By id, with a name."
+    in_checkpoints: set[int] = field(default_factory=set)
+    "Ids of those tensors that are buffers or parameters of the model."
+    trained: set[int] = field(default_factory=set)
+    "Ids of parameters that the optimizer changes."
+    switches: list[tuple[Any, bool]] = field(default_factory=list)
+    "`training` of modules, `requires_grad` of parameters."
+    of_model: set[int] = field(default_factory=set)
+    "Ids of those tensors, and of those in attributes of the model's modules."
+
+
+class Look:
+    """Looks again and again at a model and at what lies beside it.
+
+    `beside`: the task, its data and the names of its module, by a name for each. Objects of libraries are not
+    looked into: they may share their state with threads of their own.
+    """
+
+    def __init__(self, model: nn.Module, beside: Iterable[tuple[str, Any]] = ()) -> None:
+        self._modules = [
+            (f"{name}." if name else "", one, _classes_of(one)) for name, one in model.named_modules()
+        ]
+        self._parameters = {id(p) for p in model.parameters()}
+        # FSDP puts gathered parameters in the place of these shards while a pass is under way.
+        self._named = list(model.named_parameters())
+        self._trained = {id(p) for _, p in self._named if p.requires_grad}
+        self._ours = {id(module) for module in model.modules()}
+        self._beside = list(beside)
+        for _, value in self._beside:
+            _count_as_own(type(value))
+
+    def __call__(self) -> Holdings:
+        found = Holdings()
+        waiting: list[tuple[str, Any]] = []
+        seen: dict[int, Any] = {}  # keeps them alive, so that no id is given out twice
+        for name, p in self._named:
+            found.tensors[id(p)] = name, p
+            found.switches.append((p, p.requires_grad))
+        found.trained = self._trained
+        for prefix, module, classes in self._modules:
+            found.buffers[prefix] = Names(prefix, module._buffers)
+            found.switches.append((module, module.training))
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    found.tensors[id(buffer)] = f"{prefix}{key}", buffer
+            if classes:
+                self._look_into(Names(prefix, vars(module), _INTERNAL), found, waiting)
+                self._look_into_classes(classes, seen, found, waiting)
+        found.in_checkpoints = set(found.tensors)
+        self._visit(waiting, seen, found)
+        found.of_model = set(found.tensors)
+        self._visit([*reversed(self._beside)], seen, found)
+        return found
+
+    def _visit(self, waiting: list[tuple[str, Any]], seen: dict[int, Any], found: Holdings) -> None:
+        while waiting and len(seen) < MOST_OBJECTS:
+            name, value = waiting.pop()
+            sort = _sort_of(value)
+            if sort == "plain" or id(value) in seen or id(value) in self._ours:
+                continue
+            seen[id(value)] = value
+            if sort in ("object", "dict", "items", "tuple") and (classes := _classes_of(value)):
+                for attributes in _attributes_of(value, classes):
+                    self._look_into(Names(f"{name}.", attributes, _SET_BY_THE_LOOP), found, waiting)
+                self._look_into_classes(classes, seen, found, waiting)
+            if sort == "tensor":
+                if id(value) not in self._parameters:
+                    found.tensors.setdefault(id(value), (name, value))
+            elif sort == "dict":
+                if len(value) <= MOST_ITEMS:
+                    self._look_into(Names(f"{name}.", value), found, waiting)
+            elif sort == "items" or sort == "tuple":
+                if len(value) <= MOST_ITEMS and not _is_activation(value):
+                    if sort == "items":
+                        found.places.append(Items(name, value))
+                    waiting += [(f"{name}[{at}]", one) for at, one in enumerate(value)]
+            elif sort == "module":
+                for inner, module in value.named_modules(prefix=name):
+                    waiting.append((inner, module._buffers))
+                    waiting += [
+                        (f"{inner}.{key}", p) for key, p in module._parameters.items() if p is not None
+                    ]
+                    if classes := _classes_of(module):
+                        self._look_into(Names(f"{inner}.", vars(module), _INTERNAL), found, waiting)
+                        self._look_into_classes(classes, seen, found, waiting)
+            elif sort == "class":
+                if _is_the_authors(value):
+                    del seen[id(value)]
+                    self._look_into_classes((value,), seen, found, waiting)
+            elif sort == "method":
+                if isinstance(value, MethodType):
+                    waiting.append((name, value.__self__))
+                if isinstance(value, partial):
+                    waiting += [(name, value.func), (name, value.args), (name, value.keywords)]
+            elif sort == "array":
+                if value.nbytes <= SMALL and value.dtype != object and value.flags.writeable:
+                    found.places.append(State(name, value.copy, partial(_fill, value)))
+            elif sort == "bytes":
+                if len(value) <= SMALL:
+                    found.places.append(State(name, partial(copy.copy, value), partial(_fill_bytes, value)))
+            elif sort == "generator":
+                found.generators.append(_generator(name, value))
+
+    def _look_into_classes(
+        self, classes: Iterable[Any], seen: dict[int, Any], found: Holdings, waiting: list[tuple[str, Any]]
+    ) -> None:
+        for kind in classes:
+            if id(kind) not in seen:
+                seen[id(kind)] = kind
+                values = Slotted(kind, partial(_values_of, kind))
+                self._look_into(Names(f"{kind.__name__}.", values, _SET_BY_THE_LOOP), found, waiting)
+
+    def _look_into(self, names: Names, found: Holdings, waiting: list[tuple[str, Any]]) -> None:
+        found.places.append(names)
+        waiting += [
+            (f"{names.name}{key}", value)
+            for key, value in names.kept.items()
+            if _sort_of(value) != "plain" and not isinstance(value, Detached)
+        ]
+
+
+Sort = Literal[
+    "plain",
+    "tensor",
+    "dict",
+    "items",
+    "tuple",
+    "module",
+    "object",
+    "class",
+    "method",
+    "array",
+    "bytes",
+    "generator",
+]
+
+
+def _sort_of(value: Any) -> Sort:
+    kind: Any = type(value)
+    return _sort(kind)
+
+
+@cache
+def _sort(kind: Any) -> Sort:
+    """How a look treats an object of this type. "plain": it holds nothing that could change."""
+    if issubclass(kind, (MethodType, partial)):
+        return "method"
+    if issubclass(kind, type):
+        return "class"
+    if issubclass(kind, (FunctionType, BuiltinFunctionType, ModuleType)):
+        return "plain"
+    if issubclass(kind, torch.Tensor):
+        return "tensor"
+    if issubclass(kind, (bytearray, array.array)):
+        return "bytes"
+    if issubclass(kind, (torch.Generator, random.Random)):
+        return "generator"
+    if numpy is not None and issubclass(kind, numpy.ndarray):
+        return "array"
+    if numpy is not None and issubclass(kind, (numpy.random.Generator, numpy.random.RandomState)):
+        return "generator"
+    if issubclass(kind, nn.Module):
+        return "module"
+    if issubclass(kind, dict):
+        return "dict"
+    if issubclass(kind, (list, set, deque)):
+        return "items"
+    if issubclass(kind, (tuple, frozenset)):
+        return "tuple"
+    return "object" if _is_the_authors(kind) else "plain"
+
+
+def _classes_of(value: Any) -> tuple[Any, ...]:
+    """The author's classes among those that it is an instance of. FSDP and parametrizations make a class of
+    their own for each of the author's."""
+    kind: Any = type(value)
+    return _authors_classes(kind)
+
+
+@cache
+def _authors_classes(kind: Any) -> tuple[Any, ...]:
+    """A module's class may also be a library's, such as transformers'; torch's own do not change."""
+    if issubclass(kind, nn.Module):
+        return tuple(one for one in kind.__mro__ if one.__module__.partition(".")[0] not in _BASES)
+    return tuple(one for one in kind.__mro__ if _is_the_authors(one))
+
+
+def _attributes_of(value: Any, classes: Iterable[Any]) -> Iterator[MutableMapping[str, Any]]:
+    if isinstance(getattr(value, "__dict__", None), dict):
+        yield vars(value)
+    slots = [
+        name for kind in classes for name, one in vars(kind).items() if isinstance(one, MemberDescriptorType)
+    ]
+    if slots:
+        yield Slotted(value, partial(_set_in, value, slots))
+
+
+def _set_in(value: Any, names: Iterable[str]) -> list[str]:
+    return [name for name in names if hasattr(value, name)]
+
+
+def _values_of(kind: type) -> list[str]:
+    """Names of plain values and containers that a class has as attributes."""
+    return [
+        name
+        for name, one in vars(kind).items()
+        if not name.startswith("_") and (type(one) in _NUMBERS or _sort_of(one) in _CONTENT)
+    ]
+
+
+_own_packages: set[str] = set()
+"Packages of the tasks and data sets of this process: they may be installed."
+
+
+def _count_as_own(kind: type) -> None:
+    package = kind.__module__.partition(".")[0]
+    if package not in (*_BASES, "launcher", "numpy", "datasets") and package not in _own_packages:
+        _own_packages.add(package)
+        for cached in (_sort, _is_the_authors, _authors_classes):
+            cached.cache_clear()
+
+
+@cache
+def _is_the_authors(kind: Any) -> bool:
+    """Whether the class is neither Python's nor an installed library's. torch's datasets wrap the
+    author's."""
+    if kind.__module__.startswith(("torch.utils.data", "launcher.")):
+        return not kind.__module__.startswith("launcher.train.")
+    if kind.__module__.partition(".")[0] in _own_packages:
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return (file is not None and not file.startswith(_LIBRARIES)) or kind.__module__ == "__main__"
+
+
+def _is_activation(value: Any, depth: int = 2) -> bool:
+    """Whether it is a tensor with a graph, or holds one, `depth` containers deep at most."""
+    sort = _sort_of(value)
+    if sort in ("tuple", "items", "dict") and depth and len(value) <= MOST_ITEMS:
+        return any(_is_activation(one, depth - 1) for one in (value.values() if sort == "dict" else value))
+    return bool(sort == "tensor" and not value.is_leaf)
+
+
+_NUMBERS = (int, float, complex, bool, str, bytes, type(None))
+_CONTENT = ("tensor", "dict", "items", "tuple", "array", "bytes", "generator")
+
+
+def _is_state(value: Any, depth: int = 3) -> bool:
+    """Return whether later steps may be computed from it, or from what a tuple, list or dictionary holds: an
+    LSTM's state is a tuple. From an activation nothing can be computed again."""
+    if type(value) in (tuple, list, dict):
+        inside = value.values() if isinstance(value, dict) else value
+        return depth > 0 and any(_is_state(one, depth - 1) for one in itertools.islice(inside, MOST_ITEMS))
+    return _sort_of(value) in ("tensor", "array", "bytes", "generator") and not _is_activation(value)
+
+
+def _fill(array: Any, values: Any) -> None:
+    array[...] = values
+
+
+def _fill_bytes(home: Any, kept: Any) -> None:
+    home[:] = kept
+
+
+def _generator(name: str, value: Any) -> State:
+    if isinstance(value, torch.Generator):
+        return State(name, value.get_state, value.set_state)
+    if isinstance(value, random.Random):
+        return State(name, value.getstate, value.setstate)
+    if hasattr(value, "bit_generator"):
+        bits = value.bit_generator
+        return State(name, lambda: bits.state, lambda state: setattr(bits, "state", state))
+    return State(name, value.get_state, value.set_state)
+
+
+def _wraps_others(tensor: Any) -> bool:
+    return is_traceable_wrapper_subclass(tensor)
+
+
+def content(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the plain tensor with this rank's part; None where its content cannot be copied and put back."""
+    if not tensor.is_leaf:
+        return None
+    plain: Any = tensor.detach() if isinstance(tensor, DTensor) else tensor
+    plain = plain.to_local() if isinstance(plain, DTensor) else plain
+    if plain.is_meta or plain.layout is not torch.strided:
+        return None
+    if _wraps_others(plain):
+        return None
+    freed = plain.numel() > 0 and plain.untyped_storage().nbytes() == 0
+    return None if freed else plain

@@ -1,0 +1,145 @@
+"""What a rank that runs alone takes for the shards of the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from launcher.train.recovery.cleanup import parameter_groups
+from launcher.train.recovery.gate import Gate
+
+WHOLE = 2**20
+"Bytes of a parameter whose shards are all known. This rank's own shard stands for those of a larger one."
+SAMPLE = 2**12
+"Bytes of a larger parameter that stand for the shard of a rank that has none of its rows."
+
+
+class Shape(NamedTuple):
+    """The shard of one parameter in the buffer that a rank gives to an all-gather."""
+
+    offset: int
+    size: int
+    "Bytes, with padding."
+    own: int
+    "Bytes of this rank's, without padding."
+    small: bool
+    "The whole parameter has no more than WHOLE bytes."
+
+
+class Piece(NamedTuple):
+    """The same, with values for all ranks."""
+
+    shape: Shape
+    real: tuple[torch.Tensor, ...] | None
+    "The shard of each rank, on the host; None for a large parameter."
+    sample: torch.Tensor | None
+    "Rows of another rank, for a large parameter of which this rank has none."
+
+
+class OtherShards:
+    """Values for every all-gather of a model under FSDP2, none of them padding.
+
+    A model may check its values: a scale must be positive, a probability not NaN. So a parameter of up to
+    1 MiB is whole and real. A larger one consists of this rank's rows, repeated. Where this rank has none of
+    its rows, they are another rank's.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._root: Any = model
+        self._groups: dict[Any, list[Any]] = {
+            unit: parameter_groups(unit) for unit in model.modules() if isinstance(unit, FSDPModule)
+        }
+        self._pieces: dict[int, list[Piece]] = {}
+        "By the id of FSDP's group of parameters."
+
+    @torch.no_grad()
+    def collect(self, gate: Gate) -> None:
+        """Learn the values of now, on every rank at once, between two steps."""
+        try:
+            described = self._described()
+        except AttributeError:  # FSDP2 of another torch has other names: own shards stand for all
+            described = []
+        everyones = gate.everyones([parts for _, _, parts in described])
+        if len({len(parts) for parts in everyones}) > 1:
+            return
+        for (group, shapes, _), of_ranks in zip(described, zip(*everyones, strict=True), strict=True):
+            members = dist.get_process_group_ranks(_gathers_in(group))
+            self._pieces[id(group)] = list(_pieces(shapes, [of_ranks[number] for number in members]))
+
+    def _described(self) -> list[tuple[Any, list[Shape], list[torch.Tensor | None]]]:
+        """Each group of parameters, their shapes, and what this rank tells the others of them."""
+        self._root._get_fsdp_state()._lazy_init()
+        found = []
+        for unit, groups in self._groups.items():
+            unit.reshard()
+            found += [(group, *_of_group(group)) for group in groups]
+        return found
+
+    @torch.no_grad()
+    def fill(self, unit: Any, output: torch.Tensor, own: torch.Tensor, rank: int, world: int) -> None:
+        """Write into `output` what an all-gather of `own` might have."""
+        others = [part for number, part in enumerate(output.chunk(world)) if number != rank]
+        torch._foreach_copy_(others, [own] * len(others))
+        size = own.numel() * own.element_size()
+        for group in self._groups[unit]:
+            pieces = self._pieces.get(id(group))
+            if pieces is not None and sum(piece.shape.size for piece in pieces) == size:
+                rows, mine = output.view(torch.uint8).view(world, size), own.view(torch.uint8)
+                for piece in pieces:
+                    end = piece.shape.offset + piece.shape.size
+                    for number in range(world):
+                        if number != rank:
+                            _write(rows[number, piece.shape.offset : end], piece, number, mine)
+                return
+
+
+def _of_group(group: Any) -> tuple[list[Shape], list[torch.Tensor | None]]:
+    shapes: list[Shape] = []
+    parts: list[torch.Tensor | None] = []
+    world, offset = _gathers_in(group).size(), 0
+    for parameter in group.fsdp_params:
+        whole, part = parameter.sharded_param.shape, parameter.sharded_param.to_local()
+        inputs = [one.view(torch.uint8) for one in parameter.all_gather_inputs]
+        padded = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
+        own = padded.numel() * part.numel() // max(1, parameter.padded_sharded_param_size.numel())
+        shape = Shape(offset, padded.numel(), own, padded.numel() * world <= WHOLE)
+        last_is_empty = (world - 1) * -(-whole[0] // world) >= whole[0]
+        told = padded if shape.small else padded[: min(own, SAMPLE)] if last_is_empty else None
+        shapes.append(shape)
+        parts.append(None if told is None else told.to("cpu", copy=True))
+        offset += shape.size
+    return shapes, parts
+
+
+def _pieces(shapes: list[Shape], of_ranks: list[list[torch.Tensor]]) -> Iterator[Piece]:
+    for at, shape in enumerate(shapes):
+        told = [parts[at] for parts in of_ranks]
+        samples = [part for part in told if part is not None and part.numel()]
+        yield Piece(shape, tuple(told) if shape.small else None, samples[0] if samples else None)
+
+
+def _write(target: torch.Tensor, piece: Piece, number: int, mine: torch.Tensor) -> None:
+    offset, size, own, _ = piece.shape
+    if piece.real is not None:
+        target.copy_(piece.real[number])
+    elif own == 0 and piece.sample is not None:
+        _repeat(piece.sample, target)
+    elif 0 < own < size:
+        _repeat(mine[offset : offset + own], target)
+
+
+def _repeat(source: torch.Tensor, target: torch.Tensor) -> None:
+    length = source.numel()
+    times = target.numel() // length
+    target[: times * length].view(times, length).copy_(source)
+    target[-length:].copy_(source)
+
+
+def _gathers_in(group: Any) -> dist.ProcessGroup:
+    found: dist.ProcessGroup = group.mesh_info.shard_process_group
+    return found

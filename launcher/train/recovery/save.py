@@ -1,0 +1,44 @@
+"""The run has ended, and its last state lies in shared memory: load it once more and write a checkpoint."""
+
+from __future__ import annotations
+
+from launcher.train.budget import Budget
+from launcher.train.checkpoints.checkpoints import Checkpoints
+from launcher.train.checkpoints.folder import NotSavedError
+from launcher.train.feed import load
+from launcher.train.model import arranged, new_model
+from launcher.train.optimizers.build import build_optimizer
+from launcher.train.rank import Rank
+from launcher.train.recovery.handover import Handover
+from launcher.train.recovery.progress import Progress
+from launcher.train.rng import seed_all
+from launcher.train.scaler import LossScaler
+from launcher.train.seeds import derive_seed
+from launcher.train.where import Where
+
+
+def save_handover(rank: Rank, where: Where, budget: Budget) -> None:
+    """Write the handover of the attempt as an ordinary checkpoint. Call it on every rank.
+
+    No data is read and no step is done. Evaluation and metrics of the handover's step that were still to be
+    done are noted in the checkpoint's marker. Raises NotSavedError.
+    """
+    seed_all(derive_seed("model", rank.job.train.seed))
+    with where.during("init", users=True):
+        with budget.host_side():
+            task = load(rank)
+            model = new_model(task, rank.recipe)
+        model = arranged(model, task, rank, budget)
+    optimizer = build_optimizer(model, rank, budget)
+    checkpoints = Checkpoints(model, optimizer, LossScaler(rank.recipe.grad_scaler), rank, task=task)
+    handover = Handover(checkpoints, Progress(rank.device, budget))
+    with where.during("checkpoint"), budget.host_side():
+        resumed = handover.resume()
+        if resumed.source != "shared-memory":
+            raise NotSavedError(resumed.skipped or "the ranks found no state in shared memory")
+        # The handover knows the number of samples, which stands in the marker: the data is not opened here.
+        checkpoints.made_with = checkpoints.before
+        if resumed.unrecorded is not None:
+            checkpoints.made_with = {**checkpoints.before, "unrecorded": resumed.unrecorded}
+        rank.say(f"writing the state of step {resumed.step} as a checkpoint")
+        checkpoints.save_last(resumed.step)
