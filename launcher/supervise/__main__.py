@@ -11,17 +11,26 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.
 import argparse
 import json
 import sys
+import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.runs.files import read_json
+from launcher.logs.mask import masked_text
+from launcher.rundir.files import read_json
+from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
-from launcher.spec.verdict import EXIT_TAKEN
+from launcher.spec.verdict import EXIT_CODES, EXIT_TAKEN, Verdict
 from launcher.supervise.attempt import NodePlace
+from launcher.supervise.earlier import close_attempts
 from launcher.supervise.host import AlreadySupervisedError, SupervisorLock
+from launcher.supervise.journal import Journal
 from launcher.supervise.nodes import NodesError
-from launcher.supervise.secrets import SecretMissingError, read_secrets
+from launcher.supervise.secrets import SecretError, read_secrets
 from launcher.supervise.supervisor import RunUnreadableError, Supervisor, run_dir_of
+
+EXPECTED = (RunUnreadableError, AlreadySupervisedError, SecretError, NodesError)
+"Of these the message is enough."
 
 
 def main() -> int:
@@ -60,10 +69,37 @@ def main() -> int:
                 raise NodesError("the hosts of this run share no folder: start it by `launcher resume`")
             link = mirror(run, place, token)  # before the lock, by which others see that it could start
         with SupervisorLock(run, place.rank):
-            return Supervisor(run, place, secrets, options.stop_file, link).main()
-    except (RunUnreadableError, AlreadySupervisedError, SecretMissingError, NodesError) as error:
+            try:
+                return Supervisor(run, place, secrets, options.stop_file, link).main()
+            except EXPECTED:
+                raise
+            except Exception as error:
+                return _crashed(run, place, secrets, error)
+    except EXPECTED as error:
         print(f"[launcher] {error}", file=sys.stderr)
         return EXIT_TAKEN if isinstance(error, AlreadySupervisedError) else 2
+
+
+def _crashed(run: RunDir, place: NodePlace, secrets: Mapping[str, str], error: Exception) -> int:
+    """Write down that the run has failed, and why: no other record would. Its ranks end with this process."""
+    known = {**secrets, "LAUNCHER_SECRETS": ",".join(secrets)}
+    sys.stderr.write(masked_text(traceback.format_exc(), known))
+    if place.rank == 0:
+        what = masked_text(f"{type(error).__name__}: {error}", known).partition("\n")[0]
+        verdict = Verdict(
+            failure="unknown",
+            reason=f"the supervisor crashed ({what}): a defect of launcher, or damaged records",
+            node=0,
+            evidence=(run.supervisor_log.name,),
+        )
+        then = f"the traceback is in {run.supervisor_log}; please report it"
+        journal = Journal(run)
+        close_attempts(run, journal, verdict, then)
+        ended = {"failure": verdict.failure, "reason": verdict.reason}
+        journal.event("finished", state="failed", **ended)
+        journal.state("failed", **ended, then=then)
+        journal.close()
+    return EXIT_CODES["unknown"]
 
 
 def _on_stdin() -> tuple[dict[str, str], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.supervise.attempt import free_port
 
 
@@ -16,9 +16,7 @@ def environment_of_one(environ: Mapping[str, str]) -> dict[str, str]:
     a process group that it makes; should another process take its port first, it fails at once, since it
     connects to no store of others.
     """
-    attempt = RunDir(Path(environ["LAUNCHER_RUN_DIR"])).attempt(int(environ["LAUNCHER_ATTEMPT"]))
-    error_file = attempt.path / "torchelastic-error.json"
-    error_file.unlink(missing_ok=True)  # of the same attempt, started by hand before
+    attempt = RunDir(Path(environ["LAUNCHER_RUN_DIR"])).started(environ)
     zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
     ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {
@@ -29,6 +27,5 @@ def environment_of_one(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_PORT": environ.get("LAUNCHER_RENDEZVOUS_PORT") or str(free_port()),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"{environ['LAUNCHER_RUN_ID']}-{attempt.number}",
-        "TORCHELASTIC_ERROR_FILE": str(error_file),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

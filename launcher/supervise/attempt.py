@@ -12,14 +12,36 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from launcher.runs.layout import AttemptDir, RunDir
-from launcher.supervise.process import dying_with, end_processes, processes_of, signal_group
+from launcher.diagnosis.cause import clues_of_text
+from launcher.diagnosis.clue import Clue, failure_patterns
+from launcher.diagnosis.lines import lines_of
+from launcher.logs.mask import secrets_of
+from launcher.logs.masked_pipe import MaskedPipe
+from launcher.rundir.files import open_regular
+from launcher.rundir.layout import ONLY_SAVE, AttemptDir, RunDir
+from launcher.rundir.shared import remove_error_folders
+from launcher.rundir.stop import write_stop_request
+from launcher.spec.variables import split, travelling
+from launcher.supervise.process import (
+    END_RANK,
+    KILL_RANK,
+    STOP_SIGNALS,
+    SUPERVISED,
+    descendants,
+    dying_with,
+    end_processes,
+    processes_of,
+    reap,
+    signal_group,
+    workers_of,
+)
 
-STOP_GRACE_SECONDS = 100.0
-"For the checkpoint, between the request to stop and SIGTERM. Below Slurm's `signal_seconds` of 120."
-TERM_GRACE_SECONDS = 40.0
-"For torchrun to end its workers (it gives them 30 s), then SIGKILL."
+FAILED_SECONDS = 20.0
+"For the ranks of a script to end after SIGTERM, where another rank has failed."
+KILL_SECONDS = 5.0
+"For the workers to record how their killed ranks ended, then SIGKILL for all that is left."
 
 
 RENDEZVOUS_PORTS = range(61000, 65536)
@@ -38,7 +60,7 @@ class NodePlace:
     "The nodes share no folder."
 
     def rendezvous_port(self, attempt: int) -> int:
-        """Another port for each attempt, so that a late packet of the last one finds nobody. On one node it
+        """Another port for each start, so that a late packet of the last one finds nobody. On one node it
         is one that is free now: several runs share the host, and torchrun ends at once where one is taken."""
         if self.count == 1:
             return free_port()
@@ -64,18 +86,47 @@ class Ended:
 class RunningAttempt:
     """A started attempt. Created by `start`; `wait` returns when no process of it is left."""
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, node: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: AttemptDir,
+        node: int,
+        process: subprocess.Popen[bytes],
+        output: MaskedPipe,
+        tells: bool,
+    ) -> None:
+        """`tells`: its ranks are told to stop by SIGTERM, too, not by the stop file alone."""
         self.run, self.attempt, self.node, self.process = run, attempt, node, process
-        self._stop_asked: float | None = None
-        self._terminated: float | None = None
+        self.tells = tells
+        self._output = output
+        self._asked: tuple[str, float] | None = None
+        self._until: float | None = None
+        self._failed = False
+        self._told: set[tuple[int, signal.Signals]] = set()
 
-    def ask_to_stop(self, reason: str, *, now: bool) -> None:
-        """Checkpoint, then stop; `now`: without a checkpoint. A later call may have another reason."""
-        if now:
-            self._terminate()
-        self._stop_asked = self._stop_asked or time.monotonic()
-        with contextlib.suppress(OSError):
-            self.attempt.stop.write_text(reason)
+    def ask_to_stop(self, reason: str, until: float) -> None:
+        """Have the ranks save and end, and kill those that are there at `until`, by time.monotonic. May be
+        called again, with another reason or another time."""
+        if not self._failed:
+            self._until = until
+            self._tell(reason)
+
+    def end_failed(self) -> None:
+        """Its ranks wait in vain: end them without a checkpoint. A script that was asked to stop keeps its
+        time."""
+        if not self._failed and (self._until is None or not self.tells):
+            self._failed = True
+            self._until = time.monotonic() + (FAILED_SECONDS if self.tells else 0.0)
+            if self.tells:
+                self._tell("failed")
+
+    def _tell(self, reason: str) -> None:
+        """Who gets the signal finds the reason, and when it is killed."""
+        assert self._until is not None
+        if (reason, self._until) != self._asked:
+            self._asked = reason, self._until
+            with contextlib.suppress(OSError):
+                write_stop_request(self.attempt.stop, reason, time.time() + self._until - time.monotonic())
 
     def wait(self, tick: Callable[[], None]) -> Ended:
         """Block until the attempt has ended, calling `tick` a few times a second."""
@@ -85,38 +136,59 @@ class RunningAttempt:
                 break
             except subprocess.TimeoutExpired:
                 self._escalate()
+                reap(self.process.pid)
                 tick()
-        end_processes(lambda: processes_of(self.run.path, self.attempt.number, self.node), grace=3.0)
-        return Ended(code)
+        end_processes(self._left, grace=3.0)
+        reap()
+        self._output.close()
+        remove_error_folders(self.run, self.node)
+        # Whoever was told to end has not finished, whatever its exit code.
+        return Ended(code or (-END_RANK if self._told else 0))
+
+    def _left(self) -> set[int]:
+        return {*processes_of(self.run.path, self.attempt.number, self.node), *descendants()}
 
     def _escalate(self) -> None:
-        now = time.monotonic()
-        if self._stop_asked is not None and now > self._stop_asked + STOP_GRACE_SECONDS:
-            self._terminate()
-        if self._terminated is not None and now > self._terminated + TERM_GRACE_SECONDS:
+        if self._until is None:
+            return
+        over = time.monotonic() - self._until
+        if over > KILL_SECONDS or not (self._ranks_started() or self.attempt.only_saves):
             signal_group(self.process.pid, signal.SIGKILL)
+        elif over > 0 or self.tells:
+            signum = KILL_RANK if over > 0 else END_RANK
+            for worker in workers_of(self.run.path, self.attempt.number, self.node):
+                if (worker, signum) not in self._told:
+                    self._told.add((worker, signum))
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker, signum)
 
-    def _terminate(self) -> None:
-        if self._terminated is None:
-            self._terminated = time.monotonic()
-            self.process.send_signal(signal.SIGTERM)
+    def _ranks_started(self) -> bool:
+        """Before, there is nothing to save: `setup:` runs, or torchrun starts."""
+        return any(self.attempt.rank_log(self.node, 0, "out").parent.glob("rank-*.out"))
 
 
-def start(run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[str, str]) -> RunningAttempt:
-    """Start all workers of this node. Raises OSError when bash or the folder is missing."""
-    log = attempt.torchrun_log(place.rank)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "ab") as output:
+def start(
+    run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[str, str], *, tells: bool
+) -> RunningAttempt:
+    """Start all workers of this node; `tells` as in RunningAttempt. Raises OSError when bash or the folder is
+    missing."""
+    ours = _environment(run, attempt, place, secrets)
+    output = MaskedPipe(attempt.torchrun_log(place.rank), secrets_of({**os.environ, **secrets, **ours}))
+    try:
         process = subprocess.Popen(
             ["bash", str(run.scripts / "start.sh")],
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, **secrets, **_environment(run, attempt, place, secrets)},
+            stdout=output.end,
+            stderr=output.end,
+            env={**split(os.environ)[0], **travelling(secrets), **ours},
             # SIGKILL is safe: each worker notices that who started it is gone and ends its rank.
-            preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True),
+            preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True, blocked=STOP_SIGNALS),
         )
-    return RunningAttempt(run, attempt, place.rank, process)
+    except OSError:
+        output.close()
+        raise
+    output.start()
+    return RunningAttempt(run, attempt, place.rank, process, output, tells)
 
 
 def _environment(
@@ -130,9 +202,13 @@ def _environment(
         "LAUNCHER_NODES": str(place.count),
         "LAUNCHER_STOP_FILE": str(attempt.stop),
         "LAUNCHER_SECRETS": ",".join(secrets),
-        "LAUNCHER_SUPERVISED": "1",
+        SUPERVISED: str(os.getpid()),
     }
-    environment["LAUNCHER_RENDEZVOUS_PORT"] = str(place.rendezvous_port(attempt.number))
+    start = attempt.number
+    if attempt.only_saves:
+        environment[ONLY_SAVE] = "1"
+        start += 1  # the run ends after it: no attempt has this number yet
+    environment["LAUNCHER_RENDEZVOUS_PORT"] = str(place.rendezvous_port(start))
     if place.count > 1:
         environment["LAUNCHER_RENDEZVOUS_HOST"] = place.rendezvous_host or ""
     if place.apart:
@@ -155,10 +231,21 @@ def torchrun_tail(attempt: AttemptDir, node: int, count: int = 20) -> list[str]:
     return tail(attempt.torchrun_log(node), count)
 
 
+def torchrun_clues(attempt: AttemptDir, about: Mapping[str, Any]) -> dict[int, list[Clue]]:
+    """Return the clues in what each node's torchrun, and the script that starts it, printed."""
+    found = {}
+    for path in attempt.logs.glob("node-*/torchrun.err"):
+        with contextlib.suppress(OSError), open_regular(path) as file:
+            found[int(path.parent.name.partition("-")[2])] = clues_of_text(
+                lines_of(file), failure_patterns(about)
+            )
+    return found
+
+
 def tail(path: Path, count: int) -> list[str]:
     """The last lines of a text file, reading at most its last 64 KiB."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
             return file.read().decode(errors="backslashreplace").splitlines()[-count:]
     except OSError:

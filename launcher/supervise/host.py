@@ -8,39 +8,28 @@ import json
 import os
 import shutil
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import open_regular, read_record
+from launcher.rundir.layout import RunDir
+from launcher.supervise.memory_limit import cgroups
 
 
 def oom_kills(root: Path = Path("/")) -> int:
     """How many processes the kernel's OOM killer has ended: of our cgroup, in which the ranks are, too; where
     that does not count them, of the whole host."""
-    for file in (*_of_our_cgroup(root), root / "proc/vmstat"):
+    counters = [folder / name for folder in cgroups(root) for name in ("memory.events", "memory.oom_control")]
+    for file in (*counters, root / "proc/vmstat"):
         with contextlib.suppress(OSError, ValueError):
             for line in file.read_text().splitlines():
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
     return 0
-
-
-def _of_our_cgroup(root: Path) -> Iterator[Path]:
-    """Where versions 2 and 1 may count. A container may see its own cgroup as the root of all."""
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                top, name = root / "sys/fs/cgroup", "memory.events"
-            elif "memory" in controllers.split(","):
-                top, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
-            else:
-                continue
-            yield top / path.lstrip("/") / name
-            yield top / name
 
 
 def disk_full(path: Path) -> bool:
@@ -55,6 +44,10 @@ class AlreadySupervisedError(Exception):
     """Another living supervisor holds this run."""
 
 
+ALIVE_SECONDS = 20.0
+"A living supervisor sets the time of its lock file so often."
+SILENT_SECONDS = 180.0
+"Without a new time, a supervisor on another host has ended. Clocks of hosts differ by less."
 LOCK_SECONDS = 2.0
 "Somebody who asks for the status holds the lock for an instant: try again for this long."
 
@@ -73,6 +66,7 @@ class SupervisorLock:
     def __init__(self, run: RunDir, node: int = 0) -> None:
         self.path = lock_path(run, node)
         self._file: IO[str] | None = None
+        self._ended = threading.Event()
 
     def __enter__(self) -> SupervisorLock:
         self._file = open(self.path, "a+", encoding="utf-8")
@@ -84,13 +78,20 @@ class SupervisorLock:
             time.sleep(0.02)
         with contextlib.suppress(OSError):
             self._file.truncate(0)
-            self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            self._file.write(json.dumps({"pid": os.getpid(), **_machine()}))
             self._file.flush()
+        threading.Thread(target=self._live, args=(self._file.fileno(),), daemon=True).start()
         return self
+
+    def _live(self, descriptor: int) -> None:
+        while not self._ended.wait(ALIVE_SECONDS):
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
         if self._file is not None:
             self._file.close()
 
@@ -99,27 +100,69 @@ def lock_path(run: RunDir, node: int) -> Path:
     return run.supervisor_lock if node == 0 else run.supervisor_lock.with_suffix(f".{node:02d}.lock")
 
 
-def supervisor_alive(run: RunDir) -> bool:
-    """Whether a supervisor holds the run now. True for one on another host, if the file system has locks."""
+def supervisor_alive(run: RunDir) -> bool | None:
+    """Whether a supervisor holds the run now; None where this user cannot tell.
+
+    True for one on another host, if the file system shares its locks.
+    """
     try:
-        with open(run.supervisor_lock, "a+", encoding="utf-8") as file:
+        with open_regular(run.supervisor_lock) as file:  # who may only read can ask, too
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return None
     return False
 
 
 def supervisor_gone(run: RunDir) -> bool:
-    """A supervisor ran on this host and lives no more. Another host's locks may not show here."""
-    host = supervisor_record(run).get("host")
-    return host == socket.gethostname() and not supervisor_alive(run)
+    """Whether a supervisor has lived and lives no more.
+
+    Its lock is free, and either this machine would see it held, or nothing has shown that it lives for
+    SILENT_SECONDS: another host's locks may not show here.
+    """
+    signs = []
+    for file in (run.supervisor_lock, run.state):
+        with contextlib.suppress(OSError):
+            signs.append(file.stat().st_mtime)
+    if not signs or supervisor_alive(run) is not False:
+        return False
+    here = _is_here(read_record(run.supervisor_lock))
+    return here or time.time() - max(signs) > SILENT_SECONDS
 
 
-def supervisor_record(run: RunDir) -> dict[str, Any]:
-    """`{"pid", "host"}` of the last supervisor."""
-    with contextlib.suppress(OSError, ValueError):
-        record = json.loads(run.supervisor_lock.read_text(encoding="utf-8"))
-        return record if isinstance(record, dict) else {}
-    return {}
+def shows_life(run: RunDir) -> bool:
+    """Whether a supervisor holds the run or, on a host whose locks may not show here, did a minute ago."""
+    if supervisor_alive(run):
+        return True
+    if _is_here(read_record(run.supervisor_lock)):
+        return False
+    with contextlib.suppress(OSError):
+        return time.time() - run.supervisor_lock.stat().st_mtime < 3 * ALIVE_SECONDS
+    return False
+
+
+def signal_supervisor(run: RunDir, signum: int) -> bool:
+    """Send a signal to the supervisor that lives on this machine. False: there is none."""
+    record = read_record(run.supervisor_lock, {"pid": int})
+    if not supervisor_alive(run) or not _is_here(record):
+        return False
+    try:
+        os.kill(record["pid"], signum)
+    except OSError:
+        return False
+    return True
+
+
+def _is_here(record: Mapping[str, Any]) -> bool:
+    return any(record.get(name) == value for name, value in _machine().items())
+
+
+def _machine() -> dict[str, str]:
+    """Names of this machine. A container that is restarted has another host name and the same kernel."""
+    names = {"host": socket.gethostname()}
+    with contextlib.suppress(OSError):
+        names["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return names

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
-from launcher.runs.time import now
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
 
 RESERVE_BYTES = 256 * 1024
 "Enough for the verdicts, states and events of a whole run."

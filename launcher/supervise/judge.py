@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from launcher.logs.out_of_memory import CLASS_OF, out_of_memory
-from launcher.runs.files import read_json
-from launcher.runs.layout import AttemptDir
+from launcher.diagnosis.cause import Candidate, Cause, cause_of, clue_of_exception, clues_of_text
+from launcher.diagnosis.clue import CLASS_OF as CLASS_OF_KIND
+from launcher.diagnosis.clue import KIND_OF, MEMORY_OF, Clue, clue_of, order_of
+from launcher.diagnosis.collector import NAMED
+from launcher.diagnosis.memory import CLASS_OF, out_of_memory, sizes
+from launcher.rundir.files import read_record
+from launcher.rundir.forms import ERROR, EXIT
+from launcher.rundir.layout import AttemptDir
+from launcher.spec.base import format_bytes
 from launcher.spec.verdict import (
     EXIT_FOLLOWED,
     EXIT_STOPPED,
-    Confidence,
     FailureClass,
     OutOfMemory,
+    Seen,
     Verdict,
 )
-from launcher.supervise.patterns import Found, class_of_end, class_of_exception, class_of_text, exception_of
 
 # A rank that met one of these was hurt by another rank, unless no other cause is known.
 _CONSEQUENCES: frozenset[FailureClass | None] = frozenset({None, "nccl-timeout", "rendezvous-failed"})
+
+_KILLED = frozenset({-signal.SIGKILL, 128 + signal.SIGKILL})
+"Exit codes of a process that was killed, and of a shell whose program was."
+
+_CRASHES = frozenset({-signal.SIGABRT, -signal.SIGSEGV})
+"Exit codes of a process that ends itself: after an exception, a library may do so on the way out."
+
+EXIT_NOT_STARTED = 78
+"Of start.sh, where it can start no rank: EX_CONFIG of sysexits.h."
+
+NO_RANK = (
+    "start.sh ended with exit code 0 before any rank began: does a line of `setup:` replace the shell (exec)?"
+)
 
 DISK_FULL = "No space left on device"
 
@@ -55,6 +74,15 @@ class Evidence:
     host_oom_kills: Mapping[int, int] = field(default_factory=dict)
     "Processes that the kernel's OOM killer ended on each node meanwhile."
     torchrun_lines: tuple[str, ...] = ()
+    "The last lines of torchrun's log on node 0, to be shown."
+    torchrun_clues: Mapping[int, Sequence[Clue]] = field(default_factory=dict)
+    "Clues in what each node's torchrun, and the script that starts it, printed."
+    stalled: float | None = None
+    "Seconds without output of any rank, after which the supervisor ended the attempt."
+    output: Mapping[int, Sequence[Clue]] = field(default_factory=dict)
+    "Clues in the logs of ranks that left no record of their end, where nobody lived to write one."
+    scheduler: Clue | None = None
+    "What the scheduler says of the job's end, where that tells a class."
     gpus: bool = True
     "The ranks compute on GPUs: on a CPU, what runs out as if it were a GPU's memory is a budget."
 
@@ -65,10 +93,15 @@ class Evidence:
 
 
 def read_records(attempt: AttemptDir, folder: str) -> tuple[dict[str, Any], ...]:
-    """Every rank's `errors` or `exits` file, by time."""
-    files = sorted((attempt.path / folder).glob("rank-*.json"))
-    records = [record for file in files if isinstance(record := read_json(file), dict)]
-    return tuple(sorted(records, key=lambda record: float(record.get("time", 0))))
+    """Every rank's `errors` or `exits` file, by time; one of another form or rank is left out."""
+    form = {"errors": ERROR, "exits": EXIT}[folder]
+    files = (attempt.path / folder).glob("rank-*.json")
+    records = [record for file in files if (record := read_record(file, form)) and _names(file, record)]
+    return tuple(sorted(records, key=lambda record: (record.get("time", 0.0), record["rank"])))
+
+
+def _names(file: Path, record: Mapping[str, Any]) -> bool:
+    return file.stem == f"rank-{record['rank']:03d}"
 
 
 def started_ranks(attempt: AttemptDir) -> dict[int, int]:
@@ -81,51 +114,116 @@ def judge(evidence: Evidence) -> Verdict:
     """The Verdict, with the first failing rank and how sure it is."""
     codes = [record["exit_code"] for record in evidence.exits]
     all_ranks_reported = len(codes) == evidence.ranks
-    if all(code == 0 for code in evidence.exit_codes.values()) and evidence.exit_codes and not any(codes):
+    told_to_end = any(record.get("stopping") for record in evidence.exits)
+    codes_of_nodes = evidence.exit_codes.values()
+    if evidence.exit_codes and not any(codes_of_nodes) and not any(codes) and not told_to_end:
+        if not (codes or evidence.started or evidence.disk_full):
+            return Verdict(failure="image-error", reason=NO_RANK, confidence="likely")
         return Verdict(failure="succeeded", reason="every rank ended with exit code 0", exit_code=0)
     if evidence.stop_reason is not None:
-        return _stopped(evidence, clean=all_ranks_reported and set(codes) == {EXIT_STOPPED})
+        return _stopped(evidence, set(codes) if all_ranks_reported else set())
     if evidence.lost_nodes:
         nodes = ", ".join(map(str, evidence.lost_nodes))
         return Verdict(
             failure="node-failed", reason=f"node {nodes} gave no sign of life",
             node=evidence.lost_nodes[0], confidence="likely",
         )  # fmt: skip
-    return (
-        _from_errors(evidence) or _from_silence(evidence) or _from_exits(evidence) or _from_torchrun(evidence)
+    verdict = (
+        _from_errors(evidence) or _from_output(evidence) or _stalled(evidence) or _without_records(evidence)
     )
+    said = _said_by_start(evidence)
+    return verdict.model_copy(update={"reason": said}) if said else verdict
 
 
-def _stopped(evidence: Evidence, clean: bool) -> Verdict:
+def _said_by_start(evidence: Evidence) -> str | None:
+    """What start.sh said when it ended before any rank began, such as which line of `setup:` failed."""
+    if evidence.started or EXIT_NOT_STARTED not in evidence.exit_codes.values():
+        return None
+    own = (line for line in reversed(evidence.torchrun_lines) if line.startswith("launcher: "))
+    return next(own, "").removeprefix("launcher: ") or None
+
+
+def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
+    """The Verdict of an attempt whose supervisor ended with the job: what the scheduler says (`reason`; the
+    `record` it stands on), what ranks wrote down and what they printed, by what explains the others."""
+    told = [*_told(evidence), *_of_errors(evidence)]
+    for rank, clues in evidence.output.items():
+        where = (f"the log of rank {rank}",)
+        node = evidence.started.get(rank)
+        told += [_Told(Candidate(_printed(clue), rank, node), evidence=where) for clue in clues]
+    if evidence.scheduler is not None:
+        told.append(_Told(Candidate(evidence.scheduler), reason, (record,)))
+    by_candidate = {id(one.candidate.clue): one for one in told}
+    cause = cause_of(one.candidate for one in told)
+    if cause is None or cause.confidence == "guess":
+        lines = evidence.torchrun_lines
+        said = f"{reason}, and nothing in its output says why"
+        return Verdict(
+            failure="unknown", reason=said, last_lines=lines, evidence=(record,), seen=_seen(cause),
+            confidence="guess",
+        )  # fmt: skip
+    first = by_candidate[id(cause.found.clue)]
+    verdict = _verdict(evidence, first, cause)
+    if record in verdict.evidence:
+        return verdict
+    return verdict.model_copy(update={"evidence": (*verdict.evidence, record)})
+
+
+def _of_errors(evidence: Evidence) -> Iterator[_Told]:
+    """What ranks of the built-in entrypoint wrote down."""
+    for error in evidence.errors:
+        kind, rank = KIND_OF.get(str(error.get("failure"))), int(error["rank"])
+        if kind is None or (failure := CLASS_OF_KIND[kind]) in _CONSEQUENCES:
+            continue
+        text, time = str(error.get("exception") or failure), float(error.get("time", 0.0))
+        clue = Clue(kind, text, time=time, strength="record")
+        memory = _memory_of(error, failure)
+        reason = _reason(failure, rank, error.get("phase"), error.get("step"), memory, evidence.gpus)
+        yield _Told(Candidate(clue, rank, error.get("node")), reason, (f"errors/rank-{rank:03d}.json",))
+
+
+def _stalled(evidence: Evidence) -> Verdict | None:
+    """Nothing in the output tells why the ranks stood still."""
+    if evidence.stalled is None:
+        return None
+    reason = f"no rank printed anything for {evidence.stalled:.0f} s (stall_timeout), and was ended"
+    lines = next((tuple(record.get("last_lines", ())) for record in evidence.exits), ())
+    return Verdict(failure="unknown", reason=reason, last_lines=lines, confidence="guess")
+
+
+def _stopped(evidence: Evidence, codes: set[int]) -> Verdict:
+    """`codes`: of all ranks; empty: one has none."""
     failure, why = _STOP_CLASS[evidence.stop_reason or "cancelled"]
+    clean = codes == {EXIT_STOPPED}
     if clean:
         how = "a checkpoint was written"
+    elif codes == {EXIT_FOLLOWED}:
+        how = "no time was left for the step under way, which was given up"
     elif any(error.get("phase") == "checkpoint" for error in evidence.errors):
         how = "no checkpoint could be written, the one before stays"
+    elif any(map(killed_while_stopping, evidence.exits)):
+        how = "ranks that had not ended in their time were killed"
     else:
         how = "the ranks were ended"
     return Verdict(failure=failure, reason=f"{why}; {how}", exit_code=EXIT_STOPPED if clean else None)
 
 
 def _from_errors(evidence: Evidence) -> Verdict | None:
-    """A rank said why. The first root cause in time; a consequence only if there is nothing else."""
-    roots = [e for e in evidence.errors if e.get("failure") not in _CONSEQUENCES]
+    """A rank of the built-in entrypoint wrote down why. What explains the others goes first, then the first
+    in time; a consequence counts only if there is nothing else."""
+    roots = [error for error in evidence.errors if error.get("failure") not in _CONSEQUENCES]
     if not roots and (_silent(evidence) or _killed_first(evidence) is not None):
-        return None  # somebody died without a word, and the others noticed
-    for error in roots or evidence.errors:
+        return None  # another rank died without a record, and these noticed
+    for error in sorted(roots, key=_order_of_error) or evidence.errors:
         rank = int(error["rank"])
         exit_record = _exit_of(evidence, rank)
         exception = str(error.get("exception") or "")
-        # A full disk will not be less full at the next attempt: the user must act.
-        failure: FailureClass = error.get("failure") or (
-            "user-error" if DISK_FULL in exception else "unknown"
-        )
+        # A full disk is still full at the next attempt: the user must act.
+        failure: FailureClass = error.get("failure") or ("disk-full" if DISK_FULL in exception else "unknown")
         memory = _memory_of(error, failure)
         return Verdict(
             failure=failure,
-            reason=_reason(
-                failure, rank, error.get("phase"), error.get("step"), exception, memory, evidence.gpus
-            ),
+            reason=_reason(failure, rank, error.get("phase"), error.get("step"), memory, evidence.gpus),
             phase=error.get("phase"),
             rank=rank,
             node=error.get("node"),
@@ -134,11 +232,17 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
             exception=exception or None,
             last_lines=tuple(exit_record.get("last_lines", ())),
             evidence=(f"errors/rank-{rank:03d}.json",),
+            seen=_seen(cause_of((one.candidate for one in _told(evidence)), failure, rank)),
             confidence="certain" if error in roots else "likely",
             memory=memory,
             why_not_in_process=error.get("why_not_in_process"),
         )
     return None
+
+
+def _order_of_error(error: Mapping[str, Any]) -> int:
+    kind = KIND_OF.get(str(error.get("failure")))
+    return order_of(kind) if kind is not None else order_of("consequence")
 
 
 def _memory_of(error: Mapping[str, Any], failure: FailureClass) -> OutOfMemory | None:
@@ -151,38 +255,41 @@ def _memory_of(error: Mapping[str, Any], failure: FailureClass) -> OutOfMemory |
         return out_of_memory(str(error.get("exception") or ""))
 
 
+_DID: dict[FailureClass, str] = {
+    "host-oom": "ran out of host memory",
+    "disk-full": "found the disk full",
+    "node-failed": "met a fault of its GPU, driver or network adapter",
+    "time-limit": "was ended at the time limit",
+    "preempted": "was ended for another job",
+    "image-error": "cannot run in its image",
+    "numerical": "computed NaN, or a number that is too large",
+    "desync": "disagreed with the other ranks",
+    "nccl-timeout": "waited in vain for the other ranks",
+    "rendezvous-failed": "could not meet the other ranks",
+    "cancelled": "was interrupted",
+    "user-error": "raised an exception",
+}
+
+
 def _reason(
     failure: FailureClass,
-    rank: int,
-    phase: str | None,
-    step: int | None,
-    text: str,
+    rank: int | None,
+    phase: str | None = None,
+    step: int | None = None,
     memory: OutOfMemory | None = None,
     gpus: bool = True,
 ) -> str:
-    shared = memory is not None and memory.kind == "shared"
-    what = (
-        "ran out of shared memory (/dev/shm)"
-        if shared
-        else "found the disk full"
-        if DISK_FULL in text
-        else {
-            "gpu-oom": "ran out of GPU memory" if gpus else "ran out of memory",
-            "host-oom": "ran out of host memory",
-            "nccl-timeout": "waited in vain for the other ranks",
-            "rendezvous-failed": "could not meet the other ranks",
-            "user-error": _user_error(phase, step),
-        }.get(failure, "failed")
-    )
+    if memory is not None and memory.kind == "shared":
+        what = "ran out of shared memory (/dev/shm)"
+    elif failure == "gpu-oom":
+        what = "ran out of GPU memory" if gpus else "ran out of memory"
+    elif failure == "user-error" and phase == "checkpoint":  # it is read before the first step
+        what = "could not save" if step is not None else "cannot go on from what is there"
+    else:
+        what = _DID.get(failure, "failed")
     where = f" in {phase}" if phase else ""
     when = f" of step {step}" if step is not None else ""
-    return f"rank {rank} {what}{where}{when}"
-
-
-def _user_error(phase: str | None, step: int | None) -> str:
-    if phase == "checkpoint":  # it is read before the first step
-        return "could not save" if step is not None else "cannot go on from what is there"
-    return "raised an exception"
+    return f"{'the job' if rank is None else f'rank {rank}'} {what}{where}{when}"
 
 
 def _exit_of(evidence: Evidence, rank: int) -> dict[str, Any]:
@@ -190,30 +297,13 @@ def _exit_of(evidence: Evidence, rank: int) -> dict[str, Any]:
 
 
 def _failed_exits(evidence: Evidence) -> list[dict[str, Any]]:
-    """Ranks that failed, by time, but first those that nobody else had hurt."""
+    """Return the records of ranks that failed, by time, those that torchrun did not end first."""
     failed = [record for record in evidence.exits if record["exit_code"] != 0]
-    return sorted(failed, key=lambda record: (bool(record.get("stopping")), _is_consequence(record)))
-
-
-def _is_consequence(record: dict[str, Any]) -> bool:
-    """A peer that vanished shows as a closed connection, sometimes before the vanished rank is recorded."""
-    if record["exit_code"] < 0:
-        return False
-    if record["exit_code"] == EXIT_FOLLOWED:
-        return True
-    found = _found(record)
-    return found is not None and found.failure in _CONSEQUENCES
-
-
-def _found(record: Mapping[str, Any]) -> Found | None:
-    """The class by the rank's torchelastic error file where it wrote one, else by its last lines."""
-    if told := record.get("exception"):
-        return class_of_exception(str(told))
-    return class_of_end(record.get("last_lines", ()))
+    return sorted(failed, key=lambda record: (bool(record.get("stopping")), record.get("time", 0.0)))
 
 
 def _killed_first(evidence: Evidence) -> dict[str, Any] | None:
-    """The first failing rank if a signal ended it and it left no word."""
+    """Return the record of the first rank that a signal ended without a word of its own."""
     said = {int(error["rank"]) for error in evidence.errors}
     for record in _failed_exits(evidence)[:1]:
         if record["exit_code"] < 0 and record["rank"] not in said:
@@ -241,84 +331,205 @@ def _killed_silently(evidence: Evidence, code: int) -> bool:
     return code == -signal.SIGKILL if evidence.alone else code > 0
 
 
-def _from_silence(evidence: Evidence) -> Verdict | None:
-    """Nobody knows when a silent rank ended, but nothing that happens to another one makes it silent."""
-    for rank in _silent(evidence)[:1]:
-        failure, reason, confidence, extra = _class_of_kill(
-            evidence, evidence.started[rank], f"rank {rank}, with the worker that watches it,"
-        )
-        return Verdict(
-            failure=failure,
-            reason=reason,
-            rank=rank,
-            node=evidence.started[rank],
-            evidence=(f"no exits/rank-{rank:03d}.json", *extra),
-            confidence=confidence,
-        )
-    return None
+class _Told(NamedTuple):
+    """A candidate for the cause, and what it rests on."""
+
+    candidate: Candidate
+    reason: str = ""
+    "A sentence for a person; empty if the class says it all."
+    evidence: tuple[str, ...] = ()
 
 
-def _from_exits(evidence: Evidence) -> Verdict | None:
-    torchrun_killed = any(code < 0 for code in evidence.exit_codes.values())
-    if (
-        not evidence.alone
-        and torchrun_killed
-        and all(record.get("stopping") for record in _failed_exits(evidence))
-    ):
-        return None  # the ranks ended because torchrun was gone
-    for record in _failed_exits(evidence)[:1]:
-        return _verdict_of_exit(evidence, record)
-    return None
+def _from_output(evidence: Evidence) -> Verdict | None:
+    """Choose among everything that was printed, signalled and counted, on all ranks."""
+    failed, only_stopped = _failed_exits(evidence), _only_stopped(evidence)
+    told = _told(evidence)
+    by_candidate = {id(one.candidate.clue): one for one in told}
+    cause = cause_of(one.candidate for one in told)
+    if cause is None or (cause.confidence == "guess" and not failed):
+        return None if only_stopped or not failed else _unexplained(evidence, failed[0])
+    first = by_candidate[id(cause.found.clue)]
+    if cause.failure == "unknown" and not first.reason:
+        return None if only_stopped or not failed else _unexplained(evidence, failed[0], cause)
+    return _verdict(evidence, first, cause)
 
 
-def _verdict_of_exit(evidence: Evidence, record: Mapping[str, Any]) -> Verdict:
-    rank, code = int(record["rank"]), int(record["exit_code"])
-    lines = tuple(record.get("last_lines", ()))
-    failure, reason, confidence, extra = _class_of_exit(evidence, record)
-    found = _found(record) if failure in CLASS_OF.values() else None
+def _told(evidence: Evidence) -> list[_Told]:
+    blame = not _only_stopped(evidence)
+    exits = (one for record in _failed_exits(evidence) for one in _of_exit(evidence, record, blame=blame))
+    return [*_of_silence(evidence), *_of_torchrun(evidence), *exits]
+
+
+def _only_stopped(evidence: Evidence) -> bool:
+    """Whether every rank ended because torchrun was gone, or because the supervisor ended the attempt."""
+    torchrun_killed = any(code < 0 for code in evidence.exit_codes.values()) and not evidence.alone
+    stopped = all(record.get("stopping") for record in _failed_exits(evidence))
+    return evidence.stalled is not None or (torchrun_killed and stopped)
+
+
+def _verdict(evidence: Evidence, told: _Told, cause: Cause) -> Verdict:
+    clue, rank, node = told.candidate
+    record = _exit_of(evidence, rank) if rank is not None else {}
+    memory = None
+    if clue.kind in MEMORY_OF and not told.reason:
+        memory = OutOfMemory(kind=MEMORY_OF[clue.kind], **sizes(clue.memory_text))
+    named = clue.kind == "exception" or NAMED.match(clue.text) is not None
+    ended_by = -int(record.get("exit_code") or 0)
+    reason = told.reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus)
+    if ended_by > 0 and not told.reason and clue.kind == "exception":
+        reason += f" and was then ended by {_signal_name(ended_by)}"
     return Verdict(
-        failure=failure,
+        failure=cause.failure,
         reason=reason,
         rank=rank,
-        node=record.get("node"),
-        exit_code=code,
-        exception=record.get("exception") or exception_of(lines),
-        last_lines=lines,
-        evidence=(f"exits/rank-{rank:03d}.json", *extra),
-        confidence=confidence,
-        memory=found.memory if found is not None else None,
+        node=node,
+        exit_code=record.get("exit_code", evidence.exit_codes.get(node or 0) if rank is None else None),
+        exception=clue.text if named else None,
+        last_lines=tuple(record.get("last_lines", ())) or evidence.torchrun_lines,
+        evidence=told.evidence,
+        seen=_seen(cause),
+        confidence=cause.confidence,
+        memory=memory,
     )
 
 
-def _class_of_exit(
-    evidence: Evidence, record: Mapping[str, Any]
-) -> tuple[FailureClass, str, Confidence, tuple[str, ...]]:
+MAX_SEEN = 8
+
+
+def _seen(cause: Cause | None) -> tuple[Seen, ...]:
+    """Return the decisive line and the most telling of the others; equal ones of several ranks count once."""
+    if cause is None:
+        return ()
+    pairs = [(cause.found, ""), *cause.others]
+    found: dict[tuple[str, str], Seen] = {}
+    for (clue, rank, node), why in pairs:
+        if not clue.line and why:
+            continue  # an exit code, which the decisive line explains
+        key = (clue.kind, why) if why else ("", "")
+        found.setdefault(
+            key,
+            Seen(
+                failure=CLASS_OF_KIND[clue.kind],
+                text=clue.text,
+                place=_place(clue, rank, node),
+                why=why,
+                before=clue.before if not why else (),
+            ),
+        )
+    return tuple(found.values())[:MAX_SEEN]
+
+
+def _place(clue: Clue, rank: int | None, node: int | None) -> str:
+    if not clue.line:
+        return ""
+    if rank is None:
+        return f"node-{node or 0:02d}/torchrun.err:{clue.line}"
+    return f"rank-{rank:03d}.{clue.stream or 'err'}:{clue.line}"
+
+
+def _unexplained(evidence: Evidence, record: Mapping[str, Any], cause: Cause | None = None) -> Verdict:
+    """Nothing that was printed explains the end: the exit code stands alone."""
     rank, code = int(record["rank"]), int(record["exit_code"])
-    if code == -signal.SIGKILL:
-        return _class_of_kill(evidence, record.get("node"), f"rank {rank}")
-    if found := _found(record):
-        reason = _reason(found.failure, rank, None, None, found.text, found.memory, evidence.gpus)
-        if record.get("exception"):
-            return found.failure, reason, "certain", ("its torchelastic error file",)
-        line = found.text.partition("\n")[0]
-        return found.failure, reason, "likely", (f"log: {line[:200]}",)
-    if code < 0:
-        return "unknown", f"rank {rank} was ended by {_signal_name(-code)}", "likely", ()
-    if record.get("exception") or exception_of(record.get("last_lines", ())):
-        return "user-error", f"rank {rank} raised an exception", "certain", ()
-    if code in (126, 127):
-        return "user-error", f"rank {rank} could not start its command", "certain", ()
-    return "user-error", f"rank {rank} ended with exit code {code}", "likely", ()
+    how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    return Verdict(
+        failure="unknown",
+        reason=f"rank {rank} {how}, and nothing in its output says why",
+        rank=rank,
+        node=record.get("node"),
+        exit_code=code,
+        last_lines=tuple(record.get("last_lines", ())),
+        evidence=(f"exits/rank-{rank:03d}.json",),
+        seen=_seen(cause),
+        confidence="guess",
+    )
 
 
-def _class_of_kill(
-    evidence: Evidence, node: int | None, who: str
-) -> tuple[FailureClass, str, Confidence, tuple[str, ...]]:
+def _of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> Iterator[_Told]:
+    """What one rank printed, and how it ended. `blame`: it did not end because torchrun was gone."""
+    rank, node, code = int(record["rank"]), record.get("node"), int(record["exit_code"])
+    if code == EXIT_FOLLOWED:
+        return
+    where, time = (f"exits/rank-{rank:03d}.json",), float(record.get("time", 0.0))
+    clues = clues_of_record(record)
+    for clue in clues:
+        yield _Told(Candidate(_printed(clue), rank, node), evidence=where)
+    if exception := record.get("exception"):
+        clue = clue_of_exception(str(exception))._replace(time=min([time, *(one.time for one in clues)]))
+        yield _Told(Candidate(clue, rank, node), evidence=(*where, "its torchelastic error file"))
+    if not blame or (record.get("stopping") and not evidence.alone):
+        return
+    explained = any(clue.kind != "consequence" and clue.strength != "weak" for clue in clues)
+    # A program whose own process the kernel ended, such as one of a pool, may end with any exit code.
+    if code in _KILLED or (clues and not explained and evidence.host_oom_kills.get(node or 0)):
+        kill = _kill(evidence, node, f"rank {rank}", time)
+        yield kill._replace(
+            candidate=Candidate(kill.candidate.clue, rank, node), evidence=(*where, *kill.evidence)
+        )
+    elif code < 0 and not (code in _CRASHES and any(clue.kind != "consequence" for clue in clues)):
+        killed = Clue("killed", f"exit code {code}", time=time)
+        reason = f"rank {rank} was ended by {_signal_name(-code)}"
+        yield _Told(Candidate(killed, rank, node), reason, where)
+    elif code in (126, 127):
+        told = Clue("user-error", f"exit code {code}", time=time, strength="record")
+        yield _Told(Candidate(told, rank, node), f"rank {rank} could not start its command", where)
+
+
+def _printed(clue: Clue) -> Clue:
+    """Any program can print a scheduler's words: they are no record of the scheduler here."""
+    return clue._replace(strength="words") if clue.strength == "record" else clue
+
+
+def _of_silence(evidence: Evidence) -> Iterator[_Told]:
+    """Nothing that happens to another rank makes one silent: it was killed with its worker."""
+    for rank in _silent(evidence)[:1]:
+        node = evidence.started[rank]
+        kill = _kill(evidence, node, f"rank {rank}, with the worker that watches it,", 0.0)
+        where = (f"no exits/rank-{rank:03d}.json", *kill.evidence)
+        yield kill._replace(candidate=Candidate(kill.candidate.clue, rank, node), evidence=where)
+
+
+def _of_torchrun(evidence: Evidence) -> Iterator[_Told]:
+    for node, clues in evidence.torchrun_clues.items():
+        for clue in clues:
+            yield _Told(Candidate(clue, None, node), evidence=(f"logs/node-{node:02d}/torchrun.err",))
+
+
+def _kill(evidence: Evidence, node: int | None, who: str, time: float) -> _Told:
+    """A SIGKILL: by the kernel if it counted one, or if the ranks had nearly all memory of the node."""
     kills = evidence.host_oom_kills.get(node, 0) if node is not None else 0
     if kills:
+        clue = Clue("host-memory", f"oom_kill +{kills}", time=time)
         reason = f"{who} was ended by the kernel because host memory ran out"
-        return "host-oom", reason, "likely", (f"oom_kill +{kills}",)
-    return "unknown", f"{who} was killed (SIGKILL) by somebody outside the run", "likely", ()
+        return _Told(Candidate(clue), reason, (f"oom_kill +{kills}",))
+    used, limit = _resident(evidence, node)
+    if (
+        limit and NEAR_LIMIT * limit <= used <= limit
+    ):  # more than there is: pages that ranks share count twice
+        numbers = f"its node's ranks had {format_bytes(used)} of {format_bytes(limit)} host memory"
+        clue = Clue("host-memory", numbers, time=time)
+        return _Told(Candidate(clue), f"{who} was killed (SIGKILL) when {numbers}", (numbers,))
+    clue = Clue("killed", "SIGKILL", time=time)
+    return _Told(Candidate(clue), f"{who} was killed (SIGKILL) by somebody outside the run")
+
+
+NEAR_LIMIT = 0.9
+"Share of a node's memory at the peak from which on a SIGKILL is taken for the kernel's."
+
+
+def _resident(evidence: Evidence, node: int | None) -> tuple[int, int]:
+    """Return the peaks of resident memory of a node's ranks, added up, and its limit: bytes, 0 if unknown."""
+    records = [record for record in evidence.exits if record.get("node") == node]
+    limits = [int(record["memory_limit"]) for record in records if record.get("memory_limit")]
+    return sum(int(record.get("max_rss") or 0) for record in records), min(limits, default=0)
+
+
+def clues_of_record(record: Mapping[str, Any]) -> list[Clue]:
+    """Return the clues in an `exits` record; of a run before there were any, those in its last lines."""
+    if isinstance(record.get("clues"), list):
+        return [clue for one in record["clues"] if (clue := clue_of(one)) is not None]
+    time = float(record.get("time", 0.0))
+    lines = [str(line).encode() for line in record.get("last_lines", ())]
+    return [clue._replace(time=time, line=0) for clue in clues_of_text(lines)]
 
 
 def _signal_name(number: int) -> str:
@@ -328,7 +539,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _from_torchrun(evidence: Evidence) -> Verdict:
+def _without_records(evidence: Evidence) -> Verdict:
     """No rank left a record: the ranks never started, or torchrun itself was killed."""
     node, code = next(((n, c) for n, c in evidence.exit_codes.items() if c != 0), (0, 0))
     lines = evidence.torchrun_lines
@@ -337,24 +548,23 @@ def _from_torchrun(evidence: Evidence) -> Verdict:
         "exit_code": code,
         "last_lines": lines,
         "evidence": (f"logs/node-{node:02d}/torchrun.err",),
+        "confidence": "guess",
     }
-    by_text = class_of_text(lines)
-    if by_text is not None and by_text.failure == "rendezvous-failed":
-        return Verdict(
-            failure="rendezvous-failed", reason="the nodes could not meet", confidence="likely", **common
-        )
     if code < 0:
         who = "the worker of the only rank" if evidence.alone else f"torchrun on node {node}"
-        reason = f"{who} was ended by {_signal_name(-code)}"
-        return Verdict(failure="unknown", reason=reason, confidence="likely", **common)
+        return Verdict(failure="unknown", reason=f"{who} was ended by {_signal_name(-code)}", **common)
     if evidence.disk_full:
         reason = f"{DISK_FULL}: the ranks could not say why they ended"
-        return Verdict(failure="user-error", reason=reason, confidence="likely", **common)
+        return Verdict(failure="disk-full", reason=reason, **common)
     if code == 0 or evidence.started:
-        reason = "the ranks ended without a word"
-        return Verdict(failure="unknown", reason=reason, confidence="likely", **common)
-    reason, exception = "the ranks could not be started", exception_of(lines)
-    return Verdict(failure="user-error", reason=reason, exception=exception, confidence="likely", **common)
+        return Verdict(failure="unknown", reason="the ranks ended without a word", **common)
+    common["confidence"] = "likely"
+    return Verdict(failure="user-error", reason="the ranks could not be started", **common)
+
+
+def killed_while_stopping(record: Mapping[str, Any]) -> bool:
+    """Of an `exits` record: the rank was asked to end and did not in its time."""
+    return bool(record.get("stopping")) and record["exit_code"] in _KILLED
 
 
 def stopped_between_attempts(reason: str) -> Verdict:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.files import read_json
-from launcher.runs.layout import AttemptDir, RunDir
+from launcher.rundir.files import read_json
+from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.supervise.attempt import Ended, NodePlace
+from launcher.supervise.awake import AwakeClock
 from launcher.supervise.host import disk_full
 
 HEARTBEAT_SECONDS = 2.0
@@ -21,7 +22,9 @@ HEARTBEATS_PER_SECOND = 50
 LOST_SECONDS = 60.0
 "Without a new heartbeat for this long a node counts as lost; a network file system shows it late."
 LOST_HEARTBEATS = 4
-"... or for so many of them, where many nodes beat slowly."
+"... or for so many of them, where many nodes beat slowly, or the time to stop is over."
+CLOSING_SECONDS = 15.0
+"For node 0 to say that it opens no attempt: most often it is asked to stop as well."
 START_SECONDS = 600.0
 "For node 0 to open the first attempt, on a cluster whose nodes start one after the other."
 POLL_SECONDS = 0.2
@@ -50,9 +53,14 @@ class Nodes:
         self.beats_every = max(HEARTBEAT_SECONDS, place.count / HEARTBEATS_PER_SECOND)
         self.lost_after = max(LOST_SECONDS, LOST_HEARTBEATS * self.beats_every)
         self._looks_every = max(LOOK_SECONDS, place.count / LOOKS_PER_SECOND)
-        self._last_beat = 0.0
+        self._clock = AwakeClock()  # nodes that were suspended together have not lost each other
+        self._last_beat = -self.beats_every
+        self._saves = False
+        "Node 0 opens a saving next, also when the run is to stop."
+        self._asked_at: float | None = None
+        "To stop, while it waited for an attempt."
         self._next_look = 0.0
-        # (attempt, node) -> (its newest heartbeat, when it appeared by our clock): clocks of nodes differ.
+        # (attempt, node) -> (its newest heartbeat, when it appeared by our clock): other nodes' differ.
         self._heard: dict[tuple[int, int], tuple[Any, float]] = {}
 
     @property
@@ -68,21 +76,35 @@ class Nodes:
         if self.several:
             self.write(attempt.path / "open.json", {"incarnation": self.incarnation})
 
-    def wait_for_attempt(self, after: int) -> AttemptDir:
-        """Other nodes: the attempt that node 0 opened. Raises NodesError when none comes."""
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            for attempt in self.run.attempts():
+    def close(self, exit_code: int) -> None:
+        """Node 0: no attempt follows, whatever was announced."""
+        if self.several:
+            self.write(self.run.closed, {"incarnation": self.incarnation, "exit_code": exit_code})
+
+    def wait_for_attempt(self, after: int) -> AttemptDir | int:
+        """Other nodes: the attempt that node 0 opened, or the saving of attempt `after`; the exit code of the
+        run where node 0 has closed it.
+
+        Raises NodesError when nothing of this comes.
+        """
+        deadline = self._clock.now() + START_SECONDS
+        while self._clock.now() < deadline:
+            later = (one for one in self.run.attempts() if one.number > after)
+            for attempt in (self.run.saving(after), *later):
                 opened = read_json(attempt.path / "open.json") or {}
-                if attempt.number > after and opened.get("incarnation") == self.incarnation:
+                if opened.get("incarnation") == self.incarnation:
                     return attempt
+            closed = read_json(self.run.closed) or {}
+            if closed.get("incarnation") == self.incarnation and not self._saves:
+                return int(closed["exit_code"])
             self._wait("for node 0 to open an attempt")
         raise NodesError(f"node 0 opened no attempt within {START_SECONDS:.0f} s")
 
     def beat(self, attempt: AttemptDir) -> None:
         """Show that this node is alive; cheap to call often."""
-        if self.several and time.monotonic() > self._last_beat + self.beats_every:
-            self._last_beat = time.monotonic()
+        now = self._clock.now()
+        if self.several and now > self._last_beat + self.beats_every:
+            self._last_beat = now
             self.write(self._file(attempt, self.place.rank, "alive"), {"time": time.time()})
 
     def report(self, attempt: AttemptDir, ended: Ended, oom_kills: int) -> None:
@@ -116,44 +138,53 @@ class Nodes:
         found = {node: read_json(self._file(attempt, node, "ended")) for node in range(self.place.count)}
         return {node: report for node, report in found.items() if report is not None}
 
-    def wait_for_reports(self, attempt: AttemptDir) -> tuple[dict[int, dict[str, Any]], tuple[int, ...]]:
-        """Node 0: every node's report, and the nodes that are lost."""
+    def wait_for_reports(
+        self, attempt: AttemptDir, late: Callable[[], bool]
+    ) -> tuple[dict[int, dict[str, Any]], tuple[int, ...]]:
+        """Node 0: every node's report, and the nodes that are lost. `late`: what is not here soon comes too
+        late, since this process is about to be killed."""
         while self.several:
             reports = self.reports(attempt)
             missing = [node for node in range(self.place.count) if node not in reports]
-            lost = [node for node in missing if self._lost(attempt, node)]
+            lost = [node for node in missing if self._lost(attempt, node, late=late())]
             if len(lost) == len(missing):
                 return reports, tuple(lost)
             self.beat(attempt)
             time.sleep(POLL_SECONDS)
         return {}, ()
 
-    def announce(self, attempt: AttemptDir, go_on: bool, exit_code: int) -> None:
-        """Node 0: whether another attempt follows."""
+    def announce(self, attempt: AttemptDir, go_on: bool, exit_code: int, *, saves: bool = False) -> None:
+        """Node 0: whether another attempt follows, or (`saves`) the saving of this one."""
         if self.several:
-            self.write(attempt.path / "next.json", {"go_on": go_on, "exit_code": exit_code})
+            value = {"go_on": go_on or saves, "exit_code": exit_code, "saves": saves}
+            self.write(attempt.path / "next.json", value)
 
     def wait_for_announcement(self, attempt: AttemptDir) -> tuple[bool, int]:
-        """Other nodes: (another attempt follows, exit code). Raises NodesError when node 0 is gone."""
+        """Other nodes: (another start follows, exit code). Raises NodesError when node 0 is gone."""
         while (value := read_json(attempt.path / "next.json")) is None:
             if self._lost(attempt, 0):
                 raise NodesError("node 0 gave no sign of life after the attempt")
             self.beat(attempt)
             time.sleep(POLL_SECONDS)
+        self._saves = bool(value.get("saves"))
         return bool(value["go_on"]), int(value["exit_code"])
 
     def _wait(self, what: str) -> None:
-        if self.asked_to_stop():
-            raise NodesError(f"asked to stop while waiting {what}")
+        if self.asked_to_stop() and not self._saves:
+            self._asked_at = self._asked_at or self._clock.now()
+            if self._clock.now() > self._asked_at + CLOSING_SECONDS:
+                raise NodesError(f"asked to stop while waiting {what}")
         time.sleep(POLL_SECONDS)
 
-    def _lost(self, attempt: AttemptDir, node: int) -> bool:
-        """No new heartbeat for `lost_after` seconds, counted from the first look."""
+    def _lost(self, attempt: AttemptDir, node: int, *, late: bool = False) -> bool:
+        """No new heartbeat for `lost_after` seconds, counted from the first look; `late`: for a few
+        heartbeats."""
         beat = read_json(self._file(attempt, node, "alive"))
         key = (attempt.number, node)
         if key not in self._heard or self._heard[key][0] != beat:
-            self._heard[key] = (beat, time.monotonic())
-        return node != self.place.rank and time.monotonic() > self._heard[key][1] + self.lost_after
+            self._heard[key] = (beat, self._clock.now())
+        after = LOST_HEARTBEATS * self.beats_every if late else self.lost_after
+        return node != self.place.rank and self._clock.now() > self._heard[key][1] + after
 
     def _file(self, attempt: AttemptDir, node: int, kind: str) -> Path:
         return attempt.path / "nodes" / f"node-{node:02d}.{kind}.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,6 +47,21 @@ POLICIES: dict[FailureClass, Policy] = {
     "unknown": Policy("retry-same", "same", "read `launcher logs RUN`, then `launcher resume RUN`"),
     "preempted": Policy("requeue", "preemptions", "go on with `launcher resume RUN`"),
     "time-limit": Policy("requeue", "time_limits", "go on with `launcher resume RUN`"),
+    "disk-full": Policy(
+        "stop", None, "free space or raise the quota where the run writes, then `launcher resume RUN`"
+    ),
+    "image-error": Policy(
+        "stop", None,
+        "mend the image or the environment of the ranks (`container:` and `setup:` of the cluster profile)",
+    ),
+    "numerical": Policy(
+        "stop", None,
+        "lower the learning rate, clip gradients, compute in bf16 or fp32, or look at the data of that step",
+    ),
+    "desync": Policy(
+        "stop", None,
+        "mend the program: every rank must call the same collectives, in the same order, with equal sizes",
+    ),
     "user-error": Policy("stop", None, "fix the error, then `launcher resume RUN` or submit again"),
     "cancelled": Policy("stop", None, "go on with `launcher resume RUN`"),
 }  # fmt: skip
@@ -83,6 +98,8 @@ class Decision:
     action: Action
     recipe: Recipe | None
     reason: str
+    left_out: tuple[str, ...] = ()
+    "Rungs of the plan with a restart that are passed over, each with the reason."
 
 
 def decide(
@@ -97,6 +114,8 @@ def decide(
     """The next move. `spent` counts earlier restarts of each budget in this run; `planned`: the plan's recipe
     and its ladder."""
     policy = POLICIES[verdict.failure]
+    if verdict.confidence == "guess":
+        policy = POLICIES["unknown"]  # not sure enough to change the recipe, or to give up
     if policy.action == "retry-lower":
         return _lower(verdict, job, recipe, setting, spent.get("lower", 0), planned, earlier)
     if policy.action in ("done", "stop"):
@@ -126,7 +145,7 @@ def _lower(
     rung = lower(recipe, verdict, setting, planned)
     limit = _limit(job.retries, "lower")
     if rung.recipe is None or spent < limit:
-        return Decision("retry-lower" if rung.recipe else "stop", rung.recipe, rung.reason)
+        return Decision("retry-lower" if rung.recipe else "stop", rung.recipe, rung.reason, rung.left_out)
     why = (
         f"the budget retries.lower of {limit} is spent"
         if limit
@@ -164,6 +183,38 @@ def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
         if budget is not None:
             spent[budget] = spent.get(budget, 0) + 1
     return spent
+
+
+MAX_IN_VAIN = 3
+"Starts in a row without a step saved, after which the run stays out of the queue."
+
+IN_VAIN = (
+    f"{MAX_IN_VAIN} starts in a row ended before a step was saved: allow the ranks more time to save "
+    "(`stop_timeout`, `slurm.signal_seconds`), save more often, or ask for a longer time limit"
+)
+
+
+def starts_in_vain(events: Sequence[Mapping[str, Any]], *, command: bool) -> int:
+    """How many supervisors in a row, up to the last one, ended without a new checkpoint since somebody last
+    submitted or resumed the run. `command`: one in vain is then one whose ranks were killed because they
+    did not end in their time, and had written nothing into the run's folder of checkpoints."""
+    vain, begun, progress, handed_over = 0, False, command, False
+    for event in events:
+        kind = event.get("event")
+        if kind in ("submitted", "resubmitted"):
+            vain, begun = 0, False
+        elif kind == "started":
+            vain = vain + 1 if begun and not (progress or handed_over) else 0
+            begun, progress, handed_over = True, command, False
+        elif kind == "checkpoint":
+            progress = True
+        elif kind == "handover":  # saved when the run ends
+            handed_over = True
+        elif kind == "checkpoint-failed" and "from" in event:
+            handed_over = False
+        elif kind == "ended" and event.get("in_vain"):
+            progress = not command and progress
+    return vain + 1 if begun and not (progress or handed_over) else 0
 
 
 def tried(events: Sequence[dict[str, Any]]) -> list[str]:

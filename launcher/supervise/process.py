@@ -10,7 +10,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
+OF_RANK = "LAUNCHER_WORKER"
+"Environment variable of a rank and of what it starts: the pid of the worker that watches it."
+SUPERVISED = "LAUNCHER_SUPERVISED"
+"Environment variable of what a supervisor starts: its pid."
+WORKER_MODULE = "launcher.supervise.worker"
+
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
+"""Requests to stop, which the supervisor alone answers. Slurm, systemd and a terminal send them to every
+process of a run; torchrun would end all ranks at once, with nothing saved, so it has them blocked."""
+END_RANK, KILL_RANK = signal.SIGTERM, signal.SIGHUP
+"What the supervisor sends to a worker, and a worker takes from nobody else."
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -19,12 +30,23 @@ def die_with_parent(signum: signal.Signals) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
-def dying_with(parent: int, signum: signal.Signals, *, own_group: bool = False) -> Callable[[], None]:
-    """A `preexec_fn`: the child gets `signum` when `parent` (the pid that forks it) dies."""
+def dying_with(
+    parent: int,
+    signum: signal.Signals,
+    *,
+    own_group: bool = False,
+    blocked: Iterable[signal.Signals] = (),
+) -> Callable[[], None]:
+    """A `preexec_fn`: the child gets `signum` when `parent` (the pid that forks it) dies. Of STOP_SIGNALS it
+    has those of `blocked` blocked, as will be what it starts, and none ignored."""
 
     def before_exec() -> None:
         if own_group:
             os.setpgid(0, 0)
+        for one in STOP_SIGNALS:
+            signal.signal(one, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         die_with_parent(signum)
         if os.getppid() != parent:  # it died before the line above took effect
             os.kill(os.getpid(), signum)
@@ -38,21 +60,79 @@ def signal_group(leader: int, signum: signal.Signals) -> None:
         os.killpg(leader, signum)
 
 
-def processes_of(run_dir: Path, attempt: int | None = None, node: int = 0) -> list[int]:
-    """Pids on this host of a run's processes, or of one attempt's on one node.
+def processes_of(
+    run_dir: Path, attempt: int | None = None, node: int = 0, *, of_ranks: bool = False
+) -> list[int]:
+    """Pids on this host of a run's processes, or of one attempt's on one node; `of_ranks`: without those of
+    launcher and torchrun.
 
     They are found by their environment, which children inherit: a process that left its group or
-    lost its parent is found all the same. The supervisor itself has no LAUNCHER_ATTEMPT.
+    lost its parent is found all the same. The supervisor itself has no LAUNCHER_ATTEMPT. Processes that
+    replaced their environment are found by `descendants`.
     """
     marks = {b"LAUNCHER_RUN_DIR=" + os.fsencode(run_dir)}
     if attempt is not None:
         marks |= {f"LAUNCHER_ATTEMPT={attempt}".encode(), f"LAUNCHER_NODE_RANK={node}".encode()}
+    one_of = f"{OF_RANK if of_ranks else 'LAUNCHER_ATTEMPT'}=".encode()
     pids = []
     for pid, environ in _environments():
         entries = set(environ.split(b"\0"))
-        if marks <= entries and any(entry.startswith(b"LAUNCHER_ATTEMPT=") for entry in entries):
+        if marks <= entries and any(entry.startswith(one_of) for entry in entries):
             pids.append(pid)
     return pids
+
+
+def workers_of(run_dir: Path, attempt: int, node: int) -> list[int]:
+    """Pids of the living processes that watch the ranks of one attempt on one node."""
+    module, found = WORKER_MODULE.encode(), []
+    for pid in processes_of(run_dir, attempt, node):
+        with contextlib.suppress(OSError):  # just ended
+            if module in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]:
+                found.append(pid)
+    return found
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant that loses its own (a "child subreaper", prctl(2)).
+
+    A process cannot leave `descendants` then: neither by a session of its own nor by an empty environment.
+    Who calls this must also call `reap` now and then.
+    """
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants() -> list[int]:
+    """Pids of the living descendants of this process; none unless it adopts orphans."""
+    adopts = ctypes.c_int()
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+    if not adopts.value:
+        return []
+    children: dict[int, list[int]] = {}
+    dead = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # just ended
+                # "PID (NAME) STATE PPID ...": the name may hold spaces and brackets.
+                state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+                children.setdefault(int(parent), []).append(int(entry.name))
+                if state in (b"Z", b"X"):
+                    dead.add(int(entry.name))
+    found: list[int] = []
+    open_ = [os.getpid()]
+    while open_:
+        below = children.get(open_.pop(), [])
+        found += below
+        open_ += below
+    return [pid for pid in found if pid not in dead]
+
+
+def reap(own: int | None = None) -> None:
+    """Collect adopted children that have ended. `own` is a child of ours that somebody else waits for."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid == own:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def _environments() -> Iterator[tuple[int, bytes]]:

@@ -5,31 +5,36 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from launcher.spec.job import Secret
+from launcher.supervise.secret_file import NoSecretFileError, SecretFileError, checked, read_secret_file
 
 
-class SecretMissingError(Exception):
-    """A secret's source is empty; the message names it, never a value."""
+class SecretError(Exception):
+    """A secret cannot be given to the ranks; the message names it, never a value."""
+
+
+class SecretMissingError(SecretError):
+    """There is nothing where its value should be."""
 
 
 def read_secrets(secrets: Sequence[Secret], given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`{name: value}`; what is `given` is not looked for. Raises SecretMissingError with all missing ones."""
-    values, missing = dict(given or {}), []
+    """Return `{name: value}`; what is `given` is not looked for. Raises SecretError that names all wrong
+    ones."""
+    values, wrong = dict(given or {}), []
     for secret in secrets:
         if secret.name not in values:
             try:
                 values[secret.name] = _read(secret)
-            except SecretMissingError as error:
-                missing.append(str(error))
-    if missing:
-        raise SecretMissingError("; ".join(missing))
+            except SecretError as error:
+                wrong.append(str(error))
+    if wrong:
+        raise SecretError("; ".join(wrong))
     return values
 
 
 def found(secrets: Sequence[Secret]) -> dict[str, str]:
-    """Those that have a value on this machine."""
+    """Those that have a value on this machine. Raises SecretError for one that no process can receive."""
     values = {}
     for secret in secrets:
         with contextlib.suppress(SecretMissingError):
@@ -38,12 +43,17 @@ def found(secrets: Sequence[Secret]) -> dict[str, str]:
 
 
 def _read(secret: Secret) -> str:
-    if secret.file is not None:
-        try:
-            return Path(secret.file).expanduser().read_text().strip()
-        except OSError as error:
-            raise SecretMissingError(f"{secret.name}: cannot read {secret.file}: {error.strerror}") from None
-    source = secret.env or secret.name
-    if source not in os.environ:
-        raise SecretMissingError(f"{secret.name}: the environment variable {source} is not set")
-    return os.environ[source]
+    try:
+        if secret.file is not None:
+            return read_secret_file(secret.name, secret.file)
+        source = secret.env or secret.name
+        if source not in os.environ:
+            raise SecretMissingError(f"{secret.name}: the environment variable {source} is not set")
+        value = os.environ[source]
+        if value:
+            checked(secret.name, os.fsencode(value), f"the environment variable {source}")
+        return value
+    except NoSecretFileError as error:
+        raise SecretMissingError(str(error)) from None
+    except SecretFileError as error:
+        raise SecretError(str(error)) from None

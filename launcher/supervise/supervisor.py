@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,20 +16,50 @@ from typing import TYPE_CHECKING, Any
 from launcher.memory.ledger import default_folder, entries, record, tells_more
 from launcher.memory.measured import entry_of_run
 from launcher.planning.plan import Plan
-from launcher.runs.downgrades import downgrades_within, recipe_in_force
-from launcher.runs.files import read_json
-from launcher.runs.layout import AttemptDir, RunDir
-from launcher.runs.shared import remove_handover
+from launcher.rundir.downgrades import downgrades_within, recipe_in_force
+from launcher.rundir.files import read_json
+from launcher.rundir.find import latest_checkpoint, remove_partial_checkpoints
+from launcher.rundir.found import found_in_model
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.shared import remove_handover
+from launcher.rundir.stop import StopRequest, read_stop_request, read_text
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import EXIT_CODES, Verdict
-from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start, torchrun_tail
+from launcher.supervise.attempt import (
+    Ended,
+    NodePlace,
+    RunningAttempt,
+    start,
+    torchrun_clues,
+    torchrun_tail,
+)
+from launcher.supervise.earlier import KILLED, close_attempts, first_recipe
 from launcher.supervise.host import disk_full, oom_kills
 from launcher.supervise.journal import Journal
-from launcher.supervise.judge import Evidence, judge, read_records, started_ranks, stopped_between_attempts
+from launcher.supervise.judge import (
+    Evidence,
+    judge,
+    killed_while_stopping,
+    read_records,
+    started_ranks,
+    stopped_between_attempts,
+)
 from launcher.supervise.nodes import Nodes
-from launcher.supervise.policy import POLICIES, Budget, Decision, decide, spent_budgets, tried
+from launcher.supervise.policy import (
+    IN_VAIN,
+    MAX_IN_VAIN,
+    Budget,
+    Decision,
+    decide,
+    spent_budgets,
+    starts_in_vain,
+    tried,
+)
+from launcher.supervise.process import adopt_orphans
+from launcher.supervise.saving import Kept, Outcome, skipped_by, unsaved, written_since
+from launcher.supervise.stall import Stall
 from launcher.supervise.unread import judged_since_start
 
 if TYPE_CHECKING:
@@ -45,6 +75,11 @@ BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 "Before the n-th restart with the same recipe: what failed may need a moment."
 REASON_SECONDS = 5.0
 "For the batch script to ask its controller why SIGTERM came; Slurm kills 30 s after it (KillWait)."
+STOP_SECONDS = 120.0
+"From a request to stop until the ranks are killed, where neither the job nor the profile says."
+NO_TIME = "no time was left to save"
+LEAVE_SECONDS = 8.0
+"Of what the scheduler leaves until it kills: to record how ranks ended, and to go back into the queue."
 
 
 class RunUnreadableError(Exception):
@@ -79,10 +114,17 @@ class Supervisor:
         self._signals: list[str] = []
         self._handled = 0
         self._stop_reason: str | None = None
+        self._stopped_at = 0.0
+        self._until: float | None = None
+        "When ranks that are asked to stop are killed, by time.monotonic."
+        self._said_until: float | None = None
+        self._stop_seconds = self.job.stop_timeout or _signal_seconds(about) or STOP_SECONDS
+        self._at_once = False
+        "The ranks are to end without a checkpoint."
         self._cancel_seen = ""
         self._files_checked = 0.0
         self._stop_file = stop_file
-        self._told = ""
+        self._told = StopRequest()
         # Elsewhere the scheduler keeps the limit and warns by a signal.
         self._scheduler = about["cluster"]["scheduler"]
         limit = self.job.resources.time if self._scheduler in ("local", "ssh") else None
@@ -91,6 +133,7 @@ class Supervisor:
     def main(self) -> int:
         for signum in SIGNALS:
             signal.signal(signum, self._on_signal)
+        adopt_orphans()
         if self.mirror is not None:
             self.mirror.start(self.journal.close)  # its threads are not to take the signals
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # __main__ held them back until now
@@ -115,30 +158,27 @@ class Supervisor:
         self._signals.append(SIGNALS[signal.Signals(signum)])
 
     def _lead(self) -> int:
-        recipe = self._first_recipe()
-        self._close_interrupted_attempts()
+        recipe = first_recipe(self.run, self.plan)
+        close_attempts(self.run, self.journal, KILLED, "resumed")
         remove_handover(self.run, self.place.rank)  # of a supervisor that was killed
+        if self._starts_in_vain(self.run.read_events()) >= MAX_IN_VAIN:  # killed before they could say so
+            return self._finish(Verdict(failure="preempted", reason=IN_VAIN), Decision("stop", None, IN_VAIN))
         self.journal.event("started", host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
         while True:
+            for reason in self._requests(at_once=True):
+                self._stop_for(reason)
+            if self._stop_reason is not None:
+                verdict = stopped_between_attempts(self._why_stopped() or self._stop_reason)
+                return self._finish(verdict, self._decide(verdict, recipe, self.run.read_events()))
             recipe, verdict, decision = self._attempt(recipe)
-            exit_code = EXIT_CODES[verdict.failure]
             if decision.recipe is None:
-                self._finish(verdict, decision)
-                return exit_code
-            policy = POLICIES[verdict.failure]
-            if policy.budget is not None:
-                self._spend(policy.budget, 1)
+                return self._finish(verdict, decision)
+            self._spend("lower" if decision.action == "retry-lower" else "same", 1)
             if decision.action == "retry-lower":
                 self.journal.event("downgrade", **_downgrade(verdict, decision, recipe))
             else:
                 self.journal.event("retry", reason=decision.reason)
                 self._pause(self._spent.get("same", 1))
-            for reason in self._requests():
-                self._stop_for(reason)
-            if self._stop_reason is not None:
-                verdict = stopped_between_attempts(self._why_stopped() or self._stop_reason)
-                self._finish(verdict, Decision("stop", None, verdict.reason))
-                return EXIT_CODES[verdict.failure]
             recipe = decision.recipe
 
     def _attempt(self, recipe: Recipe) -> tuple[Recipe, Verdict, Decision]:
@@ -148,30 +188,14 @@ class Supervisor:
         self.journal.json(attempt.recipe, recipe.model_dump())
         self.journal.event("attempt", attempt=attempt.number, recipe=recipe.model_dump())
         self.journal.state("running", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
-        kills = oom_kills()
-        ended = self._run(attempt)
-        self.nodes.report(attempt, ended, oom_kills() - kills)
-        reports, lost = self.nodes.wait_for_reports(attempt)
-        if self._stop_reason is None and (told := _text(attempt.stop).strip()) in SIGNALS.values():
-            self._stop_reason = told  # only another node's supervisor was told to stop
-        evidence = Evidence(
-            ranks=self.plan.layout.ranks,
-            exit_codes={0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}},
-            errors=read_records(attempt, "errors"),
-            exits=read_records(attempt, "exits"),
-            stop_reason=self._why_stopped(),
-            lost_nodes=lost,
-            started=started_ranks(attempt),
-            disk_full=disk_full(self.run.path) or any(r.get("disk_full") for r in reports.values()),
-            host_oom_kills={**{n: r["oom_kills"] for n, r in reports.items()}, 0: oom_kills() - kills},
-            gpus=self.plan.layout.gpus_per_node > 0,
-            torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
-        )
+        began = time.time()
+        evidence = self._to_its_end(attempt)
+        lost = evidence.lost_nodes
         verdict = judge(evidence)
         stopping = self._stop_reason
-        if verdict.failure == "unknown" or stopping is not None:
-            # A signal to every process of the job ended the ranks before this one could pass it on; or
-            # somebody cancels what was to go on later.
+        if verdict.failure in ("unknown", "preempted") or stopping is not None:
+            # A signal to every process of the job ended the ranks before this one could pass it on, and what
+            # they print knows no better why; or somebody cancels what was to go on later.
             for reason in self._requests(at_once=True):
                 self._stop_for(reason)
         if self._stop_reason != stopping:
@@ -179,11 +203,9 @@ class Supervisor:
         events = self.run.read_events()
         recipe = recipe_in_force(recipe, events, attempt.number)
         self._spend("lower", len(downgrades_within(events, attempt.number)))
-        planned = (self.plan.recipe, *self.plan.ladder)
-        earlier = judged_since_start(self.run)
-        decision = decide(verdict, self.job, recipe, self._setting(), self._spent, planned, earlier)
-        if self._stop_reason is not None and decision.recipe is not None:
-            decision = Decision("stop", None, "asked to stop")
+        killed = self._stop_reason is not None and any(map(killed_while_stopping, evidence.exits))
+        in_vain = killed and not written_since(self.run.checkpoints, began)
+        decision = self._decide(verdict, recipe, [*events, {"event": "ended", "in_vain": in_vain}])
         if lost and self._scheduler == "ssh" and decision.recipe is not None:
             nodes = ", ".join(map(str, lost))
             decision = Decision("requeue", None, f"node {nodes} has no supervisor any more")
@@ -195,24 +217,107 @@ class Supervisor:
             reason=verdict.reason,
             action=decision.action,
             then=decision.reason,
+            **({"in_vain": True} if in_vain else {}),
         )
-        self.nodes.announce(attempt, decision.recipe is not None, EXIT_CODES[verdict.failure])
+        saves = decision.recipe is None and self._prepare_to_save(attempt.number) is not None
+        code = EXIT_CODES[verdict.failure]
+        self.nodes.announce(attempt, decision.recipe is not None, code, saves=saves)
         print(f"[launcher] attempt {attempt.number}: {verdict.failure}: {verdict.reason}", file=sys.stderr)
         return recipe, verdict, decision
+
+    def _decide(self, verdict: Verdict, recipe: Recipe, events: Sequence[Mapping[str, Any]]) -> Decision:
+        planned = (self.plan.recipe, *self.plan.ladder)
+        earlier = judged_since_start(self.run)
+        decision = decide(verdict, self.job, recipe, self._setting(), self._spent, planned, earlier)
+        if self._stop_reason is not None and decision.recipe is not None:
+            return Decision("stop", None, "asked to stop")
+        if decision.action == "requeue" and self._starts_in_vain(events) >= MAX_IN_VAIN:
+            return Decision("stop", None, IN_VAIN)
+        return decision
+
+    def _to_its_end(self, attempt: AttemptDir) -> Evidence:
+        """Start the ranks of all nodes and wait until they have ended."""
+        kills = oom_kills()
+        self._stall = Stall(attempt, self.job.stall_timeout)
+        ended = self._run(attempt)
+        self.nodes.report(attempt, ended, oom_kills() - kills)
+        reports, lost = self.nodes.wait_for_reports(attempt, self._no_time_left)
+        if self._stop_reason is None and (told := read_stop_request(attempt.stop).reason) in SIGNALS.values():
+            self._stop_for(told)  # only another node's supervisor was told to stop
+        return Evidence(
+            ranks=self.plan.layout.ranks,
+            exit_codes={0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}},
+            errors=read_records(attempt, "errors"),
+            exits=read_records(attempt, "exits"),
+            stop_reason=self._why_stopped(),
+            lost_nodes=lost,
+            started=started_ranks(attempt),
+            disk_full=disk_full(self.run.path) or any(r.get("disk_full") for r in reports.values()),
+            host_oom_kills={**{n: r["oom_kills"] for n, r in reports.items()}, 0: oom_kills() - kills},
+            gpus=self.plan.layout.gpus_per_node > 0,
+            stalled=self._stall.after if self._stall.told else None,
+            torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
+            torchrun_clues=torchrun_clues(attempt, self.run.read_about()),
+        )
+
+    def _prepare_to_save(self, number: int) -> Kept | None:
+        """What attempt `number`, the last one, has left in shared memory. None: nothing, or the run is to end
+        at once."""
+        events = self.run.read_events()
+        kept = unsaved(events)
+        if kept is None or self._no_time_left():
+            return None
+        # The recipe that the state was trained with: its ranks hold the same shards, and it fitted.
+        begun = Recipe.model_validate(self.run.read_recipe(self.run.attempt(kept.attempt)))
+        recipe = recipe_in_force(begun, events, kept.attempt)
+        self.journal.json(self.run.saving(number).recipe, recipe.model_dump())
+        return kept
+
+    def _keep_last_state(self, verdict: Verdict) -> Outcome | None:
+        """Have the ranks write a state in shared memory as a checkpoint. None: there was nothing to keep."""
+        attempts = self.run.attempts()
+        if not attempts:
+            return None
+        number, newest = attempts[-1].number, latest_checkpoint(self.run) or 0
+        saving, kept = self.run.saving(number), self._prepare_to_save(number)
+        if kept is None:
+            events = self.run.read_events()
+            if (lost := unsaved(events)) is not None:
+                return Outcome(lost.step, NO_TIME, newest)
+            skipped = skipped_by(events, number)
+            return Outcome(*skipped, newest) if skipped is not None and skipped.step > newest else None
+        about = f"the state of step {kept.step} is being written as a checkpoint"
+        self.journal.state(
+            "stopping", attempt=number, reason=about, host=socket.gethostname(), pid=os.getpid()
+        )
+        evidence = self._to_its_end(saving)
+        remove_partial_checkpoints(self.run)  # no rank is left that writes
+        self.nodes.announce(saving, False, EXIT_CODES[verdict.failure])
+        newest, source = latest_checkpoint(self.run) or 0, {"from": "shared-memory", "attempt": number}
+        if newest >= kept.step:
+            path = str(self.run.checkpoints / f"step-{kept.step:08d}")
+            self.journal.event("checkpoint", step=kept.step, path=path, **source)
+            return Outcome(kept.step, "", newest)
+        found = judge(replace(evidence, stop_reason=None))
+        reason = NO_TIME if self._no_time_left() else found.exception or found.reason
+        self.journal.event("checkpoint-failed", step=kept.step, reason=reason, **source)
+        return Outcome(kept.step, reason, newest)
 
     def _spend(self, budget: Budget, times: int) -> None:
         self._spent[budget] = self._spent.get(budget, 0) + times
 
+    def _starts_in_vain(self, events: Sequence[Mapping[str, Any]]) -> int:
+        return starts_in_vain(events, command=self.job.task is None)
+
     def _setting(self) -> Setting:
-        """The job file may keep quiet about BatchNorm; the ranks tell of it when they see the model."""
-        setting = self.plan.layout.setting(self.job)
-        found = any(event.get("event") == "batch-norm" for event in self.run.read_events())
-        return replace(setting, batch_norm=setting.batch_norm or found)
+        """What the job file does not declare of its model, the ranks tell when they have seen it."""
+        found = found_in_model(self.run.read_events())
+        return replace(self.plan.layout.setting(self.job), **found)
 
     def _run(self, attempt: AttemptDir) -> Ended:
         """Start this node's workers and wait until none is left."""
         try:
-            running = start(self.run, attempt, self.place, self.secrets)
+            running = start(self.run, attempt, self.place, self.secrets, tells=self.job.task is None)
         except OSError as error:
             print(f"[launcher] cannot start: {error}", file=sys.stderr)
             return Ended(127, f"OSError: {error}")
@@ -223,40 +328,66 @@ class Supervisor:
     def _tick(self, attempt: AttemptDir, running: RunningAttempt) -> None:
         self.nodes.beat(attempt)
         for reason in self._requests():
-            now = self._stop_for(reason) or self.job.task is None
+            self._stop_for(reason)
             self.journal.event("stopping", reason=reason)
             self.journal.state("stopping", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
-            running.ask_to_stop(self._stop_reason or reason, now=now)
+        if self._stop_reason is not None and self._until is not None:
+            self._say_how_long()
+            running.ask_to_stop(self._stop_reason, self._until)
+        if self.nodes.leader and self._stall.begins():
+            self.journal.event("stalled", attempt=attempt.number, seconds=self._stall.after)
+            running.end_failed()
         if self.nodes.in_trouble(attempt):
-            running.ask_to_stop("another node failed", now=True)
+            running.end_failed()
 
-    def _stop_for(self, reason: str) -> bool:
-        """Keep why: a cancellation goes before anything else, then the first reason. Gives whether to end the
-        ranks without a checkpoint: at the second cancellation, and where SIGTERM comes during a stop, which
-        SIGKILL follows."""
+    def _stop_for(self, reason: str) -> None:
+        """Keep why: a cancellation goes before anything else, then the first reason. A second cancellation
+        ends the ranks at once."""
         before = self._stop_reason
+        if before is None:
+            self._stopped_at = time.monotonic()
         if before is None or reason == "cancelled":
             self._stop_reason = reason
-        return before is not None and (reason == "preempted" or reason == before == "cancelled")
+        self._at_once = self._at_once or reason == before == "cancelled"
+        if self._at_once:
+            self._until = time.monotonic()
+        elif self._until is None:
+            self._until = time.monotonic() + self._stop_seconds
+
+    def _say_how_long(self) -> None:
+        """Once for each deadline. A batch script that knows a nearer one has a moment to tell."""
+        if self._until is None or self._until == self._said_until:
+            return
+        waits = self._stop_file is not None and self._told.killed_at is None
+        if waits and time.monotonic() < self._stopped_at + REASON_SECONDS:
+            return
+        self._said_until = self._until
+        left = max(0.0, self._until - time.monotonic())
+        does = "save and end" if not self._at_once else "end"
+        print(f"[launcher] {self._stop_reason}: the ranks have {left:.0f} s to {does}", file=sys.stderr)
+
+    def _no_time_left(self) -> bool:
+        return self._until is not None and time.monotonic() > self._until
 
     def _asked_to_stop(self) -> bool:
         """Whether `_requests` would have something to say."""
         late = self._deadline is not None and time.monotonic() > self._deadline
-        told = _text(self.run.cancel) != self._cancel_seen or bool(not self._told and self._reason_told())
-        return late or bool(self._signals[self._handled :]) or told
+        cancelled = read_text(self.run.cancel) != self._cancel_seen
+        told = not self._told.reason and self._told_by_job().reason != ""
+        return late or bool(self._signals[self._handled :]) or cancelled or told
 
-    def _reason_told(self) -> str:
-        """The batch script's reason to stop; it knows more than the signal that came with it."""
-        text = _text(self._stop_file).strip() if self._stop_file is not None else ""
-        return text if text in SIGNALS.values() else ""
+    def _told_by_job(self) -> StopRequest:
+        """What the batch script wrote into the stop file; it knows more than the signal that came with it."""
+        told = read_stop_request(self._stop_file) if self._stop_file is not None else StopRequest()
+        return told if told.reason in SIGNALS.values() else StopRequest()
 
     def _why_stopped(self) -> str | None:
         if self._stop_reason in (None, "cancelled"):
             return self._stop_reason
         deadline = time.monotonic() + REASON_SECONDS
-        while self._stop_file is not None and not self._reason_told() and time.monotonic() < deadline:
+        while self._stop_file is not None and not self._told_by_job().reason and time.monotonic() < deadline:
             time.sleep(0.1)
-        return self._reason_told() or self._stop_reason
+        return self._told_by_job().reason or self._stop_reason
 
     def _requests(self, *, at_once: bool = False) -> list[str]:
         """Since the last call: signals, a passed deadline, the batch script's word, the cancel file written
@@ -268,11 +399,14 @@ class Supervisor:
             requests.append("time-limit")
         if at_once or time.monotonic() > self._files_checked + 0.5:
             self._files_checked = time.monotonic()
-            if not self._told and (reason := self._reason_told()):
-                self._told = reason
-                if self._stop_reason is None and not requests:  # else a signal was here before it
-                    requests.append(reason)
-            content = _text(self.run.cancel)
+            told = self._told_by_job()
+            if told.reason and not self._told.reason and self._stop_reason is None and not requests:
+                requests.append(told.reason)  # else a signal was here before it
+            if told.killed_at is not None and told != self._told and not self._at_once:
+                left = told.killed_at - time.time()
+                self._until = time.monotonic() + max(left - LEAVE_SECONDS, left / 2)
+            self._told = told
+            content = read_text(self.run.cancel)
             if content != self._cancel_seen:
                 self._cancel_seen = content
                 requests.append("cancelled")
@@ -283,19 +417,27 @@ class Supervisor:
         while time.monotonic() < deadline and not self._asked_to_stop():
             time.sleep(0.1)
 
-    def _finish(self, verdict: Verdict, decision: Decision) -> None:
+    def _finish(self, verdict: Verdict, decision: Decision) -> int:
+        """Say how the run has ended. Returns its exit code."""
+        exit_code = EXIT_CODES[verdict.failure]
         state = {"done": "succeeded", "requeue": "interrupted"}.get(decision.action, "failed")
         if verdict.failure == "cancelled":
             state = "cancelled"
         then = decision.reason
         if state == "failed" and (steps := tried(self.run.read_events())):
             then = f"{then}; tried before: {'; '.join(steps)}"
+        if (outcome := self._keep_last_state(verdict)) is not None:
+            then = f"{then}; {outcome.words()}"
+            print(f"[launcher] {outcome.words()}", file=sys.stderr)
+        self.nodes.close(exit_code)
         self._say_goodbye()  # who reads the state below finds everything else
-        self.journal.event("finished", state=state, failure=verdict.failure, reason=then)
+        last = {"last_state": outcome._asdict()} if outcome is not None else {}
+        self.journal.event("finished", state=state, failure=verdict.failure, reason=then, **last)
         # The batch script, and it alone, can put the job back into the queue.
         more = {"requeue": True} if decision.action == "requeue" and self._scheduler == "slurm" else {}
         self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then, **more)
         self._learn()
+        return exit_code
 
     def _learn(self) -> None:
         """What was measured corrects the next plans of this model. A ledger that cannot be written costs
@@ -305,31 +447,18 @@ class Supervisor:
             with suppress(OSError):
                 record(folder, entry)
 
-    def _close_interrupted_attempts(self) -> None:
-        """Attempts of an earlier supervisor that died before it could judge them."""
-        for attempt in self.run.attempts():
-            if not attempt.verdict.exists():
-                reason = "the supervisor was killed, or its machine restarted, during this attempt"
-                verdict = Verdict(failure="node-failed", reason=reason, node=0, confidence="likely")
-                self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": "resumed"})
-
-    def _first_recipe(self) -> Recipe:
-        """The plan's, or what an earlier supervisor with the same plan had stepped down to."""
-        for attempt in reversed(self.run.attempts()):
-            earlier = read_json(attempt.recipe)
-            if earlier is not None and attempt.number >= self.run.planned_at:
-                begun = Recipe.model_validate(earlier)
-                return recipe_in_force(begun, self.run.read_events(), attempt.number)
-        return self.plan.recipe
-
     def _follow(self) -> int:
         """A node other than 0: the same attempts, the leader's decisions."""
         after, go_on, exit_code = -1, True, 0
         remove_handover(self.run, self.place.rank)
         while go_on:
             attempt = self.nodes.wait_for_attempt(after)
+            if isinstance(attempt, int):
+                return attempt
             kills = oom_kills()
             ended = self._run(attempt)
+            if attempt.only_saves and self.place.apart:
+                remove_partial_checkpoints(self.run)
             self.nodes.report(attempt, ended, oom_kills() - kills)
             go_on, exit_code = self.nodes.wait_for_announcement(attempt)
             after = attempt.number
@@ -347,14 +476,13 @@ def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> dict[str
         "step": verdict.step,
         "why_not_in_process": verdict.why_not_in_process,
         "changes": {name: list(pair) for name, pair in changes.items()},
+        **({"left_out": list(decision.left_out)} if decision.left_out else {}),
     }
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+def _signal_seconds(about: Mapping[str, Any]) -> float | None:
+    """Of the profile: how long before its time limit Slurm warns."""
+    return (about["cluster"].get("slurm") or {}).get("signal_seconds")
 
 
 def run_dir_of(text: str) -> RunDir:

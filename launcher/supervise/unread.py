@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from pydantic import ValidationError
 
-from launcher.runs.files import read_record
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import read_record
+from launcher.rundir.layout import RunDir
 from launcher.spec.base import format_bytes
 from launcher.spec.command import environment_name, uses
 from launcher.spec.recipe import Recipe

@@ -13,32 +13,49 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.diagnosis.clue import failure_patterns
 from launcher.logs.capture import RankCapture, secrets_of
-from launcher.logs.mask import masked_text
-from launcher.runs.files import read_record, replace_json
-from launcher.runs.layout import AttemptDir, RunDir
-from launcher.runs.shared import remove_handover
+from launcher.logs.mask import masked_strings
+from launcher.rundir.files import read_record, replace_json
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.shared import make_error_folder, remove_error_folders, remove_handover
 from launcher.spec.command import environment_name, fill
+from launcher.spec.variables import split
+from launcher.supervise.memory_limit import memory_limit
 from launcher.supervise.process import (
+    KILL_RANK,
+    OF_RANK,
+    STOP_SIGNALS,
+    SUPERVISED,
+    adopt_orphans,
+    descendants,
     die_with_parent,
     dying_with,
     end_processes,
     processes_of,
+    reap,
     signal_group,
 )
 
 GRACE_SECONDS = 20.0
-"From SIGTERM to SIGKILL of the rank; torchrun kills this process after 30."
+"From the end of another rank to SIGKILL of this one; torchrun kills this process after 30."
 ORPHAN_GRACE_SECONDS = 3.0
 "The same when torchrun or the supervisor is gone: nobody waits for the rank any more."
 
-RESERVE_BYTES = 64 * 1024
-"More than 20 last lines of at most 2,000 characters."
+PARENT_DIED = signal.SIGUSR2
+"From the kernel, in the parent's name; torchrun itself never sends it."
+
+RESERVE_BYTES = 128 * 1024
+"More than 20 last lines of at most 2,000 characters, and the clues."
+
+MAX_CLUES = 24
+"What explains most goes first; each has at most 4 kB."
 
 MAX_EXCEPTION = 4000
 "Characters of a message that are kept: XLA lists every buffer."
@@ -60,33 +77,47 @@ class Worker:
 
     def __init__(self, environ: dict[str, str], *, alone: bool = False) -> None:
         """`alone`: start.sh has started it, not torchrun."""
+        environ, job = split(environ)
+        self.environ = {**environ, **job}
+        "Of the rank, but for what is known only when it starts."
+        self.path_of_job = "PATH" in job
         self.alone = alone
+        self.parent = os.getppid()
+        self.supervisor = int(environ.get(SUPERVISED, 0))
+        "0: start.sh was started by hand."
+        self.parent_died = False
+        self.child: subprocess.Popen[bytes] | None = None
+        self.stopping = False
+        "The rank was told to end."
+        self.error_file: Path | None = None
         self.run = RunDir(Path(environ["LAUNCHER_RUN_DIR"]))
-        self.attempt: AttemptDir = self.run.attempt(int(environ["LAUNCHER_ATTEMPT"]))
+        self.attempt: AttemptDir = self.run.started(environ)
+        about = self.run.read_about()
+        self.trains = about.get("job", {}).get("task") is not None
+        """The rank is `launcher.train`: it looks for the request to stop, and no SIGTERM that everybody gets
+        ends it."""
         self.node = int(environ.get("LAUNCHER_NODE_RANK", "0"))
         self.rank = int(environ["RANK"])
         self.capture = RankCapture(
             self.attempt.rank_log(self.node, self.rank, "out"),
             self.attempt.rank_log(self.node, self.rank, "err"),
-            secrets_of(environ),
+            secrets_of(self.environ),
+            failure_patterns(about),
         )
-        self.parent = os.getppid()
         # Given back when the record is written: on a full disk the rank's end must still fit.
         self.reserve = self.attempt.exit(self.rank).with_suffix(".reserve")
         with contextlib.suppress(OSError):
             self.reserve.parent.mkdir(parents=True, exist_ok=True)
             self.reserve.write_bytes(b"\0" * RESERVE_BYTES)
-        self.child: subprocess.Popen[bytes] | None = None
-        self.stopping = False
 
     def main(self, argv: list[str]) -> int:
         """Run the rank to its end. Returns its exit code, negative for a signal."""
         # By hand an only rank may outlive the shell that it was started from.
-        if not self.alone or "LAUNCHER_SUPERVISED" in os.environ:
-            die_with_parent(signal.SIGTERM)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(signum, self._stop)
+        if not self.alone or self.supervisor:
+            die_with_parent(PARENT_DIED)
+        adopt_orphans()
         started = time.time()
+        self.error_file = self._error_file()
         try:
             self.child = subprocess.Popen(
                 self._filled(argv),
@@ -94,45 +125,124 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env=_environment(self.run, self.attempt),
-                preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True),
+                env=self._environment(),
+                preexec_fn=dying_with(
+                    os.getpid(),
+                    signal.SIGKILL,
+                    own_group=True,
+                    blocked={signal.SIGTERM} if self.trains else (),  # until it has its handler
+                ),
             )
         except OSError as error:
             return self._not_started(argv[0], error, started)
+        threading.Thread(target=self._listen, daemon=True).start()
+        signal.signal(signal.SIGCHLD, self._reap)
+        self._reap()
         code = self.capture.pump(self.child)
         signal_group(self.child.pid, signal.SIGKILL)  # what the rank left behind in its group
         self.capture.close()
         self._record(code, started)
-        if os.getppid() != self.parent:
+        remove_error_folders(self.run, self.node, self.rank)
+        if self._orphaned():
             # The supervisor, which looks for leftovers, is gone: what left the rank's group is ours to end.
-            everything = (self.run.path, self.attempt.number, self.node)
-            end_processes(lambda: processes_of(*everything), grace=ORPHAN_GRACE_SECONDS)
+            # Other workers do the same, and must live to do it.
+            end_processes(self._left, grace=ORPHAN_GRACE_SECONDS)
             remove_handover(self.run, self.node)
+            remove_error_folders(self.run, self.node)
         return code
+
+    def _environment(self) -> dict[str, str]:
+        """The rank's environment: `python` in a command means the interpreter that launcher runs under.
+
+        A script that takes no arguments reads there what a command's placeholders say.
+        """
+        values = placeholder_values(self.run, self.attempt)
+        told = {environment_name(name): value for name, value in values.items() if value}
+        heap = of_the_heap(self.run.read_about())
+        environment = {"PYTHONUNBUFFERED": "1", **heap, **self.environ, **told}
+        if not self.path_of_job:
+            environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', os.defpath)}"
+        return {
+            **environment,
+            "TORCHELASTIC_ERROR_FILE": str(self.error_file or ""),
+            OF_RANK: str(os.getpid()),
+        }
+
+    def _left(self) -> set[int]:
+        marked = processes_of(self.run.path, self.attempt.number, self.node, of_ranks=True)
+        return {*marked, *descendants()}
+
+    def _error_file(self) -> Path | None:
+        """Return the file in which torchelastic's @record writes the rank's exception. It lies in memory, for
+        this user alone: `_told_exception` masks it and passes it on. None where there is no such memory."""
+        try:
+            return make_error_folder(self.run, self.node, self.rank) / "error.json"
+        except OSError:
+            return None
+
+    def _reap(self, _signum: int = 0, _frame: object = None) -> None:
+        assert self.child is not None
+        reap(self.child.pid)
 
     def _filled(self, argv: list[str]) -> list[str]:
         values = placeholder_values(self.run, self.attempt)
         return [fill(argument, values) for argument in argv]
 
-    def _stop(self, signum: int, _frame: object) -> None:
-        self.stopping = True
-        if self.child is None:
-            return
-        signal_group(self.child.pid, signal.SIGTERM)
-        orphaned = os.getppid() != self.parent
-        # After the grace an alarm ends the rank; the pump sees the closed pipes.
-        signal.signal(signal.SIGALRM, self._kill)
-        signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_SECONDS if orphaned else GRACE_SECONDS)
+    def _listen(self) -> None:
+        """Take the signals of this process, one after the other, and who sent them."""
+        kill_at: float | None = None
+        if signal.SIGTERM in signal.sigpending():
+            self._tell_rank()  # it came before there was a rank
+        while True:
+            left = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
+            heard = signal.sigtimedwait(STOP_SIGNALS, left)
+            if heard is not None:
+                kill_at = self._heed(heard.si_signo, heard.si_pid, kill_at)
+            elif kill_at is not None:
+                self._signal_rank(signal.SIGKILL)
+                kill_at = None
 
-    def _kill(self, _signum: int, _frame: object) -> None:
+    def _heed(self, signum: int, sender: int, kill_at: float | None) -> float | None:
+        """Act on a signal. Returns when the rank is to be killed, by time.monotonic."""
+        self.parent_died = self.parent_died or (signum == PARENT_DIED and sender == self.parent)
+        if self._orphaned():
+            self._tell_rank()
+            return time.monotonic() + ORPHAN_GRACE_SECONDS
+        if self.supervisor and sender == self.supervisor:
+            if signum == KILL_RANK:
+                self.stopping = True
+                self._signal_rank(signal.SIGKILL)
+            else:
+                self._tell_rank()  # the supervisor knows how long it may take
+            return kill_at
+        if not self.supervisor or sender == self.parent:
+            self._tell_rank()
+            return time.monotonic() + GRACE_SECONDS
+        # Sent to every process of the run, so the rank has it, too; the supervisor says what follows.
+        self.stopping = self.stopping or (signum == signal.SIGTERM and not self.trains)
+        return kill_at
+
+    def _orphaned(self) -> bool:
+        """While the threads of a killed torchrun end one by one, its pid is still our parent's."""
+        return self.parent_died or os.getppid() != self.parent
+
+    def _tell_rank(self) -> None:
+        """Once: a script whose handler is still saving must not be interrupted by a second one."""
+        if not self.stopping:
+            self.stopping = True
+            self._signal_rank(signal.SIGHUP if self.trains else signal.SIGTERM)
+
+    def _signal_rank(self, signum: signal.Signals) -> None:
+        """The pump sees the closed pipes."""
         if self.child is not None:
-            signal_group(self.child.pid, signal.SIGKILL)
+            signal_group(self.child.pid, signum)
 
     def _not_started(self, program: str, error: OSError, started: float) -> int:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         self.capture.note(f"cannot start {program!r}: {error.strerror}")
         self.capture.close()
         self._record(code, started)
+        remove_error_folders(self.run, self.node, self.rank)
         return code
 
     def _record(self, code: int, started: float) -> None:
@@ -144,8 +254,10 @@ class Worker:
             "exit_code": code,
             "seconds": round(ended - started, 3),
             "max_rss": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+            "memory_limit": memory_limit(),
             "last_lines": self.capture.last_lines,
-            "exception": told_exception(os.environ) if code else None,
+            "clues": [clue._asdict() for clue in self.capture.clues[:MAX_CLUES]],
+            "exception": self._told_exception() if code else None,
             "stopping": self.stopping,
         }
         path = self.attempt.exit(self.rank)
@@ -155,27 +267,20 @@ class Worker:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_json(path, record)
 
+    def _told_exception(self) -> str | None:
+        """Return `Type: message` of a script whose main function is under torchelastic's @record.
 
-def told_exception(environ: Mapping[str, str]) -> str | None:
-    """`Type: message` from the error file of a script whose main function is under torchelastic's @record."""
-    told = read_record(Path(environ.get("TORCHELASTIC_ERROR_FILE") or os.devnull)).get("message")
-    text = told.get("message") if isinstance(told, dict) else told
-    return masked_text(text[:MAX_EXCEPTION], environ) if isinstance(text, str) else None
-
-
-def _environment(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
-    """The rank's environment: `python` in a command means the interpreter that launcher runs under.
-
-    A script that takes no arguments reads there what a command's placeholders say.
-    """
-    about = run.read_about()
-    told = {
-        environment_name(name): value for name, value in placeholder_values(run, attempt).items() if value
-    }
-    environment = {"PYTHONUNBUFFERED": "1", **of_the_heap(about), **os.environ, **told}
-    if "PATH" not in about.get("job", {}).get("env", {}):
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', os.defpath)}"
-    return environment
+        torchrun, which prints it, gets the masked record as the file that it named.
+        """
+        if self.error_file is None:
+            return None
+        record = masked_strings(read_record(self.error_file), self.environ)
+        if record and (torchruns := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+            with contextlib.suppress(OSError):
+                replace_json(Path(torchruns), record)
+        told = record.get("message")
+        text = told.get("message") if isinstance(told, dict) else told
+        return text[:MAX_EXCEPTION] if isinstance(text, str) else None
 
 
 def of_the_heap(about: Mapping[str, Any]) -> dict[str, str]:
@@ -209,19 +314,31 @@ def main() -> None:
         from launcher.supervise.alone import environment_of_one  # imports what others do without
 
         os.environ.update(environment_of_one(os.environ))
-        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # of a torchrun around launcher
+        for name in ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"):
+            os.environ.pop(name, None)  # of a torchrun around launcher
         argv = argv[1:]
     if argv[:1] == ["--"]:
         argv = argv[1:]
+    if "LAUNCHER_CPU_BIND" in os.environ:
+        from launcher.supervise.cpus import bind
+
+        bind(os.environ)
+    # Held back until there is a rank to tell. This comes before the log: a rank with a log and no record
+    # counts as killed (judge.py).
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     worker = Worker(dict(os.environ), alone=alone)
     code = worker.main(argv)
-    if alone and worker.stopping and code == 0:
+    if worker.stopping and worker.supervisor:
+        # The record tells. torchrun would end all others within 30 s of a failure; they may have longer.
+        code = 0
+    elif worker.stopping and alone and code == 0:
         code = -signal.SIGTERM  # as torchrun: who was told to end has not finished
     if code < 0:
         # End by the same signal, so that who waits for it reports what really happened.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
-        os.kill(os.getpid(), -code)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.raise_signal(-code)  # to this thread: another one takes what the process gets
     sys.exit(code)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.supervise.apart.news import DOWN, Inbox, Outbox, up
 from launcher.supervise.apart.wire import Wire, WireError, call, called
 from launcher.supervise.attempt import NodePlace

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.files import append_json, replace_bytes
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import append_json, replace_bytes
+from launcher.rundir.layout import RunDir
 from launcher.supervise.apart.wire import WireError
 
 PART = 2**20
@@ -25,14 +25,14 @@ _EVENTS = "events.jsonl"
 
 @dataclass(frozen=True)
 class Kind:
-    """Files of one `folder` whose name matches the expression `name`. `attempts/*` is any attempt's."""
+    """Files of one `folder` whose name matches the expression `name`. `attempts/*` is any start's."""
 
     folder: str
     name: str
     grows: bool = False
 
     def covers(self, path: str) -> bool:
-        folder = re.escape(self.folder).replace(r"\*", r"\d+")
+        folder = re.escape(self.folder).replace(r"\*", r"\d+(-save)?")
         return re.fullmatch(f"{folder}/{self.name}" if folder else self.name, path) is not None
 
     def paths(self, run: RunDir, attempts: Sequence[str]) -> Iterator[str]:
@@ -66,6 +66,7 @@ def up(node: int) -> tuple[Kind, ...]:
 
 DOWN = (
     Kind("", "cancel"),
+    Kind("", r"closed\.json"),
     Kind(_ATTEMPT, r"(recipe|snapshot)\.json"),
     Kind(f"{_ATTEMPT}/nodes", r"(abort|node-00\.alive)\.json"),
     Kind(_ATTEMPT, r"next\.json"),
@@ -91,7 +92,7 @@ class Outbox:
         Files are looked at in the reverse of the order in which they are sent: where one tells that others
         are complete, these are looked at after it.
         """
-        attempts = [attempt.path.name for attempt in self.run.attempts()]
+        attempts = [attempt.path.name for attempt in self.run.starts()]
         attempts, self._first = attempts if self._first else attempts[-2:], False
         wholes = [
             changed
@@ -147,7 +148,7 @@ class Inbox:
 
     def sizes(self) -> dict[str, int]:
         """Of what grows, as it is here."""
-        attempts = [attempt.path.name for attempt in self.run.attempts()]
+        attempts = [attempt.path.name for attempt in self.run.starts()]
         paths = [path for kind in self.kinds if kind.grows for path in kind.paths(self.run, attempts)]
         files = {path: self._file(path) for path in [*paths, _EVENTS]}
         return {path: file.stat().st_size for path, file in files.items() if file.exists()}

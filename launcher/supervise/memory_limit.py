@@ -1,0 +1,36 @@
+"""How much host memory this process's cgroup, or else the machine, has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def memory_limit(root: Path = Path("/")) -> int:
+    """Return bytes: the smallest limit of the cgroups that this process is in, and the machine's memory."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder in cgroups(root):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):  # "max": no limit
+                limits.append(int((folder / name).read_text()))
+    return min(limits)
+
+
+def cgroups(root: Path = Path("/")) -> Iterator[Path]:
+    """Yield the folders of this process's memory cgroups and of their parents, innermost first.
+
+    A container may see its own cgroup as the root of all.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                top = root / "sys/fs/cgroup"
+            elif "memory" in controllers.split(","):
+                top = root / "sys/fs/cgroup/memory"
+            else:
+                continue
+            inner = Path(path.lstrip("/"))
+            yield from (top / folder for folder in (inner, *inner.parents))

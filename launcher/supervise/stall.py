@@ -1,0 +1,42 @@
+"""Notice that no rank of an attempt prints anything any more."""
+
+from __future__ import annotations
+
+import contextlib
+
+from launcher.rundir.layout import AttemptDir
+from launcher.supervise.awake import AwakeClock
+
+LOOK_SECONDS = 1.0
+"Between two looks at the sizes of the logs."
+
+
+class Stall:
+    """Watches the logs of one attempt's ranks. `after`: seconds without a new byte; None: never stalled."""
+
+    def __init__(self, attempt: AttemptDir, after: float | None) -> None:
+        self.after = after
+        self.told = False
+        self._attempt = attempt
+        self._size = -1
+        self._clock = AwakeClock()
+        self._grew = self._looked = self._clock.now()
+
+    def begins(self) -> bool:
+        """Return True once: when the ranks have been silent for too long."""
+        now = self._clock.now()
+        if self.after is None or self.told or now < self._looked + min(LOOK_SECONDS, self.after / 4):
+            return False
+        self._looked = now
+        size = self._printed()
+        if size != self._size:
+            self._size, self._grew = size, now
+        self.told = now > self._grew + self.after
+        return self.told
+
+    def _printed(self) -> int:
+        total = 0
+        for path in self._attempt.logs.glob("node-*/*"):
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
+        return total
