@@ -49,20 +49,34 @@ def container(target: Target) -> Container:
     if runtime == "apptainer":
         # `exec` starts no entrypoint (%runscript). The node's /dev/shm and home are there inside.
         gpus = ("--nv",) if target.gpus_per_node else ()
+        without_home = ("--no-home",) if _mount_home(target) is False else ()
         remote = image if "://" in image else f"docker://{image}"
-        prefix = ("apptainer", "exec", *gpus, "--bind", listed, file or remote)
+        prefix = ("apptainer", "exec", *gpus, *without_home, "--bind", listed, file or remote)
         return Container((), prefix, _ours(target), file, mounts)
     options = [
         f"--container-image={file or image}",
         f"--container-mounts={listed}",
         "--no-container-entrypoint",
     ]
-    if any(secret.file is not None and secret.file.startswith("~/") for secret in target.job.secrets):
-        options.append("--container-mount-home")
+    home = _mount_home(target)
+    if home is not None:
+        options.append("--container-mount-home" if home else "--no-container-mount-home")
     # Without this list a variable of the image wins over ours (pyxis' README, `--container-env`).
     names = [*_ours(target), *(["CUDA_VISIBLE_DEVICES"] if _slurm_chooses_gpus(target) else [])]
     options.append(f"--container-env={','.join(names)}")
     return Container(tuple(options), (), (), file, mounts)
+
+
+def _mount_home(target: Target) -> bool | None:
+    """Whether the home directory is to be there inside; None: as the site has it. Raises RenderError."""
+    wanted = target.cluster.container.mount_home
+    inside = [secret.file for secret in target.job.secrets if (secret.file or "").startswith("~/")]
+    if inside and wanted is False:
+        raise RenderError(
+            f"container.mount_home is false, and a secret of the job is read from {inside[0]}: give it as a"
+            " variable (`env:`), or in a file outside the home directory"
+        )
+    return True if inside else wanted
 
 
 def _file(image: str, workdir: str) -> str | None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.sandbox
 
 from launcher.render import quote, shipped
 from launcher.render.context import check_shell_template
+from launcher.spec.errors import LauncherError
 
 
-class RenderError(ValueError):
+class RenderError(LauncherError, ValueError):
     """Something that cannot be rendered; the message is for the user."""
 
 
@@ -37,8 +39,8 @@ def kind_of(template: str) -> str:
 class _Loader(jinja2.BaseLoader):
     """`./templates` of the project first, then the shipped ones."""
 
-    def __init__(self, folders: tuple[Path, ...]) -> None:
-        self.folders = folders
+    def __init__(self, folders: tuple[Path, ...], kind: str) -> None:
+        self.folders, self.kind = folders, kind
 
     def get_source(
         self, environment: jinja2.Environment, template: str
@@ -47,8 +49,10 @@ class _Loader(jinja2.BaseLoader):
         if found is None:
             raise jinja2.TemplateNotFound(template)
         folder, source = found
-        # The shipped ones are checked by the tests: here it would take a third of the rendering.
-        if kind_of(template) == "sh" and folder != shipped.templates_dir():
+        # The text of an included template becomes part of the outer file, whose quotes its values get.
+        # Shipped scripts are checked by the tests: here it would take a third of the rendering.
+        tested = folder == shipped.templates_dir() and kind_of(template) == "sh"
+        if self.kind == "sh" and not tested:
             try:
                 check_shell_template(environment, source, template)
             except jinja2.TemplateSyntaxError as error:
@@ -77,8 +81,9 @@ def _strict(quoter: Callable[[object], quote.Written]) -> Callable[[object], quo
 
 @lru_cache(maxsize=16)
 def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=_Loader(folders),
+    # A template is a text of the project: it sees values and computes with them, and reaches no Python.
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        loader=_Loader(folders, kind),
         undefined=jinja2.StrictUndefined,
         finalize=_strict(_QUOTERS[kind]),
         # With its blank: bash's ${#list[@]} is no comment.
@@ -87,7 +92,13 @@ def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own = {"sh": quote.sh, "name": quote.name, "comment": quote.comment, "sbatch": quote.sbatch}
+    own = {
+        "sh": quote.sh,
+        "name": quote.name,
+        "number": quote.number,
+        "comment": quote.comment,
+        "sbatch": quote.sbatch,
+    }
     environment.filters = {name: environment.filters[name] for name in _ALLOWED}
     environment.filters |= {name: _strict(function) for name, function in own.items()}
     environment.globals.clear()
@@ -117,6 +128,11 @@ def render_template(template: str, values: Mapping[str, Any], project_dir: Path 
             raise RenderError(f"{place}: {_explain(f'{unknown!r} is undefined', values)}") from error
         raise RenderError(f"{place}: {error.message}") from error
     except jinja2.TemplateNotFound as error:
+        if error.name in shipped.IN_LIBRARY:
+            raise RenderError(
+                f"templates/{template} is a copy from an earlier version: it includes {error.name}, which "
+                f"is in {shipped.LIBRARY} now. Eject {template} again and take your changes over"
+            ) from error
         raise RenderError(f"templates/{template}: there is no template {error.name!r}") from error
     except jinja2.UndefinedError as error:
         raise RenderError(f"{_place(error, template)}: {_explain(str(error), values)}") from error

@@ -9,17 +9,24 @@ from dataclasses import dataclass
 
 from launcher import __version__
 from launcher.logs.mask import POD_KEY
+from launcher.planning.cost import max_seconds
 from launcher.render import quote
 from launcher.render.environment import RenderError
 from launcher.render.values import Target, setup_lines
 from launcher.spec.base import format_bytes
-from launcher.spec.cluster import Cluster, RunPod
+from launcher.spec.cluster import MODES, Cluster, RunPod
 from launcher.spec.job import Job, Secret
 
 MAX_VARIABLES = 50
 "RunPod's limit per pod."
 # Linux carries at most 128 KiB in one argument (MAX_ARG_STRLEN), and `args` becomes one argument of bash.
 MAX_ARGS = 120_000
+
+
+# A secret is a variable of the pod, under which its start script and every program in it run.
+_POD_NEEDS = re.compile(
+    r"PATH|HOME|LD_.*|PYTHON.*|NODE_RANK|PRIMARY_ADDR|PUBLIC_KEY|CURL_.*|RUNPOD_(?!API_KEY$).*"
+)
 
 
 class TooLongError(RenderError):
@@ -57,6 +64,7 @@ class OnPodValues:
     job_name: str
     run_id: str
     run_dir: str
+    run_dir_mode: str
     python: str
     nodes: int
     max_seconds: int
@@ -125,12 +133,6 @@ def pod_name(run_id: str, submission: int) -> str:
     return f"launcher-{run_id}-{submission}"
 
 
-def max_seconds(cluster: Cluster, job: Job) -> int:
-    """Of one pod."""
-    hours = int(_section(cluster).max_hours * 3600)
-    return hours if job.resources.time is None else min(hours, job.resources.time)
-
-
 def added_at_creation(target: Target) -> tuple[Secret, ...]:
     """Secrets whose values the sender puts into the request's `env`: they are in no file."""
     if target.cluster.scheduler != "runpod":
@@ -155,6 +157,7 @@ def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
         job_name=target.job.name,
         run_id=target.run_id,
         run_dir=target.run_dir,
+        run_dir_mode=f"{MODES[target.cluster.paths.access]:o}",
         python=target.python,
         nodes=target.nodes,
         max_seconds=max_seconds(target.cluster, target.job),
@@ -185,6 +188,9 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
     if target.image is None:
         raise RenderError("RunPod needs an image: `image:` in the job or `container.image` in the cluster")
     gpus = target.gpus_per_node
+    for secret in target.job.secrets:
+        if _POD_NEEDS.fullmatch(secret.name):
+            raise RenderError(f"secret {secret.name}: the pod itself needs this variable; use another name")
     env = {
         "LAUNCHER_RUN_ID": target.run_id,
         "LAUNCHER_SUBMISSION": "1",

@@ -20,6 +20,10 @@ class Written(str):
     """Text that is already in the language of the file. Only this room makes it, never a template."""
 
     __slots__ = ()
+    # Jinja's sandbox returns formatted text in the class of its format string: the arguments would count as
+    # quoted.
+    format = None  # type: ignore[assignment]
+    format_map = None  # type: ignore[assignment]
 
 
 # A step of a shell that would read more than a name here could run a command.
@@ -57,6 +61,13 @@ def name(value: object) -> Written:
     if _NAME.fullmatch(text) is None:
         raise QuoteError(f"{text!r} is not a variable name")
     return Written(text)
+
+
+def number(value: object) -> Written:
+    """A whole number, bare: where bash computes, quotes mean nothing."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise QuoteError(f"{value!r} ({type(value).__name__}) is not a whole number")
+    return Written(value)
 
 
 def comment(value: object) -> Written:

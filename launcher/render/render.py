@@ -22,7 +22,7 @@ from launcher.render.pod import (
     pod_workdir,
     request_values,
 )
-from launcher.render.values import Target, array_values, batch_values, start_values
+from launcher.render.values import Target, array_values, batch_values, cpus_note, start_values
 from launcher.spec.cluster import Cluster
 
 __all__ = [
@@ -78,10 +78,11 @@ def _for_users(function: Callable[P, T]) -> Callable[P, T]:
 def render_run(target: Target) -> tuple[RenderedFile, ...]:
     """Every file that starts this run.
 
-    start.sh always; job.sbatch, check-node.sh and on-node.sh for slurm; on-pod.sh and create-pod.json
-    (one node) or create-cluster.json for runpod. Raises RenderError.
+    start.sh always; job.sbatch, slurm-lib.sh, check-node.sh and on-node.sh for slurm; on-pod.sh and
+    create-pod.json (one node) or create-cluster.json for runpod. Raises RenderError.
     """
     _check_runtime(target)
+    _check_own_templates(target)
     start = RenderedFile("start.sh", _render(target, _start_template(target), start_values(target)), 0o755)
     if target.cluster.scheduler == "slurm":
         return (start, *_slurm(target))
@@ -100,6 +101,7 @@ def _slurm(target: Target) -> tuple[RenderedFile, ...]:
     values = batch_values(target)
     return (
         RenderedFile("job.sbatch", _render(target, "slurm/job.sbatch.j2", values), 0o755),
+        RenderedFile("slurm-lib.sh", _render(target, "slurm/slurm-lib.sh.j2", values), 0o644),
         RenderedFile("check-node.sh", _render(target, "slurm/check-node.sh.j2", values), 0o755),
         RenderedFile("on-node.sh", _render(target, "slurm/on-node.sh.j2", values), 0o755),
     )
@@ -146,6 +148,19 @@ def _check_runtime(target: Target) -> None:
         raise RenderError(f"container.runtime {runtime}: a pod is a container itself; write runpod")
     if scheduler == "local" and target.nodes > 1:
         raise RenderError("scheduler local starts one node; the job asks for more")
+
+
+def _check_own_templates(target: Target) -> None:
+    """Refuse copies of templates that nothing reads any more: their changes would be lost without a word."""
+    own = shipped.project_templates(target.project_dir) if target.project_dir is not None else None
+    if own is None or target.cluster.scheduler != "slurm":
+        return
+    for name in sorted(shipped.IN_LIBRARY):
+        if (own / name).is_file():
+            raise RenderError(
+                f"{own / name} is read no more: its functions are in {shipped.LIBRARY} now. Eject that, take "
+                "your changes over into the copy, and delete the file"
+            )
 
 
 @_for_users
@@ -195,6 +210,8 @@ def notes(target: Target) -> tuple[str, ...]:
         if target.nodes > 1 and target.cluster.network.interface is None:
             found.append("network.interface is not set: only ens1 and its siblings connect RunPod's pods")
         found.append(f"the pod ends itself after {runpod.max_hours:g} h at the latest")
+    if (cpus := cpus_note(target)) is not None:
+        found.append(cpus)
     own = shipped.project_templates(target.project_dir) if target.project_dir is not None else None
     if own is not None:
         names = [name for name in shipped.template_names() if (own / name).is_file()]

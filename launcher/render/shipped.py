@@ -27,6 +27,14 @@ def template_names() -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.j2"))
 
 
+LIBRARY = "slurm/slurm-lib.sh.j2"
+IN_LIBRARY = frozenset(
+    f"slurm/_{name}.sh.j2"
+    for name in ("again", "container", "early", "lost", "nodes", "records", "rendezvous", "signals")
+)
+"Templates of earlier versions, whose functions are in `LIBRARY` now."
+
+
 def clusters_dir() -> Path:
     return _shipped("clusters")
 

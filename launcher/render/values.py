@@ -17,15 +17,9 @@ from launcher.spec.cluster import Cluster, Slurm
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.text import no_nul
+from launcher.spec.variables import TRAVELS_AS
 
 Pairs = tuple[tuple[str, str], ...]
-
-# bash sets these itself or refuses to export them: their value would not arrive.
-_BASH_OWN = re.compile(
-    r"BASH_.*|BASHOPTS|BASHPID|SHELLOPTS|UID|EUID|PPID|RANDOM|SRANDOM|SECONDS|LINENO|FUNCNAME|GROUPS|DIRSTACK"
-    r"|EPOCHSECONDS|EPOCHREALTIME|HISTCMD|COMP_.*|OPTIND|OPTARG|OPTERR|PIPESTATUS|POSIXLY_CORRECT|PWD|OLDPWD"
-    r"|SHLVL|IFS|_"
-)
 
 
 @dataclass(frozen=True)
@@ -71,14 +65,6 @@ class Target:
                 no_nul(getattr(self, what))
             except ValueError as error:
                 raise RenderError(f"{what} {getattr(self, what)!r} {error}") from None
-        for where, env in (
-            ("job", self.job.env),
-            ("cluster", self.cluster.env),
-            ("cluster's network", self.cluster.network.env),
-        ):
-            for name in env:
-                if _BASH_OWN.fullmatch(name):
-                    raise RenderError(f"{where} env {name}: bash keeps this variable for itself")
 
     @property
     def gpus_per_node(self) -> int:
@@ -120,6 +106,10 @@ class StartValues:
     interface: str | None
     network_env: Pairs
     setup: tuple[quote.Written, ...]
+    uses_modules: bool
+    "A line of `setup` calls `module` or `ml`."
+    numa_binding: str | None
+    cpu_bind: tuple[str, ...]
     job_env: Pairs
     alloc_conf: str | None
     secrets: tuple[SecretValues, ...]
@@ -129,7 +119,9 @@ class StartValues:
 def start_values(target: Target) -> StartValues:
     job, cluster = target.job, target.cluster
     argv = job.command if job.command is not None else (target.python, "-m", "launcher.train")
+    _check_lengths(argv, job.env, doubled=target.ranks_per_node * target.nodes > 1)
     expandable = target.recipe is None or target.recipe.expandable_segments
+    chosen = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & job.env.keys()
     return StartValues(
         version=__version__,
         job_name=job.name,
@@ -147,8 +139,11 @@ def start_values(target: Target) -> StartValues:
         interface=cluster.network.interface if target.nodes > 1 else None,
         network_env=tuple(cluster.network.env.items()),
         setup=setup_lines(cluster),
+        uses_modules=uses_modules(cluster),
+        numa_binding=cluster.node.numa_binding if target.gpus_per_node else None,
+        cpu_bind=_cpu_bind(target),
         job_env=tuple(job.env.items()),
-        alloc_conf="expandable_segments:True" if expandable and target.gpus_per_node else None,
+        alloc_conf="expandable_segments:True" if expandable and not chosen and target.gpus_per_node else None,
         secrets=tuple(_secret(target, index) for index in range(len(job.secrets))),
         argv=argv,
     )
@@ -157,6 +152,39 @@ def start_values(target: Target) -> StartValues:
 def setup_lines(cluster: Cluster) -> tuple[quote.Written, ...]:
     """The profile author's own shell text: the one thing that is written as it is."""
     return tuple(quote.Written(line) for line in cluster.setup)
+
+
+LONGEST_BYTES = 128 * 1024 - 1
+"One argument or variable of a process under Linux (MAX_ARG_STRLEN)."
+
+
+def _check_lengths(argv: tuple[str, ...], env: Mapping[str, str], *, doubled: bool) -> None:
+    """Raise RenderError for what no process can be given. torchrun gets every `$` of an argument doubled."""
+    sizes = {f"command: argument {number}": one for number, one in enumerate(argv)}
+    if doubled:
+        sizes = {what: one.replace("$", "$$") for what, one in sizes.items()}
+    sizes |= {f"env.{name}": f"{TRAVELS_AS}{name}={value}" for name, value in env.items()}
+    for what, one in sizes.items():
+        if (size := len(one.encode(errors="surrogateescape"))) > LONGEST_BYTES:
+            raise RenderError(
+                f"{what} has {size / 1024:.0f} KiB, and Linux gives a process at most 128 KiB in one argument"
+                " or variable: write it into a file and name that"
+            )
+
+
+def _cpu_bind(target: Target) -> tuple[str, ...]:
+    """Raises RenderError."""
+    lists = target.cluster.node.cpu_bind
+    if lists and len(lists) < target.ranks_per_node:
+        raise RenderError(
+            f"node.cpu_bind: the profile has CPUs for {len(lists)} ranks of a node, the job starts"
+            f" {target.ranks_per_node}"
+        )
+    return lists[: target.ranks_per_node]
+
+
+def uses_modules(cluster: Cluster) -> bool:
+    return any(re.search(r"(^|[\s;&|(])(module|ml)\s", line) for line in cluster.setup)
 
 
 def _secret(target: Target, index: int) -> SecretValues:
@@ -207,8 +235,12 @@ class BatchValues:
     "Of the host: what the container is made of and binds."
     check_python: bool
     setup: tuple[quote.Written, ...]
+    uses_modules: bool
+    secrets: tuple[SecretValues, ...]
+    "What is hidden in the output of `setup`."
     step_options: tuple[str, ...]
     "Further srun options (pyxis)."
+    with_comment: bool
     prefix: tuple[str, ...]
     "What the payload is started through (apptainer exec ...)."
     contained: bool
@@ -237,7 +269,7 @@ _MANAGED = frozenset(
 # or the step has other tasks or nodes than the supervisors expect.
 _UNFIT = frozenset(
     {"test-only", "wait", "parsable", "quiet", "verbose", "help", "usage", "version", "uid", "gid", "input"}
-    | {"clusters", "cluster-constraint", "export-file", "get-user-env", "no-kill", "ntasks-per-gpu"}
+    | {"cluster-constraint", "export-file", "get-user-env", "no-kill", "ntasks-per-gpu"}
 )
 
 CHECK_SECONDS = 300
@@ -263,7 +295,7 @@ def batch_values(target: Target) -> BatchValues:
         flags=flags,
         requeue=target.job.requeue,
         handle_prefix=f"slurm:{target.cluster.name}:",
-        signal_seconds=slurm.signal_seconds,
+        signal_seconds=target.job.stop_seconds(slurm.signal_seconds),
         retries_same=target.job.retries.same,
         retries_preemptions=target.job.retries.preemptions,
         retries_time_limits=target.job.retries.time_limits,
@@ -274,7 +306,10 @@ def batch_values(target: Target) -> BatchValues:
         needed_paths=(*filter(None, [inside.image_file]), *(path for path, _ in inside.mounts)),
         check_python=target.cluster.container.runtime == "none",
         setup=setup_lines(target.cluster),
-        step_options=inside.step_options,
+        uses_modules=uses_modules(target.cluster),
+        secrets=tuple(_secret(target, index) for index in range(len(target.job.secrets))),
+        step_options=(*_srun_options(slurm), *inside.step_options),
+        with_comment=slurm.comment,
         prefix=inside.prefix,
         contained=target.cluster.container.runtime != "none",
         exported=inside.exported,
@@ -294,6 +329,7 @@ class ArrayValues:
     output: str
     options: Pairs
     flags: tuple[str, ...]
+    with_comment: bool
     requeue: bool
 
 
@@ -311,30 +347,56 @@ def array_values(target: Target, sweep_id: str, folder: str, tasks: int, at_once
         output=quote.slurm_file(folder) + "/%a/slurm-%j.out",
         options=options,
         flags=flags,
+        with_comment=target.cluster.slurm is None or target.cluster.slurm.comment,
         requeue=target.job.requeue,
     )
 
 
+def cpus_per_node(job: Job, cluster: Cluster, gpus: int, ranks: int) -> int | None:
+    """CPUs of each node that the job asks Slurm for; None where it takes what the site gives."""
+    node, slurm = cluster.node, cluster.slurm or Slurm()
+    if job.resources.cpus_per_node is not None:
+        return job.resources.cpus_per_node
+    if node.cpus is not None:  # a fair share: the GPUs asked for of all that the node has
+        return node.cpus * gpus // node.gpu.count if node.gpu and node.gpu.count and gpus else node.cpus
+    if ranks == 1 or slurm.exclusive or "cpus-per-gpu" in slurm.extra:
+        return None
+    return ranks  # Slurm gives one task one core, and all ranks of the node would share it
+
+
+def cpus_note(target: Target) -> str | None:
+    """What a Slurm job gets where the profile does not tell how many CPUs a node has."""
+    slurm, ranks = target.cluster.slurm, target.ranks_per_node
+    if slurm is None or slurm.exclusive or target.cluster.node.cpus or "cpus-per-gpu" in slurm.extra:
+        return None
+    if target.job.resources.cpus_per_node is not None:
+        return None
+    given = "what the site gives, mostly one core" if ranks == 1 else f"{ranks} CPUs of each node, one a rank"
+    return f"node.cpus is not set in the profile: the job gets {given}; set it, or resources.cpus_per_node"
+
+
 def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
-    resources, node, slurm = target.job.resources, target.cluster.node, target.cluster.slurm
+    resources, slurm = target.job.resources, target.cluster.slurm
     if slurm is None:
         raise RenderError(f"cluster {target.cluster.name} has no `slurm:` section")
+    warned = target.job.stop_seconds(slurm.signal_seconds)
     options: list[tuple[str, str]] = []
     flags: list[str] = []
-    for name in ("partition", "account", "qos", "constraint", "reservation"):
+    gres = list(slurm.gres)
+    for name in ("clusters", "partition", "account", "qos", "constraint", "reservation"):
         value = getattr(slurm, name)
         if value is not None:
             options.append((name, value))
     gpus = target.gpus_per_node
     if gpus and slurm.gpu_request != "none":
-        kind = f"{slurm.gres_type}:" if slurm.gres_type else ""
-        prefix = "gpu:" if slurm.gpu_request == "gres" else ""
-        options.append((slurm.gpu_request, f"{prefix}{kind}{gpus}"))
-    cpus = resources.cpus_per_node
-    if cpus is None and node.cpus is not None:
-        # A fair share of the node: the GPUs asked for of all that it has.
-        cpus = node.cpus * gpus // node.gpu.count if node.gpu and node.gpu.count and gpus else node.cpus
-    if cpus:
+        asked = f"{slurm.gres_type}:{gpus}" if slurm.gres_type else str(gpus)
+        if slurm.gpu_request == "gres":
+            gres.insert(0, f"gpu:{asked}")
+        else:
+            options.append((slurm.gpu_request, asked))
+    if gres:
+        options.append(("gres", ",".join(gres)))
+    if cpus := cpus_per_node(target.job, target.cluster, gpus, target.ranks_per_node):
         options.append(("cpus-per-task", str(cpus)))
     if resources.memory_per_node is not None:
         options.append(("mem", f"{math.ceil(resources.memory_per_node / 2**20)}M"))
@@ -342,20 +404,28 @@ def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
         # Many sites give DefMemPerCPU even to a job that has the node for itself; 0 is all of it.
         options.append(("mem", "0"))
     if resources.time is not None:
-        if resources.time <= slurm.signal_seconds:
+        if resources.time <= warned:
+            name = "stop_timeout" if target.job.stop_timeout else "slurm.signal_seconds"
             raise RenderError(
-                f"resources.time ({resources.time} s) is not longer than slurm.signal_seconds"
-                f" ({slurm.signal_seconds} s): the job would be asked to stop at its start"
+                f"resources.time ({resources.time} s) is not longer than {name}"
+                f" ({warned} s): the job would be asked to stop at its start"
             )
         options.append(("time", _clock(resources.time)))
-    options.append(("signal", f"B:USR2@{slurm.signal_seconds}"))
+    options.append(("signal", f"B:USR2@{warned}"))
+    if "propagate" not in slurm.extra:
+        # The limits (ulimit) of the host that submits would win over those that slurmd has for jobs.
+        options.append(("propagate", "NONE"))
     if slurm.exclusive:
         flags.append("exclusive")
     for name, extra in slurm.extra.items():
         if re.fullmatch(r"[a-z][a-z0-9-]*", name) is None:
             raise RenderError(f"slurm.extra {name!r} is not the long name of an sbatch option")
-        if name in _MANAGED or name.startswith("container-"):
+        if name == "comment" and not slurm.comment:
+            pass
+        elif name in _MANAGED or name.startswith("container-"):
             raise RenderError(f"slurm.extra {name}: launcher sets this option itself")
+        if name == "clusters":
+            raise RenderError("slurm.extra clusters: write slurm.clusters, which launcher follows")
         if name in _UNFIT:
             raise RenderError(f"slurm.extra {name}: launcher could not submit or follow such a job")
         if name in _MEMORY and resources.memory_per_node is not None:
@@ -364,7 +434,33 @@ def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
             flags.append(name)
         elif extra is not False:
             options.append((name, str(extra)))
+    for name, value in options:
+        if not value:
+            raise RenderError(f"slurm: the value of --{name} is empty; leave it out, or write one")
     return tuple(options), tuple(flags)
+
+
+# What job.sbatch sets on srun, what a step repeats in vain, and what would give it other tasks or nodes.
+_MANAGED_ON_SRUN = frozenset(
+    {"nodes", "nodelist", "exclude", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "multi-prog", "het-group"}
+    | {"kill-on-bad-exit", "wait", "export", "unbuffered", "open-mode", "output", "error", "input", "label"}
+    | {"pty", "gpus", "gpus-per-node", "gpus-per-task", "gres", "job-name", "jobid", "no-kill", "partition"}
+    | {"container-image", "container-mounts", "container-env", "no-container-entrypoint", "help", "version"}
+    | {"test-only", "no-allocate", "relative", "preserve-env", "chdir", "container-mount-home"}
+    | {"no-container-mount-home", "clusters", "overlap"}
+)
+
+
+def _srun_options(slurm: Slurm) -> tuple[str, ...]:
+    """Raises RenderError."""
+    names = [option[2:].partition("=")[0] for option in slurm.srun_options]
+    for name in names:
+        if name.endswith("container-mount-home"):
+            raise RenderError(f"slurm.srun_options --{name}: write container.mount_home: true or false")
+        if name in _MANAGED_ON_SRUN:
+            raise RenderError(f"slurm.srun_options --{name}: launcher sets this of the step itself")
+    # torchrun starts the ranks: where MpiDefault is pmix, a PMIx server would start for each node in vain.
+    return (*(() if "mpi" in names else ("--mpi=none",)), *slurm.srun_options)
 
 
 def _clock(seconds: int) -> str:

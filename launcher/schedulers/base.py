@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from launcher.spec.errors import RefusedError
+
 if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
     from collections.abc import Iterator, Sequence
 
+    from launcher.planning.cost import Offered
     from launcher.planning.plan import Plan
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
-    from launcher.runs.layout import RunDir
+    from launcher.rundir.layout import RunDir
     from launcher.schedulers.over_ssh.exchange import Wanted
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
@@ -32,21 +34,6 @@ class Capabilities:
 
 LIVING = frozenset({"submitted", "running", "stopping"})
 "States of a run that has not ended."
-ENDED = frozenset({"lost", "succeeded", "failed", "interrupted", "cancelled"})
-
-
-def is_state(data: bytes) -> bool:
-    """Whether a state.json that came from elsewhere has the form of one: who reads it relies on that."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(value, dict):
-        return False
-    texts = all(isinstance(value.get(name, ""), str) for name in ("state", "reason", "time"))
-    if not texts or value.get("state") not in LIVING | ENDED:
-        return False
-    return isinstance(value.get("failure"), str | None) and isinstance(value.get("attempt"), int | None)
 
 
 @dataclass(frozen=True)
@@ -62,6 +49,16 @@ class Request:
     project_dir: Path
     others: tuple[Request, ...] = ()
     "RunPod: the same run as it is planned for other GPU types that may be rented instead."
+
+    def __post_init__(self) -> None:
+        """Make the files of secrets absolute: who checks and who reads them have other folders."""
+        secrets = [
+            secret
+            if secret.file is None or secret.file.startswith("~/")
+            else secret.model_copy(update={"file": str(self.workdir / secret.file)})
+            for secret in self.job.secrets
+        ]
+        object.__setattr__(self, "job", self.job.model_copy(update={"secrets": tuple(secrets)}))
 
     @property
     def workdir(self) -> Path:
@@ -84,11 +81,13 @@ class Prepared:
     about: dict[str, Any]
     "run.json"
     warnings: tuple[str, ...] = ()
+    offered: Offered | None = None
+    "What would be rented first, where the provider was asked."
 
 
 @dataclass(frozen=True)
 class Status:
-    """`state`: submitted, running, stopping, lost, succeeded, failed, interrupted, cancelled."""
+    """`state`: one of `runs.forms.STATES`, or `damaged`: its records cannot be read."""
 
     run_id: str
     name: str
@@ -114,7 +113,7 @@ class Status:
     @property
     def exit_code(self) -> int:
         """Of `launcher run` and `launcher status`: 0 unless the run ended otherwise than well."""
-        if not self.ended or self.state == "succeeded":
+        if not self.ended or self.state in ("succeeded", "rendered"):
             return 0
         from launcher.spec.verdict import exit_code
 
@@ -140,7 +139,7 @@ class Cancelled:
         return Cancelled(self.waiting + other.waiting, self.asked + other.asked, self.ended + other.ended)
 
 
-class SchedulerError(Exception):
+class SchedulerError(RefusedError):
     """A scheduler cannot do what is asked; the message says what to do instead."""
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.files import replace_json, replace_text
-from launcher.runs.find import open_run, remember_root, runs_in
-from launcher.runs.layout import RunDir
-from launcher.runs.shared import remove_handover
-from launcher.runs.time import now
+from launcher.rundir.files import open_regular, replace_json, replace_text
+from launcher.rundir.find import open_run, remember_root, runs_in
+from launcher.rundir.layout import RunDir
+from launcher.rundir.shared import remove_handover
+from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
-from launcher.schedulers.rundir import in_force, status_of, write_run
-from launcher.supervise.host import supervisor_alive, supervisor_gone
+from launcher.schedulers.rundir import end_told, in_force, status_of, write_run
+from launcher.supervise.host import disk_full, signal_supervisor, supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
 
 if TYPE_CHECKING:
@@ -62,11 +63,11 @@ class LocalScheduler:
         )
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
-        from launcher.supervise.secrets import SecretMissingError, read_secrets
+        from launcher.supervise.secrets import SecretError, read_secrets
 
         try:
             read_secrets(prepared.request.job.secrets)
-        except SecretMissingError as error:
+        except SecretError as error:
             raise SchedulerError(f"secrets: {error}") from None
         if prepared.command[0] == sys.executable and importlib.util.find_spec("torch") is None:
             raise SchedulerError(
@@ -84,8 +85,12 @@ class LocalScheduler:
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
         remember_root(run.path.parent)
         handle = handle_of(run)
-        run.event("submitted", handle=handle, command=list(prepared.command))
-        self._start(run, prepared.command)
+        try:
+            run.event("submitted", handle=handle, command=list(prepared.command))
+            self._start(run, prepared.command)
+        except OSError as error:  # no supervisor is there
+            shutil.rmtree(run.path, ignore_errors=True)
+            raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
         return handle
 
     def resume(self, handle: str, again: Prepared | None = None) -> str:
@@ -122,17 +127,22 @@ class LocalScheduler:
             state = run.read_state()  # it may have ended between the two looks
         name, reason, failure = state.get("state", "submitted"), state.get("reason", ""), state.get("failure")
         if name in LIVING and supervisor_gone(run):
-            name, failure = "lost", "node-failed"
-            reason = "the supervisor was killed or this machine was restarted; its ranks ended with it"
+            lost = {"state": "lost", "failure": "node-failed", "reason": _lost(run)}
+            told = end_told(run) or lost
+            name, failure, reason = told["state"], told["failure"], told["reason"] or ""
+        if name == "rendered":
+            reason = (
+                f"written by `launcher render`, not started; {run.scripts / 'start.sh'} starts it by hand"
+            )
         return status_of(run, handle_of(run), state | {"state": name, "reason": reason, "failure": failure})
 
     def logs(self, handle: str, since: int) -> bytes:
         """The supervisor's own output from byte `since` on."""
         try:
-            with open(self._run(handle).supervisor_log, "rb") as file:
+            with open_regular(self._run(handle).supervisor_log) as file:
                 file.seek(since)
                 return file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             return b""
 
     def cancel(self, handle: str) -> None:
@@ -142,7 +152,11 @@ class LocalScheduler:
         if status.ended:
             self._end_orphans(run)
             raise SchedulerError(f"{run.id} is not running: {status.state}")
-        replace_text(run.cancel, f"{time.time()}\n")
+        try:
+            replace_text(run.cancel, f"{time.time()}\n")
+        except OSError as error:  # where the disk is full, a signal asks for the same
+            if not signal_supervisor(run, signal.SIGINT):
+                raise SchedulerError(f"cannot write {run.cancel}: {error.strerror}") from None
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         pass
@@ -170,11 +184,13 @@ class LocalScheduler:
     def _start(self, run: RunDir, command: tuple[str, ...]) -> None:
         run.event("starting", command=list(command))
         before = run.read_state()
-        replace_json(run.state, {"state": "submitted", "time": now()})
-        if run.supervisor_lock.exists():
-            os.truncate(run.supervisor_lock, 0)  # the record of the last supervisor; the lock itself stays
-        with open(run.supervisor_log, "ab") as log:
+        with open(run.supervisor_log, "ab", opener=_for_us_alone) as log:
             start = log.tell()
+            replace_json(run.state, {"state": "submitted", "time": now()})
+            if run.supervisor_lock.exists():
+                os.truncate(
+                    run.supervisor_lock, 0
+                )  # the record of the last supervisor; the lock itself stays
             try:
                 process = subprocess.Popen(
                     command,
@@ -198,6 +214,18 @@ class LocalScheduler:
         said = self.logs(handle_of(run), start).decode(errors="replace").strip()
         reason = f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}"
         raise _not_started(run, before, reason)
+
+
+def _for_us_alone(path: str, flags: int) -> int:
+    """An opener: what the supervisor's interpreter and its dynamic linker print is not masked."""
+    return os.open(path, flags, 0o600)
+
+
+def _lost(run: RunDir) -> str:
+    reason = "the supervisor was killed or this machine was restarted; its ranks ended with it"
+    if disk_full(run.path):
+        reason += f"; or it could not write how the run ended: less than 1 MiB is free in {run.path.parent}"
+    return reason
 
 
 def _not_started(run: RunDir, before: dict[str, Any], reason: str) -> SchedulerError:

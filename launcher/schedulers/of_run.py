@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
-from launcher.runs.find import RunNotFoundError
-from launcher.runs.layout import RunDir
+from launcher.rundir.find import RunNotFoundError
+from launcher.rundir.layout import RunDir
 from launcher.schedulers import local
 from launcher.schedulers.base import Cancelled, Scheduler, SchedulerError, Status
 
-Site = tuple[str | None, str | None]
+Site = tuple[str | None, str | None, str | None]
 
 
 class Several(Protocol):
@@ -56,22 +55,49 @@ def status_of(run: RunDir) -> Status:
 
 
 def statuses(runs: Iterable[RunDir]) -> list[Status]:
-    """Of every run that is readable, in the order given; one that was deleted meanwhile is left out."""
+    """In the order given. One that was deleted meanwhile is left out, one that cannot be read is damaged."""
+    return list(states_of(runs).values())
+
+
+def states_of(runs: Iterable[RunDir]) -> dict[RunDir, Status]:
+    """As `statuses`, each with its run."""
     chosen = list(runs)
     by_place: dict[tuple[str, Site], list[RunDir]] = {}
     found: dict[RunDir, Status] = {}
     for run in chosen:
-        cluster: dict[str, Any] = run.read_about().get("cluster", {})
-        asked = cluster.get("scheduler") in ("slurm", "ssh", "runpod") and not _is_there(run, cluster)
-        if asked and _was_sent(run):
-            by_place.setdefault((cluster["scheduler"], site(cluster)), []).append(run)
-            continue
-        with contextlib.suppress(RunNotFoundError):
-            found[run] = local.LocalScheduler().status(local.handle_of(run))
+        try:
+            cluster: dict[str, Any] = run.read_about().get("cluster", {})
+            asked = cluster.get("scheduler") in ("slurm", "ssh", "runpod") and not _is_there(run, cluster)
+            if asked and _was_sent(run):
+                by_place.setdefault((cluster["scheduler"], site(cluster)), []).append(run)
+            else:
+                found[run] = local.LocalScheduler().status(local.handle_of(run))
+        except DAMAGE as error:
+            if run.submitted.exists():
+                found[run] = _damaged(run, error)
     for its in by_place.values():
-        several = cast("Several", scheduler_of(its[0])[0])
-        found |= dict(zip(its, several.statuses(its), strict=True))
-    return [found[run] for run in chosen if run in found]
+        found |= _statuses_there(its)
+    return {run: found[run] for run in chosen if run in found}
+
+
+def _statuses_there(runs: Sequence[RunDir]) -> dict[RunDir, Status]:
+    """Of runs in one place. Where their records are damaged, each is asked for by itself."""
+    try:
+        several = cast("Several", scheduler_of(runs[0])[0])
+        return dict(zip(runs, several.statuses(runs), strict=True))
+    except DAMAGE as error:
+        if len(runs) == 1:
+            return {runs[0]: _damaged(runs[0], error)}
+        return {run: status for one in runs for run, status in _statuses_there([one]).items()}
+
+
+DAMAGE = (RunNotFoundError, LookupError, TypeError, ValueError, AttributeError, OSError)
+"What reading the records of a run raises when they are not as launcher writes them."
+
+
+def _damaged(run: RunDir, error: Exception) -> Status:
+    reason = str(error) if isinstance(error, RunNotFoundError) else f"{type(error).__name__}: {error}"
+    return Status(run.id, "", "damaged", local.handle_of(run), reason=reason, path=str(run.path))
 
 
 def cancel_all(runs: Iterable[RunDir], name: str) -> Cancelled:
@@ -107,14 +133,15 @@ def _by_scheduler(runs: Iterable[RunDir]) -> list[tuple[Scheduler, list[RunDir]]
 
 
 def site(cluster: Mapping[str, Any]) -> Site:
-    """Where its commands run, and where its runs are if that is not here."""
+    """Where its commands run, where its runs are if that is not here, which of several Slurm clusters."""
     if cluster.get("scheduler") == "runpod":  # one volume is one place
         section = cluster.get("runpod") or {}
-        return f"runpod {section.get('volume_id')}", cluster.get("paths", {}).get("runs")
+        return f"runpod {section.get('volume_id')}", cluster.get("paths", {}).get("runs"), None
     login = cluster.get("login")
     if cluster.get("ssh"):
         login = ",".join(cluster["ssh"]["hosts"])
-    return login, cluster.get("paths", {}).get("runs") if login is not None else None
+    runs = cluster.get("paths", {}).get("runs") if login is not None else None
+    return login, runs, (cluster.get("slurm") or {}).get("clusters")
 
 
 def _is_there(run: RunDir, cluster: Mapping[str, Any]) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 from launcher import __version__
 from launcher.images.names import PREFIX
 from launcher.render.values import Target
-from launcher.runs.time import now
-from launcher.runs.versions import version_of
+from launcher.rundir.time import now
+from launcher.rundir.versions import version_of
 from launcher.schedulers.base import Request
 
 
@@ -89,16 +89,31 @@ def _versions() -> dict[str, str]:
 
 # A sweep prepares a thousand runs of the same code.
 @functools.cache
+def look_at_code(workdir: Path) -> tuple[subprocess.Popen[str], ...]:
+    """Start git on the working directory, for `about`, which waits for its answers."""
+    asked = (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", "."))
+    try:
+        return tuple(
+            subprocess.Popen(
+                ["git", "-C", str(workdir), *arguments],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )
+            for arguments in asked
+        )  # fmt: skip
+    except OSError:
+        return ()
+
+
+@functools.cache
 def _code(workdir: Path) -> dict[str, Any] | None:
     """The git commit of the working directory, and whether it has uncommitted changes."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(workdir), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-
-    try:
-        commit = git("rev-parse", "HEAD").strip()
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".").splitlines()
-    except (OSError, subprocess.SubprocessError):
+    said = []
+    for git in look_at_code(workdir):
+        try:
+            said.append(git.communicate(timeout=10)[0])
+        except subprocess.TimeoutExpired:
+            git.kill()
+            git.communicate()
+    if len(said) < 2 or any(git.returncode for git in look_at_code(workdir)):
         return None
-    return {"commit": commit, "changed_files": [line[3:] for line in changed]}
+    return {"commit": said[0].strip(), "changed_files": [line[3:] for line in said[1].splitlines()]}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def of_cluster(cluster: Cluster) -> Scheduler:
     if cluster.scheduler == "slurm":
-        return slurm_at(cluster.login, cluster.paths.runs)
+        return slurm_at(cluster.login, cluster.paths.runs, cluster.slurm and cluster.slurm.clusters)
     if cluster.ssh is not None:
         return ssh_at(cluster.ssh.hosts, cluster.paths.runs)
     if cluster.scheduler == "runpod":
@@ -27,16 +27,16 @@ def of_cluster(cluster: Cluster) -> Scheduler:
 
 
 @functools.cache
-def slurm_at(login: str | None, runs: str | None) -> SlurmScheduler:
+def slurm_at(login: str | None, runs: str | None, clusters: str | None = None) -> SlurmScheduler:
     """On this host, or at a login node that has its runs in the folder `runs`. One for each place: what it
     prepares, it also sends."""
     if login is not None:
         from launcher.schedulers.slurm.remote import RemoteSlurm
 
-        return RemoteSlurm(login, runs)
+        return RemoteSlurm(login, runs, clusters)
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
 
-    return SlurmScheduler()
+    return SlurmScheduler(clusters)
 
 
 @functools.cache

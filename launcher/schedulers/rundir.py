@@ -12,11 +12,12 @@ from typing import Any
 
 import platformdirs
 
-from launcher.runs.files import replace_bytes, replace_json, replace_text
-from launcher.runs.find import latest_checkpoint
-from launcher.runs.layout import RunDir
-from launcher.runs.progress import last_step
+from launcher.rundir.files import read_record, replace_bytes, replace_json, replace_text
+from launcher.rundir.find import latest_checkpoint
+from launcher.rundir.layout import RunDir
+from launcher.rundir.progress import last_step
 from launcher.schedulers.base import MaybeDoneError, Prepared, SchedulerError, Status
+from launcher.spec.cluster import MODES
 
 
 def copies(place: str, runs: str) -> Path:
@@ -32,15 +33,17 @@ def for_us_alone(folder: Path) -> Path:
     return folder
 
 
-def write_run(prepared: Prepared) -> RunDir:
-    """Create the run directory whole or not at all. Raises OSError."""
+def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
+    """Create the run directory whole or not at all, for whom `paths.access` says. Raises OSError."""
     final = Path(prepared.run_dir)
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = RunDir(final.with_name(f".{final.name}.partial"))
     try:
+        partial.path.mkdir(mode=0o700)
+        partial.path.chmod(MODES[prepared.request.cluster.paths.access])  # whatever the umask says
         _write_plan(partial.path, prepared)
         partial.checkpoints.mkdir()
-        replace_json(partial.state, {"state": "submitted", "time": prepared.about["created"]})
+        replace_json(partial.state, {"state": state, "time": prepared.about["created"]})
         partial.path.rename(final)
     except BaseException:
         shutil.rmtree(partial.path, ignore_errors=True)
@@ -145,6 +148,24 @@ def _request(run: RunDir) -> tuple[bytes | None, int]:
         return run.cancel.read_bytes(), run.cancel.stat().st_mtime_ns
     except FileNotFoundError:
         return None, 0
+
+
+def end_told(run: RunDir) -> dict[str, Any]:
+    """How a run ended whose supervisor could not write state.json (a full disk), as far as its events and
+    verdicts tell; {} where they tell of no end."""
+    for event in reversed(run.read_events()):
+        kind = event["event"]
+        if kind in ("starting", "submitted", "resubmitted", "submitting", "attempt"):
+            break
+        if kind == "finished":
+            return {name: event.get(name) for name in ("state", "failure", "reason")}
+        if kind == "ended" and event["failure"] == "succeeded":
+            return {"state": "succeeded", "failure": "succeeded", "reason": event["reason"]}
+    attempts = run.attempts()
+    told = read_record(attempts[-1].verdict) if attempts else {}
+    if told.get("failure") == "succeeded":
+        return {"state": "succeeded", "failure": "succeeded", "reason": str(told.get("reason", ""))}
+    return {}
 
 
 def status_of(run: RunDir, handle: str, state: Mapping[str, Any]) -> Status:

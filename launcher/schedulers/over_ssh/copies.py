@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from launcher.runs.files import replace_text
-from launcher.runs.find import default_root
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import replace_text
+from launcher.rundir.find import default_root
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, Status
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.exchange import Wanted
@@ -46,13 +46,12 @@ class Copies:
         self._last: tuple[float, Status] | None = None
         "When to look again, and what was seen."
 
-    def take_code(self, request: Request) -> str:
-        """The working directory as it is now; gives where it will lie. Raises SchedulerError, OSError."""
-        if not request.workdir.is_dir():
-            raise SchedulerError(f"workdir: {request.workdir} is no directory")
-        code = snapshot.take(request.workdir, leave_out=[default_root().resolve()])
+    def take_code(self, request: Request) -> tuple[str, tuple[str, ...]]:
+        """Take the working directory as it is now; return where it will lie, and what to tell of it before.
+        Raises SchedulerError, OSError."""
+        code = snapshot.of_request(request, leave_out=[default_root().resolve()])
         self._codes[code.digest] = code
-        return snapshot.place(self.there, code.digest)
+        return snapshot.place(self.there, code.digest), code.notes
 
     def write(self, prepared: Prepared) -> RunDir:
         """The run directory's copy here, from which the next round trip makes it. Raises OSError."""

@@ -46,15 +46,21 @@ class Login(Protocol):
 
 
 class Here:
-    """This host."""
+    """This host. `first` is shell before each script."""
 
     name = "this host"
+    first = ""
+
+    def __init__(self, first: str = "") -> None:
+        self.first = first
 
     def run(
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
         try:
-            return subprocess.run(["sh", "-c", script], input=stdin, capture_output=True, timeout=timeout)
+            return subprocess.run(
+                ["sh", "-c", self.first + script], input=stdin, capture_output=True, timeout=timeout
+            )
         except subprocess.TimeoutExpired:
             raise CutError(f"{self.name} gave no answer within {timeout:.0f} s") from None
 

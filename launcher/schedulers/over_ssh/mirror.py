@@ -17,9 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from launcher.runs.files import read_record, replace_bytes
-from launcher.runs.layout import RunDir
-from launcher.schedulers.base import SchedulerError, is_state
+from launcher.rundir.files import parsed, read_record, replace_bytes
+from launcher.rundir.forms import STATE, fits
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
 from launcher.schedulers.over_ssh.login import CutError, Login
@@ -151,7 +152,7 @@ class Mirrored:
                 fresh[run][name] = replace(fresh[run][name], inode=piece.inode, time=piece.time)
             elif piece.kind == "end":
                 fresh[run][name] = _write_end(file, piece, mine.get(piece.path))
-            elif name == "state.json" and piece.kind == "whole" and not is_state(piece.data):
+            elif name == "state.json" and piece.kind == "whole" and not fits(parsed(piece.data), STATE):
                 self._doubt(piece.path)
             elif piece.kind == "whole" and untouched:
                 fresh[run][name] = _write_whole(file, piece)

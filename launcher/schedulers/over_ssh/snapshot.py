@@ -7,12 +7,13 @@ import hashlib
 import os
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import Request
 from launcher.schedulers.over_ssh import rsh
+from launcher.schedulers.over_ssh.code_files import SnapshotError, code_files
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.spec.base import format_bytes
 
@@ -25,17 +26,14 @@ MISSING = "the job's code is not there (any more): snapshot"
 SEND_SECONDS = 600.0
 
 
-class SnapshotError(SchedulerError):
-    """The working directory cannot be sent; the message names the files."""
-
-
 @dataclass(frozen=True)
 class Entry:
     """A file or a symbolic link. `path` is relative to the working directory."""
 
     path: str
     size: int
-    executable: bool
+    mode: int
+    "Permissions, e.g. 0o644."
     link: str | None
     seen: tuple[int, int, int, int]
     "Device, inode, mtime and ctime in ns when it was read: whether it was written since."
@@ -46,32 +44,59 @@ class Snapshot:
     root: Path
     entries: tuple[Entry, ...]
     digest: str
-    "Of every path, executable bit, link and content."
+    "Of every path, its permissions, link and content."
+    left_out: tuple[str, ...] = ()
+    "Files that look like secrets."
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to tell before it is sent."""
+        if not self.left_out:
+            return ()
+        named = f"{', '.join(self.left_out[:SHOWN])}{_more(self.left_out)}"
+        return (
+            f"not sent with the code, since their names look like secrets: {named}; hand a secret over by "
+            "`secrets:`, or name a file in `send:` of the job to send it all the same",
+        )
 
     @property
     def size(self) -> int:
         return sum(entry.size for entry in self.entries)
 
 
-def take(workdir: Path, leave_out: Sequence[Path] = ()) -> Snapshot:
-    """Uncommitted work included; what git ignores and what this process writes its output to left out. Raises
-    SnapshotError, OSError."""
-    ours = [
-        path for path in _files(workdir) if not any((workdir / path).is_relative_to(p) for p in leave_out)
+def of_request(request: Request, leave_out: Sequence[Path] = ()) -> Snapshot:
+    """Return the code of a job as it is now. Raises SnapshotError, OSError."""
+    if not request.workdir.is_dir():
+        raise SnapshotError(f"workdir: {request.workdir} is no directory")
+    secret = [
+        Path(os.path.expanduser(one.file))  # noqa: PTH111 (Path's raises where there is no home directory)
+        for one in request.job.secrets
+        if one.file is not None
     ]
+    return take(request.workdir, leave_out, request.job.send, secret)
+
+
+def take(
+    workdir: Path, leave_out: Sequence[Path] = (), send: Sequence[str] = (), secret: Sequence[Path] = ()
+) -> Snapshot:
+    """Uncommitted work included; what git ignores, what looks like a secret (see `code_files`) and what this
+    process writes its output to left out. Raises SnapshotError, OSError."""
+    files, held_back = code_files(workdir, send, secret)
+    ours = [path for path in files if not any((workdir / path).is_relative_to(p) for p in leave_out)]
+    held_back = [path for path in held_back if not any((workdir / path).is_relative_to(p) for p in leave_out)]
     output = _output()
     entries = tuple(
         entry
-        for path in sorted(set(ours))
+        for path in ours
         if (entry := _entry(workdir, path)) is not None and entry.seen[:2] not in output
     )
     _check(workdir, entries)
     total = hashlib.sha256()
     for entry in entries:
         content = "" if entry.link is not None else _sha256(workdir / entry.path)
-        for part in (entry.path, "x" if entry.executable else "-", entry.link or "", content):
+        for part in (entry.path, f"{entry.mode:o}", entry.link or "", content):
             total.update(os.fsencode(part) + b"\0")
-    return Snapshot(workdir, entries, total.hexdigest()[:20])
+    return Snapshot(workdir, entries, total.hexdigest()[:20], tuple(held_back))
 
 
 def place(runs: str, digest: str) -> str:
@@ -119,7 +144,7 @@ def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) 
     if changed:
         raise SnapshotError(
             f"{snapshot.root}: {', '.join(changed[:SHOWN])} changed while being sent; submit again, "
-            "or name in .gitignore what is written meanwhile and is not code"
+            "or name in .gitignore or .launcherignore what is written meanwhile and is not code"
         )
 
 
@@ -133,59 +158,6 @@ def _output() -> set[tuple[int, int]]:
     return found
 
 
-def _files(folder: Path) -> Iterator[str]:
-    listed = _listed_by_git(folder)
-    if listed is None:
-        yield from _walked(folder)
-        return
-    for path in listed:
-        whole = folder / path
-        if whole.is_dir() and not whole.is_symlink():  # a repository in the repository
-            yield from (f"{path.rstrip('/')}/{below}" for below in _files(whole))
-        else:
-            yield path
-
-
-def _listed_by_git(folder: Path) -> list[str] | None:
-    """None where no git knows the folder."""
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        done = subprocess.run(command, capture_output=True)
-    except FileNotFoundError:
-        return None
-    if done.returncode == 0:  # a folder that git ignores is somebody's choice all the same
-        return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name] or None
-    said = done.stderr.decode(errors="replace").strip()
-    if "not a git repository" in said:
-        return None
-    raise SnapshotError(f"{folder}: git cannot list its files: {said}")
-
-
-def _walked(folder: Path) -> Iterator[str]:
-    """Everything but what Python makes by itself, and folders that ignore themselves."""
-    for path, folders, names in os.walk(folder):
-        here = Path(path)
-        links = [name for name in folders if (here / name).is_symlink()]
-        folders[:] = [
-            name
-            for name in folders
-            if name not in (".git", "__pycache__")
-            and not (here / name / "pyvenv.cfg").exists()
-            and not _ignores_itself(here / name)
-        ]
-        for name in [*names, *links]:
-            yield str((here / name).relative_to(folder))
-
-
-def _ignores_itself(folder: Path) -> bool:
-    """As caches of tools and the sandbox of RunPod do, for git; where there is none it means the same."""
-    try:
-        lines = (folder / ".gitignore").read_bytes().split(b"\n")
-    except OSError:
-        return False
-    return [line.strip() for line in lines if line.strip() and not line.startswith(b"#")] == [b"*"]
-
-
 def _entry(root: Path, path: str) -> Entry | None:
     """None for what was deleted, and for what is neither a file nor a link."""
     try:
@@ -194,10 +166,10 @@ def _entry(root: Path, path: str) -> Entry | None:
         return None
     seen = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
     if stat.S_ISLNK(found.st_mode):
-        return Entry(path, 0, False, str((root / path).readlink()), seen)
+        return Entry(path, 0, 0o777, str((root / path).readlink()), seen)
     if not stat.S_ISREG(found.st_mode):
         return None
-    return Entry(path, found.st_size, bool(found.st_mode & stat.S_IXUSR), None, seen)
+    return Entry(path, found.st_size, found.st_mode & 0o777, None, seen)
 
 
 def _check(workdir: Path, entries: Sequence[Entry]) -> None:
@@ -207,7 +179,8 @@ def _check(workdir: Path, entries: Sequence[Entry]) -> None:
     if outside:
         raise SnapshotError(
             f"{workdir}: links that lead out of it lead nowhere on the cluster: "
-            f"{', '.join(outside[:SHOWN])}{_more(outside)}; name them in .gitignore, or copy what they mean"
+            f"{', '.join(outside[:SHOWN])}{_more(outside)}; name them in .gitignore or .launcherignore, or "
+            "copy what they mean"
         )
     size = sum(entry.size for entry in entries)
     if size > LIMIT:
@@ -215,8 +188,8 @@ def _check(workdir: Path, entries: Sequence[Entry]) -> None:
         named = ", ".join(f"{entry.path} ({format_bytes(entry.size)})" for entry in largest)
         raise SnapshotError(
             f"{workdir}: {format_bytes(size)} in {len(entries)} files would be sent, at most "
-            f"{format_bytes(LIMIT)} are; the largest: {named}. Name what is not code in .gitignore, and put "
-            f"data on the cluster's own disks"
+            f"{format_bytes(LIMIT)} are; the largest: {named}. Name what is not code in .gitignore or "
+            ".launcherignore, and put data on the cluster's own disks"
         )
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.runs.shared import private_folder
+from launcher.rundir.shared import private_folder
 from launcher.schedulers.over_ssh.login import CutError, LoginError
 
 STAYS_OPEN = "1h"

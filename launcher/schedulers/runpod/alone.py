@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 from collections.abc import Iterator
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 
 

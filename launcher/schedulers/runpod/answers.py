@@ -46,6 +46,11 @@ class Pod(Answer):
         return self.status in ("PROVISIONING", "STARTING", "RUNNING")
 
 
+class Created(Answer):
+    id: Id
+    costPerHr: Money = 0.0  # noqa: N815
+
+
 class Pods(Answer):
     pods: list[Pod]
 
@@ -98,6 +103,7 @@ class CpuPrice(Answer):
 
 class CpuType(Answer):
     id: Name
+    ramGbPerVcpu: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # noqa: N815
     price: CpuPrice
     availability: Stock | None = None
     dataCenters: list[Place] = []  # noqa: N815

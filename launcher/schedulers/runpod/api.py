@@ -150,7 +150,9 @@ class Client:
         told = self._shown(str(first.get("message", errors)).encode())
         final = code in ("GRAPHQL_VALIDATION_FAILED", "BAD_USER_INPUT", "UNAUTHENTICATED")
         broke = "balance" in told.lower() or "credit" in told.lower()
-        return ApiError(f"RunPod: GraphQL: {told}", 200, Fate.STOP if final or broke else Fate.SKIP)
+        if broke:
+            return ApiError(f"RunPod: GraphQL: {told}: {fate_of(402)[1]}", 402, Fate.STOP)
+        return ApiError(f"RunPod: GraphQL: {told}", 200, Fate.STOP if final else Fate.SKIP)
 
     def _again(
         self,

@@ -18,7 +18,7 @@ def pack(snapshot: Snapshot) -> bytes:
     ):
         for entry in snapshot.entries:
             info = tarfile.TarInfo(entry.path)
-            info.mode = 0o755 if entry.executable else 0o644
+            info.mode = entry.mode
             if entry.link is not None:
                 info.type, info.linkname = tarfile.SYMTYPE, entry.link
                 tar.addfile(info)

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.time import stamp
 from launcher.schedulers.base import SchedulerError, UnclearError
-from launcher.schedulers.runpod.answers import Answer, Id, Money, Pod, Pods, read
+from launcher.schedulers.runpod import graphql
+from launcher.schedulers.runpod.answers import Created, Pod, Pods, read
 from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, LostAnswerError
 from launcher.schedulers.runpod.twins import UnendedError, end, ids_named, keep_one
 from launcher.schedulers.runpod.volume import VolumeError
@@ -34,11 +34,6 @@ ROUNDING = 1e-3
 
 class NotRentedError(SchedulerError):
     """Nothing is rented. The message says why."""
-
-
-class _Created(Answer):
-    id: Id
-    costPerHr: Money = 0.0  # noqa: N815
 
 
 class BudgetSpentError(NotRentedError):
@@ -235,44 +230,11 @@ def _send(
 ) -> tuple[str, float]:
     """Id, and USD per hour where the answer tells."""
     if cluster:
-        return read(_Created, client.post("/clusters", body), "POST /clusters").id, 0.0
-    if section.bid_per_gpu is None and not section.server_limit:
-        pod = read(Pod, client.post("/pods", body), "POST /pods")
-        return pod.id, pod.cost
-    mutation = "podFindAndDeployOnDemand" if section.bid_per_gpu is None else "podRentInterruptable"
-    kind = mutation[0].upper() + mutation[1:] + "Input"
-    query = f"mutation rent($input: {kind}) {{ {mutation}(input: $input) {{ id costPerHr }} }}"
-    data = client.graphql(query, {"input": _graphql_input(section, offer, body)})
-    made = data.get(mutation)
-    if made is None:
-        raise ApiError("RunPod: GraphQL: no pod, and no reason", 200, Fate.SKIP)
-    created = read(_Created, made, f"GraphQL {mutation}")
-    return created.id, created.costPerHr
-
-
-def _graphql_input(section: RunPod, offer: Offer, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The same request in GraphQL's words; it alone knows spot pods and an end that RunPod keeps itself."""
-    gpu, mounts = body["gpu"], body.get("mounts", {}).get("network", [])
-    wanted = {
-        "name": body["name"],
-        "imageName": body["image"],
-        "dockerArgs": body["args"],
-        "cloudType": body["cloud"],
-        "gpuTypeId": gpu["id"],
-        "gpuCount": gpu["count"],
-        "allowedCudaVersions": gpu.get("allowedCudaVersions"),
-        "containerDiskInGb": body["disk"],
-        "volumeInGb": 0,
-        "networkVolumeId": mounts[0]["volumeId"] if mounts else None,
-        "volumeMountPath": mounts[0]["path"] if mounts else None,
-        "dataCenterId": offer.data_center,
-        "ports": ",".join(body.get("ports", ())) or None,
-        "env": [{"key": key, "value": value} for key, value in body["env"].items()],
-        "containerRegistryAuthId": body.get("registry"),
-        "bidPerGpu": section.bid_per_gpu,
-        "terminateAfter": stamp(time.time() + offer.max_seconds),
-    }
-    return {key: value for key, value in wanted.items() if value is not None}
+        return read(Created, client.post("/clusters", body), "POST /clusters").id, 0.0
+    if (mutation := graphql.mutation(section, offer.need.nodes, offer.need.gpus)) is not None:
+        return graphql.rent(client, section, mutation, offer, body)
+    pod = read(Pod, client.post("/pods", body), "POST /pods")
+    return pod.id, pod.cost
 
 
 def _billed(client: Client, order: Order, rented: Rented) -> Rented:

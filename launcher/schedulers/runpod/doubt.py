@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from launcher.runs.layout import RunDir
-from launcher.runs.time import seconds_of, stamp
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import seconds_of, stamp
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.place import handle_of
 from launcher.schedulers.runpod.rejected import last_submitting

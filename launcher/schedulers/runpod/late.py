@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.render.pod import pod_name
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.runpod.create import billed_as, too_dear
 from launcher.schedulers.runpod.place import Handle, claim, submissions
 from launcher.schedulers.runpod.rejected import keep_rejected, last_submitting

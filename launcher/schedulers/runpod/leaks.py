@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.runs.layout import RunDir
-from launcher.runs.time import seconds_of
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import LIVING
 from launcher.schedulers.runpod.answers import Clusters, Pods, read
 from launcher.schedulers.runpod.overdue import overdue

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.render.pod import max_seconds, pod_name
-from launcher.runs.files import read_record, replace_json
-from launcher.runs.layout import RunDir
-from launcher.runs.progress import last_step
-from launcher.runs.time import now
+from launcher.planning.cost import hours_of, max_seconds, no_server_limit
+from launcher.render.pod import pod_name
+from launcher.rundir.files import read_record, replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.progress import last_step
+from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.create import BudgetSpentError, NotRentedError, Order, Rented, limit_of, rent
-from launcher.schedulers.runpod.offers import Market, Need, Offer, hours_of, look, spent_of
+from launcher.schedulers.runpod.offers import Market, Need, Offer, look, spent_of
 from launcher.schedulers.runpod.place import Handle, claim, submissions
 from launcher.schedulers.runpod.prepared import command, scripts_request, told
 from launcher.schedulers.runpod.rejected import keep_rejected
@@ -142,7 +143,7 @@ def write_down(run: RunDir, event: str, rented: Rented, **more: Any) -> str:
     run.event(
         event,
         handle=handle,
-        command=list(command(leased(run).section, rented.cluster)),
+        command=list(command(leased(run).section, offer.need.nodes, offer.need.gpus)),
         gpu=offer.need.gpu_id,
         cloud=offer.cloud,
         data_center=offer.data_center,
@@ -155,22 +156,25 @@ def write_down(run: RunDir, event: str, rented: Rented, **more: Any) -> str:
 
 def secret_values(job: Job) -> dict[str, str]:
     """Of those that RunPod does not keep itself. Raises SchedulerError."""
-    from launcher.supervise.secrets import SecretMissingError, read_secrets
+    from launcher.supervise.secrets import SecretError, read_secrets
 
     try:
         return read_secrets([secret for secret in job.secrets if secret.runpod is None])
-    except SecretMissingError as error:
+    except SecretError as error:
         raise SchedulerError(f"secrets: {error}") from None
 
 
 def request_for(run: RunDir, offer: Offer, number: int, secrets: Mapping[str, str]) -> dict[str, Any]:
     """The request that was rendered, with what only offer and clock tell. Its secrets are in no file."""
     body: dict[str, Any] = dict(scripts_request(run.scripts))
+    deadline = int(time.time()) + offer.max_seconds
+    if no_server_limit(leased(run).section, offer.need.nodes) is None:
+        deadline -= own_end_before(offer.max_seconds)
     body["env"] = {
         **body["env"],
         "LAUNCHER_SUBMISSION": str(number),
         "LAUNCHER_MAX_SECONDS": str(offer.max_seconds),
-        "LAUNCHER_DEADLINE": str(int(time.time()) + offer.max_seconds),
+        "LAUNCHER_DEADLINE": str(deadline),
         **secrets,
     }
     if offer.data_center is not None:
@@ -182,6 +186,12 @@ def request_for(run: RunDir, offer: Offer, number: int, secrets: Mapping[str, st
     if offer.need.gpu_id is not None:
         body["gpu"] = {**body["gpu"], "id": offer.need.gpu_id}
     return body
+
+
+def own_end_before(seconds: int) -> int:
+    """Seconds between the end that the start script keeps and RunPod's own, in which the run says how it
+    ended: the script waits 180 s between SIGTERM and SIGKILL."""
+    return min(180, seconds // 20)
 
 
 def words(event: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.runpod.place import Handle

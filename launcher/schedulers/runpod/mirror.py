@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.runs.files import read_record, replace_bytes
-from launcher.runs.layout import RunDir
-from launcher.schedulers.base import is_state
+from launcher.rundir.files import parsed, read_record, replace_bytes
+from launcher.rundir.forms import STATE, fits
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD, Wanted
 from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeError
@@ -212,7 +212,7 @@ class Copy:
         """Where the run has written one since we wrote ours. Why not."""
         if found is None or index.get("state.json", [0, "", 0])[1] == found[0].mark:
             return None
-        if not is_state(found[1]):
+        if not fits(parsed(found[1]), STATE):
             there = f"{self.prefix}state.json on the volume {self.volume.id}"
             return f"{there} is not the state of a run: what was known before is kept"
         replace_bytes(self.run.state, found[1])

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from launcher.planning import cost
+from launcher.planning.cost import affordable
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.answers import CpuTypes, GpuTypes, Place, Stock, Volume, read
 from launcher.schedulers.runpod.errors import ApiError
@@ -50,6 +52,8 @@ class Offer:
     usd_per_hour: float
     "Of all pods together."
     max_seconds: int
+    ram_gb: float | None = None
+    "Host memory of a CPU pod. GraphQL names the kind of pod by it."
 
     @property
     def usd(self) -> float | None:
@@ -62,21 +66,26 @@ class Offer:
         if hours is None or self.usd is None or hours <= limit:
             return None
         if budget is not None and self.usd > budget:
-            return f"will not finish within the budget: {_usd(self.usd)} predicted, {_usd(budget)} allowed"
+            figures = f"{cost.usd(self.usd)} predicted, {cost.usd(budget)} allowed"
+            return f"will not finish within the budget: {figures}"
         resumes = math.ceil(hours / limit) - 1
         times = f"{resumes:,} resume{'s' if resumes > 1 else ''}"
-        return f"will not finish within {_hours(limit)}: {times} with `launcher resume`"
+        return f"will not finish within {cost.hours(limit)}: {times} with `launcher resume`"
 
-    def __str__(self) -> str:
+    @property
+    def place(self) -> str:
+        """What it is and where."""
         what = f"{self.need.gpus} x {self.need.gpu_id}" if self.need.gpu_id else "CPU pod"
         if self.need.nodes > 1:
             what = f"{self.need.nodes} pods of {what}"
-        where = f"{self.cloud}, {self.data_center or 'any data centre'}, stock {self.stock}"
+        return f"{what}, {self.cloud}, {self.data_center or 'any data centre'}, stock {self.stock}"
+
+    def __str__(self) -> str:
         hours = self.max_seconds / 3600
-        most = f"at most {_hours(hours)}, {_usd(self.usd_per_hour * hours)}"
+        most = f"at most {cost.hours(hours)}, {cost.usd(self.usd_per_hour * hours)}"
         if self.usd is not None and self.need.hours is not None:
-            most = f"about {_hours(self.need.hours)}, {_usd(self.usd)} predicted; {most}"
-        return f"{what}, {where}: {self.usd_per_hour:.3f} USD/h; {most}"
+            most = f"about {cost.hours(self.need.hours)}, {cost.usd(self.usd)} predicted; {most}"
+        return f"{self.place}: {self.usd_per_hour:.3f} USD/h; {most}"
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,19 @@ class Market:
     "Of the volume; None where RunPod does not tell."
     budget_spent: bool = False
     "Nothing is offered, and what is left of the budget is a reason."
+
+    @property
+    def offered(self) -> cost.Offered | None:
+        """What a run costs there; None where nothing can be rented."""
+        if not self.offers:
+            return None
+        dearest = max(self.offers, key=lambda one: one.usd_per_hour * one.max_seconds)
+        return cost.Offered(
+            what=self.offers[0].place,
+            usd_per_hour=self.offers[0].usd_per_hour,
+            dearest_per_hour=dearest.usd_per_hour,
+            dearest_seconds=dearest.max_seconds,
+        )
 
 
 def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, spent: float = 0.0) -> Market:
@@ -104,7 +126,7 @@ def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, s
             if isinstance(item, str):
                 out.append(item)
                 continue
-            place, price = item
+            place, price, ram = item
             limit = affordable(section, price, seconds, spent)
             what = need.gpu_id or section.cpu_id
             if section.max_price is not None and price > section.max_price:
@@ -116,7 +138,7 @@ def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, s
                     f"and less than {lasting(least)} are not rented"
                 )
             else:
-                found.append(Offer(need, CLOUD, place.id or None, place.availability, price, limit))
+                found.append(Offer(need, CLOUD, place.id or None, place.availability, price, limit, ram))
     if "COMMUNITY" in section.clouds:
         out.append("COMMUNITY: every run needs a network volume, and RunPod has them in SECURE only")
     return Market(ordered(found), tuple(dict.fromkeys(out)), centre, poor and not found)
@@ -131,13 +153,6 @@ def ordered(offers: Sequence[Offer]) -> tuple[Offer, ...]:
             key=lambda one: ((one.usd or 0.0) if predicted else one.usd_per_hour, _STOCK[one.stock]),
         )
     )
-
-
-def affordable(section: RunPod, usd_per_hour: float, seconds: int, spent: float) -> int:
-    """Seconds that one pod may have."""
-    if section.budget is None or not usd_per_hour:
-        return seconds
-    return max(0, min(seconds, int((section.budget - spent) / usd_per_hour * 3600)))
 
 
 def volume_centre(client: Client, section: RunPod) -> str | None:
@@ -164,9 +179,9 @@ def volume_centre(client: Client, section: RunPod) -> str | None:
 
 def _offered(
     client: Client, section: RunPod, need: Need, centre: str | None
-) -> Iterator[tuple[Place, float] | str]:
-    """Place and USD per hour of all pods together, or why not."""
-    name, price, places = (_gpu if need.gpu_id else _cpu)(client, section, need)
+) -> Iterator[tuple[Place, float, float | None] | str]:
+    """Place, USD per hour of all pods together and GB of a CPU pod's memory, or why not."""
+    name, price, places, ram = (_gpu if need.gpu_id else _cpu)(client, section, need)
     if isinstance(price, str):
         yield f"{name}: {price}"
         return
@@ -177,10 +192,10 @@ def _offered(
     if not chosen:
         yield f"{name}: none in stock in {', '.join(sorted(wanted)) or 'any data centre'}"
     for place in chosen:
-        yield place, (price + section.disk_gb * DISK) * need.nodes
+        yield place, (price + section.disk_gb * DISK) * need.nodes, ram
 
 
-_Found = tuple[str, float | str, Sequence[Place]]
+_Found = tuple[str, float | str, Sequence[Place], float | None]
 
 
 def _gpu(client: Client, section: RunPod, need: Need) -> _Found:
@@ -197,14 +212,14 @@ def _gpu(client: Client, section: RunPod, need: Need) -> _Found:
     one = next((gpu for gpu in types if gpu.id == name), None)
     if one is None:
         near = ", ".join(gpu.id for gpu in types[:5])
-        return name, f"RunPod's catalogue has no such GPU type; it has {near} ...", ()
+        return name, f"RunPod's catalogue has no such GPU type; it has {near} ...", (), None
     if not one.secure:
-        return name, f"not offered in the cloud {CLOUD}", ()
+        return name, f"not offered in the cloud {CLOUD}", (), None
     most = one.maxCount.secure
     if most < need.gpus:
-        return name, f"a pod has at most {most} of them", ()
+        return name, f"a pod has at most {most} of them", (), None
     price = section.bid_per_gpu or one.price.secure
-    return name, price * need.gpus, one.dataCenters
+    return name, price * need.gpus, one.dataCenters, None
 
 
 def _cpu(client: Client, section: RunPod, need: Need) -> _Found:
@@ -214,8 +229,9 @@ def _cpu(client: Client, section: RunPod, need: Need) -> _Found:
     one = next((cpu for cpu in types if cpu.id == name), None)
     if one is None:
         near = ", ".join(cpu.id for cpu in types[:5])
-        return name, f"RunPod's catalogue has no such CPU flavor; it has {near} ...", ()
-    return name, one.price.securePerVcpu * (section.vcpu or 0), one.dataCenters
+        return name, f"RunPod's catalogue has no such CPU flavor; it has {near} ...", (), None
+    vcpu = section.vcpu or 0
+    return name, one.price.securePerVcpu * vcpu, one.dataCenters, one.ramGbPerVcpu * vcpu
 
 
 def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> str | None:
@@ -244,24 +260,9 @@ def lasting(seconds: int) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.3g} h"
-
-
-def _usd(amount: float) -> str:
-    """Less than a cent is not 0.00."""
-    return f"{amount:.2f} USD" if amount >= 0.01 else f"{amount:.2g} USD"
-
-
-def hours_of(steps: int | None, batch: int, samples_per_second: float | None) -> float | None:
-    if steps is None or not samples_per_second:
-        return None
-    return steps * batch / samples_per_second / 3600
-
-
 def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
     """USD of the pods of a run so far, from what they were found to cost per hour."""
-    from launcher.runs.time import seconds_of
+    from launcher.rundir.time import seconds_of
 
     def at(event: Mapping[str, object]) -> float | None:
         return seconds_of(str(event.get("since") or event.get("time", "")))

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from launcher.runs.layout import RunDir
-from launcher.runs.time import seconds_of
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import seconds_of
 from launcher.schedulers.runpod.offers import lasting
 from launcher.schedulers.runpod.rejected import keep_rejected
 from launcher.schedulers.runpod.watch import pace
@@ -23,13 +23,21 @@ _ASKED = ("submitting", "submitted", "resubmitted", "requeued")
 
 def overdue(run: RunDir) -> str | None:
     """Why the run's latest pod may not go on, by the clock alone; None while it may."""
+    limit = time_over(run, GRACE_SECONDS * pace())
+    return (
+        None
+        if limit is None
+        else f"it is there more than {limit} after its creation (max_hours, or the budget)"
+    )
+
+
+def time_over(run: RunDir, grace: float = 0.0) -> str | None:
+    """The limit of the run's latest pod, in words, once it and `grace` seconds have passed."""
     for event in reversed(run.read_events()):
         seconds, since = event.get("seconds"), seconds_of(str(event.get("time", "")))
         if event.get("event") not in _ASKED or not isinstance(seconds, int) or since is None:
             continue
-        if time.time() < since + seconds + GRACE_SECONDS * pace():
-            return None
-        return f"it is there more than {lasting(seconds)} after its creation (max_hours, or the budget)"
+        return lasting(seconds) if time.time() >= since + seconds + grace else None
     return None
 
 

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.files import replace_json
+from launcher.rundir.files import replace_json
 from launcher.schedulers.base import LIVING
 from launcher.schedulers.runpod.place import Handle, claim
 from launcher.schedulers.runpod.twins import of_run

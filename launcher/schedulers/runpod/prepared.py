@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.render.pod import TooLongError, brings_code, max_seconds, pod_workdir
+from launcher.planning.cost import hours_of, max_seconds
+from launcher.render.pod import TooLongError, brings_code, pod_workdir
 from launcher.render.render import notes, pod_run_dir, render_run
 from launcher.render.values import PodCode
-from launcher.runs.find import default_root
+from launcher.rundir.find import default_root
 from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.prepare import about, target
 from launcher.schedulers.runpod.code import pack
+from launcher.schedulers.runpod.graphql import mutation
 from launcher.spec.base import format_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class PodPrepared(Prepared):
     @property
     def needs(self) -> list[Need]:
         """Of the cards that may be rented."""
-        from launcher.schedulers.runpod.offers import Need, hours_of
+        from launcher.schedulers.runpod.offers import Need
 
         found = []
         for one in (self, *self.others):
@@ -90,10 +92,12 @@ class PodPrepared(Prepared):
 
 def prepare(request: Request) -> PodPrepared:
     """Raises RenderError, SchedulerError, OSError."""
-    digest, packed = _code(request)
+    code = _code(request)
+    digest, packed = (code.digest, _packed(code)) if code is not None else (None, None)
     found = [_one(each, digest, packed) for each in (request, *request.others)]
     _refuse(found[0])
-    return replace(found[0], others=tuple(found[1:]))
+    told = code.notes if code is not None else ()
+    return replace(found[0], others=tuple(found[1:]), warnings=(*found[0].warnings, *told))
 
 
 def market(client: Client, prepared: PodPrepared) -> Market:
@@ -134,13 +138,10 @@ def told(found: Market, budget: float | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _code(request: Request) -> tuple[str | None, bytes | None]:
+def _code(request: Request) -> snapshot.Snapshot | None:
     if not brings_code(request.job):
-        return None, None
-    if not request.workdir.is_dir():
-        raise SchedulerError(f"workdir: {request.workdir} is no directory")
-    code = snapshot.take(request.workdir, leave_out=[default_root().resolve()])
-    return code.digest, _packed(code)
+        return None
+    return snapshot.of_request(request, leave_out=[default_root().resolve()])
 
 
 _packed = functools.lru_cache(maxsize=2)(pack)
@@ -149,6 +150,7 @@ _packed = functools.lru_cache(maxsize=2)(pack)
 def _one(request: Request, digest: str | None, packed: bytes | None) -> PodPrepared:
     run_dir = pod_run_dir(request.cluster, request.run_id)
     workdir = pod_workdir(request.cluster, request.job, run_dir, digest)
+    layout = request.plan.layout
     record = {**about(request), "workdir": workdir}
     carried = {
         "run.json": json.dumps(record, ensure_ascii=False),
@@ -165,41 +167,36 @@ def _one(request: Request, digest: str | None, packed: bytes | None) -> PodPrepa
             raise
         where, archive = replace(base, code=PodCode(digest, None)), packed
         files = render_run(where)
-    several = request.plan.layout.nodes > 1
     return PodPrepared(
         request=request,
         run_dir=run_dir,
         files=files,
         target=where,
-        command=command(request.cluster.runpod, several),
+        command=command(request.cluster.runpod, layout.nodes, layout.gpus_per_node),
         about=record,
         warnings=(*request.plan.warnings, *notes(where)),
         archive=archive,
     )
 
 
-def command(section: RunPod | None, several: bool) -> tuple[str, ...]:
+def command(section: RunPod | None, nodes: int, gpus: int) -> tuple[str, ...]:
     """What is asked of RunPod."""
-    if section is not None and section.bid_per_gpu is not None:
-        return ("POST", "/graphql", "podRentInterruptable")
-    if section is not None and section.server_limit:
-        return ("POST", "/graphql", "podFindAndDeployOnDemand")
-    return ("POST", "/v2/clusters" if several else "/v2/pods")
+    assert section is not None  # a cluster of this scheduler has one
+    if (name := mutation(section, nodes, gpus)) is not None:
+        return ("POST", "/graphql", name)
+    return ("POST", "/v2/clusters" if nodes > 1 else "/v2/pods")
 
 
 def _refuse(prepared: PodPrepared) -> None:
     """What RunPod has no request for. Raises SchedulerError."""
     section, layout = prepared.section, prepared.request.plan.layout
-    special = (
-        "bid_per_gpu" if section.bid_per_gpu is not None else "server_limit" if section.server_limit else ""
-    )
-    if special and layout.nodes > 1:
-        raise SchedulerError(
-            f"runpod.{special}: RunPod's clusters have no such thing; several nodes need it off"
-        )
-    if special and not layout.gpus_per_node:
-        raise SchedulerError(f"runpod.{special}: a CPU pod has no such thing")
-    if section.bid_per_gpu is not None and section.registry_id is not None:
+    if section.bid_per_gpu is None:
+        return
+    if layout.nodes > 1:
+        raise SchedulerError("runpod.bid_per_gpu: RunPod's clusters are not interruptible: leave it out")
+    if not layout.gpus_per_node:
+        raise SchedulerError("runpod.bid_per_gpu: a CPU pod is not interruptible: leave it out")
+    if section.registry_id is not None:
         raise SchedulerError("runpod.registry_id: an interruptible pod cannot use a private registry")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
-from launcher.runs.time import now
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, SchedulerError, Status
 from launcher.schedulers.runpod.alone import BusyError, renting
 from launcher.schedulers.runpod.errors import ApiError

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.files import replace_json
-from launcher.runs.find import RunNotFoundError, remember_root, runs_in
-from launcher.runs.layout import RunDir
-from launcher.runs.time import now
+from launcher.rundir.files import replace_json
+from launcher.rundir.find import RunNotFoundError, remember_root, runs_in
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
 from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, for_us_alone, in_force, rewrite_run, write_run
@@ -91,7 +91,7 @@ class RunPodScheduler:
                 self._pauses[request.run_id] = error
             return preparing.with_prices(ready, [f"prices and stock are not known: {error}"])
         lines = preparing.told(found, ready.section.budget)
-        return preparing.with_prices(preparing.first(ready, found), lines)
+        return replace(preparing.with_prices(preparing.first(ready, found), lines), offered=found.offered)
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Raises SchedulerError."""

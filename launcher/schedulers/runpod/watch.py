@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
-from launcher.runs.time import now, seconds_of
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now, seconds_of
 from launcher.schedulers.base import LIVING, SchedulerError, Status
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.runpod.errors import ApiError
@@ -120,12 +120,20 @@ def _end_unwanted(run: RunDir, handle: Handle, why: str, looks: Looks) -> Status
 
 def _settle(run: RunDir, state: Mapping[str, Any], handle: Handle, pod: Seen, trouble: str) -> dict[str, Any]:
     """RunPod has the last word: nobody needs to ask again."""
+    from launcher.schedulers.runpod.overdue import time_over
+
     spot = run.read_about()["cluster"]["runpod"].get("bid_per_gpu") is not None
     what = f"{'cluster' if handle.cluster else 'pod'} {handle.id}"
     if trouble:  # its own records could not be read: it may have said how it ended
         return {**state, "reason": f"{what} is gone; its records cannot be read: {trouble}"}
     kept: dict[str, Any] = {name: state[name] for name in ("attempt",) if name in state}
-    if spot and pod.status in ("", "EXITED"):
+    if not pod.status and state.get("state", "submitted") == "submitted" and (limit := time_over(run)):
+        reason = (
+            f"{what} is gone: its time of {limit} (max_hours, or the budget) was over before its start "
+            f"script began; is the image right? `launcher resume {run.id} --set image=NAME` gives another one"
+        )
+        kept |= {"state": "failed", "failure": "time-limit", "reason": reason}
+    elif spot and pod.status in ("", "EXITED"):
         kept |= {"state": "interrupted", "failure": "preempted", "reason": f"{what} was taken away"}
     elif pod.status == "ERROR":
         reason = (

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from launcher.runs.files import replace_bytes
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import replace_bytes
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled, SchedulerError
 from launcher.schedulers.over_ssh.login import Answer, Login, ask
 from launcher.schedulers.slurm.records import CLEAN

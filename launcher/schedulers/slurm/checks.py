@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
 from launcher.schedulers.over_ssh.login import Answer, Login, ask
+from launcher.schedulers.slurm.ahead import begun, keep, kept, stamp
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
     TAKES_NONE,
@@ -19,9 +20,14 @@ from launcher.schedulers.slurm.jobs import (
     unanswered,
 )
 from launcher.schedulers.slurm.request import Request
-from launcher.schedulers.slurm.site import questions, site
+from launcher.schedulers.slurm.site import OF_ACCOUNTING, questions, site
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+
+
+def _of_accounting() -> dict[str, list[str]]:
+    asked = questions()
+    return {name: asked[name] for name in OF_ACCOUNTING}
 
 
 @dataclass(frozen=True)
@@ -31,31 +37,48 @@ class Findings:
     warnings: tuple[str, ...] = ()
 
 
-def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str) -> Findings:
-    """`script`: the rendered job.sbatch. A controller that does not answer is asked again for a while.
+def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, tasks: int = 1) -> Findings:
+    """`script`: the rendered job.sbatch, of which an array has `tasks`. A controller that does not answer is
+    asked again for a while.
 
     Raises LoginError, NotSubmittedError.
     """
     paths = _paths(cluster, job)
-    asked = {**questions(), **_questions(cluster, script, [path for path, _ in paths])}
+    own = _questions(cluster, script, [path for path, _ in paths])
+    known = kept(login)
 
     def once() -> dict[str, Answer]:
-        answers = ask(login, asked)
+        nonlocal known
+        early = begun(login)
+        if (config := early.get("config")) is not None and config.code:
+            if unanswered(config.err):
+                raise NotYetError(_last(config), unclear=False)
+            early = {}
+        before = early | (known.answers if known is not None else {})
+        asked = {name: command for name, command in questions().items() if name not in before}
+        answers = before | ask(login, asked | own)
         told = answers["test"]
         if told.code and unanswered(told.err):
             if answers["config"].code:
                 raise NotYetError(_last(told), unclear=False)
         elif told.code and absent(told.code, told.err):
             raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
+        if known is not None and known.stamp != stamp(answers):
+            answers, known = answers | ask(login, _of_accounting()), None
         return answers
 
     try:
         answers = patiently(once)
     except NotYetError as error:
         raise NotSubmittedError(f"{TAKES_NONE}: {error}") from None
-    here = site(answers)
+    request = Request(cluster, job, plan, site(answers), tasks)
+    if known is not None and next(request.refusals(), None) is not None:
+        # What was kept must not refuse what has been allowed since.
+        answers, known = answers | ask(login, _of_accounting()), None
+        request = replace(request, site=site(answers))
+    if known is None:
+        keep(login, answers)
     told = answers["test"]
-    request = Request(cluster, job, plan, here)
     refusals = [*request.refusals(), *_path_refusals(paths, answers["paths"])]
     warnings = [*request.warnings(), *_path_warnings(cluster, job, paths, answers)]
     if told.code and unanswered(told.err):  # one that is busy: it answers what costs it less
@@ -66,9 +89,12 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str) 
     return Findings(tuple(refusals), tuple(warnings))
 
 
-# sbatch's own environment would change the answer, as it would the submission; SLURM_CONF says which Slurm.
+# sbatch's own environment would change the answer, as it would the submission; SLURM_CONF says which
+# Slurm, and an account is often nowhere else.
 _TEST = """
-for v in $(env | grep -oE '^(SLURM|SBATCH|SRUN)_[A-Za-z0-9_]+' | grep -vx SLURM_CONF); do unset "$v"; done
+for v in $(env | grep -oE '^(SLURM|SBATCH|SRUN)_[A-Za-z0-9_]+'); do
+  case $v in SLURM_CONF|SBATCH_ACCOUNT) ;; *) unset "$v" ;; esac
+done
 printf '%s\\n' "$1" | sbatch --test-only
 """
 # The nearest directory that exists of each path, and what it is: d(irectory) w(ritable), f(ile), - (nothing).

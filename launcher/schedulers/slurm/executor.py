@@ -7,18 +7,19 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from submitit.core import core, utils
 from submitit.slurm import slurm
 
-from launcher.runs.files import read_record
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import read_record
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
-from launcher.schedulers.over_ssh.login import Here, LoginError, ask
+from launcher.schedulers.over_ssh.login import Here, Login, LoginError, ask
 from launcher.schedulers.slurm.jobs import job_id, jobs_of, sbatch_command, submission_of, submit
-from launcher.schedulers.slurm.records import questions, records
+from launcher.schedulers.slurm.records import look_up
 from launcher.spec.verdict import Verdict
 
 FOLDER = "submitit"
@@ -47,7 +48,7 @@ class RecordWatcher(slurm.SlurmInfoWatcher):
             return
         self._num_calls += 1
         try:
-            known = records(ask(Here(), questions(ids)))
+            known = look_up(partial(ask, Here()), ids)
         except LoginError:
             return
         for one in ids:
@@ -107,8 +108,11 @@ class ScriptExecutor(slurm.SlurmExecutor):
 
     job_class = RunJob
 
-    def __init__(self, folder: Path, script: Path, comment: str, submission: int = 1) -> None:
+    def __init__(
+        self, folder: Path, script: Path, comment: str, submission: int = 1, login: Login | None = None
+    ) -> None:
         super().__init__(folder / FOLDER)
+        self.login = login or Here()
         self.script, self.comment, self.submission = script, comment, submission
         self.earlier: set[str] = set()
 
@@ -129,13 +133,21 @@ class ScriptExecutor(slurm.SlurmExecutor):
     def _num_tasks(self) -> int:
         return 1
 
+    def submit(self, fn: Any, *args: Any, **kwargs: Any) -> core.Job[Any]:
+        if not isinstance(fn, Supervise):
+            raise TypeError(
+                f"{type(self).__name__} submits a run that is there already; a function, such as {fn!r:.80}, "
+                "is for launcher.slurm.Executor"
+            )
+        return super().submit(fn, *args, **kwargs)
+
     def _submit_command(self, command: str) -> core.Job[Any]:
         """As submitit's, but an unclear answer of sbatch makes no second job."""
         uid = uuid.uuid4().hex
         script = self.folder / f".submission_file_{uid}.sh"
         script.write_text(self._make_submission_file_text(command, uid), encoding="utf-8")
         found = submit(
-            Here(), tuple(self._make_submission_command(script)), self.comment, earlier=self.earlier
+            self.login, tuple(self._make_submission_command(script)), self.comment, earlier=self.earlier
         )
         job = self.job_class(self.folder, found)
         job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
@@ -145,16 +157,16 @@ class ScriptExecutor(slurm.SlurmExecutor):
 class RunExecutor(ScriptExecutor):
     """One run."""
 
-    def __init__(self, run: RunDir) -> None:
-        super().__init__(run.path, run.scripts / "job.sbatch", run.id, submission_of(run))
+    def __init__(self, run: RunDir, login: Login | None = None) -> None:
+        super().__init__(run.path, run.scripts / "job.sbatch", run.id, submission_of(run), login)
         self.earlier = jobs_of(run)
 
 
 class ArrayExecutor(ScriptExecutor):
     """The runs of a sweep, as tasks of one array."""
 
-    def __init__(self, folder: Path, sweep_id: str, script: str) -> None:
-        super().__init__(folder, folder / script, sweep_id)
+    def __init__(self, folder: Path, sweep_id: str, script: str, login: Login | None = None) -> None:
+        super().__init__(folder, folder / script, sweep_id, login=login)
 
     def _internal_process_submissions(
         self, delayed_submissions: list[utils.DelayedSubmission]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 
 PREFIX = "slurm:"
 UNKNOWN = "run/"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Collection
 from pathlib import PurePath
 from typing import TypeVar
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.over_ssh.login import NOT_FOUND, Answer, Login, LoginError, ask
 
 PATIENCE_SECONDS = 20.0
 "For a controller that is down or busy; a restart of one takes less."
+FIRST_PAUSE_SECONDS = 0.5
 
 # A submission from inside a job must not inherit what Slurm told that job of itself, nor may sbatch's
 # variables, which win over the script, change what was shown; an account alone is often nowhere else.
@@ -129,17 +131,18 @@ TAKES_NONE = "Slurm takes no job at the moment"
 
 def patiently(once: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:
     """What `once` gives, tried again after each NotYetError for `patience` seconds; raises the last one."""
+    began = time.monotonic()
+    try:
+        return once()
+    except NotYetError as error:
+        print(f"Slurm: {error}; trying for {patience:.0f} s", file=sys.stderr)
+    time.sleep(FIRST_PAUSE_SECONDS)
     import tenacity
-
-    def say(state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1 and state.outcome is not None:
-            print(f"Slurm: {state.outcome.exception()}; trying for {patience:.0f} s", file=sys.stderr)
 
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(NotYetError),
-        stop=tenacity.stop_after_delay(patience),
-        wait=tenacity.wait_exponential(multiplier=0.5, max=4),
-        before_sleep=say,
+        stop=tenacity.stop_after_delay(max(0.0, patience - (time.monotonic() - began))),
+        wait=tenacity.wait_exponential(multiplier=2 * FIRST_PAUSE_SECONDS, max=4),
         reraise=True,
     )
     return attempts(once)
@@ -197,16 +200,35 @@ def find(login: Login, comment: str, earlier: Collection[str]) -> str | None:
 
 QUEUE = [
     *("sh", "-c"),
-    'exec squeue --noheader --states=all --user="$(id -un)" --format="%F|%k"',
+    'exec squeue --noheader --states=all --user="$(id -un)" --format="%F|%k|%o"',
 ]
 
 
 def found(answer: Answer, earlier: Collection[str] = ()) -> dict[str, str]:
-    """Comment -> the newest job that bears it, but for earlier ones."""
-    pairs = [line.partition("|")[::2] for line in answer.out.splitlines()]
-    return {
-        comment: job for job, comment in sorted(pairs, key=lambda pair: int(pair[0])) if job not in earlier
-    }
+    """Comment, and the name of the folder that a script lies in -> the newest such job, but for earlier ones.
+
+    Either is the id of a run or sweep; where `slurm.comment` is false, the folder alone.
+    """
+    newest: dict[str, str] = {}
+    rows = [line.partition("|")[::2] for line in answer.out.splitlines()]
+    for job, rest in sorted(rows, key=lambda row: int(row[0])):
+        comment, _, command = rest.rpartition("|")
+        if job not in earlier:
+            newest |= {name: job for name in (comment or rest, folder_of_script(command)) if name}
+    return newest
+
+
+def folder_of_script(command: str) -> str | None:
+    """The name of the run's folder, or the sweep's; None for a script that is not launcher's."""
+    folder = _FOLDER_OF_SCRIPT.search(command)
+    return folder[1] if folder is not None else None
+
+
+# The run's directory, where the plan in force may have a folder of its own, or the sweep's; submitit sends
+# a copy.
+_FOLDER_OF_SCRIPT = re.compile(
+    r"([^/]+)/(?:(?:(?:plans/\d+/)?scripts/job|array)\.sbatch|submitit/[^/]+\.sh)(?: |$)"
+)
 
 
 def begun(run: RunDir) -> bool:

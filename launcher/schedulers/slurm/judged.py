@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
-from launcher.runs.time import now
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, Status
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.slurm.handle import Handle, handle_of
+from launcher.schedulers.slurm.identity import another, is_of
 from launcher.schedulers.slurm.jobs import begun
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records
 from launcher.schedulers.slurm.site import Site
-from launcher.schedulers.slurm.states import Meaning, meaning
+from launcher.schedulers.slurm.states import STANDING, Meaning, meaning
+from launcher.supervise.host import shows_life
 
 if TYPE_CHECKING:
     from launcher.schedulers.slurm.records import JobRecord
+
+
+NEVER_BEGAN = (
+    "job {} ended with exit code 0 before its supervisor began: does a line of `setup:` replace the shell "
+    "(exec)?"
+)
 
 
 def lives(state: Mapping[str, Any]) -> bool:
@@ -33,10 +41,12 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
     if not lives(state):
         return status_of(run, str(handle_of(run)), state)
     record = known.get(job) if job is not None else None
+    if job is not None and record is not None and not is_of(record, run):
+        trouble, record = trouble or another(job, record), None
     slurm = meaning(record) if record is not None else None
     # Without the controller there is only accounting, which knows ends; of what goes on the run tells more.
     if record is None or slurm is None or (trouble and slurm.state in LIVING):
-        told = _unknown(state, job, trouble or known.silent)
+        told = _unknown(run, state, job, trouble or known.silent)
         if told["state"] == "lost" and run.cancel.exists() and not begun(run):
             told = {
                 "state": "cancelled",
@@ -52,16 +62,23 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
             "failure": None,
         }
     elif slurm.state in LIVING:
-        told = {"reason": "", "failure": None}
+        stands = f"job {record.id} {slurm.words}" if record.state in STANDING else ""
+        told = {"reason": stands, "failure": None}
         if state.get("state") not in ("running", "stopping"):
             told["state"] = slurm.state
     else:
         told = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
+        if slurm.failure != "succeeded":
+            told |= _verdict(run, record, slurm)
+        elif not run.attempts():
+            told = {"state": "failed", "failure": "image-error", "reason": NEVER_BEGAN.format(record.id)}
         _settle(run, {**state, **told})
     return status_of(run, handle, {**state, **told})
 
 
-def _unknown(state: Mapping[str, Any], job: str | None, trouble: str) -> dict[str, Any]:
+def _unknown(run: RunDir, state: Mapping[str, Any], job: str | None, trouble: str) -> dict[str, Any]:
+    if not trouble and shows_life(run):
+        trouble = f"Slurm does not know job {job} here"
     if trouble:
         return {"state": _living(state), "reason": f"as the run itself last said; {trouble}"}
     what = f"job {job}" if job is not None else "a job of this run"
@@ -77,6 +94,21 @@ def _living(state: Mapping[str, Any]) -> str:
 def _words(record: JobRecord, slurm: Meaning, here: Site | None) -> str:
     """Of a job in the queue."""
     return f"waits: {why_pending(record, here)}" if record.state == "PENDING" else slurm.words
+
+
+def _verdict(run: RunDir, record: JobRecord, slurm: Meaning) -> dict[str, Any]:
+    """Judge the attempt that nobody lived to judge. Return what that changes of the run's state."""
+    from launcher.schedulers.slurm.ended import verdict_of
+
+    try:
+        verdict = verdict_of(run, record, slurm)
+    except OSError:  # somebody else's run, or a full disk
+        return {}
+    if verdict is None:
+        return {}
+    words = f"job {record.id} {slurm.words}"
+    reason = verdict.reason if words in verdict.reason else f"{verdict.reason}; {words}"
+    return {"failure": verdict.failure, "reason": reason}
 
 
 def _settle(run: RunDir, state: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import re
 from datetime import datetime, timezone
 
 from launcher.schedulers.slurm.limits import alone
-from launcher.schedulers.slurm.reasons import ADMIN, AGAIN, REASONS, SENTENCES, SMALLER, WAIT
+from launcher.schedulers.slurm.reasons import ADMIN, AGAIN, REASONS, SENTENCES, SMALLER, UNKNOWN
 from launcher.schedulers.slurm.records import JobRecord
 from launcher.schedulers.slurm.site import Row, Site
 from launcher.spec.base import format_duration
@@ -47,6 +47,12 @@ def why_pending(record: JobRecord, site: Site | None = None, now: datetime | Non
     return "; ".join(parts)
 
 
+def needs_site(record: JobRecord) -> bool:
+    """Whether what the site offers and allows belongs to why the job waits."""
+    word = record.reason.replace("_", " ").partition(",")[0].strip()
+    return word.startswith("Partition") or _LIMIT.fullmatch(word) is not None
+
+
 def _explained(record: JobRecord, site: Site) -> tuple[str, str]:
     said = record.reason.replace("_", " ").strip()
     word, _, detail = said.partition(",")
@@ -59,7 +65,9 @@ def _explained(record: JobRecord, site: Site) -> tuple[str, str]:
         words, advice = _limit(limit, record, site)
     else:
         begins = (found for start, found in SENTENCES if said.lower().startswith(start.lower()))
-        words, advice = next(begins, (f"Slurm says {said!r}" if said else "Slurm gives no reason", WAIT))
+        who = re.search(r"\((\S+ (?:allows|denies) .*)\)$", said)
+        words, advice = next(begins, (f"Slurm says {said!r}", UNKNOWN) if said else REASONS["None"])
+        words += f" (Slurm says: {who[1]})" if who is not None else ""
     known = {
         "id": record.id,
         "account": record.account,

@@ -10,6 +10,10 @@ WAIT = "nothing to do but wait"
 ADMIN = "ask the site's administrators"
 RELEASE = "`scontrol release {id}` lets it go on"
 SMALLER = "ask for less, or wait until your other jobs have ended"
+UNKNOWN = "if it still waits for that in an hour, ask the site's administrators"
+_NEVER = "it never starts as it is: cancel it, set slurm.{0} or slurm.partition and submit again, or `scontrol update JobId={{id}} {1}=NAME`; yours are in `sacctmgr show assoc user=$USER format=account,qos`"
+OTHER_ACCOUNT = _NEVER.format("account", "Account")
+OTHER_QOS = _NEVER.format("qos", "QOS")
 AGAIN = "cancel it, change the request and submit again"
 
 # fmt: off
@@ -38,10 +42,10 @@ REASONS: dict[str, tuple[str, str]] = {
     "Reservation": ("its reservation has not begun or is full", "see `scontrol show reservation`"),
     "ReservationDeleted": ("its reservation was deleted", AGAIN),
     "ReservationInvalid": ("its reservation cannot be used", AGAIN),
-    "InvalidAccount": ("its account is not valid", "set slurm.account to one of `sacctmgr show assoc user=$USER format=account`"),
-    "AccountNotAllowed": ("its account ({account}) may not use its partition ({partition})", "choose another slurm.account or slurm.partition"),
-    "InvalidQOS": ("its QOS is not valid", "set slurm.qos to one of `sacctmgr show assoc user=$USER format=qos`"),
-    "QOSNotAllowed": ("its QOS ({qos}) may not be used with its account or partition", "choose another slurm.qos or slurm.partition"),
+    "InvalidAccount": ("its account ({account}) is not valid here, or not yours any more", OTHER_ACCOUNT),
+    "AccountNotAllowed": ("its account ({account}) may not use its partition ({partition})", OTHER_ACCOUNT),
+    "InvalidQOS": ("its QOS ({qos}) is not valid here, or not yours any more", OTHER_QOS),
+    "QOSNotAllowed": ("its QOS ({qos}) may not be used with its account or partition", OTHER_QOS),
     "QOSUsageThreshold": ("its QOS needs more of your fair share than is left", WAIT + ", or use another QOS"),
     "QOSJobLimit": ("its QOS runs no more jobs at the same time", SMALLER),
     "QOSResourceLimit": ("its QOS gives no more resources at the same time", SMALLER),
@@ -78,6 +82,8 @@ REASONS: dict[str, tuple[str, str]] = {
 # Slurm also writes sentences of its own; what they begin with.
 SENTENCES: tuple[tuple[str, tuple[str, str]], ...] = (
     ("Nodes required for job are DOWN, DRAINED", ("nodes that it needs are down, drained or reserved for partitions of higher priority", "see `sinfo -R`; " + WAIT)),
+    ("Job's account not", ("its account ({account}) may not use its partition ({partition})", OTHER_ACCOUNT)),
+    ("Job's QOS not permitted", ("its QOS ({qos}) may not use its partition ({partition})", OTHER_QOS)),
     ("launch failed requeued held", ("Slurm could not start it on its nodes, put it back and holds it", "see `sinfo -R`, then " + RELEASE)),
     ("job requeued in held state", ("it was put back into the queue and is held", RELEASE)),
     ("job requeued in special exit state", ("it was put back into the queue, marked SPECIAL_EXIT, and is held", RELEASE)),

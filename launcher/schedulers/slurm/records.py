@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
@@ -38,6 +38,10 @@ class JobRecord:
     elapsed: float | None = None
     "Seconds since its latest start."
     comment: str = ""
+    command: str | None = None
+    "The script with its arguments, as sbatch got them; empty without a file. Accounting does not tell."
+    name: str = ""
+    "Of the job, where only accounting tells of it."
     cancelled_by: int | None = None
     "User id, where accounting tells."
     account: str = ""
@@ -52,6 +56,7 @@ class JobRecord:
     priority: int | None = None
 
 
+NOT_ASKED = Answer(0, "", "")
 NO_ACCOUNTING = "this cluster keeps no accounting: Slurm forgets a job some minutes after its end"
 
 
@@ -87,15 +92,16 @@ _SQUEUE = (
     *("id", "state", "partition", "nodes", "submitted", "start", "end", "time_limit", "elapsed", "account"),
     *("qos", "node_count", "cpus", "memory", "gres", "dependency", "priority", "reason", "comment"),
 )
-_SQUEUE_FORMAT = "%i|%T|%P|%N|%V|%S|%e|%l|%M|%a|%q|%D|%C|%m|%b|%E|%Q|%r|%k"
+_SQUEUE_FORMAT = "%i|%T|%P|%N|%V|%S|%e|%l|%M|%a|%q|%D|%C|%m|%b|%E|%Q|%r|%k|%o"
 _SACCT = (
     *("id", "state", "exit", "partition", "nodes", "submitted", "start", "end", "time_limit", "elapsed"),
     *("account", "qos", "node_count", "cpus", "comment"),
 )
 _SACCT_FORMAT = (
     "JobID,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,Elapsed,"
-    "Account,QOS,NNodes,NCPUS,Comment"
+    "Account,QOS,NNodes,NCPUS,Comment,JobName"
 )
+# A comment may hold the bar that parts the fields: it is read last, with the one field behind it.
 # Times in UTC whatever the login node's zone, nobody's own filters on what squeue shows, long lists of tasks.
 _FILTERS = ("ACCOUNT", "LICENSES", "NAMES", "PARTITION", "QOS", "STATES", "USERS")
 CLEAN = (
@@ -103,41 +109,70 @@ CLEAN = (
     *("TZ=UTC0", "SLURM_TIME_FORMAT=standard", "SLURM_BITSTR_LEN=0"),
 )
 _FEW = 4  # scontrol takes one job at a time
+ACCOUNTING_SECONDS = 3
+"How long slurmdbd is waited for. What hangs there costs sacct and sacctmgr 30 s and more, and is optional."
+BOUNDED = ("timeout", "--kill-after=1", str(ACCOUNTING_SECONDS))
+_CUT = (124, 137)
+"Exit codes of `timeout` for a command that it ended."
 
 
-def questions(ids: Sequence[str]) -> dict[str, list[str]]:
-    """Commands for `login.ask`. Of many jobs whole arrays are asked for: that keeps the command short."""
-    asked = list(dict.fromkeys(ids if len(ids) <= _FEW else (one.partition("_")[0] for one in ids)))
-    jobs = ",".join(asked)
+Put = Callable[[Mapping[str, Sequence[str]]], Mapping[str, Answer]]
+"Asks commands in one round trip, as `login.ask` does."
+
+
+def look_up(put: Put, ids: Sequence[str], stopped: Collection[str] = ()) -> Records:
+    """What Slurm knows of the jobs. The controller is asked for all of them; accounting, and the controller
+    for details, only for those that it does not know or that have ended badly. `stopped`: jobs that the user
+    has cancelled, so that nobody needs to be asked who did."""
+    answers = dict(put(of_queue(ids)))
+    known = records(answers)
+    if more := of_past(known, ids, stopped):
+        known = records({**answers, **put(more)})
+    return known
+
+
+def of_queue(ids: Sequence[str]) -> dict[str, list[str]]:
+    """Of many jobs whole arrays are asked for: that keeps the command short."""
+    return {"squeue": _squeue(ids if len(ids) <= _FEW else [_array(one) for one in ids])}
+
+
+def of_past(known: Records, ids: Sequence[str], stopped: Collection[str] = ()) -> dict[str, list[str]]:
+    """What is to be asked besides; nothing where the controller has told enough."""
+    lost = [one for one in ids if known.get(one) is None]
+    ended = {one: record.state for one in ids if (record := known.get(one)) is not None}
+    bad = [one for one, state in ended.items() if state in _TOLD_IN_PART]
+    bad = [one for one in bad if ended[one] != "CANCELLED" or one not in stopped]
+    if not lost and not bad:
+        return {}
+    few = len(lost) + len(bad) <= _FEW
+    # A task that was cancelled before it began is known with its array only.
+    asked = [*(_array(one) for one in lost), *(bad if few else map(_array, bad))]
     commands = {
-        "squeue": [
-            *(*CLEAN, "squeue", "--noheader", "--array", "--states=all"),
-            *(f"--jobs={jobs}", f"--format={_SQUEUE_FORMAT}"),
-        ],
         "sacct": [
-            *(*CLEAN, "sacct", "--noheader", "--parsable2", "--allocations"),
-            *(f"--jobs={jobs}", f"--format={_SACCT_FORMAT}"),
-        ],
+            *("sh", "-c", 'exec "$@" ${SLURM_CLUSTERS:+"--clusters=$SLURM_CLUSTERS"}', "sh"),
+            *(*CLEAN, *BOUNDED, "sacct", "--noheader", "--parsable2", "--allocations"),
+            *(f"--jobs={_listed(asked)}", f"--format={_SACCT_FORMAT}"),
+        ]
     }
-    if len(ids) <= _FEW:
-        for one in asked:
-            commands[f"scontrol {one}"] = [*CLEAN, "scontrol", "show", "job", one]
+    arrays = [_array(one) for one in lost if "_" in one]
+    if arrays and len(ids) <= _FEW and not known.controller:  # of more, whole arrays have been asked for
+        commands["squeue of arrays"] = _squeue(arrays)
+    if few:
+        commands |= {f"scontrol {one}": [*CLEAN, "scontrol", "show", "job", one] for one in bad}
     return commands
 
 
-def unbegun(known: Records, ids: Sequence[str]) -> list[str]:
-    """Arrays with tasks that Slurm does not know by their own ids, of those asked for by `questions(ids)`: a
-    task that was cancelled before it began is known with its array only."""
-    if len(ids) > _FEW:  # whole arrays were asked for
-        return []
-    lost = [one for one in ids if known.get(one) is None]
-    return sorted({array for array, of_array, _ in (one.partition("_") for one in lost) if of_array})
+def _squeue(ids: Sequence[str]) -> list[str]:
+    clean = [*CLEAN, "squeue", "--noheader", "--array", "--states=all"]
+    return [*clean, f"--jobs={_listed(ids)}", f"--format={_SQUEUE_FORMAT}"]
 
 
-def whole(arrays: Sequence[str]) -> dict[str, list[str]]:
-    """As `questions`, where these have been asked: of all tasks of the arrays."""
-    asked = questions(arrays)
-    return {name: asked[name] for name in ("squeue", "sacct")}
+def _listed(ids: Sequence[str]) -> str:
+    return ",".join(dict.fromkeys(ids))
+
+
+def _array(job: str) -> str:
+    return job.partition("_")[0]
 
 
 def records(answers: Mapping[str, Answer]) -> Records:
@@ -145,12 +180,13 @@ def records(answers: Mapping[str, Answer]) -> Records:
 
     The controller forgets a job MinJobAge (300 s by default) after its end.
     """
-    squeue, sacct = answers["squeue"], answers["sacct"]
+    squeue, sacct = answers["squeue"], answers.get("sacct", NOT_ASKED)
     # Asked for one job that it does not know, squeue fails; asked for several, it leaves that one out.
     unknown = "Invalid job id" in squeue.err
     controller = "" if squeue.code == 0 or unknown else controller_trouble(squeue)
     accounting = "" if sacct.code == 0 else accounting_trouble(sacct)
-    live = {job.id: job for job in map(_of_squeue, squeue.out.splitlines()) if job is not None}
+    lines = [*squeue.out.splitlines(), *answers.get("squeue of arrays", NOT_ASKED).out.splitlines()]
+    live = {job.id: job for job in map(_of_squeue, lines) if job is not None}
     past = {job.id: job for job in map(_of_sacct, sacct.out.splitlines()) if job is not None}
     jobs = {}
     for id_ in past.keys() | live.keys():
@@ -184,6 +220,8 @@ _WAITING = (
     "REQUEUE_FED",
     "EXPEDITING",
 )
+_TOLD_IN_PART = ("FAILED", "CANCELLED")
+"squeue tells neither the exit code nor who cancelled."
 _BEFORE_END = (*_WAITING, *_ALIVE, "CONFIGURING", "POWER_UP_NODE", "SIGNALING", "STOPPED", "UPDATE_DB")
 
 
@@ -215,6 +253,8 @@ def accounting_trouble(answer: Answer) -> str:
     """Why sacct or sacctmgr failed, which many clusters live with."""
     if answer.code == NOT_FOUND or re.search("accounting storage is disabled", answer.err, re.IGNORECASE):
         return NO_ACCOUNTING
+    if answer.code in _CUT:
+        return f"Slurm's accounting gave no answer within {ACCOUNTING_SECONDS} s"
     return f"Slurm's accounting does not answer: {_last_line(answer)}"
 
 
@@ -227,7 +267,10 @@ def _of_squeue(line: str) -> JobRecord | None:
     values = dict(zip(_SQUEUE, line.split("|", len(_SQUEUE) - 1), strict=False))
     if len(values) < len(_SQUEUE):
         return None
-    job = _common(values)
+    comment, _, command = values["comment"].rpartition("|")
+    told = command.startswith(("/", "(null)"))
+    job = _common({**values, "comment": comment if told else values["comment"]})
+    job = replace(job, command=_given(command) if told else None)
     waits = job.state in _WAITING
     return replace(
         job,
@@ -246,7 +289,9 @@ def _of_sacct(line: str) -> JobRecord | None:
         return None
     state, _, by = values["state"].partition(" by ")
     code, signal = _exit(values["exit"])
-    job = _common({**values, "state": state})
+    comment, bar, name = values["comment"].rpartition("|")
+    job = _common({**values, "state": state, "comment": comment if bar else name})
+    job = replace(job, name=name if bar else "")
     if job.state in _BEFORE_END:
         return job
     return replace(job, exit_code=code, signal=signal, cancelled_by=_whole(by))

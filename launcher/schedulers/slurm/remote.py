@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled, Capabilities, SchedulerError, Status
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.exchange import Wanted
@@ -26,8 +26,9 @@ from launcher.schedulers.slurm.jobs import (
     submit,
 )
 from launcher.schedulers.slurm.judged import lives
-from launcher.schedulers.slurm.scheduler import SlurmScheduler
+from launcher.schedulers.slurm.scheduler import SlurmScheduler, asking
 from launcher.schedulers.slurm.sweep import folder_text, forget_text
+from launcher.supervise.secret_file import LONGEST
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
@@ -39,16 +40,17 @@ class RemoteSlurm(SlurmScheduler):
 
     capabilities = Capabilities(submit=True, multi_node=True, arrays=True)
 
-    def __init__(self, login: str, runs: str | None) -> None:
+    def __init__(self, login: str, runs: str | None, clusters: str | None = None) -> None:
         super().__init__()
         self.there = absolute(runs, f"login {login}")
-        self.copies = Copies(login_node(login), self.there)
+        self.copies = Copies(login_node(login, clusters), self.there)
         self.login = self.copies.mirror
 
     def prepare(self, request: Request) -> Prepared:
         """The code as it is now is part of it. Raises RenderError, SchedulerError, OSError."""
-        workdir = self.copies.take_code(request)
-        return self._prepared(request, f"{self.there}/{request.run_id}", workdir)
+        workdir, told = self.copies.take_code(request)
+        ready = self._prepared(request, f"{self.there}/{request.run_id}", workdir)
+        return replace(ready, warnings=(*ready.warnings, *told))
 
     def status(self, handle: str) -> Status:
         return self.copies.lately(handle, lambda: super(RemoteSlurm, self).status(handle))
@@ -58,6 +60,9 @@ class RemoteSlurm(SlurmScheduler):
         living = [run for run in chosen if lives(run.read_state())]
         self.copies.mirror.choose(living, self.copies.wanted)
         return super().statuses(chosen)
+
+    def _bring(self) -> None:
+        self.login.run(":")
 
     def cancel(self, handle: str) -> None:
         """In one round trip, in which also comes whether the run was still going on; a job that waits costs a
@@ -108,8 +113,8 @@ class RemoteSlurm(SlurmScheduler):
         self.copies.remove(runs, forget_text(runs, self.there))
         super().remove(runs)
 
-    def check(self, prepared: Prepared) -> tuple[str, ...]:
-        return self._ask_before_the_queue(prepared, self.copies.ssh)
+    def check(self, prepared: Prepared, tasks: int = 1) -> tuple[str, ...]:
+        return self._ask_before_the_queue(prepared, self.copies.ssh, tasks)
 
     def write(self, prepared: Prepared) -> RunDir:
         return self.copies.write(prepared)
@@ -184,9 +189,9 @@ class Submission:
         )
 
 
-def login_node(host: str) -> Over:
+def login_node(host: str, clusters: str | None = None) -> Over:
     """Many sites put Slurm's commands into the PATH of login shells only."""
-    return Over(host, login_environment(unless="squeue"))
+    return Over(host, login_environment(unless="squeue") + asking(clusters))
 
 
 def _secret_checks(secrets: Sequence[Mapping[str, Any]], setup: bool) -> list[str]:
@@ -197,8 +202,12 @@ def _secret_checks(secrets: Sequence[Mapping[str, Any]], setup: bool) -> list[st
         name, file = secret["name"], secret.get("file")
         if file is not None:
             path = f'"$HOME"/{quote(file[2:])}' if file.startswith("~/") else quote(file)
-            wrong = f"{name}: its file {file} cannot be read there"
-            checks.append(f"{{ [ -r {path} ] || {{ echo {quote(f'secrets: {wrong}')}; false; }}; }}")
+            wrong = (
+                f"{name}: its file {file} is not there, cannot be read, or is no UTF-8 text of at most "
+                f"{LONGEST // 1024} KiB without NUL bytes"
+            )
+            usable = _usable(path, LONGEST - len(name) - 2)
+            checks.append(f"{{ {usable} || {{ echo {quote(f'secrets: {wrong}')}; false; }}; }}")
         elif not setup:
             source = secret.get("env") or name
             wrong = (
@@ -209,3 +218,12 @@ def _secret_checks(secrets: Sequence[Mapping[str, Any]], setup: bool) -> list[st
                 f'{{ [ -n "${{{source}+x}}" ] || {{ echo {quote(f"secrets: {wrong}")}; false; }}; }}'
             )
     return checks
+
+
+def _usable(path: str, longest: int) -> str:
+    """Return shell that finds out, as `read_secret_file`, whether a process can receive what is in a file.
+    `path` is quoted."""
+    without_nul = f"$(head -c {longest} {path} | tr -d '\\000' | wc -c)"
+    utf8 = f"{{ ! command -v iconv >/dev/null || iconv -f UTF-8 -t UTF-8 {path} >/dev/null 2>&1; }}"
+    whole = f'[ "{without_nul}" -eq "$(wc -c <{path})" ]'
+    return f"{{ [ -f {path} ] && [ -r {path} ] && [ -s {path} ] && {whole} && {utf8}; }}"

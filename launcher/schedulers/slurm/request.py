@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from launcher.planning.hardware import memory_of
 from launcher.planning.plan import Plan
+from launcher.render.values import cpus_per_node
 from launcher.schedulers.slurm.cards import likely_cards
-from launcher.schedulers.slurm.limits import Asked, exceeded, flags
+from launcher.schedulers.slurm.limits import Asked, associations, default_qos, exceeded, flags
 from launcher.schedulers.slurm.site import Nodes, Partition, Site, default_memory
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.cluster import Cluster, Slurm
@@ -28,6 +29,8 @@ class Request:
     job: Job
     plan: Plan
     site: Site
+    tasks: int = 1
+    "Of its array."
 
     @property
     def slurm(self) -> Slurm:
@@ -54,6 +57,7 @@ class Request:
         if not self._named and not self.partitions:
             yield f"slurm.partition: the site has no default partition; name one of {known}"
         yield from self._account()
+        yield from self._array()
         if not self.partitions:
             return
         # Of several partitions one that takes the job is enough.
@@ -61,9 +65,22 @@ class Request:
         if all(of_each):
             yield from of_each[0]
 
+    def _array(self) -> Iterator[str]:
+        config = self.site.config
+        most = {"MaxArraySize": config.get("MaxArraySize", "")}
+        scheduling = re.search(r"\bmax_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
+        if scheduling is not None:
+            most["SchedulerParameters=max_array_tasks"] = scheduling[1]
+        for name, limit in most.items():
+            if limit.isdigit() and self.tasks > int(limit):
+                yield (
+                    f"--sweep: {self.tasks} runs asked for, an array has {limit} tasks at most here ({name}):"
+                    " submit them in several sweeps"
+                )
+
     def _of_partition(self, partition: Partition) -> Iterator[str]:
         wanted, name, slurm = self.job.resources, partition.name, self.slurm
-        nodes, lifted = self.plan.layout.nodes, flags(self.site, partition, slurm.account, slurm.qos)
+        nodes, lifted = self.plan.layout.nodes, flags(self.site, partition, self._account_used, slurm.qos)
         longest = None if "PartitionTimeLimit" in lifted else partition.max_time
         if wanted.time is not None and longest is not None and wanted.time > longest:
             yield (
@@ -71,23 +88,71 @@ class Request:
                 f" {format_duration(longest)}; training goes on in the next job by itself"
             )
         given = partition.time_given
-        if wanted.time is None and given is not None and given <= slurm.signal_seconds + STARTS_SECONDS:
+        warned = self.job.stop_seconds(slurm.signal_seconds)
+        if wanted.time is None and given is not None and given <= warned + STARTS_SECONDS:
             yield (
                 f"resources.time: partition {name} gives {format_duration(given)} to a job without one,"
-                f" and slurm.signal_seconds is {format_duration(slurm.signal_seconds)}: it would be asked to"
-                " stop before its first step"
+                f" and the run is asked to stop {format_duration(warned)} before its end (stop_timeout, or"
+                " slurm.signal_seconds): before its first step"
             )
         most = min(partition.max_nodes or partition.node_count, partition.node_count)
         most = partition.node_count if "PartitionMaxNodes" in lifted else most
         if nodes > most:
             yield f"resources.nodes: {nodes} asked for, partition {name} gives {most}"
-        for what, value in (("Accounts", slurm.account), ("Qos", slurm.qos)):
-            if value is not None and partition.refuses(what, value):
-                field = "account" if what == "Accounts" else "qos"
-                allowed = partition.fields.get(f"Allow{what}", "ALL")
-                takes = f"it takes {allowed}" if allowed != "ALL" else "it takes others"
-                yield f"slurm.{field}: partition {name} does not take {value}; {takes}"
+        yield from self._not_taken(partition)
         yield from self._limits(partition)
+
+    def _not_taken(self, partition: Partition) -> Iterator[str]:
+        """An account or a QOS that the partition is not for: Slurm lets such a job wait for ever."""
+        account, qos = self._account_used, self._qos_used
+        # Newer versions take the accounts below one that is allowed, too.
+        if account is not None and all(
+            partition.refuses("Accounts", one) for one in self.site.above(account)
+        ):
+            own = [one for one in self.site.accounts() if not partition.refuses("Accounts", one)]
+            yield self._refusal("account", account, partition, partition.allowed("Accounts"), own)
+        if qos is not None and partition.refuses("Qos", qos):
+            rows = associations(self.site, partition, account)
+            usable = {one for row in rows for one in row.get("QOS", "").split(",")} - {""}
+            own = sorted(one for one in usable if not partition.refuses("Qos", one))
+            yield self._refusal("qos", qos, partition, partition.allowed("Qos"), own)
+
+    def _refusal(
+        self, field: str, value: str, partition: Partition, allowed: list[str], own: list[str]
+    ) -> str:
+        """`allowed`: by the partition; `own`: those of them that are the user's."""
+        asked, where = (self.slurm.account if field == "account" else self.slurm.qos), f"slurm.{field}"
+        if field == "account" and self.site.given_account is not None:
+            asked, where = self.site.given_account, "SBATCH_ACCOUNT"
+        which = value if asked == value else f"your default, {value}"
+        takes = f"it takes {', '.join(allowed)}" if allowed else "it takes others"
+        if own:
+            advice = f"set {where} to {' or '.join(own)}"
+        elif self.site.associations is not None:
+            advice = "none of yours may use it: choose another slurm.partition"
+        else:
+            advice = f"choose another {where} or slurm.partition"
+        return f"{where}: partition {partition.name} does not take {which}; {takes}; {advice}"
+
+    @property
+    def _account_used(self) -> str | None:
+        """None where it is not known, or where the site's own plugins may put another in its place."""
+        if self.slurm.account is None and self.site.rewrites:
+            return self.site.given_account
+        return self.site.given_account or self.slurm.account or self.site.default_account
+
+    @property
+    def _qos_used(self) -> str | None:
+        """As `_account_used`. A default is known only where limits are enforced and it is the same in every
+        association that the job may get."""
+        if self.slurm.qos is not None or self.site.rewrites or "qos" not in self.site.enforces:
+            return self.slurm.qos
+        names = {
+            default_qos(row)
+            for partition in self.partitions
+            for row in associations(self.site, partition, self._account_used)
+        }
+        return names.pop() if len(names) == 1 else None
 
     def _nodes(self, partition: Partition) -> Iterator[str]:
         """The first thing that leaves too few nodes, so that the message names one cause."""
@@ -109,8 +174,9 @@ class Request:
                 yield f"resources.gpus_per_node: {asked} asked for; {where} has {', '.join(offered)}"
                 return
             groups = fits
+        cpus = resources.cpus_per_node if self.cluster.node.cpus is not None else self._cpus()
         sizes: tuple[tuple[str, int | None, Callable[[Nodes], int], Callable[[int], str]], ...] = (
-            ("cpus_per_node", resources.cpus_per_node, lambda group: group.cpus, str),
+            ("cpus_per_node", cpus, lambda group: group.cpus, str),
             ("memory_per_node", resources.memory_per_node, lambda group: group.memory, format_bytes),
         )
         for field, size, of, show in sizes:
@@ -134,11 +200,12 @@ class Request:
         if rows is None or "associations" not in self.site.enforces:
             return
         own = [row for row in rows if row.get("User")]
-        accounts = sorted({row["Account"] for row in own})
+        accounts, account = self.site.accounts(), self.site.given_account or slurm.account
+        field = "SBATCH_ACCOUNT" if self.site.given_account else "slurm.account"
         if not own:
             yield "Slurm's accounting knows no account of yours here: ask the site's administrators"
-        elif slurm.account is not None and slurm.account not in accounts:
-            yield f"slurm.account: {slurm.account} is none of yours; yours are {', '.join(accounts)}"
+        elif account is not None and account not in accounts:
+            yield f"{field}: {account} is none of yours; yours are {', '.join(accounts)}"
         if slurm.qos is None or not own:
             return
         allowed = {qos for row in own for qos in row.get("QOS", "").split(",") if qos}
@@ -149,13 +216,13 @@ class Request:
 
     def _limits(self, partition: Partition) -> Iterator[str]:
         """Limits that this one job exceeds by itself: it would wait for ever."""
-        slurm = self.slurm
-        for one in exceeded(self._asked(partition), self.site, partition, slurm.account, slurm.qos):
+        asked = self._asked(partition)
+        for one in exceeded(asked, self.site, partition, self._account_used, self.slurm.qos):
             yield f"{_FIELDS[one.what.partition(':')[0]]}: {one.words}"
 
     def _asked(self, partition: Partition) -> Asked:
         resources, layout = self.job.resources, self.plan.layout
-        per_node = {"cpu": resources.cpus_per_node or self._share_of_cpus()}
+        per_node = {"cpu": self._cpus()}
         memory, _ = self._memory(partition)
         if memory is not None:
             per_node["mem"] = memory
@@ -173,22 +240,37 @@ class Request:
             return
         partition = self.partitions[0]
         groups = self.site.of(partition.name)
-        default = partition.time_given
-        if self.job.resources.time is None and default is not None and math.isfinite(default):
-            yield (
-                f"no resources.time: each Slurm job of this run gets partition {partition.name}'s"
-                f" {format_duration(default)}"
-            )
+        yield from self._no_time(partition)
         yield from self._unchecked(groups)
+        if self.cluster.node.cpus is None and groups and self.job.resources.cpus_per_node is None:
+            fewest = min(group.cpus for group in groups)
+            yield f"node.cpus: nodes of partition {partition.name} have {fewest} CPUs; the profile may say so"
         usable = _count([group for group in groups if group.usable])
         if usable < self.plan.layout.nodes <= _count(groups):
             yield f"only {usable} nodes of partition {partition.name} are up: the job will wait for more"
         yield from self._gpu_memory(groups)
         yield from self._host_memory(partition, groups)
 
+    def _no_time(self, partition: Partition) -> Iterator[str]:
+        if self.job.resources.time is not None:
+            return
+        default = partition.time_given
+        if default is not None and math.isfinite(default):
+            yield (
+                f"no resources.time: each Slurm job of this run gets partition {partition.name}'s"
+                f" {format_duration(default)}"
+            )
+        else:
+            yield (
+                f"no resources.time, and partition {partition.name} has no limit: Slurm starts the job in no"
+                " gap before others; with a limit it would, and training goes on in the next job by itself"
+            )
+
     def _unchecked(self, groups: list[Nodes]) -> Iterator[str]:
-        """What Slurm takes, whether it means anything or not."""
+        """What Slurm takes, whether it means anything or not; what accounting did not tell."""
         slurm = self.slurm
+        if self.site.silent:
+            yield f"{self.site.silent}: account, QOS and limits were not checked"
         if self.site.config and "associations" not in self.site.enforces:
             for field, value in (("account", slurm.account), ("qos", slurm.qos)):
                 if value is not None:
@@ -244,14 +326,15 @@ class Request:
             return resources.memory_per_node, "resources.memory_per_node"
         if slurm.exclusive or any(name in slurm.extra for name in ("mem", "mem-per-cpu", "mem-per-gpu")):
             return None, ""
-        cpus = resources.cpus_per_node or self._share_of_cpus()
-        return default_memory(self.site, partition, cpus, self.plan.layout.gpus_per_node) or (None, "")
+        return default_memory(self.site, partition, self._cpus(), self.plan.layout.gpus_per_node) or (
+            None,
+            "",
+        )
 
-    def _share_of_cpus(self) -> int:
-        node, gpus = self.cluster.node, self.plan.layout.gpus_per_node
-        if node.cpus is None:
-            return 1
-        return node.cpus * gpus // node.gpu.count if node.gpu and node.gpu.count and gpus else node.cpus
+    def _cpus(self) -> int:
+        """At least: what a site gives to a job that asks for none is not known before."""
+        layout = self.plan.layout
+        return cpus_per_node(self.job, self.cluster, layout.gpus_per_node, layout.ranks_per_node) or 1
 
 
 _FIELDS = {

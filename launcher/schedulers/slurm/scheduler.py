@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.runs.files import replace_json, replace_text
-from launcher.runs.find import RunNotFoundError, remember_root, runs_in
-from launcher.runs.layout import RunDir
-from launcher.runs.time import now
+from launcher.rundir.files import replace_json, replace_text
+from launcher.rundir.find import RunNotFoundError, remember_root, runs_in
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
 from launcher.schedulers.base import (
     Cancelled,
     Capabilities,
@@ -33,6 +35,7 @@ from launcher.schedulers.slurm.cancel_all import (
     see_off,
 )
 from launcher.schedulers.slurm.handle import PREFIX, UNKNOWN, Handle, handle_of, job_in
+from launcher.schedulers.slurm.identity import another, is_of
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
     QUEUE,
@@ -44,19 +47,27 @@ from launcher.schedulers.slurm.jobs import (
     submission_of,
 )
 from launcher.schedulers.slurm.judged import judged, lives
-from launcher.schedulers.slurm.records import Records, questions, records, unbegun, whole
-from launcher.schedulers.slurm.site import questions as site_questions
-from launcher.schedulers.slurm.site import site
+from launcher.schedulers.slurm.pace import Pace
+from launcher.schedulers.slurm.pending import needs_site
+from launcher.schedulers.slurm.records import Records, look_up
+from launcher.schedulers.slurm.site import Site, questions, site
 
 if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.exchange import Wanted
     from launcher.schedulers.slurm.sweep import Sweep
 
 DEFAULT_PYTHON = "python3"
-POLITE_SECONDS = 5.0
-"Between two questions of one process about the same jobs."
-SITE = site_questions()
-NEVER: tuple[float, Mapping[str, Sequence[str]], dict[str, Answer]] = (float("-inf"), {}, {})
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What Slurm said of some jobs, kept for somebody who looks several times a second."""
+
+    ids: Sequence[str]
+    pace: Pace
+    known: Records
+    here: Site | None
+    "Where one run is asked about that waits for something of the site's."
 
 
 class SlurmScheduler:
@@ -64,9 +75,10 @@ class SlurmScheduler:
 
     capabilities = Capabilities(submit=True, multi_node=True, arrays=True)
 
-    def __init__(self) -> None:
-        self.login: Login = Here()
-        self._asked = NEVER
+    def __init__(self, clusters: str | None = None) -> None:
+        """`clusters`: the one of a site's clusters that is meant, where that is not the default."""
+        self.login: Login = Here(asking(clusters))
+        self._seen: Seen | None = None
         self.known: list[RunDir] = []
         "Where the run of a handle is looked for first."
 
@@ -80,8 +92,9 @@ class SlurmScheduler:
     def _prepared(self, request: Request, run_dir: str, workdir: str) -> Prepared:
         """With the paths as the nodes know them."""
         from launcher.render.render import notes, render_run
-        from launcher.schedulers.prepare import about, target
+        from launcher.schedulers.prepare import about, look_at_code, target
 
+        look_at_code(request.workdir)
         python = request.cluster.paths.python or DEFAULT_PYTHON
         where = target(request, run_dir, workdir, python, {})
         return Prepared(
@@ -107,8 +120,9 @@ class SlurmScheduler:
             self.withdraw([run])
             raise
 
-    def check(self, prepared: Prepared) -> tuple[str, ...]:
-        from launcher.supervise.secrets import SecretMissingError, read_secrets
+    def check(self, prepared: Prepared, tasks: int = 1) -> tuple[str, ...]:
+        """`tasks`: as many such jobs in one array."""
+        from launcher.supervise.secrets import SecretError, read_secrets
 
         if not prepared.request.workdir.is_dir():
             raise SchedulerError(f"workdir: {prepared.request.workdir} is no directory")
@@ -116,16 +130,16 @@ class SlurmScheduler:
             raise SchedulerError(f"there is no Slurm on {self.login.name}{BY_HAND}")
         try:
             read_secrets(prepared.request.job.secrets)
-        except SecretMissingError as error:
+        except SecretError as error:
             raise SchedulerError(f"secrets: {error}") from None
-        return self._ask_before_the_queue(prepared, self.login)
+        return self._ask_before_the_queue(prepared, self.login, tasks)
 
-    def _ask_before_the_queue(self, prepared: Prepared, login: Login) -> tuple[str, ...]:
+    def _ask_before_the_queue(self, prepared: Prepared, login: Login, tasks: int) -> tuple[str, ...]:
         from launcher.schedulers.slurm.checks import problems
 
         request = prepared.request
         script = next(file.text for file in prepared.files if file.path == "job.sbatch")
-        found = problems(login, request.cluster, request.job, request.plan, script)
+        found = problems(login, request.cluster, request.job, request.plan, script, tasks)
         if found.refusals:
             raise SchedulerError("\n".join(found.refusals))
         return found.warnings
@@ -157,30 +171,26 @@ class SlurmScheduler:
         return self.statuses([self.run_of(handle)])[0]
 
     def statuses(self, runs: Iterable[RunDir]) -> list[Status]:
-        """In one round trip for all that have not ended by their own records."""
+        """In one round trip for all that have not ended by their own records; those that the controller does
+        not know or that ended badly take another."""
         chosen = list(runs)
         jobs: dict[Path, str | None] = {}
         for run in chosen:
             if lives(run.read_state()):
                 jobs[run.path] = handle_of(run).job
-        known, trouble, here = Records(), "", None
+        known, trouble = Records(), ""
+        here: Site | None = None
         if unknown := [run for run in chosen if jobs.get(run.path, "") is None]:
             found_now, trouble = self._by_comment(unknown)
             jobs |= found_now
-        if ids := [job for job in jobs.values() if job is not None]:
-            asked = questions(ids)
-            waiting = [run for run in chosen if run.read_state().get("state") == "submitted"]
-            if len(chosen) == 1 and waiting:  # worth its few questions more for one run alone
-                asked |= SITE
+        if any(jobs.values()):
             try:
-                answers = self._ask(asked)
+                asked = [run for run in chosen if jobs.get(run.path) is not None]
+                seen = self._see(asked, [jobs[run.path] or "" for run in asked])
             except LoginError as error:
                 trouble = str(error)
             else:
-                here = site(answers) if SITE.keys() <= answers.keys() else None
-                known = records(answers)
-                if arrays := [] if known.controller else unbegun(known, ids):
-                    known = records(answers | self._ask(whole(arrays)))
+                known, here = seen.known, seen.here
                 trouble = known.controller
         # A job may have handed over to a linked one while Slurm was asked for it.
         moved = [
@@ -239,12 +249,19 @@ class SlurmScheduler:
 
     def _ask_to_stop(self, run: RunDir, job: str) -> str:
         """A run that has begun heeds the file alone. Gives why Slurm did nothing; empty where it did."""
-        again = run.cancel.exists()
+        again, foreign = run.cancel.exists(), self._foreign(run, job)
         replace_text(run.cancel, f"{time.time()}\n")
+        if foreign:
+            return foreign
         asked = ["scancel", job] if again else out_of_queue(job)
-        self._asked = NEVER
+        self._seen = None
         answer = ask(self.login, {"scancel": asked})["scancel"]
         return "scancel: " + (answer.err.strip() or f"exit code {answer.code}") if answer.code else ""
+
+    def _foreign(self, run: RunDir, job: str) -> str:
+        """Why the job of this number is not the run's, by the last answer; empty where it is or may be."""
+        record = self._seen.known.get(job) if self._seen is not None else None
+        return another(job, record) if record is not None and not is_of(record, run) else ""
 
     def _see_it_off(self, run: RunDir, refused: str, *, waits: bool) -> None:
         """What Slurm says of a job that was to leave the queue is kept: it forgets. A request to a run that
@@ -269,7 +286,7 @@ class SlurmScheduler:
             refused = ask_all_to_stop(self.login, jobs, again)
         except LoginError as error:
             refused = str(error)
-        self._asked = NEVER
+        self._seen = None
         see_off([run for run in waiting if not begun(run)], refused)
         self.statuses(waiting)  # what Slurm says of those is kept: it forgets
         return counted(jobs, again, waiting)
@@ -279,7 +296,7 @@ class SlurmScheduler:
         found = {run: one for run, one in zip(runs, self.statuses(runs), strict=True) if not one.ended}
         jobs = {run: job_in(one.handle) for run, one in found.items()}
         for run, job in jobs.items():
-            if not job:
+            if not job or self._foreign(run, job):
                 raise SchedulerError(f"{run.id} was not asked to stop: {found[run].reason}")
         return jobs, [run for run, one in found.items() if one.state == "submitted"]
 
@@ -297,13 +314,27 @@ class SlurmScheduler:
                 return run
         raise RunNotFoundError(f"no run of {handle} is known here")
 
-    def _ask(self, questions: Mapping[str, Sequence[str]]) -> dict[str, Answer]:
-        """Somebody who follows a run looks several times a second; the controller is asked less often."""
-        when, before, answers = self._asked
-        if questions != before or time.monotonic() > when + POLITE_SECONDS:
-            answers = ask(self.login, questions)
-            self._asked = (time.monotonic(), questions, answers)
-        return dict(answers)
+    def _see(self, runs: Sequence[RunDir], ids: Sequence[str]) -> Seen:
+        """Raises LoginError."""
+        if self._seen is not None and self._seen.ids == ids:
+            now = self._seen.pace.look()
+            if now is False:
+                self._bring()
+            if not now:
+                return self._seen
+        pace = self._seen.pace if self._seen is not None and self._seen.ids == ids else Pace(runs)
+        stopped = [job for run, job in zip(runs, ids, strict=True) if run.cancel.exists()]
+        known = look_up(self._put, ids, stopped)
+        alone = known.get(ids[0]) if len(ids) == 1 else None
+        here = site(self._put(questions())) if alone is not None and needs_site(alone) else None
+        self._seen = Seen(ids, pace, known, here)
+        return self._seen
+
+    def _put(self, questions: Mapping[str, Sequence[str]]) -> Mapping[str, Answer]:
+        return ask(self.login, questions)
+
+    def _bring(self) -> None:
+        """What the runs have written, where it is not here: Slurm need not be asked for that."""
 
     def _send(self, run: RunDir, event: str) -> str:
         before = run.read_state()
@@ -328,7 +359,7 @@ class SlurmScheduler:
     def _sbatch(self, run: RunDir, event: str) -> str:
         from launcher.schedulers.slurm.executor import RunExecutor, Supervise
 
-        return str(RunExecutor(run).submit(Supervise(str(run.path))).job_id)
+        return str(RunExecutor(run, self.login).submit(Supervise(str(run.path))).job_id)
 
     def send_array(self, sweep: Sweep, runs: Sequence[RunDir]) -> str:
         """The array's id. Raises SchedulerError."""
@@ -336,13 +367,22 @@ class SlurmScheduler:
         from launcher.schedulers.slurm.sweep import write_folder
 
         write_folder(sweep, runs)
-        executor = ArrayExecutor(sweep.folder, sweep.id, sweep.array.path)
+        executor = ArrayExecutor(sweep.folder, sweep.id, sweep.array.path, self.login)
         try:
             jobs = executor.submit_array([Supervise(str(run.path)) for run in runs])
         except NotSubmittedError:
             shutil.rmtree(sweep.folder)
             raise
         return str(jobs[0].job_id).partition("_")[0]
+
+
+def asking(clusters: str | None) -> str:
+    """Shell, after which Slurm's commands ask this cluster. sacct does not heed the variable by itself. Where
+    it is the host's own, nothing is set: with it each command asks slurmdbd first, and hangs with that."""
+    if not clusters:
+        return ""
+    own = "$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')"
+    return f'[ "{own}" = {shlex.quote(clusters)} ] || export SLURM_CLUSTERS={shlex.quote(clusters)}\n'
 
 
 def _doing(status: Status) -> str:

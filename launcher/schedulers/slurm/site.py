@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.schedulers.over_ssh.login import Answer
-from launcher.schedulers.slurm.records import CLEAN, duration
+from launcher.schedulers.slurm.records import (
+    BOUNDED,
+    CLEAN,
+    NO_ACCOUNTING,
+    NOT_ASKED,
+    accounting_trouble,
+    duration,
+)
 
 MIB = 2**20
 
@@ -46,9 +53,13 @@ class Partition:
 
     def refuses(self, what: str, value: str) -> bool:
         """Whether this account or QOS (`what`: Accounts, Qos) may not use it."""
-        allowed = self.fields.get(f"Allow{what}", "ALL").split(",")
-        denied = self.fields.get(f"Deny{what}", "").split(",")
-        return value in denied or (allowed not in (["ALL"], [""]) and value not in allowed)
+        allowed = self.allowed(what)
+        return value not in allowed if allowed else value in self.fields.get(f"Deny{what}", "").split(",")
+
+    def allowed(self, what: str) -> list[str]:
+        """Those that alone may use it; empty where all may that are not denied."""
+        names = [name for name in self.fields.get(f"Allow{what}", "").split(",") if name]
+        return [] if names == ["ALL"] else names
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,12 @@ class Site:
     "None where nothing is enforced, the cluster keeps no accounting, or it does not answer."
     associations: tuple[Row, ...] | None = None
     "Of this user, and of the accounts (those have no User)."
+    default_account: str | None = None
+    "What a job gets that names none: SBATCH_ACCOUNT, else the user's; None where that is not known."
+    given_account: str | None = None
+    "SBATCH_ACCOUNT where sbatch runs: it wins over what the script asks for."
+    silent: str = ""
+    "Why accounting, which holds jobs back here, did not answer; empty where it did or need not."
 
     @property
     def version(self) -> str:
@@ -103,6 +120,27 @@ class Site:
         said = self.config.get("AccountingStorageEnforce", "").lower()
         return frozenset(word for word in said.split(",") if word not in ("", "none", "(null)"))
 
+    @property
+    def rewrites(self) -> bool:
+        """Whether the site's own plugins may change what a job asks for when it is submitted."""
+        return self.config.get("JobSubmitPlugins", "(null)") not in ("(null)", "", "none")
+
+    def accounts(self) -> list[str]:
+        """The user's own, as far as they are known."""
+        return sorted({row["Account"] for row in self.associations or () if row.get("User")})
+
+    def above(self, account: str) -> Iterator[str]:
+        """The account and those above it, as far as they are known."""
+        parents = {
+            row["Account"]: row.get("ParentName") or row.get("Par Name") or "root"
+            for row in self.associations or ()
+            if not row.get("User")
+        }
+        yield account
+        while account in parents:
+            account = parents.pop(account)
+            yield account
+
     def of(self, partition: str) -> list[Nodes]:
         return [group for group in self.nodes if group.partition == partition]
 
@@ -113,8 +151,10 @@ class Site:
 
 _SINFO = "%R|%G|%c|%m|%T|%D|%N|%f"
 # Where nothing is enforced, limits mean nothing; and slurmdbd can take its time.
+NOT_ENFORCED = 3
 _ENFORCED = (
-    "scontrol show config | grep -Eq '^AccountingStorageEnforce *= *(none|[(]null[)])' && exit 3; exec"
+    "scontrol show config | grep -Eq '^AccountingStorageEnforce *= *(none|[(]null[)])' && "
+    f"exit {NOT_ENFORCED}; exec"
 )
 
 
@@ -127,7 +167,7 @@ _OF_ACCOUNTS = (
 
 def questions() -> dict[str, list[str]]:
     """For `login.ask`. sacctmgr prints its columns' names, which differ little from version to version."""
-    show = f"{_ENFORCED} sacctmgr --parsable2 show"
+    show = f"{_ENFORCED} {' '.join(BOUNDED)} sacctmgr --parsable2 show"
     return {
         "partitions": ["scontrol", "--oneliner", "show", "partition"],
         "nodes": [*CLEAN, "sinfo", "--noheader", "--exact", f"--format={_SINFO}"],
@@ -135,12 +175,18 @@ def questions() -> dict[str, list[str]]:
         "qos": ["sh", "-c", f"{show} qos"],
         "associations": ["sh", "-c", f'{show} assoc where user="$(id -un)"'],
         "accounts": ["sh", "-c", f"{show} assoc where user= format={_OF_ACCOUNTS}"],
+        "user": [
+            "sh",
+            "-c",
+            f'{show} user where name="$(id -un)" withassoc format=cluster,user,defaultaccount',
+        ],
+        "given": ["sh", "-c", 'printf %s "${SBATCH_ACCOUNT-}"'],
     }
 
 
 def site(answers: Mapping[str, Answer]) -> Site:
     """What did not answer is empty."""
-    qos = _table(answers["qos"])
+    qos, given = _table(answers["qos"]), answers.get("given", NOT_ASKED).out.strip() or None
     config = dict(_config(answers["config"].out))
     own, accounts = (
         _of_cluster(_table(answers[name]), config.get("ClusterName")) for name in ("associations", "accounts")
@@ -151,7 +197,27 @@ def site(answers: Mapping[str, Answer]) -> Site:
         config=config,
         qos=None if qos is None else {row["Name"]: row for row in qos if "Name" in row},
         associations=None if own is None else (*own, *(row for row in accounts or () if not row.get("User"))),
+        default_account=given or _default_account(_table(answers.get("user", NOT_ASKED))),
+        given_account=given,
+        silent=next((said for name in OF_ACCOUNTING if (said := _silence(answers.get(name, NOT_ASKED)))), ""),
     )
+
+
+OF_ACCOUNTING = ("qos", "associations", "accounts", "user")
+
+
+def _silence(answer: Answer) -> str:
+    if answer.code in (0, NOT_ENFORCED):
+        return ""
+    said = accounting_trouble(answer)
+    return "" if said == NO_ACCOUNTING else said
+
+
+def _default_account(rows: list[Row] | None) -> str | None:
+    """Of a user who is in several clusters, the one of this cluster is not told."""
+    if not rows or len({row.get("Cluster") for row in rows}) > 1:
+        return None
+    return rows[0].get("Def Acct") or None
 
 
 def _table(answer: Answer) -> list[Row] | None:

@@ -56,6 +56,10 @@ SLURM_STATES: dict[str, Meaning] = {
 }
 
 
+STANDING = frozenset({"SUSPENDED", "STOPPED"})
+"The run cannot say it: its supervisor stands, too."
+
+
 def meaning(record: JobRecord) -> Meaning:
     """Of a state that is newer than this table: lost, with Slurm's word."""
     known = SLURM_STATES.get(record.state)

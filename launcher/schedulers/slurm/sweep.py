@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.render.render import RenderedFile, render_array
-from launcher.runs.files import replace_text
-from launcher.runs.find import remember_root
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import replace_text
+from launcher.rundir.find import remember_root
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, SchedulerError
 from launcher.schedulers.slurm.handle import Handle
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command

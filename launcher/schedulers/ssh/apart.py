@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.over_ssh.copies import NotSentError
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.mirror import packed

@@ -42,8 +42,8 @@ def problems(host: str, seen: Mapping[str, Any], need: Need) -> Findings:
     if seen["tools"]:
         refusals.append(f"these programs are missing there: {', '.join(seen['tools'])}")
     refusals += [
-        f"secrets: {name} has no value, neither here nor there: export it here, or name a `file:`"
-        for name in seen["secrets"]
+        f"secrets: {name} has no value here, nor there ({why}): export it here, or name a `file:`"
+        for name, _, why in (told.partition(": ") for told in seen["secrets"])
     ]
     cards = [Card(**card) for card in seen["cards"]]
     if need.gpus and seen["cards_trouble"]:

@@ -131,7 +131,11 @@ def python_of(about: About) -> str:
 
 
 def secrets_here(about: About) -> dict[str, str]:
+    """Values that this machine has. Raises SchedulerError for one that no process can receive."""
     from launcher.spec.job import Job
-    from launcher.supervise.secrets import found
+    from launcher.supervise.secrets import SecretError, found
 
-    return found(Job.model_validate(about["job"]).secrets)
+    try:
+        return found(Job.model_validate(about["job"]).secrets)
+    except SecretError as error:
+        raise SchedulerError(f"secrets: {error}") from None

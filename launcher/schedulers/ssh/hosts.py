@@ -13,8 +13,8 @@ from launcher.schedulers.over_ssh.login import NOT_FOUND, Login
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import login_environment
 
-_HERE = Path(__file__).parent
-_MODULES = ("cards", "meet", "on_host")
+_PACKAGE = Path(__file__).parents[2]
+_MODULES = ("supervise.secret_file", "schedulers.ssh.cards", "schedulers.ssh.meet", "schedulers.ssh.on_host")
 # The modules come first on stdin, the request after them: neither stands in a process list.
 _BOOT = """
 import json, sys, types
@@ -34,8 +34,10 @@ class HostError(SchedulerError):
 
 def ask_host(login: Login, python: str, request: Mapping[str, Any], timeout: float = 120.0) -> dict[str, Any]:
     """One of on_host.ACTIONS. Raises LoginError; HostError where the host refuses or cannot answer."""
-    name = __name__.rpartition(".")[0]
-    program = [[f"{name}.{one}", (_HERE / f"{one}.py").read_text(encoding="utf-8")] for one in _MODULES]
+    program = [
+        [f"launcher.{one}", (_PACKAGE / f"{one.replace('.', '/')}.py").read_text(encoding="utf-8")]
+        for one in _MODULES
+    ]
     text = json.dumps(program).encode()
     script = f"{login_environment()}exec {quote(python)} -c {quote(_BOOT)}"
     stdin = f"{len(text)}\n".encode() + text + json.dumps(request).encode()

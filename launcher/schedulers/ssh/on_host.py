@@ -27,6 +27,7 @@ from typing import Any
 
 from launcher.schedulers.ssh.cards import CardsError, claim, installed, survey
 from launcher.schedulers.ssh.meet import meet
+from launcher.supervise.secret_file import SecretFileError, read_secret_file
 
 TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")
 FIRST_PORT, LAST_PORT = 61000, 65535
@@ -59,7 +60,7 @@ def look(request: Request) -> dict[str, Any]:
         "tools": [tool for tool in TOOLS if shutil.which(tool) is None],
         "cards": cards,
         "cards_trouble": trouble,
-        "secrets": [secret["name"] for secret in request["secrets"] if not _is_here(secret)],
+        "secrets": list(filter(None, map(_why_not_here, request["secrets"]))),
         "addresses": _addresses(),
         "port": _free_port(request["port"]),
         "ends_at_logout": _ends_at_logout(),
@@ -92,10 +93,17 @@ def _unwritable(folder: str) -> str:
         return f"no file can be made in {there}: {error.strerror}"
 
 
-def _is_here(secret: Mapping[str, Any]) -> bool:
+def _why_not_here(secret: Mapping[str, Any]) -> str:
+    """Why a secret has no value that the supervisor could read here; empty when it has one."""
+    name = secret["name"]
     if secret.get("file"):
-        return os.access(Path(secret["file"]).expanduser(), os.R_OK)
-    return (secret.get("env") or secret["name"]) in os.environ
+        try:
+            read_secret_file(name, secret["file"])
+        except SecretFileError as error:
+            return str(error)
+    elif (source := secret.get("env") or name) not in os.environ:
+        return f"{name}: the environment variable {source} is not set"
+    return ""
 
 
 def _addresses() -> list[str]:
@@ -166,7 +174,8 @@ def _supervisor(
     run, rank = Path(request["run_dir"]), request["rank"]
     command = [sys.executable, "-m", "launcher.supervise", run, "--secrets-on-stdin", *request["place"]]
     log = _lock_path(run, rank).with_suffix(".log")
-    with open(log, "ab") as output:
+    # For us alone: what the supervisor's interpreter and its dynamic linker print is not masked.
+    with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
         before = output.tell()
         process = subprocess.Popen(
             command,

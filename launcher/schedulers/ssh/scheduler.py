@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.runs.files import replace_json, replace_text
-from launcher.runs.find import RunNotFoundError, remember_root, runs_in
-from launcher.runs.layout import RunDir
-from launcher.runs.time import now
+from launcher.rundir.files import replace_json, replace_text
+from launcher.rundir.find import RunNotFoundError, remember_root, runs_in
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.login import LoginError
@@ -63,7 +63,7 @@ class SshHosts:
         from launcher.schedulers.prepare import about, target
 
         _leave_gpus_to_us(request)
-        workdir = self._on(self.hosts[0]).take_code(request)
+        workdir, told = self._on(self.hosts[0]).take_code(request)
         run_dir, python = f"{self.there}/{request.run_id}", request.cluster.paths.python or DEFAULT_PYTHON
         where = target(request, run_dir, workdir, python, {})
         unused = f"image {where.image}: not used, no container is started on these hosts"
@@ -75,7 +75,7 @@ class SshHosts:
             target=where,
             command=("ssh", either, python, "-m", "launcher.supervise", run_dir),
             about={**about(request), "workdir": workdir},
-            warnings=(*request.plan.warnings, *rendered(where), *([unused] if where.image else [])),
+            warnings=(*request.plan.warnings, *rendered(where), *told, *([unused] if where.image else [])),
         )
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
 from launcher.schedulers.over_ssh.rsh import quote
+from launcher.schedulers.rundir import end_told
 
 UNSTARTED_SECONDS = 180.0
 "After a submission of which no answer came, no supervisor has shown itself: there is none."
@@ -41,7 +42,10 @@ def judged(run: RunDir, lock: str, trouble: str, where: str) -> dict[str, Any]:
     if trouble:
         return {**state, "reason": f"as the run itself last said; {trouble}"}
     if lock == "free":
-        return state | _lost("the supervisor was killed or its host was restarted; its ranks ended with it")
+        return state | (
+            end_told(run)
+            or _lost("the supervisor was killed or its host was restarted; its ranks ended with it")
+        )
     if lock == "lost":
         return state | _lost(f"{where} is not there any more")
     if lock == "none" and _asked_for(run) > UNSTARTED_SECONDS:

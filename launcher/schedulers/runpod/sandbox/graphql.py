@@ -24,7 +24,8 @@ from launcher.schedulers.runpod.sandbox.problem import ProblemError
 from launcher.schedulers.runpod.sandbox.records import Pod, seconds
 
 _FIELD = re.compile(
-    r"\b(?P<name>podRentInterruptable|podFindAndDeployOnDemand|podTerminate|podStop|podResume|pod|gpuTypes)\b"
+    r"\b(?P<name>podRentInterruptable|podFindAndDeployOnDemand|deployCpuPod|podTerminate|podStop|podResume|pod"
+    r"|gpuTypes)\b"
     r"\s*(\(\s*input\s*:\s*(\$(?P<variable>\w+)|(?P<object>\{[^}]*\}))\s*\))?"
 )
 _PAIR = re.compile(r'(\w+)\s*:\s*(\$\w+|"(?:[^"\\]|\\.)*"|[-\w.]+)')
@@ -35,18 +36,12 @@ class Variable(Asked):
     value: str
 
 
-class Deploy(Asked):
-    """PodRentInterruptableInput and PodFindAndDeployOnDemandInput, as far as they are used."""
-
+class _Deploy(Asked):
     name: Text
     imageName: Text  # noqa: N815
-    gpuTypeId: Text  # noqa: N815
-    gpuCount: int = Field(1, ge=1)  # noqa: N815
     cloudType: Literal["SECURE", "COMMUNITY", "ALL"] = "ALL"  # noqa: N815
-    bidPerGpu: float | None = Field(None, gt=0, strict=False)  # noqa: N815
     dockerArgs: str = ""  # noqa: N815
     containerDiskInGb: int = Field(20, ge=1)  # noqa: N815
-    volumeInGb: int = 0  # noqa: N815
     volumeMountPath: str = "/workspace"  # noqa: N815
     networkVolumeId: str | None = None  # noqa: N815
     dataCenterId: str | None = None  # noqa: N815
@@ -54,38 +49,84 @@ class Deploy(Asked):
     env: list[Variable] = []
     startSsh: bool = False  # noqa: N815
     startJupyter: bool = False  # noqa: N815
-    supportPublicIp: bool = False  # noqa: N815
-    minVcpuCount: int = 1  # noqa: N815
-    minMemoryInGb: int = 1  # noqa: N815
-    allowedCudaVersions: list[str] = []  # noqa: N815
-    minCudaVersion: str | None = None  # noqa: N815
     containerRegistryAuthId: str | None = None  # noqa: N815
     templateId: str | None = None  # noqa: N815
     stopAfter: str | None = None  # noqa: N815
     terminateAfter: str | None = None  # noqa: N815
 
+    def computing(self) -> dict[str, Any]:
+        """GPU or CPU, in the words of REST."""
+        raise NotImplementedError
+
+    def mounts(self) -> dict[str, Any]:
+        if self.networkVolumeId is None:
+            return {}
+        return {"network": [{"volumeId": self.networkVolumeId, "path": self.volumeMountPath}]}
+
     def body(self) -> CreatePod:
-        mounts: dict[str, Any] = {}
-        if self.networkVolumeId is not None:
-            mounts["network"] = [{"volumeId": self.networkVolumeId, "path": self.volumeMountPath}]
-        elif self.volumeInGb:
-            mounts["persistent"] = {"size": self.volumeInGb, "path": self.volumeMountPath}
-        gpu = {"id": self.gpuTypeId, "count": self.gpuCount, "allowedCudaVersions": self.allowedCudaVersions}
         return CreatePod.model_validate(
             {
                 "name": self.name,
                 "image": self.imageName,
-                "gpu": gpu,
+                **self.computing(),
                 "cloud": "COMMUNITY" if self.cloudType == "COMMUNITY" else "SECURE",
                 "args": self.dockerArgs,
                 "disk": self.containerDiskInGb,
                 "env": {one.key: one.value for one in self.env},
                 "ports": [port for port in self.ports.split(",") if port],
                 "dataCenterIds": [self.dataCenterId] if self.dataCenterId else [],
-                "mounts": mounts,
+                "mounts": self.mounts(),
                 "registry": self.containerRegistryAuthId,
             }
         )
+
+    def limit(self) -> float | None:
+        """When the pod is ended, in epoch seconds. Raises ProblemError."""
+        if self.terminateAfter is None:
+            return None
+        try:
+            limit = seconds(self.terminateAfter)
+        except ValueError:
+            raise ProblemError(400, f"terminateAfter: {self.terminateAfter!r} is no time") from None
+        if limit <= time.time():
+            raise ProblemError(400, "terminateAfter has passed already")
+        return limit
+
+
+class Deploy(_Deploy):
+    """PodRentInterruptableInput and PodFindAndDeployOnDemandInput, as far as they are used."""
+
+    gpuTypeId: Text  # noqa: N815
+    gpuCount: int = Field(1, ge=1)  # noqa: N815
+    bidPerGpu: float | None = Field(None, gt=0, strict=False)  # noqa: N815
+    volumeInGb: int = 0  # noqa: N815
+    supportPublicIp: bool = False  # noqa: N815
+    minVcpuCount: int = 1  # noqa: N815
+    minMemoryInGb: int = 1  # noqa: N815
+    allowedCudaVersions: list[str] = []  # noqa: N815
+    minCudaVersion: str | None = None  # noqa: N815
+
+    def computing(self) -> dict[str, Any]:
+        gpu = {"id": self.gpuTypeId, "count": self.gpuCount, "allowedCudaVersions": self.allowedCudaVersions}
+        return {"gpu": gpu}
+
+    def mounts(self) -> dict[str, Any]:
+        if self.networkVolumeId is None and self.volumeInGb:
+            return {"persistent": {"size": self.volumeInGb, "path": self.volumeMountPath}}
+        return super().mounts()
+
+
+class DeployCpu(_Deploy):
+    """deployCpuPodInput, as far as it is used: without `volumeInGb`."""
+
+    instanceId: str = Field(pattern=r"^[a-z0-9]+-\d+-[\d.]+$")  # noqa: N815
+
+    def computing(self) -> dict[str, Any]:
+        flavor, vcpu, memory = self.instanceId.split("-")
+        one = catalogue.CPUS.get(flavor)
+        if one is None or float(memory) != one.ram_per_vcpu * int(vcpu):
+            raise ProblemError(400, f"instanceId: there is no {self.instanceId}")
+        return {"cpu": {"id": flavor, "vcpuCount": int(vcpu)}}
 
 
 class GraphQL:
@@ -116,6 +157,9 @@ class GraphQL:
     def _do(self, name: str, given: dict[str, Any]) -> Any:
         if name == "gpuTypes":
             return [_gpu_type(one) for one in catalogue.GPUS.values()]
+        if name == "deployCpuPod":
+            cpu = DeployCpu.model_validate(given)
+            return _pod(self.cloud.create(cpu.body(), terminate_after=cpu.limit()))
         if name in ("podRentInterruptable", "podFindAndDeployOnDemand"):
             return self._deploy(Deploy.model_validate(given), interruptible=name == "podRentInterruptable")
         pod = self.cloud.pods.get(str(given.get("podId")))
@@ -135,15 +179,7 @@ class GraphQL:
     def _deploy(self, wanted: Deploy, interruptible: bool) -> dict[str, Any]:
         if interruptible != (wanted.bidPerGpu is not None):
             raise ProblemError(400, "bidPerGpu belongs to podRentInterruptable, and to it only")
-        limit = None
-        if wanted.terminateAfter is not None:
-            try:
-                limit = seconds(wanted.terminateAfter)
-            except ValueError:
-                raise ProblemError(400, f"terminateAfter: {wanted.terminateAfter!r} is no time") from None
-            if limit <= time.time():
-                raise ProblemError(400, "terminateAfter has passed already")
-        return _pod(self.cloud.create(wanted.body(), interruptible, wanted.bidPerGpu, limit))
+        return _pod(self.cloud.create(wanted.body(), interruptible, wanted.bidPerGpu, wanted.limit()))
 
 
 def _asked(query: str, variables: dict[str, Any]) -> tuple[str, dict[str, Any]]:

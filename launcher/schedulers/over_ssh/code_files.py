@@ -1,0 +1,203 @@
+"""Which files of a working directory are the job's code: what git ignores is not, nor what looks secret."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from pathspec import GitIgnoreSpec, RegexPattern
+
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.over_ssh.secret_names import looks_secret
+
+OWN = ".launcherignore"
+"As .gitignore; what it names is not sent, also where git tracks it."
+GIT = ".gitignore"
+PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
+"Where no git is: the nearest folder with one of them is the project, whose ignore files are read."
+_SLASH = "ps_d"
+"pathspec's group for the slash behind a folder that a pattern has matched."
+
+
+class SnapshotError(SchedulerError):
+    """The working directory cannot be sent; the message names the files."""
+
+
+def code_files(
+    workdir: Path, send: Sequence[str] = (), secret: Sequence[Path] = ()
+) -> tuple[list[str], list[str]]:
+    """Return the files of the code, and those that are left out because they are secret or look so.
+
+    `send`: patterns of files that go all the same; `secret`: files with values of the job's own secrets.
+    Raises SnapshotError, OSError.
+    """
+    wanted = {path for pattern in send for path in _matching(workdir, pattern)}
+    own = IgnoreFiles(workdir, OWN)
+    listed = sorted({path for path in _not_ignored(workdir) if not own.ignore(path)} - wanted)
+    held_back = {
+        path
+        for path in listed
+        if os.path.lexists(workdir / path)
+        and (_is_one_of(workdir / path, secret) or looks_secret(workdir, path))
+    }
+    return sorted({*listed, *wanted} - held_back), sorted(held_back)
+
+
+def project_root(workdir: Path) -> Path:
+    """Return the root of the repository or project that the folder belongs to, or the folder itself."""
+    folders = [(real := workdir.resolve()), *real.parents]
+    repository = (folder for folder in folders if (folder / ".git").exists())
+    project = (folder for folder in folders if any((folder / name).is_file() for name in PROJECT))
+    return next(repository, None) or next(project, real)
+
+
+class IgnoreFiles:
+    """The ignore files of one name in a project, each for what lies below itself.
+
+    Those above the working directory say nothing of it where they ignore it as a whole: it is somebody's
+    choice all the same.
+    """
+
+    def __init__(self, workdir: Path, name: str) -> None:
+        self.name = name
+        self._begin(project_root(workdir))
+        within = workdir.resolve().relative_to(self.top)
+        self._within = "" if within == Path() else f"{within}/"
+        if self._ignore(self._within):
+            self._begin(workdir)
+            self._within = ""
+
+    def _begin(self, top: Path) -> None:
+        self.top = top
+        self._read: dict[str, Sequence[RegexPattern]] = {}
+        self._ignored = {"": False}
+
+    def ignore(self, path: str) -> bool:
+        """Whether `path`, relative to the working directory, is ignored: by itself, or with a folder that it
+        lies in. A folder ends in a slash. Raises SnapshotError, OSError."""
+        return self._ignore(self._within + path)
+
+    def _ignore(self, path: str) -> bool:
+        if path not in self._ignored:
+            folder, _, _ = path.rstrip("/").rpartition("/")
+            found = self._ignore(f"{folder}/" if folder else "") or self._named(path)
+            if not path.endswith("/"):
+                return found
+            self._ignored[path] = found
+        return self._ignored[path]
+
+    def _named(self, path: str) -> bool:
+        """The innermost file that says anything about the path decides."""
+        for folder in PurePosixPath(path).parents:
+            where = "" if folder.name == "" else f"{folder}/"
+            for pattern in self._patterns(where):
+                if pattern.include is not None and _matches(pattern, path[len(where) :]):
+                    return pattern.include
+        return False
+
+    def _patterns(self, folder: str) -> Sequence[RegexPattern]:
+        """The last one first: it decides."""
+        if folder not in self._read:
+            self._read[folder] = _patterns_of(self.top / folder / self.name)[::-1]
+        return self._read[folder]
+
+
+def _matches(pattern: RegexPattern, path: str) -> bool:
+    """Whether a pattern means the path itself. pathspec matches what lies below a folder, too; git does not,
+    which makes a difference where a later pattern says otherwise of the folder."""
+    if pattern.regex is None:
+        return False
+    # The second look is for a pattern such as `*/`, which pathspec lets match any slash.
+    for found in (pattern.regex.search(path), pattern.regex.search(path, len(path) - 1)):
+        if found and (found.groupdict().get(_SLASH) is None or found.end(_SLASH) == len(path)):
+            return True
+    return False
+
+
+def _patterns_of(file: Path) -> list[RegexPattern]:
+    """Raises SnapshotError, OSError."""
+    try:
+        text = os.fsdecode(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return []
+    found: list[RegexPattern] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            found += GitIgnoreSpec.from_lines([line.removesuffix("\r")]).patterns
+        except ValueError as error:
+            raise SnapshotError(f"{file}:{number}: {line!r} is no pattern: {error}") from None
+    return found
+
+
+def _matching(workdir: Path, pattern: str) -> Iterator[str]:
+    """The files of an entry of `send:`, whatever else is said of them. Raises SnapshotError."""
+    found = list(workdir.glob(pattern))
+    if not found:
+        raise SnapshotError(f"send: there is no {pattern} in {workdir}")
+    for path in found:
+        below = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+        whole = path.is_dir() and not path.is_symlink()
+        yield from (_relative(file, workdir) for file in (below if whole else [path]))
+
+
+def _is_one_of(file: Path, others: Sequence[Path]) -> bool:
+    return any(other.exists() and file.exists() and file.samefile(other) for other in others)
+
+
+def _not_ignored(folder: Path) -> Iterator[str]:
+    listed = _listed_by_git(folder)
+    if not listed:  # also of a folder that git ignores
+        yield from _walked(folder)
+        return
+    for path in listed:
+        whole = folder / path
+        if whole.is_dir() and not whole.is_symlink():  # a repository in the repository
+            yield from (f"{path.rstrip('/')}/{below}" for below in _not_ignored(whole))
+        else:
+            yield path
+
+
+def _listed_by_git(folder: Path) -> list[str] | None:
+    """None where no git knows the folder."""
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, capture_output=True, env={**os.environ, "LC_ALL": "C"})
+    except FileNotFoundError:
+        return None
+    if done.returncode == 0:
+        return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    said = done.stderr.decode(errors="replace").strip()
+    if "not a git repository" in said:
+        return None
+    raise SnapshotError(f"{folder}: git cannot list its files: {said}")
+
+
+def _walked(root: Path) -> Iterator[str]:
+    """Yield what git would list if it knew the folder, except what Python makes by itself. Raises OSError."""
+    ignored = [IgnoreFiles(root, GIT), IgnoreFiles(root, OWN)]
+
+    def taken(path: str) -> bool:
+        return not any(one.ignore(path) for one in ignored)
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for path, folders, names in os.walk(root, onerror=fail):
+        here = Path(path)
+        links = [name for name in folders if (here / name).is_symlink()]
+        inner = [name for name in folders if name not in (".git", "__pycache__", *links)]
+        inner = [name for name in inner if taken(f"{_relative(here / name, root)}/")]
+        repositories = [name for name in inner if (here / name / ".git").exists()]
+        folders[:] = [
+            name for name in inner if name not in repositories and not (here / name / "pyvenv.cfg").exists()
+        ]
+        for name in repositories:
+            at = _relative(here / name, root)
+            yield from (f"{at}/{below}" for below in _not_ignored(here / name))
+        yield from filter(taken, (_relative(here / name, root) for name in [*names, *links]))
+
+
+def _relative(path: Path, root: Path) -> str:
+    return str(path.relative_to(root))

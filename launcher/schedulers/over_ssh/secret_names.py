@@ -1,0 +1,70 @@
+"""Files that look like secrets by their names: they do not leave this machine with the job's code."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+FOLDERS = {".aws", ".azure", ".gcloud", ".gnupg", ".kube", ".oci", ".password-store", ".ssh"}
+"Everything below them."
+
+NAMES = (
+    # Variables of an environment; see also `looks_secret`.
+    "*.env",
+    # Logins that tools keep.
+    *(".netrc", "_netrc", ".git-credentials", ".pgpass", ".my.cnf", ".pypirc", ".npmrc", ".yarnrc.yml"),
+    *(".dockercfg", ".dockerconfigjson", ".htpasswd", ".s3cfg", ".boto", "rclone.conf", ".vault-token"),
+    *("kaggle.json", "credentials", "credentials.json", "credentials.y*ml", "credentials.csv"),
+    *("credentials.ini", "credentials.toml", "credentials.db", "*.credentials", "*-credentials.json"),
+    *("client_secret*.json", "service[-_]account*.json", "application_default_credentials.json"),
+    *("secret.*", "secrets.*", ".secret", ".secrets", "*.secret", "*.secrets", "secret", "secrets"),
+    *("token", ".token", "*.token", "*_token", "*-token", "token.txt", "*_token.txt", "token.json"),
+    *("api[-_]key*", "*.apikey", ".hf_token", "runpod-key", "runpod-s3-key", "accesskeys.csv"),
+    *(".databrickscfg", "kubeconfig*", ".renviron", "*[-_]key.json", "password*.txt", "passwd*.txt"),
+    # What was typed, tokens among it.
+    *(".*_history", ".*-history"),
+    *("*.tfstate", "*.tfstate.backup", "*.tfvars", "*.tfvars.json", ".pip.conf", "wandb-key*"),
+    # Private keys and where they are kept.
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "ssh_host_*_key"),
+    *("*.pem", "*.key", "*.ppk", "*.p8", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.kdb"),
+    *("*.ovpn", "*.asc", "keytab", "*.keytab"),
+)
+"As `fnmatch` takes them, in lower case."
+
+EXAMPLES = (".example", ".sample", ".template", ".tmpl", ".dist", ".defaults")
+"Ends of names of files that show what a secret one looks like."
+
+CODE = (
+    *(".py", ".pyi", ".pyx", ".so", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh", ".rs", ".go", ".js"),
+    *(".ts", ".java", ".jl", ".sh", ".md", ".rst", ".html", ".j2", ".ipynb"),
+)
+"Ends of names of programs and pages that speak of secrets."
+
+_PUBLIC = (b"BEGIN CERTIFICATE", b"BEGIN PUBLIC KEY", b"BEGIN PGP PUBLIC KEY", b"BEGIN PGP SIGNATURE")
+_SOME = 2**20  # bytes: a bundle of all certificate authorities has a quarter
+
+
+def looks_secret(root: Path, path: str) -> bool:
+    """Whether the file `path`, relative to `root`, looks like a secret. Raises OSError."""
+    whole = PurePosixPath(path.lower())
+    if FOLDERS & set(whole.parts[:-1]):
+        return whole.suffix != ".pub"
+    if whole.parts[-2:] in ((".docker", "config.json"), (".streamlit", "secrets.toml")):
+        return True
+    if whole.suffix in (*EXAMPLES, ".pub"):
+        return False
+    if re.match(r"\.env([^a-z]|rc|$)", whole.name):
+        return True
+    if whole.suffix in CODE:
+        return False
+    return any(fnmatchcase(whole.name, name) for name in NAMES) and not _public(root / path)
+
+
+def _public(file: Path) -> bool:
+    """Whether it holds certificates or public keys, and no private one."""
+    if file.is_symlink() or not file.is_file():
+        return False
+    with open(file, "rb") as opened:
+        text = opened.read(_SOME)
+    return any(mark in text for mark in _PUBLIC) and b"PRIVATE KEY" not in text and len(text) < _SOME

@@ -1,0 +1,275 @@
+"""Python functions as runs on Slurm, behind submitit's interface: `launcher.slurm.Executor`."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from submitit.core import core, utils
+
+from launcher.logs.read import TEXT_START
+from launcher.planning.plan import make_plan
+from launcher.render.shipped import clusters_dir
+from launcher.rundir.find import default_root
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import LIVING, Prepared, Request, SchedulerError
+from launcher.schedulers.prepare import new_run_id
+from launcher.schedulers.registry import of_cluster
+from launcher.schedulers.slurm import sweep
+from launcher.schedulers.slurm.executor import RunJob
+from launcher.schedulers.slurm.handle import handle_of, job_in
+from launcher.schedulers.slurm.scheduler import SlurmScheduler
+from launcher.spec.base import GIB
+from launcher.spec.cluster import Cluster
+from launcher.spec.find import cluster_folders, find_cluster
+from launcher.spec.job import Job
+from launcher.spec.load import from_record, load_cluster
+
+SLURM = ("partition", "account", "qos", "constraint", "reservation", "exclusive")
+"Parameters that are fields of the profile's `slurm:`."
+NUMBERS = ("nodes", "tasks_per_node", "ntasks_per_node", "cpus_per_task", "mem_gb")
+"Parameters that are multiplied."
+OPTIONS = ("dependency", "exclude", "nodelist", "mail_type", "mail_user", "mem_per_gpu", "mem_per_cpu")
+"Parameters that are options of sbatch."
+RESOURCES = (
+    *("timeout_min", "time", "nodes", "gpus_per_node", "tasks_per_node", "ntasks_per_node"),
+    *("cpus_per_task", "mem_gb"),
+)
+PARAMETERS = frozenset(
+    {"name", "job_name", "setup", "additional_parameters", "signal_delay_s", "array_parallelism"}
+    | {*SLURM, *OPTIONS, *RESOURCES}
+)
+NO_LIMIT = 10**6
+"Minutes, for submitit, of a job without a time limit."
+
+
+class FunctionPaths(utils.JobPaths):
+    """submitit's files of one call, by the id of its run, and the run's own for the others."""
+
+    def __init__(self, folder: Path, run: RunDir, task: int | None) -> None:
+        super().__init__(folder, run.id, task)
+        self.run = run
+
+    @property
+    def submission_file(self) -> Path:
+        return self.run.scripts / "job.sbatch"
+
+    @property
+    def stdout(self) -> Path:
+        return self.logs("out")[-1]
+
+    @property
+    def stderr(self) -> Path:
+        return self.logs("err")[-1]
+
+    def logs(self, stream: str) -> list[Path]:
+        """The task's log in each attempt."""
+        node = self.task_id // max(1, int(self.run.read_about().get("ranks_per_node") or 1))
+        attempts = self.run.attempts() or [self.run.attempt(0)]
+        return [attempt.rank_log(node, self.task_id, stream) for attempt in attempts]
+
+
+class FunctionJob(RunJob):
+    """A call of a function, or one on each rank: `result` is what it returned."""
+
+    _run: RunDir | None = None
+    _paths: FunctionPaths
+
+    def __init__(
+        self, folder: Path, job_id: str, tasks: Sequence[int] = (0,), run: RunDir | None = None
+    ) -> None:
+        super().__init__(folder, job_id, tasks)
+        if run is not None:
+            for one in (self, *cast("Sequence[FunctionJob]", self._sub_jobs)):
+                one._run = run
+                one._paths = FunctionPaths(folder, run, one.task_id)
+
+    @property
+    def run(self) -> RunDir:
+        if self._run is None:
+            raise AttributeError(f"job {self._job_id} was not made by launcher.slurm.Executor")
+        return self._run
+
+    @property
+    def job_id(self) -> str:
+        """Of the run's latest job: where Slurm does not requeue, it goes on in another."""
+        return (handle_of(self._run).job if self._run is not None else None) or str(self._job_id)
+
+    def done(self, force_check: bool = False) -> bool:
+        """A run that goes on, in another attempt or another job, has not ended, whatever it has raised."""
+        state = self.run.read_state()
+        if state.get("state") not in LIVING and not state.get("requeue"):
+            return True
+        return bool(self.watcher.is_done(self.job_id, mode="force" if force_check else "standard"))
+
+    def _get_logs_string(self, name: str) -> str | None:
+        """Of all attempts, without the time stamps."""
+        lines: list[bytes] = []
+        for path in self._paths.logs({"stdout": "out", "stderr": "err"}[name]):
+            if path.is_file():
+                lines += [line[TEXT_START:] for line in path.read_bytes().splitlines(keepends=True)]
+        return b"".join(lines).decode(errors="replace") if lines else None
+
+    def _get_outcome_and_result(self) -> tuple[str, Any]:
+        deadline = time.monotonic() + self._results_timeout_s
+        while not (there := self.paths.result_pickle.exists()) and time.monotonic() < deadline:
+            state = self.run.read_state()
+            if state.get("state") not in (*LIVING, "succeeded"):
+                break  # it has no result; that of one that succeeded may be late on a slow file system
+            time.sleep(0.5)
+        if there:
+            return cast("tuple[str, Any]", utils.pickle_load(self.paths.result_pickle))
+        state = self.run.read_state()
+        why = f"{state.get('state')} ({state.get('reason') or self.state})"
+        printed = f"; its last words:\n{error[-4000:]}" if (error := self.stderr()) else ""
+        raise utils.UncompletedJobError(
+            f"run {self.run.id} (job {self.job_id}, task {self.task_id or 0}) has no result: {why}; "
+            f"`launcher why {self.run.path}` tells more{printed}"
+        )
+
+
+class Executor(core.Executor):
+    """Calls functions on a cluster, each call a run of launcher's: with the cluster's profile, its container,
+    its requeueing, logs and verdict. The interface is that of submitit's executors.
+
+    `folder`: for pickled functions and results, on a file system that the nodes share. `cluster`: the name
+    of a profile with `scheduler: slurm`, or its file. `job`: fields of a job file, such as `image`, `env`,
+    `secrets`, `retries`. `max_num_timeout`: how often a function with `checkpoint` goes on after a time
+    limit. Raises SpecError, SchedulerError.
+    """
+
+    job_class = FunctionJob
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        cluster: str,
+        job: Mapping[str, Any] | None = None,
+        max_num_timeout: int = 3,
+    ) -> None:
+        super().__init__(folder)
+        self.cluster = load_cluster(find_cluster(cluster, cluster_folders(clusters_dir())))
+        if self.cluster.scheduler != "slurm" or self.cluster.runs_elsewhere:
+            raise SchedulerError(
+                f"{self.cluster.name}: submit functions on a host of a Slurm cluster; this profile has "
+                + ("a login node: run your program there" if self.cluster.login else self.cluster.scheduler)
+            )
+        self.job, self.max_num_timeout = dict(job or {}), max_num_timeout
+
+    @classmethod
+    def _valid_parameters(cls) -> set[str]:
+        return set(PARAMETERS)
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        """As submitit's; Slurm's own with or without `slurm_` before them. Raises ValueError."""
+        given = {name.removeprefix("slurm_"): value for name, value in kwargs.items()}
+        if unknown := sorted(set(given) - PARAMETERS):
+            raise ValueError(f"no parameters here: {unknown}; there are {', '.join(sorted(PARAMETERS))}")
+        numbers = {name: given[name] for name in NUMBERS if given.get(name) is not None}
+        if wrong := {name: one for name, one in numbers.items() if not isinstance(one, int | float)}:
+            raise ValueError(f"numbers are needed, not {wrong}")
+        before = self.parameters
+        self.parameters = {**before, **{name: value for name, value in given.items() if value is not None}}
+        try:
+            self._job("check", lasts=True)
+            self._profile()
+        except Exception:
+            self.parameters = before
+            raise
+
+    def _internal_process_submissions(
+        self, delayed_submissions: Sequence[utils.DelayedSubmission]
+    ) -> list[core.Job[Any]]:
+        first = new_run_id(_name(delayed_submissions[0]))
+        count = len(delayed_submissions)
+        names = [first] if count == 1 else [f"{first}-{n:0{len(str(count - 1))}}" for n in range(count)]
+        scheduler = cast("SlurmScheduler", of_cluster(self.cluster))
+        ready: list[Prepared] = []
+        try:
+            for name, delayed in zip(names, delayed_submissions, strict=True):
+                ready.append(self._prepared(scheduler, name, delayed))
+            for warning in scheduler.check(ready[0]):
+                warnings.warn(warning, stacklevel=4)
+            if count == 1:
+                handles = [scheduler.submit(ready[0])]
+            else:
+                at_once = self.parameters.get("array_parallelism")
+                array = sweep.prepare(first, [(one, ()) for one in ready], at_once)
+                handles = sweep.submit(array, scheduler)
+        except BaseException:
+            for name in names:
+                utils.JobPaths(self.folder, name).submitted_pickle.unlink(missing_ok=True)
+            raise
+        tasks = range(ready[0].request.plan.layout.ranks)
+        return [
+            FunctionJob(self.folder, job_in(handle), tasks, RunDir(Path(one.run_dir)))
+            for handle, one in zip(handles, ready, strict=True)
+        ]
+
+    def _prepared(self, scheduler: SlurmScheduler, run_id: str, delayed: utils.DelayedSubmission) -> Prepared:
+        """The call is pickled as it is at this moment."""
+        cluster, lasts = self._profile(), hasattr(delayed.function, "checkpoint")
+        job = self._job(_name(delayed), lasts)
+        here = Path.cwd()
+        limit = job.resources.time
+        delayed.set_timeout(NO_LIMIT if limit is None else max(1, limit // 60), self.max_num_timeout)
+        pickled = utils.JobPaths(self.folder, run_id).submitted_pickle
+        pickled.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        delayed.dump(pickled)
+        root = Path(cluster.paths.runs).expanduser() if cluster.paths.runs else default_root()
+        return scheduler.prepare(
+            Request(
+                job=job,
+                job_file=here / "job.yaml",
+                cluster=cluster,
+                plan=make_plan(job, cluster),
+                run_id=run_id,
+                runs_root=root,
+                project_dir=here,
+            )
+        )
+
+    def _job(self, name: str, lasts: bool) -> Job:
+        """`lasts`: the function has `checkpoint`. Another would begin anew after each time limit."""
+        given = self.parameters
+        nodes, tasks = given.get("nodes", 1), given.get("tasks_per_node", given.get("ntasks_per_node", 1))
+        cpus, minutes = given.get("cpus_per_task"), given.get("timeout_min", given.get("time"))
+        memory = given.get("mem_gb")
+        wanted = {
+            "nodes": nodes,
+            "ranks_per_node": tasks,
+            "gpus_per_node": given.get("gpus_per_node", 0),
+            "cpus_per_node": cpus and cpus * tasks,
+            "memory_per_node": memory and int(memory * GIB),
+            "time": minutes if isinstance(minutes, str) or minutes is None else int(minutes * 60),
+        }
+        fields = {
+            "name": given.get("name", given.get("job_name", name)),
+            "batch": {"global": nodes * tasks},
+            "command": ["python", "-u", "-m", "launcher.schedulers.slurm.call", str(self.folder)],
+            "retries": {"lower": 0, "time_limits": self.max_num_timeout if lasts else 0},
+            **self.job,
+        }
+        resources = {name: value for name, value in wanted.items() if value is not None}
+        fields["resources"] = {**resources, **self.job.get("resources", {})}
+        return from_record(Job, fields, "Executor")
+
+    def _profile(self) -> Cluster:
+        given = self.parameters
+        data = self.cluster.model_dump(mode="json", by_alias=True)
+        slurm = {**(data["slurm"] or {}), **{name: given[name] for name in SLURM if name in given}}
+        options = {name.replace("_", "-"): given[name] for name in OPTIONS if name in given}
+        slurm["extra"] = {**slurm.get("extra", {}), **options, **given.get("additional_parameters", {})}
+        if "signal_delay_s" in given:
+            slurm["signal_seconds"] = given["signal_delay_s"]
+        setup = [*data["setup"], *given.get("setup", [])]
+        return from_record(Cluster, {**data, "slurm": slurm, "setup": setup}, "Executor")
+
+
+def _name(delayed: utils.DelayedSubmission) -> str:
+    function = delayed.function
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,40 @@
+"""Is the job of this number the run's? Slurm uses numbers again, and another cluster has its own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import seconds_of
+from launcher.schedulers.slurm.jobs import folder_of_script
+from launcher.schedulers.slurm.records import JobRecord
+
+CLOCKS_DIFFER = timedelta(minutes=10)
+
+
+def is_of(record: JobRecord, run: RunDir) -> bool:
+    """By the script, which lies in the run's folder, and the comment, which a site may change; of a job that
+    only accounting knows by its name and the time."""
+    about = run.read_about()
+    ours = {run.id, str(about.get("sweep", {}).get("id", run.id))}
+    folder = folder_of_script(record.command or "")
+    if record.comment in ours or folder in ours:
+        return True
+    commented = (about.get("cluster", {}).get("slurm") or {}).get("comment", True)
+    if record.command or (commented and (record.comment or record.command is not None)):
+        return False
+    if record.name and record.name != about.get("job", {}).get("name"):
+        return False
+    sent = (seconds_of(str(event["time"])) for event in run.read_events() if event["event"] == "submitting")
+    first = next((moment for moment in sent if moment is not None), None)
+    if first is None or record.submitted is None:
+        return True
+    return record.submitted.timestamp() > first - CLOCKS_DIFFER.total_seconds()
+
+
+def another(job: str, record: JobRecord) -> str:
+    what = record.comment or record.command or record.name
+    return (
+        f"Slurm's job {job} here is another one{f' ({what})' if what else ''}: look from a host of the "
+        "cluster that the run was submitted to"
+    )
