@@ -31,7 +31,7 @@ def list_clusters(json: AsJson = False) -> None:
     for name, file in find_clusters(cluster_folders(clusters_dir())).items():
         try:
             cluster = load_cluster(file)
-        except SpecError as error:
+        except (SpecError, OSError) as error:
             records.append({"name": name, "file": str(file), "error": str(error)})
             table.add_row(name, "[red]wrong[/]", "", "", str(file), f"launcher clusters validate {name}")
             continue
@@ -64,16 +64,17 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Print a profile with its comments, or (--json) its validated values."""
+    from launcher.api.prepare import named_cluster
     from launcher.cli.output import print_json
-    from launcher.cli.prepare import named_cluster
     from launcher.render.shipped import clusters_dir
     from launcher.spec.find import cluster_folders, find_cluster
+    from launcher.spec.yaml import read_bytes
 
     if json:
         print_json(named_cluster(name).model_dump(mode="json"))
         return
     file = find_cluster(name, cluster_folders(clusters_dir()))
-    print(f"# {file}\n{file.read_text(encoding='utf-8')}", end="")
+    print(f"# {file}\n{read_bytes(file).decode(errors='replace')}", end="")
 
 
 @app.command()
@@ -98,9 +99,9 @@ def validate(
         try:
             cluster = load_cluster(find_cluster(name, folders))
             print(f"{name}: ok ({cluster.scheduler})")
-        except SpecError as error:
+        except (SpecError, OSError) as error:
             wrong = True
-            print(error)
+            print(error if isinstance(error, SpecError) else f"{error.filename}: {error.strerror}")
     if wrong:
         raise SystemExit(EXIT_USAGE)
 

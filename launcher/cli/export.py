@@ -17,6 +17,9 @@ def export(
         Optional[int],  # noqa: UP045
         typer.Option("--step", help="of this checkpoint; left out, the newest complete one"),
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="the one with the lowest held-out loss (train.keep_best)")
+    ] = False,
     dtype: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--dtype", metavar="fp32|bf16", help="convert; left out, as they were trained"),
@@ -25,7 +28,7 @@ def export(
 ) -> None:
     """Write the weights of a checkpoint as safetensors, with the names of your model."""
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
-    from launcher.runs.find import find_run
+    from launcher.rundir.find import find_run
     from launcher.schedulers.of_run import scheduler_of
     from launcher.spec.base import format_bytes
 
@@ -48,11 +51,16 @@ def export(
         )
     from launcher.train.checkpoints.export import ExportError
     from launcher.train.checkpoints.export import export as write
+    from launcher.train.checkpoints.folder import best as best_of
     from launcher.train.checkpoints.folder import complete_checkpoints
 
     complete = complete_checkpoints(found.checkpoints)
     if not complete:
         fail(f"{found.id} has no complete checkpoint of launcher's own entrypoint", EXIT_REFUSED)
+    if best and step is not None:
+        fail("give --step or --best, not both")
+    if best and (step := best_of(complete)) is None:
+        fail(f"no checkpoint of {found.id} has a held-out loss: train.keep_best was not set", EXIT_REFUSED)
     chosen = step if step is not None else max(complete)
     if chosen not in complete:
         steps = ", ".join(map(str, complete))

@@ -5,22 +5,20 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from launcher.cli.output import EXIT_DETACHED, console
+from launcher.cli.output import EXIT_DETACHED, harmless_text
 from launcher.logs.show import LogOptions, show_logs
 from launcher.report.story import Story
 from launcher.report.why import why
-from launcher.runs.layout import RunDir
-from launcher.runs.progress import last_metrics, progress_text
+from launcher.rundir.layout import RunDir
+from launcher.rundir.progress import last_metrics, progress_text
 from launcher.schedulers.base import Scheduler, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def follow_run(scheduler: Scheduler, handle: str, run: RunDir, since: str | None = None) -> int:
@@ -64,13 +62,12 @@ def _stream(run: RunDir, status: Callable[[], Status], since: str | None) -> Non
         def ended() -> bool:
             now = status()
             for line in story.news():
-                sys.stdout.buffer.write(f"{line}\n".encode())
-            sys.stdout.buffer.flush()
+                print(line, flush=True)
             return now.ended
 
         show_logs(run, options, sys.stdout.buffer, False, ended)
         return
-    screen = console()
+    screen = Console(file=sys.__stdout__, highlight=False)  # the bar moves the cursor
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,7 +80,7 @@ def _stream(run: RunDir, status: Callable[[], Status], since: str | None) -> Non
         def done() -> bool:
             now = status()
             for line in story.news():
-                progress.console.print(Text(line, style="bold"), soft_wrap=True)
+                progress.console.print(Text(harmless_text(line), style="bold"), soft_wrap=True)
             _update(progress, bar, now, last_metrics(run))
             return now.ended
 

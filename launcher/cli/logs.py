@@ -27,15 +27,15 @@ def logs(
     supervisor: Annotated[bool, typer.Option("--supervisor", help="the supervisor's own output")] = False,
 ) -> None:
     """The lines of all ranks and attempts, merged by time."""
-    from launcher.cli.output import fail
+    from launcher.cli.output import fail, print_harmless
     from launcher.logs.files import parse_selection
     from launcher.logs.show import LogOptions, show_logs
-    from launcher.runs.find import find_run
+    from launcher.rundir.find import find_run
     from launcher.schedulers.base import Streaming
     from launcher.schedulers.of_run import scheduler_of
     from launcher.schedulers.over_ssh.exchange import Wanted
 
-    found = find_run(run)
+    found = find_run(run, by_job=True)
     scheduler, handle = scheduler_of(found)
     try:
         ranks = parse_selection(rank, "rank") if rank is not None else None
@@ -45,11 +45,10 @@ def logs(
     scheduler.fetch(found, Wanted(logs=not supervisor, ranks=ranks, nodes=nodes))
     if supervisor and follow and isinstance(scheduler, Streaming):
         for line in scheduler.stream(handle):
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
+            print_harmless(line)
         return
     if supervisor:
-        sys.stdout.buffer.write(scheduler.logs(handle, 0))
+        print_harmless(scheduler.logs(handle, 0))
         return
     if stdout and stderr:
         fail("give --stdout or --stderr, not both; without them both are shown")
@@ -67,19 +66,47 @@ def logs(
         raise SystemExit(130) from None
 
 
-def why(run: RunName = None, json: AsJson = False) -> None:
+def why(
+    run: RunName = None,
+    log: Annotated[
+        _Text, typer.Option("--log", metavar="FILE", help="judge this output of any program; - reads stdin")
+    ] = None,
+    json: AsJson = False,
+) -> None:
     """The root cause first: class, rank, phase, exception, what was done, what to do; then the history."""
-    from launcher.cli.output import print_json
+    from launcher.cli.output import fail, print_json
+
+    if log is not None:
+        if run is not None:
+            fail("give a run or --log, not both")
+        return _why_log(log, json)
     from launcher.report.history import history
     from launcher.report.why import verdicts
     from launcher.report.why import why as explain
-    from launcher.runs.find import find_run
+    from launcher.rundir.find import find_run
     from launcher.schedulers.of_run import status_of
 
-    found = find_run(run)
+    found = find_run(run, by_job=True)
     now = status_of(found)
     if json:
         attempts = [{"attempt": n, **v.model_dump(), "then": then} for n, v, then in verdicts(found)]
         print_json({"run_id": found.id, "state": now.state, "reason": now.reason, "attempts": attempts})
-        return
+        return None
     print("\n".join([*explain(found, now.state, now.reason), *history(found)]))
+    return None
+
+
+def _why_log(name: str, json: bool) -> None:
+    from launcher.cli.output import fail, print_json
+    from launcher.diagnosis.lines import lines_of
+    from launcher.report.why_log import as_json, judged_log, why_log
+
+    try:
+        with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
+            cause = judged_log(lines_of(file))
+    except OSError as error:
+        fail(f"--log {name}: {error.strerror}")
+    if json:
+        print_json({"log": name, **as_json(cause)})
+    else:
+        print("\n".join(why_log("stdin" if name == "-" else name, cause)))

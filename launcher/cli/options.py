@@ -17,7 +17,7 @@ def complete_clusters(incomplete: str) -> list[str]:
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    from launcher.runs.find import runs_in
+    from launcher.rundir.find import runs_in
 
     return [run.id for run in runs_in() if run.id.startswith(incomplete)]
 
@@ -32,13 +32,31 @@ ClusterName = Annotated[
 ]
 Sets = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--set", "-s", metavar="A.B=C", help="override any field of the job; may be repeated"),
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="A.B=C",
+        help="override any field of the job, or of the profile as cluster.A.B=C; may be repeated",
+    ),
+]
+_SLURM = "Slurm: this time, in place of what the profile says"
+Partition = Annotated[Optional[str], typer.Option(help="partitions, by comma", rich_help_panel=_SLURM)]  # noqa: UP045
+Account = Annotated[Optional[str], typer.Option(help="account", rich_help_panel=_SLURM)]  # noqa: UP045
+Qos = Annotated[Optional[str], typer.Option(help="quality of service", rich_help_panel=_SLURM)]  # noqa: UP045
+Reservation = Annotated[Optional[str], typer.Option(help="reservation", rich_help_panel=_SLURM)]  # noqa: UP045
+Dependency = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="start after other jobs, e.g. afterok:1234", rich_help_panel=_SLURM),
+]
+Nodelist = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="nodes that the job must have, e.g. n[1-2]", rich_help_panel=_SLURM),
 ]
 RunName = Annotated[
     Optional[str],  # noqa: UP045
     typer.Argument(
         metavar="RUN",
-        help="run: id, its beginning, or a path; the newest if left out",
+        help="id of a run, its beginning or end, or a path; the newest of this project if left out",
         autocompletion=complete_runs,
     ),
 ]
@@ -46,7 +64,8 @@ RunOrSweep = Annotated[
     Optional[str],  # noqa: UP045
     typer.Argument(
         metavar="RUN",
-        help="run or sweep: id, its beginning, or a run's path; the newest run if left out",
+        help="id of a run or sweep, its beginning or end, or a path; "
+        "the newest run of this project if left out",
         autocompletion=complete_runs,
     ),
 ]

@@ -7,7 +7,17 @@ from typing import Annotated, Optional
 
 import typer
 
-from launcher.cli.options import ClusterName, JobFile, Sets
+from launcher.cli.options import (
+    Account,
+    ClusterName,
+    Dependency,
+    JobFile,
+    Nodelist,
+    Partition,
+    Qos,
+    Reservation,
+    Sets,
+)
 
 templates_app = typer.Typer(no_args_is_help=True, help="Templates of the rendered files.")
 
@@ -26,14 +36,21 @@ def render(
     image: Annotated[
         bool, typer.Option("--image", help="the Dockerfile and the Apptainer definition instead")
     ] = False,
+    partition: Partition = None,
+    account: Account = None,
+    qos: Qos = None,
+    reservation: Reservation = None,
+    dependency: Dependency = None,
+    nodelist: Nodelist = None,
 ) -> None:
     """Show every file that submitting would write; of what is packed into a pod's script, the size."""
+    from launcher.api.prepare import prepared, queue_sets
     from launcher.cli.output import fail
-    from launcher.cli.prepare import prepared
     from launcher.cli.rendered import image_files, show_diff, show_files, write_image, write_run_dir
 
     run_dir = out.absolute() if out is not None and not image else None
-    _, ready = prepared(job, cluster, set_ or [], run_dir)
+    queue = queue_sets(partition, account, qos, reservation, dependency, nodelist)
+    _, ready = prepared(job, cluster, [*(set_ or []), *queue], run_dir)
     files = image_files(ready) if image else ready.files
     if diff:
         show_diff(ready, files, out, image)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.render.eject import diff_rendered
 from launcher.render.render import RenderedFile, render_image, render_run
-from launcher.runs.files import replace_text
+from launcher.rundir.files import replace_text
 from launcher.schedulers.base import Prepared
 from launcher.schedulers.rundir import write_run
 
@@ -16,9 +17,9 @@ from launcher.schedulers.rundir import write_run
 def show_files(files: Sequence[RenderedFile]) -> None:
     """One after the other, without what travels in them; a header line when there are several."""
     for file in files:
-        if len(files) > 1:
-            print(f"# ==> {file.path} <==")
-        print(file.shown, end="" if file.text.endswith("\n") else "\n")
+        header = f"# ==> {file.path} <==\n" if len(files) > 1 else ""
+        end = "" if file.text.endswith("\n") else "\n"
+        sys.stdout.buffer.write(f"{header}{file.shown}{end}".encode())  # to the byte, for `> file`
 
 
 def image_files(ready: Prepared) -> tuple[RenderedFile, ...]:
@@ -48,7 +49,7 @@ def write_run_dir(ready: Prepared, out: Path) -> None:
     """A complete run directory: its scripts can be started by hand."""
     if out.exists():
         out.rmdir()
-    run = write_run(replace(ready, run_dir=str(out.absolute())))
+    run = write_run(replace(ready, run_dir=str(out.absolute())), "rendered")
     for file in ready.files:
         print(run.scripts / file.path)
 

@@ -29,31 +29,20 @@ def resume(
     json: AsJson = False,
 ) -> None:
     """Go on from the last checkpoint, with the recipe of the last attempt or with what you change."""
+    from launcher.api.resume import resume as go_on
     from launcher.cli.follow import follow_run
-    from launcher.cli.output import EXIT_REFUSED, fail, print_json
-    from launcher.runs.find import find_run
-    from launcher.runs.time import now
-    from launcher.schedulers.of_run import scheduler_of
-    from launcher.schedulers.registry import of_cluster
+    from launcher.cli.output import fail, print_json
+    from launcher.rundir.find import find_run
+    from launcher.rundir.time import now
 
     if json and follow:
         fail("give --json or --follow, not both")
-    found = find_run(run)
-    scheduler, handle = scheduler_of(found)
-    again = None
-    if set_ or cluster:
-        from launcher.cli.again import prepared_again
-
-        again = prepared_again(found, set_ or [], cluster)
-    before, since = scheduler.status(handle), now()
-    if again is not None and not before.ended:
-        fail(f"{found.id} is still {before.state}; cancel it first", EXIT_REFUSED)
-    if again is not None:
-        scheduler = of_cluster(again.request.cluster)
-    handle = scheduler.resume(handle, again)
+    found, since = find_run(run), now()
+    resumed = go_on(found, set_ or [], cluster)
+    before, again = resumed.before, resumed.again
     changed = again.about["changed"] if again is not None else {}
     if json:
-        answer = {"run_id": found.id, "handle": handle, "from_step": before.checkpoint_step}
+        answer = {"run_id": found.id, "handle": resumed.handle, "from_step": before.checkpoint_step}
         print_json(answer | ({"changed": changed} if again is not None else {}))
         return
     if again is not None:
@@ -62,7 +51,7 @@ def resume(
         from launcher.report.terminal import show_plan
 
         request = again.request
-        show_plan(console(), request.job, request.cluster, request.plan, again.warnings)
+        show_plan(console(), request.job, request.cluster, request.plan, again.warnings, again.offered)
         for name, (old, new) in changed.items():
             print(f"{name}: {old} -> {new}")
         for note in consequences(changed) if request.job.task is not None else []:
@@ -73,4 +62,4 @@ def resume(
         start = "the start" if before.checkpoint_step is None else f"step {before.checkpoint_step}"
         print(f"{found.id} goes on from {start}")
     if follow:
-        raise SystemExit(follow_run(scheduler, handle, found, since))
+        raise SystemExit(follow_run(resumed.scheduler, resumed.handle, found, since))

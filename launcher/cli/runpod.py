@@ -32,7 +32,7 @@ def leaks(
     from rich.table import Table
 
     from launcher.cli.output import console, fail, print_json
-    from launcher.runs.find import runs_in
+    from launcher.rundir.find import runs_in
     from launcher.schedulers.base import SchedulerError
     from launcher.schedulers.of_run import statuses
     from launcher.schedulers.registry import runpod
@@ -102,7 +102,7 @@ def download(
 ) -> None:
     """The whole run directory from the network volume, checkpoints as well. No pod has to run."""
     from launcher.cli.output import fail
-    from launcher.runs.find import find_run
+    from launcher.rundir.find import find_run
     from launcher.schedulers.of_run import scheduler_of
     from launcher.schedulers.runpod.scheduler import RunPodScheduler
     from launcher.spec.base import format_bytes

@@ -64,20 +64,21 @@ def sandbox(
             2,
         )
     import platformdirs
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+
+    from launcher.spec.errors import SpecError
+    from launcher.spec.load import read_plain
 
     where = folder or Path(platformdirs.user_cache_dir("launcher")) / "runpod-sandbox"
     wanted: dict[str, Fault] = {}
     try:
         if faults is not None:
-            wanted.update(read(YAML(typ="safe").load(faults)))
+            wanted.update(read(read_plain(faults)))
         wanted.update(dict(parse(text) for text in fault or []))
         options = Options(
             where, port, openapi, Pace(provisioning, pull, restart, grace), per_minute, seed, wanted
         )
         serve(options, _tell)
-    except (ValueError, YAMLError) as error:
+    except (ValueError, SpecError) as error:
         fail(str(error), 2)
 
 

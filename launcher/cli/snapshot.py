@@ -19,9 +19,9 @@ def snapshot(
 ) -> None:
     """Ask a running job for a memory snapshot of its next step."""
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
-    from launcher.runs.files import replace_json
-    from launcher.runs.find import find_run
-    from launcher.runs.time import now
+    from launcher.rundir.files import read_json_lines, replace_json
+    from launcher.rundir.find import find_run
+    from launcher.rundir.time import now
     from launcher.schedulers.of_run import scheduler_of
 
     found = find_run(run)
@@ -32,6 +32,13 @@ def snapshot(
     if state != "running" or not attempts:
         fail(f"{found.id} has no running ranks to ask: it is {state}", EXIT_REFUSED)
     attempt = attempts[-1]
+    measured = read_json_lines(attempt.memory(rank or 0))
+    if measured and "allocated" not in measured[-1]:
+        fail(
+            f"{found.id} trains on the CPU without a memory budget, so nothing counts what tensors hold: set "
+            "one in the job's `env:`, e.g. {TRAIN_MEMORY_BUDGET: 16GiB}, and start it again",
+            EXIT_REFUSED,
+        )
     replace_json(attempt.snapshot_request, {"time": now(), "rank": rank})
     scheduler.fetch(found)
     folder = f"{scheduler.where(found)}/{attempt.memory(0).parent.relative_to(found.path)}"

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Optional
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    pass
+    from launcher.api.given import JobLike
 
-from launcher.cli.options import ClusterName, JobFile, Sets
+from launcher.cli.options import (
+    Account,
+    AsJson,
+    ClusterName,
+    Dependency,
+    Nodelist,
+    Partition,
+    Qos,
+    Reservation,
+    Sets,
+)
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show every file and command; do nothing")]
 
@@ -52,8 +64,53 @@ FORBIDDEN = ("retries.lower=0",)
 "What --no-downgrade overrides in the job."
 
 
+class WithCommand(TyperCommand):
+    """Everything behind `--` is a command, in the place of a job file."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[COMMAND] = args[at + 1 :]
+            args = args[:at]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
+COMMAND = "launcher.command"
+JobOrCommand = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Argument(metavar="JOB | -- COMMAND", help="job file, e.g. job.yaml; or a command behind --"),
+]
+
+
+def _job(file: Path | None, command: list[str] | None, cluster: str, sets: list[str]) -> JobLike:
+    from launcher.cli.output import fail
+
+    if command is not None and file is None:
+        from launcher.api.of_command import job_of_command
+
+        return job_of_command(command, cluster, sets)
+    if file is None or command is not None:
+        fail("give a job file, or a command behind `--`: launcher run -- python train.py")
+    return file
+
+
+def _ask_ahead(cluster: str) -> None:
+    """Slurm answers while Python imports the rest."""
+    from contextlib import suppress
+
+    from launcher.render.shipped import clusters_dir
+    from launcher.schedulers.slurm.ahead import begin
+    from launcher.spec.errors import SpecError
+    from launcher.spec.find import cluster_folders, find_cluster
+
+    with suppress(SpecError):  # which is said where the profile is loaded
+        begin(find_cluster(cluster, cluster_folders(clusters_dir())))
+
+
 def submit(
-    job: JobFile,
+    ctx: typer.Context,
+    job: JobOrCommand = None,
     cluster: ClusterName = "local",
     set_: Sets = None,
     dry_run: DryRun = False,
@@ -79,15 +136,30 @@ def submit(
     budget: Budget = None,
     max_hours: MaxHours = None,
     unplanned: Unplanned = False,
+    partition: Partition = None,
+    account: Account = None,
+    qos: Qos = None,
+    reservation: Reservation = None,
+    dependency: Dependency = None,
+    nodelist: Nodelist = None,
+    json: AsJson = False,
 ) -> None:
     """Plan a job, show the plan, start it detached."""
-    from launcher.cli.output import console
-    from launcher.cli.prepare import Limits, prepared
+    if not dry_run:
+        _ask_ahead(cluster)
+    from launcher.api.prepare import Limits, prepared, queue_sets
+    from launcher.cli.output import console, print_json
     from launcher.report.terminal import show_plan, show_prepared
-    from launcher.runs.find import find_run
+    from launcher.rundir.find import find_run
 
     limits = Limits(max_price, budget, max_hours, unplanned or None)
-    sets = [*(set_ or []), *(FORBIDDEN if no_downgrade else ())]
+    queue = queue_sets(partition, account, qos, reservation, dependency, nodelist)
+    sets = [*(set_ or []), *(FORBIDDEN if no_downgrade else ()), *queue]
+    given = _job(job, ctx.meta.get(COMMAND), cluster, sets)
+    if json and (follow or sweep):
+        from launcher.cli.output import fail
+
+        fail(f"give --json or {'--follow' if follow else '--sweep'}, not both")
     if sweep:
         from launcher.cli.output import fail
         from launcher.cli.sweep import submit_sweep
@@ -96,20 +168,33 @@ def submit(
             fail("--max-price, --budget, --max-hours and --unplanned are of one run; a sweep rents nothing")
         if follow:
             fail("give --sweep or --follow, not both: `launcher logs RUN -f` follows one run of a sweep")
-        submit_sweep(job, cluster, sets, sweep, at_once, dry_run)
+        submit_sweep(given, cluster, sets, sweep, at_once, dry_run)
         return
     if at_once is not None:
         from launcher.cli.output import fail
 
         fail("--at-once says how many runs of a sweep go on at the same time: give --sweep as well")
-    scheduler, ready = prepared(job, cluster, sets, limits=limits)
+    from launcher.api.submit import checked
+
+    scheduler, ready = prepared(given, cluster, sets, limits=limits)
     if dry_run:
-        show_prepared(console(), ready)
+        if json:
+            from launcher.report.data import submitted_data
+
+            print_json(submitted_data(ready, ready.warnings, None))
+        else:
+            show_prepared(console(), ready)
         return
     request = ready.request
-    warnings = (*ready.warnings, *scheduler.check(ready))
-    show_plan(console(), request.job, request.cluster, request.plan, warnings)
+    warnings = checked(scheduler, ready)
+    if not json:
+        show_plan(console(), request.job, request.cluster, request.plan, warnings, ready.offered)
     handle = scheduler.submit(ready)
+    if json:
+        from launcher.report.data import submitted_data
+
+        print_json(submitted_data(ready, warnings, handle))
+        return
     print(f"\n{request.run_id} submitted ({handle})")
     if follow:
         from launcher.cli.follow import follow_run
@@ -120,7 +205,8 @@ def submit(
 
 
 def run(
-    job: JobFile,
+    ctx: typer.Context,
+    job: JobOrCommand = None,
     cluster: ClusterName = "local",
     set_: Sets = None,
     no_downgrade: NoDowngrade = False,
@@ -128,9 +214,17 @@ def run(
     budget: Budget = None,
     max_hours: MaxHours = None,
     unplanned: Unplanned = False,
+    partition: Partition = None,
+    account: Account = None,
+    qos: Qos = None,
+    reservation: Reservation = None,
+    dependency: Dependency = None,
+    nodelist: Nodelist = None,
 ) -> None:
     """Submit and follow; the exit code is the run's verdict."""
     submit(
-        job, cluster, set_, dry_run=False, no_downgrade=no_downgrade, follow=True,
+        ctx, job, cluster, set_, dry_run=False, no_downgrade=no_downgrade, follow=True,
         max_price=max_price, budget=budget, max_hours=max_hours, unplanned=unplanned,
+        partition=partition, account=account, qos=qos, reservation=reservation,
+        dependency=dependency, nodelist=nodelist,
     )  # fmt: skip

@@ -6,23 +6,24 @@ from collections import Counter
 from typing import NoReturn
 
 from launcher.cli.output import console, print_json
-from launcher.runs.find import SweepRuns
+from launcher.rundir.find import SweepRuns
 
 
 def status_of_all(sweep: SweepRuns, json: bool) -> NoReturn:
     """A line for each run, and how many are in each state. The exit code is 0 until all have ended, then that
     of the first that did not succeed."""
-    from launcher.schedulers.of_run import statuses
+    from launcher.schedulers.of_run import states_of
 
-    found = statuses(sweep.runs)
+    states_by_run = states_of(sweep.runs)
+    found = list(states_by_run.values())
     states = Counter(status.state for status in found)
     if json:
         runs = [status.as_json() for status in found]
         print_json({"sweep_id": sweep.id, "states": dict(states), "runs": runs})
     else:
-        from launcher.report.terminal import show_list
+        from launcher.report.listing import row_of, show_list
 
-        show_list(console(), found)
+        show_list(console(), [row_of(status, run) for run, status in states_by_run.items()])
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
         print(f"\n{sweep.id}: {counts}")
     over = all(status.ended for status in found)
@@ -38,12 +39,12 @@ def cancel_all(sweep: SweepRuns, json: bool) -> None:
     if json:
         print_json({"sweep_id": sweep.id, **asdict(done)})
         return
-    foreign = not sweep.runs[0].read_about().get("job", {}).get("task")
-    being = f"ranks being ended of {done.ended + (done.asked if foreign else 0)}"
+    task = sweep.runs[0].read_about().get("job", {}).get("task")
+    asked = "asked to write a checkpoint and stop" if task else "whose script is asked to stop by SIGTERM"
     said = [
         f"{done.waiting} taken out of the queue" if done.waiting else "",
-        f"{done.asked} asked to write a checkpoint and stop" if done.asked and not foreign else "",
-        being if done.ended or (done.asked and foreign) else "",
+        f"{done.asked} {asked}" if done.asked else "",
+        f"ranks being ended of {done.ended}" if done.ended else "",
     ]
     print(
         f"{sweep.id}: {', '.join(filter(None, said))}; `launcher status {sweep.id}` shows when all have ended"

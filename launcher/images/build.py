@@ -18,7 +18,7 @@ from launcher.images import ImageError
 from launcher.images.builders import Builder
 from launcher.images.catalogue import Image
 from launcher.render.render import RenderedFile
-from launcher.runs.files import replace_text
+from launcher.rundir.files import replace_text
 
 
 def local_tag(image: Image) -> str:

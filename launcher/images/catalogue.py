@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 from launcher.render.shipped import containers_dir
 from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
-from launcher.spec.load import Document, read, validate
+from launcher.spec.load import read, validate
+from launcher.spec.yaml import Document
 
 FILE = "images.yaml"
 Target = Literal["docker", "apptainer", "runpod"]

@@ -13,7 +13,7 @@ from launcher.images.builders import Builder
 from launcher.images.catalogue import FILE, Image, catalogue_folder, find_image, load_catalogue
 from launcher.images.names import PREFIX
 from launcher.render.shipped import containers_dir
-from launcher.runs.files import replace_text
+from launcher.rundir.files import replace_text
 from launcher.spec.base import Value
 from launcher.spec.load import read, validate
 

@@ -11,7 +11,7 @@ from launcher.memory.estimate import Estimate, When
 from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decision
 from launcher.planning.questions import Comparison
-from launcher.report.terminal import plan_rows, recipe_line
+from launcher.report.terminal import cost_rows, plan_rows, recipe_line
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -111,8 +111,9 @@ def head(page: Page) -> list[tuple[str, str]]:
     if decision is None:
         return [("job", page.job.name), ("cluster", page.cluster.name)]
     rows = plan_rows(page.job, page.cluster, decision.plan)
+    cost = cost_rows(page.job, page.cluster, decision.plan)
     frozen = f", {decision.trained:,} of them trained" if decision.trained != decision.parameters else ""
-    return [rows[0], ("model", f"{decision.parameters:,} parameters{frozen}"), *rows[1:]]
+    return [*cost, rows[0], ("model", f"{decision.parameters:,} parameters{frozen}"), *rows[1:]]
 
 
 def memory_rows(decision: Decision) -> list[tuple[str, str]]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from launcher.planning.choice import Candidate
+from launcher.planning.cost import cost_of
 from launcher.planning.questions import Answer, Comparison
 from launcher.report.content import Page
+
+if TYPE_CHECKING:
+    from launcher.schedulers.base import Prepared
 
 
 def as_data(page: Page) -> dict[str, Any]:
@@ -17,6 +22,8 @@ def as_data(page: Page) -> dict[str, Any]:
         data["refused"] = page.refusal
     else:
         estimate = decision.chosen.estimate
+        cost = cost_of(page.job, page.cluster, decision.plan)
+        data["cost"] = None if cost is None else cost.as_json()
         data |= decision.model_dump(mode="json", exclude={"plan": {"estimate"}})
         data["parameters"] = decision.parameters
         data["chosen"] = _candidate(decision.chosen)
@@ -28,6 +35,23 @@ def as_data(page: Page) -> dict[str, Any]:
         ]
     data["questions"] = [_comparison(one) for one in page.comparisons]
     return data
+
+
+def submitted_data(prepared: Prepared, warnings: Sequence[str], handle: str | None) -> dict[str, Any]:
+    """What `submit --json` prints; without a handle nothing was submitted."""
+    request = prepared.request
+    cost = cost_of(request.job, request.cluster, request.plan, prepared.offered)
+    return {
+        "run_id": request.run_id,
+        "handle": handle,
+        "cluster": request.cluster.name,
+        "cost": None if cost is None else cost.as_json(),
+        "plan": request.plan.model_dump(mode="json"),
+        "warnings": list(warnings),
+        "directory": prepared.run_dir,
+        "files": [file.path for file in prepared.files],
+        "command": list(prepared.command),
+    }
 
 
 def _candidate(one: Candidate) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from launcher.logs.out_of_memory import out_of_memory
-from launcher.runs.files import read_json_lines, read_record
-from launcher.runs.layout import RunDir
+from launcher.diagnosis.memory import out_of_memory
+from launcher.rundir.files import read_record
+from launcher.rundir.layout import RunDir
 from launcher.spec.base import format_bytes, format_duration
 
 MAX_LINES = 24
@@ -61,7 +61,7 @@ class Turn(NamedTuple):
 def history(run: RunDir) -> list[str]:
     """At most MAX_LINES lines; none for a run in which nothing had to be changed."""
     events = run.read_events()
-    turns = turns_of(events, read_json_lines(run.metrics))
+    turns = turns_of(events, run.read_metrics())
     if not turns:
         return []
     planned = read_record(run.plan)
@@ -146,7 +146,7 @@ def _turn(turn: Turn, what: str, planned: float | None) -> list[str]:
     where = "in process" if not turn.restart else f"attempt {turn.attempt + 1}"
     if why_not := turn.event.get("why_not_in_process"):
         where += f", not in process: {why_not}"
-    parts = [where, str(turn.event["reason"])]
+    parts = [where, str(turn.event.get("reason", ""))]
     if planned is not None:
         parts.append(f"planned {_slower(planned)}")
     if measured := _measured(turn):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import open_regular, parsed
+from launcher.rundir.forms import is_event
+from launcher.rundir.layout import RunDir
 
 
 class Story:
@@ -19,7 +20,7 @@ class Story:
     def news(self) -> list[str]:
         """Lines for the events since the last look; most events need none."""
         try:
-            with open(self._path, "rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._offset)
                 data = file.read()
         except OSError:
@@ -30,11 +31,10 @@ class Story:
         return [f"[launcher] {line}" for line in told if line]
 
     def _tell(self, line: bytes) -> str | None:
-        try:
-            event = json.loads(line)
-        except ValueError:  # torn on a full disk
+        event = parsed(line)
+        if not isinstance(event, dict) or not is_event(event):  # torn on a full disk
             return None
-        return _sentence(event) if event.get("time", "") >= self._since else None
+        return _sentence(event) if event["time"] >= self._since else None
 
 
 def _sentence(event: dict[str, Any]) -> str | None:
@@ -51,15 +51,14 @@ def _sentence(event: dict[str, Any]) -> str | None:
         where = event.get("phase", "a step")
         if event.get("step") is not None:
             where += f" of step {event['step']} on rank {event['rank']}"
-        return f"out of memory in {where}; going on with {event['reason']} ({event.get('seconds', 0):.1f} s)"
+        seconds = event.get("seconds") or 0.0
+        return f"out of memory in {where}; going on with {event.get('reason')} ({seconds:.1f} s)"
     if kind == "climb":
-        return f"back up: {event['reason']}"
+        return f"back up: {event.get('reason')}"
     if kind == "handover-skipped":
         return f"no handover: {event['reason']}"
-    if kind == "downgrade":
-        return f"trying again: {event['reason']}"
-    if kind == "retry":
-        return f"trying again: {event['reason']}"
+    if kind in ("downgrade", "retry"):
+        return f"trying again: {event.get('reason')}"
     if kind == "resumed" and event["step"] == 0:
         return "begins again with step 1: nothing is left of the steps before"
     if kind == "resumed":
@@ -69,6 +68,10 @@ def _sentence(event: dict[str, Any]) -> str | None:
         return f"another pod: {event['gpu']} in {event['data_center']}, {event['usd_per_hour']:.3f} USD/h"
     if kind == "waiting":
         return f"waits for another pod: {event['reason'].splitlines()[0]}"
+    if kind == "checkpoint" and event.get("from") == "shared-memory":
+        return f"the state of step {event['step']} in shared memory is a checkpoint now"
+    if kind == "checkpoint-failed" and event.get("from") == "shared-memory":
+        return f"the state of step {event['step']} could not be saved: {event['reason']}"
     if kind == "stopping":
         return f"stopping ({event['reason']})"
     return None

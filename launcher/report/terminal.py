@@ -12,8 +12,9 @@ from rich.table import Table
 if TYPE_CHECKING:  # values are printed, never made here
     from rich.console import Console
 
+    from launcher.planning.cost import Offered
     from launcher.planning.plan import Plan
-    from launcher.schedulers.base import Prepared, Status
+    from launcher.schedulers.base import Prepared
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
     from launcher.spec.recipe import Recipe
@@ -27,6 +28,7 @@ STATE_STYLE = {
     "cancelled": "yellow",
     "failed": "red",
     "lost": "red",
+    "damaged": "red",
 }
 
 
@@ -70,20 +72,34 @@ def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     foreign = "launcher sets the micro-batch and the accumulation; the rest is the command's own"
     micro, accum = plan.recipe.micro_batch_size, plan.recipe.grad_accum
     batch = f"{micro * accum * layout.ranks} = {micro} x {accum} x {layout.ranks} ranks"
-    rows = [
+    return [
         ("job", job.name),
         ("cluster", f"{cluster.name}: {nodes}, {gpus}{kind}"),
         ("recipe", foreign if own_recipe else recipe_line(plan.recipe)),
         ("batch", batch),
         ("why", plan.reason),
     ]
-    if plan.usd_per_hour is not None:
-        rows.append(("price", f"{plan.usd_per_hour:.2f} USD/h (from the profile)"))
-    return rows
 
 
-def show_plan(console: Console, job: Job, cluster: Cluster, plan: Plan, warnings: Sequence[str]) -> None:
-    rows = plan_rows(job, cluster, plan)
+def cost_rows(
+    job: Job, cluster: Cluster, plan: Plan, offered: Offered | None = None
+) -> list[tuple[str, str]]:
+    """(what, value) in plain text; empty where nothing is paid by the hour."""
+    from launcher.planning.cost import cost_of
+
+    cost = cost_of(job, cluster, plan, offered)
+    return [] if cost is None else cost.rows()
+
+
+def show_plan(
+    console: Console,
+    job: Job,
+    cluster: Cluster,
+    plan: Plan,
+    warnings: Sequence[str],
+    offered: Offered | None = None,
+) -> None:
+    rows = [*cost_rows(job, cluster, plan, offered), *plan_rows(job, cluster, plan)]
     if plan.ladder:
         steps = zip(plan.ladder, (plan.recipe, *plan.ladder), strict=False)
         below = " -> ".join(_rung(recipe, above) for recipe, above in steps)
@@ -104,52 +120,9 @@ def grid(rows: Sequence[tuple[str, str]]) -> Table:
 def show_prepared(console: Console, prepared: Prepared) -> None:
     """What `--dry-run` shows: the plan, every file, the command. Nothing has happened."""
     request = prepared.request
-    show_plan(console, request.job, request.cluster, request.plan, prepared.warnings)
+    show_plan(console, request.job, request.cluster, request.plan, prepared.warnings, prepared.offered)
     for file in prepared.files:
         console.rule(f"{prepared.run_dir}/scripts/{file.path}", align="left", style="dim")
         console.out(file.shown, highlight=False, end="")
     console.rule("command", align="left", style="dim")
     console.out(shlex.join(prepared.command), highlight=False)
-
-
-def show_status(console: Console, status: Status, lines: Sequence[str]) -> None:
-    style = STATE_STYLE.get(status.state, "")
-    table = Table.grid(padding=(0, 2))
-    table.add_row("run", escape(status.run_id))
-    table.add_row("state", f"[{style}]{status.state}[/]" if style else status.state)
-    if status.reason:
-        table.add_row("reason", escape(status.reason))
-    if status.attempt is not None:
-        table.add_row("attempt", str(status.attempt))
-    if status.step is not None:
-        table.add_row("step", f"{status.step}" + (f" of {status.steps}" if status.steps else ""))
-    if status.checkpoint_step is not None:
-        table.add_row("checkpoint", f"step {status.checkpoint_step}")
-    table.add_row("directory", escape(status.path))
-    for line in lines:
-        table.add_row("", escape(line))
-    if status.resumable:
-        again = f"launcher resume {escape(status.run_id)}"
-        # What nobody has understood may happen again.
-        table.add_row("next", f"see the reason; then {again}" if status.failure == "unknown" else again)
-    console.print(table)
-
-
-def show_list(console: Console, statuses: Sequence[Status]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("RUN", "STATE", "ATTEMPT", "STEP", "CREATED", "REASON"):
-        table.add_column(
-            column, no_wrap=column != "REASON", overflow="fold" if column == "RUN" else "ellipsis"
-        )
-    for status in statuses:
-        style = STATE_STYLE.get(status.state, "")
-        step = "" if status.step is None else f"{status.step}" + (f"/{status.steps}" if status.steps else "")
-        table.add_row(
-            escape(status.run_id),
-            f"[{style}]{status.state}[/]" if style else status.state,
-            "" if status.attempt is None else str(status.attempt),
-            step,
-            status.created[:16].replace("T", " "),
-            escape(status.reason),
-        )
-    console.print(table)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from launcher.runs.files import read_record
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import read_record
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
 from launcher.spec.base import format_bytes
 from launcher.spec.verdict import LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice
+from launcher.supervise.saving import outcome_of
 
 MAX_LINES = 14
 _SHOWN_LOG_LINES = 5
@@ -41,6 +42,8 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         return [f"{run.id} is {state}: nothing has failed so far."]
     if state in _BETWEEN:
         return [f"{run.id} is {state}: {reason or _BETWEEN[state]}"]
+    if state == "rendered":
+        return [f"{run.id} is {state}: {reason}"]
     if state == "lost":
         when = f"in attempt {len(run.attempts()) - 1}" if run.attempts() else "before the first attempt"
         return [
@@ -56,6 +59,17 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         told = "; memory ran out on the way:" if lowered else ": nothing failed."
         return [f"{run.id} succeeded in its first attempt{told}"]
     number, verdict, then = failures[-1]
+    ended = run.read_state()
+    between = (
+        ended.get("reason") not in (None, "", verdict.reason) and ended.get("failure") != verdict.failure
+    )
+    if between and state not in ("succeeded", "running"):
+        return [
+            f"{run.id} {_sentence(state)}",
+            f"cause     {ended.get('failure')}: {cut(ended['reason'], _MESSAGE)} (after attempt {number})",
+            f"before    attempt {number}: {verdict.failure}: {cut(verdict.reason)}",
+            f"do        launcher resume {run.id}",
+        ]
     lines = [
         f"{run.id} {_sentence(state)}",
         f"cause     {verdict.failure}: {verdict.reason} (attempt {number})",
@@ -70,30 +84,63 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     if any(where):
         lines.append("where     " + ", ".join(part for part in where if part))
     if verdict.exception:
-        lines.append(f"exception {_cut(verdict.exception, _MESSAGE)}")
-    before = [line for line in verdict.last_lines if line.strip() and not _repeats(line, verdict.exception)]
-    memory = _memory(verdict.memory) if verdict.memory is not None else ""
+        lines.append(f"exception {cut(verdict.exception, _MESSAGE)}")
+    memory = told_memory(verdict.memory)
     if memory:
-        lines.append(f"memory    {_cut(memory, _MESSAGE)}")
-    shown = before[-_SHOWN_LOG_LINES + bool(memory) :]
-    lines += [f"  | {_cut(line)}" for line in shown]
+        lines.append(f"memory    {cut(memory, _MESSAGE)}")
+    kept = None if state in ("succeeded", "running") else _kept(run)
+    lines += _decisive(verdict, _SHOWN_LOG_LINES - bool(memory) - bool(kept))
     if verdict.evidence:
-        lines.append(f"evidence  {_cut('; '.join(verdict.evidence))} ({verdict.confidence})")
+        lines.append(f"evidence  {cut('; '.join(verdict.evidence))} ({verdict.confidence})")
     if snapshot := _snapshot(run, number, verdict):
         lines.append(f"snapshot  {snapshot}")
     if then and then != verdict.reason:
-        lines.append(f"done      {_cut(then, _MESSAGE)}")
+        lines.append(f"done      {cut(then, _MESSAGE)}")
     if len(failures) > 1:
         earlier = ", ".join(f"attempt {n}: {v.failure}" for n, v, _ in failures[:-1][-4:])
         lines.append(f"before    {earlier}")
+    if kept:
+        lines.append(kept)
     if state not in ("succeeded", "running"):
         command = read_record(run.run).get("job", {}).get("command") is not None
         lines.append(f"do        {advice(verdict, command=command).replace('RUN', run.id)}")
     return lines[:MAX_LINES]
 
 
-def _memory(memory: OutOfMemory) -> str:
+def _decisive(verdict: Verdict, most: int) -> list[str]:
+    """At most `most` lines: the decisive line with its place and what stands before it, then what else was
+    seen; where no line decided, the last ones."""
+    cause = next((one for one in verdict.seen if not one.why), None)
+    if cause is None or not cause.place:
+        last = [line for line in verdict.last_lines if line.strip() and not _repeats(line, verdict.exception)]
+        shown = [f"  | {cut(line)}" for line in last[-most:]]
+    else:
+        shown = [f"  | {cut(line)}" for line in cause.before[-2:] if line.strip()]
+        text = "" if _repeats(cause.text, verdict.exception) else f"  {cause.text}"
+        shown.append(f"line      {cut(cause.place + text)}")
+    others = [one for one in verdict.seen if one.why]
+    room = most - len(shown)
+    shown += [
+        f"also      {cut(f'{one.failure}, {one.why}: {one.place}  {one.text}'.strip())}"
+        for one in others[: max(room, 1)]
+    ]
+    return shown
+
+
+def _kept(run: RunDir) -> str | None:
+    """What became of the last step's state when the run ended; None when there was nothing to keep."""
+    outcome = outcome_of(run.read_events())
+    if outcome is None:
+        return None
+    if outcome.reason:
+        return f"lost      {cut(outcome.words(), _MESSAGE)}"
+    return f"kept      {outcome.words()}; `launcher resume {run.id}` goes on from it"
+
+
+def told_memory(memory: OutOfMemory | None) -> str:
     """What was asked for, what there was, and what lay there; "" when nothing is known."""
+    if memory is None:
+        return ""
     parts = []
     if memory.requested is not None:
         parts.append(f"{format_bytes(memory.requested)} asked for")
@@ -127,6 +174,6 @@ def _sentence(state: str) -> str:
     }.get(state, f"ended: {state}")
 
 
-def _cut(text: str, width: int = _WIDTH) -> str:
+def cut(text: str, width: int = _WIDTH) -> str:
     text = " ".join(text.splitlines()).rstrip()
     return text if len(text) <= width else f"{text[: width - 3]}..."

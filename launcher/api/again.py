@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.planned import planned
-from launcher.cli.prepare import named_cluster, prepare, with_gpus
+from launcher.api.planned import planned
+from launcher.api.prepare import named_cluster, prepare, with_gpus
 from launcher.planning.again import changes, no_higher
-from launcher.runs.layout import RunDir
-from launcher.runs.made_with import why_not_on
+from launcher.rundir.found import found_in_model
+from launcher.rundir.layout import RunDir
+from launcher.rundir.made_with import why_not_on
 from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.of_run import scheduler_of, site
 from launcher.spec.cluster import Cluster
@@ -27,13 +28,12 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
     """
     about, events = run.read_about(), run.read_events()
     before = about["job"]
-    if any(event.get("event") == "batch-norm" for event in events):  # the ranks have seen the model
-        before = {**before, "model": {**before["model"], "batch_norm": True}}
+    before = {**before, "model": {**before.get("model", {}), **found_in_model(events)}}
     job = from_record(Job, before, f"{run.id}/run.json", sets)
     if cluster_name is None:
-        cluster = from_record(Cluster, about["cluster"], f"{run.id}/run.json")
+        cluster = from_record(Cluster, about["cluster"], f"{run.id}/run.json", sets)
     else:
-        cluster = with_gpus(named_cluster(cluster_name), job)
+        cluster = with_gpus(named_cluster(cluster_name, sets), job)
         _same_place(run, about["cluster"], cluster)
     job_file, runs_root = Path(about["job_file"]), run.path.parent
     request = Request(

@@ -8,10 +8,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
-from launcher.cli.output import EXIT_REFUSED, fail
 from launcher.memory.peaks import Like
 from launcher.memory.store import TraceStore
 from launcher.memory.trace import NotAffineError
@@ -19,7 +19,7 @@ from launcher.planning.cached import CachedSource
 from launcher.planning.declared import DeclaredParams
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.source import NoTraceError
-from launcher.spec.errors import Problem, SpecError
+from launcher.spec.errors import LauncherError, Problem, UsageError
 
 if TYPE_CHECKING:
     from launcher.memory.shapes import ModelShapes
@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from launcher.spec.recipe import Precision, Recipe
 
 
+During: TypeAlias = Callable[[str], AbstractContextManager[object]]
+
+
+class UserCodeError(LauncherError):
+    """The task's code, or that of the model that the job declares, raised."""
+
+
+def in_silence(_what: str) -> AbstractContextManager[object]:
+    return contextlib.nullcontext()
+
+
 def traces_dir() -> Path:
     """Where traces are kept: `traces/` in the user's cache folder of launcher."""
     import platformdirs
@@ -38,47 +49,49 @@ def traces_dir() -> Path:
     return Path(platformdirs.user_cache_dir("launcher")) / "traces"
 
 
-def source_of(
-    job: Job, workdir: Path, store: Path, like: Like, make: Callable[[], FromFiles] | None = None
-) -> Source:
-    """From the folder `store` what is there, else from `make`: the task's own code, if nothing is said.
-    `like`: what it computes on. Raises PlanRefusedError."""
+def source_of(job: Job, workdir: Path, store: Path, like: Like, make: Callable[[], FromFiles]) -> Source:
+    """From the folder `store` what is there, else from `make`. `like`: what it computes on.
+
+    Raises PlanRefusedError.
+    """
     declared = job.plan
     if job.task is not None:
         kept = TraceStore(store, job.task, job.args, str(workdir), like)
     elif declared.model is not None:
         kept = TraceStore(store, declared.model, {"length": declared.length}, str(workdir), like)
     elif declared.params is not None:
-        return DeclaredParams(declared.params, batch_norm=job.model.batch_norm)
+        return DeclaredParams(declared.params, **job.model.model_dump())
     else:
         message = (
             "the model of a foreign command is not known, so its memory is not planned; "
             "declare it with plan.model or plan.params (docs/planning.md), or write a task"
         )
         raise PlanRefusedError([Problem("job", "command", message)])
-    return CachedSource(kept, make or (lambda: UsersCode(job, workdir, like)))
+    return CachedSource(kept, make)
 
 
 class UsersCode:
     """Asks the job's task, or the model that it declares, in this process.
 
-    Its code runs in `workdir`, what it prints goes to stderr, and what is wrong in it ends the program with
-    one message.
+    Its code runs in `workdir`, and what it prints goes to stderr. `during`: a context for each part of the
+    work, which says what is done meanwhile.
+
+    Raises UserCodeError for what is wrong in it, UsageError, SetupError where it does not fit the cluster.
     """
 
-    def __init__(self, job: Job, workdir: Path, like: Like) -> None:
-        self.job, self.workdir = job, workdir
+    def __init__(self, job: Job, workdir: Path, like: Like, during: During = in_silence) -> None:
+        self.job, self.workdir, self._during = job, workdir, during
         if not workdir.is_dir():
-            fail(f"workdir: {workdir} is no directory here; plan imports the task from it")
+            raise UsageError(f"workdir: {workdir} is no directory here; plan imports the task from it")
         self.name = f"task {job.task}" if job.task is not None else f"plan.model {job.plan.model}"
-        with _status(f"importing what {self.name} needs"):
+        with during(f"importing what {self.name} needs"):
             try:
                 import torch  # noqa: F401
             except ImportError as error:
-                fail(
+                raise UsageError(
                     f"{error}; building the model needs launcher's extra `train`: "
                     "pip install '.[train]' in its checkout"
-                )
+                ) from None
             from launcher.train.tracing.declared import DeclaredSource
             from launcher.train.tracing.source import TaskSource
 
@@ -104,22 +117,15 @@ class UsersCode:
 
     @contextlib.contextmanager
     def _running(self, what: str) -> Iterator[None]:
-        from launcher.train.rank import SetupError
-        from launcher.train.task import TaskError
-
         before = Path.cwd()
         os.chdir(self.workdir)
         try:
-            with _status(what), contextlib.redirect_stdout(sys.stderr):
+            with self._during(what), contextlib.redirect_stdout(sys.stderr):
                 yield
-        except (SpecError, NotAffineError, NoTraceError):  # the planner's own
+        except (LauncherError, NotAffineError, NoTraceError):  # our own
             raise
-        except TaskError as error:
-            fail(str(error))
-        except SetupError as error:
-            fail(str(error), EXIT_REFUSED)
         except Exception as error:
-            fail(self._told(error))
+            raise UserCodeError(self._told(error)) from error
         finally:
             os.chdir(before)
 
@@ -137,15 +143,3 @@ class UsersCode:
             f"{self.name}: {type(error).__name__}: {message} ({last.filename}:{last.lineno})"
             f"{values if valueless else ''}"
         )
-
-
-@contextlib.contextmanager
-def _status(what: str) -> Iterator[Any]:
-    """One line while it lasts, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(what) as status:
-        yield status

@@ -1,4 +1,4 @@
-"""From the names on the command line to a prepared submission."""
+"""From a job and the name of a cluster to a prepared submission."""
 
 from __future__ import annotations
 
@@ -6,23 +6,44 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.cli.planned import planned
+from launcher.api.given import JobLike, given
+from launcher.api.planned import planned
 from launcher.planning.plan import PlanRefusedError
 from launcher.render.shipped import clusters_dir
-from launcher.runs.find import default_root
+from launcher.rundir.find import default_root
 from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerError
-from launcher.schedulers.local import with_detected_gpus
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
 from launcher.spec.cluster import Cluster
 from launcher.spec.find import cluster_folders, find_cluster
 from launcher.spec.job import Job
-from launcher.spec.load import load_cluster, load_job
+from launcher.spec.load import load_cluster
 
 
-def named_cluster(name: str) -> Cluster:
-    """Raises SpecError for an unknown or wrong profile."""
-    return load_cluster(find_cluster(name, cluster_folders(clusters_dir())))
+def named_cluster(name: str, sets: Sequence[str] = ()) -> Cluster:
+    """The profile, with what `sets` change in it.
+
+    Raises SpecError where it is unknown or wrong, SchedulerError for options of Slurm where there is none.
+    """
+    file = find_cluster(str(name), cluster_folders(clusters_dir()))
+    slurm = [one for one in sets if one.startswith("cluster.slurm.")]
+    if slurm and (scheduler := load_cluster(file).scheduler) != "slurm":
+        raise SchedulerError(f"{slurm[0]}: {name} has no Slurm queue, it has scheduler: {scheduler}")
+    return load_cluster(file, sets)
+
+
+def queue_sets(
+    partition: str | None,
+    account: str | None,
+    qos: str | None,
+    reservation: str | None,
+    dependency: str | None,
+    nodelist: str | None,
+) -> list[str]:
+    """The options of one submission as texts of `--set`."""
+    given = {"partition": partition, "account": account, "qos": qos, "reservation": reservation}
+    given |= {"extra.dependency": dependency, "extra.nodelist": nodelist}
+    return [f"cluster.slurm.{name}={value}" for name, value in given.items() if value is not None]
 
 
 def with_gpus(cluster: Cluster, job: Job) -> Cluster:
@@ -30,8 +51,12 @@ def with_gpus(cluster: Cluster, job: Job) -> Cluster:
 
     Raises SchedulerError.
     """
-    if cluster.ssh is None:
+    if cluster.scheduler == "local" and cluster.ssh is None:
+        from launcher.schedulers.local import with_detected_gpus
+
         return with_detected_gpus(cluster)
+    if cluster.ssh is None:
+        return cluster
     if cluster.node.gpu is not None or job.resources.gpus_per_node == 0:
         return cluster
     from launcher.schedulers.ssh.detect import with_gpus_of_hosts
@@ -45,7 +70,7 @@ def runs_root(cluster: Cluster) -> Path:
 
 
 def prepared(
-    job_file: Path,
+    job_like: JobLike,
     cluster_name: str,
     sets: Sequence[str],
     run_dir: Path | None = None,
@@ -55,8 +80,9 @@ def prepared(
 
     Raises SpecError, PlanRefusedError, RenderError, SchedulerError.
     """
-    job = load_job(job_file, sets)
-    cluster = within(limits or Limits(), with_gpus(named_cluster(cluster_name), job))
+    source = given(job_like)
+    job, job_file = source.job(sets), source.file
+    cluster = within(limits or Limits(), with_gpus(named_cluster(cluster_name, sets), job))
     root = run_dir.parent if run_dir is not None else runs_root(cluster)
     run_id = run_dir.name if run_dir is not None else new_run_id(job.name)
     requests: list[Request] = []

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.cli.sources import source_of, traces_dir
 from launcher.memory.ledger import default_folder
-from launcher.planning.decide import Decider
 from launcher.planning.learnt import begun_where_it_fitted, known_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
@@ -33,6 +31,9 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     declared = job.plan.model is not None or job.plan.params is not None
     if not plan.layout.gpus_per_node or not (job.task is not None or declared):
         return plan
+    from launcher.api.sources import source_of, traces_dir
+    from launcher.planning.decide import Decider
+
     workdir = (job_file.parent / job.workdir).resolve()
     source = source_of(job, workdir, traces_dir(), "cuda", _nothing_more)
     try:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.cli.output import fail
-from launcher.cli.prepare import runs_root
-from launcher.cli.sources import source_of
+from launcher.api.given import Given
+from launcher.api.prepare import runs_root
+from launcher.api.sources import During, UsersCode, source_of
 from launcher.memory.ledger import default_folder
+from launcher.memory.peaks import Like
 from launcher.planning.choice import Choice
 from launcher.planning.decide import Decider, Decision
 from launcher.planning.hardware import CARDS, card_of, memory_of
@@ -25,8 +26,8 @@ from launcher.planning.questions import (
 )
 from launcher.planning.source import Source
 from launcher.spec.cluster import Cluster, Gpu
+from launcher.spec.errors import UsageError
 from launcher.spec.job import Job
-from launcher.spec.load import load_job
 
 LARGEST_ASKED = 2**16
 "Micro-batch: nobody trains with more samples on one GPU at once."
@@ -36,24 +37,28 @@ LARGEST_ASKED = 2**16
 class Asker:
     """One job on one cluster, and what may be changed of either."""
 
-    file: Path
+    given: Given
     sets: Sequence[str]
     cluster: Cluster
     store: Path
+    during: During
     job: Job = field(init=False)
     _sources: dict[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.job = load_job(self.file, self.sets)
+        self.job = self.given.job(self.sets)
 
     def decider(self, job: Job | None = None, cluster: Cluster | None = None) -> Decider:
         """Raises PlanRefusedError: the job cannot run there."""
         job, cluster = job or self.job, cluster or self.cluster
-        workdir = (self.file.parent / job.workdir).resolve()
+        workdir = (self.given.file.parent / job.workdir).resolve()
         on_gpu = job.resources.gpus_per_node != 0 and cluster.gpus_per_node > 0
         key = repr((job.task, sorted(job.args.items()), job.plan, workdir, on_gpu))
         if key not in self._sources:
-            self._sources[key] = source_of(job, workdir, self.store, "cuda" if on_gpu else "cpu")
+            like: Like = "cuda" if on_gpu else "cpu"
+            self._sources[key] = source_of(
+                job, workdir, self.store, like, lambda: UsersCode(job, workdir, like, self.during)
+            )
         return Decider(job, cluster, self._sources[key], default_folder(runs_root(cluster)))
 
     def choice(self, job: Job | None = None, cluster: Cluster | None = None) -> Choice:
@@ -72,7 +77,7 @@ class Asker:
         found = {}
         for change in changes:
             sets = [one if "." in one.partition("=")[0] else f"recipe.{one}" for one in change.split(",")]
-            found[change] = load_job(self.file, [*self.sets, *sets])
+            found[change] = self.given.job([*self.sets, *sets])
         return found
 
     def what_if(self, jobs: Mapping[str, Job]) -> Comparison:
@@ -83,9 +88,11 @@ class Asker:
         """`ARG=V1,V2,V3`. Raises SpecError."""
         name, _, values = text.partition("=")
         if not name or not values:
-            fail(f"--largest {text}: write an argument of the task and its values, e.g. shape=1b,7b,70b")
+            raise UsageError(
+                f"--largest {text}: write an argument of the task and its values, e.g. shape=1b,7b,70b"
+            )
         labels = [f"{name}={value}" for value in values.split(",")]
-        return {label: load_job(self.file, [*self.sets, f"args.{label}"]) for label in labels}
+        return {label: self.given.job([*self.sets, f"args.{label}"]) for label in labels}
 
     def largest(self, family: Mapping[str, Job]) -> Comparison:
         """In rising number of parameters, and where that is the same as asked: each is planned until one
@@ -114,12 +121,12 @@ class Asker:
     def with_cards(self, names: Sequence[str]) -> Mapping[str, Cluster]:
         """Each in the place of the cluster's own. Memory and speed are of the data sheet."""
         if names and self.job.resources.gpus_per_node == 0:
-            fail("--gpu: the job asks for no GPUs (resources.gpus_per_node: 0)")
+            raise UsageError("--gpu: the job asks for no GPUs (resources.gpus_per_node: 0)")
         found = {}
         for name in names:
             card = card_of(name)
             if card is None:
-                fail(f"--gpu {name!r}: known are {', '.join(one.label for one in CARDS)}")
+                raise UsageError(f"--gpu {name!r}: known are {', '.join(one.label for one in CARDS)}")
             count = self.cluster.gpus_per_node or 1
             gpu = Gpu(type=card.label, count=count, memory=memory_of(card))
             node = self.cluster.node.model_copy(update={"gpu": gpu})
@@ -166,7 +173,7 @@ class Asker:
             # Confirmed answers stay, so this one counts as too large from here on.
             found = largest_micro_batch(recipe, evaluate, room, found.recipe.micro_batch_size)
         if found is None:
-            fail("--max-micro-batch: with its own accumulation not even a micro-batch of 1 fits")
+            raise UsageError("--max-micro-batch: with its own accumulation not even a micro-batch of 1 fits")
         found = evaluate(found.recipe)
         micro = found.recipe.micro_batch_size
         told = f"batch.global {micro * recipe.grad_accum * decision.plan.layout.ranks}"
@@ -188,7 +195,9 @@ def tokens_on(askers: Sequence[Asker], tokens: float) -> Comparison:
             gpus = decider.layout.nodes * decider.layout.gpus_per_node
             offers.append(Offer(asker.cluster.name, choice.chosen, gpus, asker.cluster.usd_per_gpu_hour))
     if offers and per_sample is None:
-        fail("--tokens: a sample of this task has no tokens, which is to say no row of whole numbers")
+        raise UsageError(
+            "--tokens: a sample of this task has no tokens, which is to say no row of whole numbers"
+        )
     costs = cheapest_for_tokens(offers, tokens, per_sample or 1)
     order = [cost.label for cost in costs]
     answers.sort(key=lambda one: order.index(one.label) if one.label in order else len(order))

@@ -1,0 +1,52 @@
+"""Which runs a user wants deleted, and whether they may be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from launcher.rundir.find import SweepRuns, find, runs_in
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.local import LocalScheduler
+from launcher.schedulers.of_run import scheduler_of, statuses
+from launcher.spec.base import parse_seconds
+from launcher.spec.errors import UsageError
+
+
+def to_delete(names: Sequence[str], older_than: str | None = None) -> list[RunDir]:
+    """The runs and sweeps of these names, and every run that has ended and last changed before `older_than`,
+    such as `7d`. `of_run.remove` deletes them.
+
+    Raises RunNotFoundError, UsageError, SchedulerError for one that has not ended.
+    """
+    chosen: list[RunDir] = []
+    for name in names:
+        one = find(name)
+        chosen += one.runs if isinstance(one, SweepRuns) else [one]
+    for run in chosen:
+        _check_form(run)
+    for now in statuses(chosen):
+        if not now.ended:
+            raise SchedulerError(f"{now.run_id} is still running; cancel it first")
+    chosen += _older_than(older_than) if older_than is not None else []
+    return [RunDir(path) for path in dict.fromkeys(run.path for run in chosen)]
+
+
+def _check_form(run: RunDir) -> None:
+    """Raises UsageError for a folder that somebody has put a run.json into."""
+    renamed = run.read_about().get("id") != run.id and not isinstance(scheduler_of(run)[0], LocalScheduler)
+    if not run.read_about() or renamed or not run.plan.is_file():
+        raise UsageError(
+            f"{run.path} does not look like a run directory as launcher makes them; delete it by hand"
+        )
+
+
+def _older_than(text: str) -> Iterable[RunDir]:
+    try:
+        limit = time.time() - parse_seconds(text)
+    except ValueError as error:
+        raise UsageError(f"--older-than: {error}") from None
+    old = [run for run in runs_in() if run.state.exists() and run.state.stat().st_mtime < limit]
+    return [RunDir(Path(now.path)) for now in statuses(old) if now.resumable or now.state == "succeeded"]

@@ -1,0 +1,97 @@
+"""A job as the caller has it: a file, a mapping with the fields of one, or a Job."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from launcher.spec.errors import Problem, SpecError, UsageError
+from launcher.spec.job import Job
+from launcher.spec.load import changed, load_job, read, validate
+from launcher.spec.yaml import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+JobLike: TypeAlias = Path | str | Mapping[str, Any] | Job
+NO_FILE = "(no file)"
+"In the place of a job file's name."
+Values: TypeAlias = Mapping[str, Any]
+"Fields by their dotted paths, such as `{'train.lr': 1e-4}`."
+
+
+@dataclass(frozen=True)
+class Given:
+    """Relative paths in it begin in the folder of `file`, which need not be there where `data` is given."""
+
+    file: Path
+    data: Mapping[str, Any] | None = None
+
+    def document(self, overrides: Sequence[str] = ()) -> Document:
+        """Not checked yet. Raises SpecError, OSError."""
+        if self.data is None:
+            with _readable():
+                return read(self.file, overrides)
+        try:
+            data = copy.deepcopy(dict(self.data))
+        except (TypeError, RecursionError) as error:
+            raise UsageError(f"the job: {error}: give plain dicts, lists, texts and numbers") from None
+        return changed(Document(data, "the job"), overrides)
+
+    def job(self, overrides: Sequence[str] = ()) -> Job:
+        """Raises SpecError, OSError."""
+        if self.data is None:
+            with _readable():
+                return load_job(self.file, overrides)
+        return validate(Job, self.document(overrides))
+
+
+def given(job: JobLike) -> Given:
+    """Relative paths of a mapping or a Job begin in the current directory. Raises UsageError."""
+    nowhere = Path.cwd() / NO_FILE
+    if isinstance(job, Job):
+        return Given(nowhere, job.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    if isinstance(job, Mapping):
+        return Given(nowhere, job)
+    if not isinstance(job, str | Path):
+        raise UsageError(f"{job!r} is no job: give the path of a file, a mapping or a Job")
+    return Given(Path(job))
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from None
+
+
+def overrides_of(values: Values | Sequence[str] | None) -> list[str]:
+    """As texts of `--set`. Raises SpecError for a value that no file could hold, UsageError."""
+    if values is None:
+        return []
+    if isinstance(values, Mapping):
+        return [f"{name}={as_text(name, value)}" for name, value in values.items()]
+    if isinstance(values, str) or not all(isinstance(one, str) for one in values):
+        raise UsageError(f"set: give a mapping such as {{'train.lr': 1e-4}}, not {values!r}")
+    return list(values)
+
+
+def as_text(name: str, value: Any) -> str:
+    """What stands behind the `=`: text fields take text as it is, an argument of the task is read as YAML."""
+    if "=" in name:
+        raise SpecError([Problem("set", name, "no field has `=` in its name")])
+    if value is None:
+        raise SpecError([Problem("set", name, "None is no value; leave out what is not to be set")])
+    if isinstance(value, str) and not name.startswith("args."):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        message = f"{value!r} is no number, text, list or mapping"
+        raise SpecError([Problem("set", name, message)]) from None

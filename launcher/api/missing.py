@@ -1,0 +1,190 @@
+"""What a job names and is not there: found before anything is sent, and without running the user's code."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path, PurePath
+
+from launcher.schedulers.base import Request
+from launcher.spec.errors import Problem, SpecError
+from launcher.spec.job import Job
+
+
+def check_there(request: Request) -> None:
+    """Look into the job's `workdir`. What may be installed elsewhere only is not looked for.
+
+    Raises SpecError: a script, a module, a class or an argument of the task is not there.
+    """
+    where = str(request.job_file) if request.job_file.exists() else "the job"
+    problems = [Problem(where, field, message) for field, message in _problems(request)]
+    if said := _syntax_error(request.cluster.setup):
+        problems.append(Problem(f"profile {request.cluster.name}", "setup", said))
+    if problems:
+        raise SpecError(problems)
+
+
+def _syntax_error(setup: Sequence[str]) -> str:
+    """What bash says of lines that it cannot read; empty where it can, or is not here."""
+    if not setup or (bash := shutil.which("bash")) is None:
+        return ""
+    text = "".join(f"{line}\n" for line in setup)
+    done = subprocess.run([bash, "-n"], input=text, capture_output=True, text=True, env={"LC_ALL": "C"})
+    return "" if done.returncode == 0 else done.stderr.strip().partition("\n")[0].removeprefix("bash: ")
+
+
+def _runs_here(request: Request) -> bool:
+    """By this Python, which finds its modules where it does now."""
+    cluster = request.cluster
+    own_python = cluster.paths.python is None and cluster.container.runtime == "none"
+    settings = (*request.job.env, *cluster.env, *cluster.setup)
+    return cluster.scheduler == "local" and own_python and not any("PYTHONPATH" in one for one in settings)
+
+
+def _problems(request: Request) -> Iterator[tuple[str, str]]:
+    job, workdir = request.job, request.workdir
+    if not workdir.is_dir():
+        return
+    if job.command is not None:
+        script = _script(job.command)
+        made = script is not None and any(PurePath(script).name in line for line in request.cluster.setup)
+        if script is not None and not made and not (workdir / script).exists():
+            yield "command", f"there is no {script} in {workdir}{_near(script, workdir)}"
+        return
+    module, _, name = (job.task or "").partition(":")
+    here = _runs_here(request)
+    file = _file_of(module, workdir)
+    if file is None:
+        if here and not _may_be_elsewhere(module):
+            yield "task", f"there is no module {module}: neither in {workdir} nor installed"
+        return
+    try:
+        tree = ast.parse(file.read_bytes())
+    except SyntaxError as error:
+        if here:  # another Python may know more
+            yield "task", f"{file}:{error.lineno}: {error.msg}"
+        return
+    except (OSError, ValueError, RecursionError, MemoryError):
+        return
+    classes = {one.name: one for one in tree.body if isinstance(one, ast.ClassDef)}
+    if name in classes:
+        if not _is_assigned(tree, name):
+            yield from _arguments(classes[name], job, file)
+    elif not _may_have(tree, name):
+        others = f"; it has {', '.join(classes)}" if classes else ""
+        yield "task", f"{file} has no class {name}{others}"
+
+
+_FLAGS = re.compile("-[bBdEiIOPqsSuvx]+")
+"Options of Python that take no value."
+_SHELLS = ("sh", "bash", "zsh", "dash")
+
+
+def _script(command: tuple[str, ...]) -> str | None:
+    """A file that must be in the working directory: `python -u train.py`, `bash train.sh`, `./train.sh`."""
+    first, rest = command[0], list(command[1:])
+    program = PurePath(first).name
+    if re.fullmatch(r"python[\d.]*", program):
+        while rest and _FLAGS.fullmatch(rest[0]):
+            rest.pop(0)
+        first = rest[0] if rest else "-"
+    elif program in _SHELLS:
+        first = rest[0] if rest else "-"
+    elif "/" not in first:
+        return None
+    return None if first.startswith(("/", "~", "-")) or "{" in first or "$" in first else first
+
+
+def _near(script: str, workdir: Path) -> str:
+    found = difflib.get_close_matches(script, [path.name for path in workdir.glob("*.*")], n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _file_of(module: str, workdir: Path) -> Path | None:
+    """Its source, in the working directory or where this Python has it; no package is imported for it."""
+    parts = module.split(".")
+    roots = [workdir]
+    if (spec := _installed(parts[0])) is not None:
+        roots += [Path(folder).parent for folder in spec.submodule_search_locations or ()]
+        if spec.origin is not None and not spec.submodule_search_locations:
+            roots.append(Path(spec.origin).parent)
+    for root in roots:
+        path = root.joinpath(*parts)
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _installed(package: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+
+
+def _may_be_elsewhere(module: str) -> bool:
+    """Tell a compiled module, and a package that looks for its modules in further folders."""
+    spec = _installed(module.partition(".")[0])
+    if spec is None:
+        return False
+    if not spec.submodule_search_locations or spec.origin is None:
+        return True
+    try:
+        return "__path__" in Path(spec.origin).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+
+
+def _is_assigned(tree: ast.Module, name: str) -> bool:
+    """After the class of this name another value may have it."""
+    names = (one for one in ast.walk(tree) if isinstance(one, ast.Name))
+    return any(one.id == name and isinstance(one.ctx, ast.Store) for one in names)
+
+
+_ONLY_RUNNING_TELLS = {"*", "globals", "locals", "vars", "exec", "setattr", "__getattr__"}
+
+
+def _may_have(tree: ast.Module, name: str) -> bool:
+    """By an import, an assignment, or in a way that only running it tells."""
+    for one in ast.walk(tree):
+        if isinstance(one, ast.ImportFrom | ast.Import):
+            names = {alias.asname or alias.name for alias in one.names}
+        elif isinstance(one, ast.FunctionDef | ast.ClassDef):
+            names = {one.name}
+        else:
+            names = {one.id} if isinstance(one, ast.Name) else set()
+        if names & {name, *_ONLY_RUNNING_TELLS}:
+            return True
+    return False
+
+
+def _arguments(task: ast.ClassDef, job: Job, file: Path) -> Iterator[tuple[str, str]]:
+    """Compare `args:` with the class's own `__init__`. An inherited one is left to the run."""
+    methods = [one for one in task.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    if len(methods) != 1 or task.decorator_list or task.keywords:
+        return
+    [init] = methods
+    if init.args.kwarg is not None or init.args.posonlyargs or init.decorator_list:
+        return
+    positional = [one.arg for one in init.args.args][1:]
+    by_name = [one.arg for one in init.args.kwonlyargs]
+    known = [*positional, *by_name]
+    for name in job.args:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known) or 'none'}"
+            yield f"args.{name}", f"{task.name} in {file} has no such argument; {hint}"
+    required = positional[: len(positional) - len(init.args.defaults)] if positional else []
+    required += [
+        name for name, default in zip(by_name, init.args.kw_defaults, strict=True) if default is None
+    ]
+    for name in required:
+        if name not in job.args:
+            yield f"args.{name}", f"is missing: {task.name} in {file} needs it"

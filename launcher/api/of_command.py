@@ -1,0 +1,46 @@
+"""A job of a command alone: `launcher run -- python train.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from launcher.api.given import given
+from launcher.api.prepare import named_cluster, with_gpus
+from launcher.spec.command import uses
+from launcher.spec.errors import UsageError
+
+OF_BATCH = ("micro_batch_size", "grad_accum", "global_batch")
+
+
+def job_of_command(command: Sequence[str], cluster: str, sets: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a job file for `command`. Where it does not ask for the batch, that is one sample a rank.
+
+    Raises UsageError where it does, and `sets` name none; SpecError.
+    """
+    if not command:
+        raise UsageError("there is no command behind `--`")
+    job: dict[str, Any] = {"name": _name(command), "command": list(command), "batch": {"global": 1}}
+    if any(one.startswith(("batch.global=", "batch=")) for one in sets):
+        return job
+    if any(uses(tuple(command), name) for name in OF_BATCH):
+        raise UsageError(
+            "the command asks for the batch: say how many samples a step has, --set batch.global=64"
+        )
+    wanted = given(job).job(sets)
+    resources = wanted.resources
+    profile = with_gpus(named_cluster(cluster, sets), wanted)
+    gpus = profile.gpus_per_node if resources.gpus_per_node is None else resources.gpus_per_node
+    return {**job, "batch": {"global": resources.nodes * (resources.ranks_per_node or gpus or 1)}}
+
+
+def _name(command: Sequence[str]) -> str:
+    """Name the job after its script or module, else after the program."""
+    program, rest = PurePath(command[0]), command[1:]
+    if re.fullmatch(r"python[\d.]*", program.name) and "-c" not in rest:
+        if "-m" in rest[:-1]:
+            return rest[rest.index("-m") + 1].rpartition(".")[2][:100]
+        program = next((PurePath(part) for part in rest if part.endswith(".py")), program)
+    return program.stem[:100] or "command"

@@ -1,0 +1,207 @@
+"""Which recipe fits, how much memory it needs when, and how fast it is. Nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.api.given import JobLike, Values, given, overrides_of
+from launcher.api.plan_questions import Asker, tokens_on
+from launcher.api.prepare import named_cluster, with_gpus
+from launcher.api.sources import During, in_silence, traces_dir
+from launcher.planning.cost import Cost, cost_of
+from launcher.planning.plan import PlanRefusedError
+from launcher.report.content import Page
+from launcher.spec.errors import UsageError
+from launcher.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from launcher.memory.estimate import Estimate
+    from launcher.planning.decide import Decision
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What else `launcher plan` is asked; the options of the same names say how each is written."""
+
+    explain: bool = False
+    what_if: Sequence[str] = ()
+    gpus: Sequence[str] = ()
+    max_micro_batch: bool = False
+    min_gpus: bool = False
+    tokens: float | None = None
+    largest: str | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    page: Page
+    refused: PlanRefusedError | None = None
+    "Nothing fits; the page has the answers to the questions all the same."
+
+
+def answer(
+    job: JobLike, clusters: Sequence[str], sets: Sequence[str], asked: Questions, during: During = in_silence
+) -> Answered:
+    """Plan one job on one cluster; with `tokens`, on several.
+
+    Raises SpecError, UsageError, UserCodeError, SchedulerError, and PlanRefusedError where the job cannot run
+    there at all.
+    """
+    if len(clusters) > 1 and asked.tokens is None:
+        raise UsageError(
+            "several clusters are compared by what tokens cost there: add --tokens N, or name one cluster"
+        )
+    source = given(job)
+    wanted = source.job(sets)
+    places = [with_gpus(named_cluster(name, sets), wanted) for name in clusters]
+    askers = [Asker(source, sets, one, traces_dir(), during) for one in places]
+    asker = askers[0]
+    # What is wrong with a question is said before anything takes time.
+    changed, cards = asker.changed(asked.what_if), asker.with_cards(asked.gpus)
+    family = asker.family(asked.largest) if asked.largest else {}
+    decider = asker.decider()
+    if asked.min_gpus and not decider.layout.gpus_per_node:
+        raise UsageError("--min-gpus: the job runs without GPUs here")
+    if asked.max_micro_batch and decider.room.card is None and decider.room.host is None:
+        raise UsageError(
+            "--max-micro-batch: the profile says neither what a GPU nor what a node has (node.memory)"
+        )
+    refused, decision = None, None
+    try:
+        decision = decider.decide(asker.job.plan.vary)
+    except PlanRefusedError as error:
+        refused = error
+    comparisons = []
+    if changed:
+        comparisons.append(asker.what_if(changed))
+    if cards:
+        comparisons.append(asker.cards(cards))
+    if asked.max_micro_batch and decision is not None:
+        comparisons.append(asker.max_micro_batch(decider, decision))
+    if asked.min_gpus:
+        comparisons.append(asker.min_gpus())
+    if family:
+        comparisons.append(asker.largest(family))
+    if asked.tokens is not None:
+        comparisons.append(tokens_on(askers, asked.tokens))
+    page = Page(
+        job=asker.job,
+        cluster=asker.cluster,
+        decision=decision,
+        tokens_per_sample=decider.about.tokens_per_sample,
+        comparisons=tuple(comparisons),
+        explain=asked.explain,
+        refusal=str(refused or ""),
+    )
+    return Answered(page, refused)
+
+
+class Plan:
+    """What `launcher plan` decides of a job on a cluster. It prints itself as that does, in a notebook as a
+    page."""
+
+    def __init__(self, page: Page) -> None:
+        assert page.decision is not None
+        self._page, self._decision = page, page.decision
+
+    @property
+    def recipe(self) -> Recipe:
+        """The fastest that fits."""
+        return self._decision.plan.recipe
+
+    @property
+    def ladder(self) -> tuple[Recipe, ...]:
+        """What the run falls back to when memory runs out all the same, one after the other."""
+        return self._decision.plan.ladder
+
+    @property
+    def reason(self) -> str:
+        return self._decision.plan.reason
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._decision.plan.warnings
+
+    @property
+    def estimate(self) -> Estimate:
+        """The memory of one rank in bytes, by category and moment."""
+        return self._decision.chosen.estimate
+
+    @property
+    def needed(self) -> int:
+        """Bytes of one rank's GPU, all in all; on a CPU of its host memory."""
+        return self.estimate.needed
+
+    @property
+    def capacity(self) -> int | None:
+        """Bytes that a GPU has by the cluster's profile; None on a CPU."""
+        return self._decision.room.card
+
+    @property
+    def fits(self) -> bool:
+        return self._decision.room.misfit(self.estimate) is None
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """None where the speed is not known, as on a CPU."""
+        time = self._decision.chosen.time
+        return time.total if time is not None else None
+
+    @property
+    def cost(self) -> Cost | None:
+        """The price of the whole job, if the profile has one and the number of steps is known."""
+        return cost_of(self._page.job, self._page.cluster, self._decision.plan)
+
+    @property
+    def decision(self) -> Decision:
+        """All that it was decided from."""
+        return self._decision
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `launcher plan --json` prints."""
+        from launcher.report.data import as_data
+
+        return as_data(self._page)
+
+    def __str__(self) -> str:
+        from io import StringIO
+
+        from rich.console import Console
+
+        from launcher.report.plan import show_page
+
+        text = StringIO()
+        show_page(Console(file=text, width=100, highlight=False), self._page)
+        return text.getvalue().rstrip("\n")
+
+    def __repr__(self) -> str:
+        from launcher.report.terminal import recipe_line
+        from launcher.spec.base import format_bytes
+
+        return (
+            f"<Plan of {self._page.job.name}: {recipe_line(self.recipe)}; needs {format_bytes(self.needed)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from launcher.report.plan_html import as_html
+
+        return f'<iframe srcdoc="{escape(as_html(self._page))}" width="100%" height="700"></iframe>'
+
+
+def plan(job: JobLike, cluster: str = "local", *, set: Values | Sequence[str] | None = None) -> Plan:
+    """Choose the recipe of a job on a cluster.
+
+    `job`: a file, a mapping with the fields of one, or a Job. `cluster`: the name or the file of a profile.
+    `set`: fields that are overridden, of the profile by `cluster.`, such as `{"train.lr": 1e-4}`. It imports
+    torch, and the task's code.
+
+    Raises SpecError for what is wrong in a file, PlanRefusedError where nothing fits, UserCodeError.
+    """
+    answered = answer(job, [cluster], overrides_of(set), Questions())
+    if answered.refused is not None:
+        raise answered.refused
+    return Plan(answered.page)

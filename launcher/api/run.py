@@ -1,0 +1,271 @@
+"""One run, and several: what a program or a notebook does with them."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from launcher.api.given import Values, overrides_of
+from launcher.rundir.find import find_run
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import Status
+from launcher.schedulers.of_run import scheduler_of, states_of, statuses
+
+if TYPE_CHECKING:
+    from launcher.spec.job import Job
+    from launcher.spec.verdict import Verdict
+
+FIRST_LOOK, LOOK_SECONDS = 0.2, 5.0
+"Between two looks at a run that is waited for; a longer and longer time."
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    step: int
+    path: str
+    "A path on the machine where the run is."
+
+
+class Metrics(list[dict[str, Any]]):
+    """One mapping for each step, in order: `step`, `loss`, `lr`, `seconds` and what else was recorded."""
+
+    def to_pandas(self) -> Any:
+        """A DataFrame. Raises ImportError where pandas is not installed."""
+        import pandas
+
+        return pandas.DataFrame(list(self))
+
+
+class Run:
+    """A run, wherever it is: on this machine, under Slurm, on hosts behind ssh, on RunPod.
+
+    Each call looks anew. Raises SchedulerError where the place of the run does not answer.
+    """
+
+    def __init__(self, run: str | Path | RunDir | Run | None = None) -> None:
+        """`run`: its id, the beginning or end of it, its handle or its directory; None is the newest one of
+        this project.
+
+        Raises RunNotFoundError.
+        """
+        self.directory: RunDir
+        if isinstance(run, Run | RunDir):
+            self.directory = run.directory if isinstance(run, Run) else run
+        else:
+            self.directory = find_run(str(run) if run is not None else None)
+
+    @property
+    def id(self) -> str:
+        """Such as `gpt-20261121-085401-3fa2`."""
+        return self.directory.id
+
+    @property
+    def path(self) -> Path:
+        """Its directory here; of a run elsewhere a copy of its records."""
+        return self.directory.path
+
+    @property
+    def handle(self) -> str:
+        """As its scheduler knows it: `slurm:della:123456`."""
+        return scheduler_of(self.directory)[1]
+
+    @property
+    def job(self) -> Job:
+        """The job in force, with an absolute `workdir`. Raises SpecError where the record is damaged."""
+        from launcher.spec.job import Job
+        from launcher.spec.load import from_record
+
+        about = self.directory.read_about()
+        job = from_record(Job, about.get("job") or {}, f"{self.id}/run.json")
+        folder = Path(str(about.get("job_file", ""))).parent
+        return job.model_copy(update={"workdir": str(folder / job.workdir)})
+
+    def status(self) -> Status:
+        """State, step, reason: all that `launcher status` shows."""
+        scheduler, handle = scheduler_of(self.directory)
+        return scheduler.status(handle)
+
+    @property
+    def state(self) -> str:
+        """`submitted`, `running` and `stopping` have not ended."""
+        return self.status().state
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict of the last attempt that has ended; None before one has."""
+        from launcher.report.why import verdicts
+
+        self._fetch()
+        found = verdicts(self.directory)
+        return found[-1][1] if found else None
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdict of each attempt that has ended."""
+        from launcher.report.why import verdicts
+
+        self._fetch()
+        return [verdict for _, verdict, _ in verdicts(self.directory)]
+
+    def why(self) -> str:
+        """What `launcher why` says: the cause first, what was done, what to do."""
+        from launcher.report.why import why
+
+        now = self.status()
+        return "\n".join(why(self.directory, now.state, now.reason))
+
+    def metrics(self) -> Metrics:
+        """Return one mapping for each step of the built-in entrypoint; none for a job with `command:`."""
+        self._fetch()
+        return Metrics(self.directory.read_metrics())
+
+    def events(self) -> list[dict[str, Any]]:
+        """What has happened to it, in order."""
+        self._fetch()
+        return self.directory.read_events()
+
+    def logs(
+        self,
+        rank: int | Iterable[int] | None = None,
+        *,
+        node: int | Iterable[int] | None = None,
+        attempt: int | None = None,
+        stream: Literal["both", "out", "err"] = "both",
+        grep: str | None = None,
+    ) -> str:
+        """The lines of all ranks, or of those named, merged by time, as `launcher logs` prints them.
+
+        Raises ValueError for a rank, node or attempt that is not there or has not printed anything yet, and
+        for a `grep` that is no regular expression.
+        """
+        if stream not in ("both", "out", "err"):
+            raise ValueError(f"stream: {stream!r} is none of both, out, err")
+        from launcher.logs.show import LogOptions, show_logs
+        from launcher.schedulers.over_ssh.exchange import Wanted
+
+        ranks, nodes = _numbers(rank), _numbers(node)
+        self._fetch(Wanted(logs=True, ranks=ranks, nodes=nodes))
+        options = LogOptions(
+            attempt=attempt, ranks=_text(ranks), nodes=_text(nodes), grep=grep, streams=stream, fold=False
+        )
+        out = io.BytesIO()
+        show_logs(self.directory, options, out, colour=False)
+        return out.getvalue().decode(errors="replace")
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Those that are complete, the oldest first. Of a run elsewhere those that it has told of."""
+        self._fetch()
+        folder = self.directory.checkpoints
+        if folder.is_dir():
+            found = [(entry.name.partition("-")[2], str(entry)) for entry in folder.glob("step-*")]
+            return [Checkpoint(int(step), path) for step, path in sorted(found) if step.isdecimal()]
+        told = {int(one["step"]): str(one["path"]) for one in self.events() if one["event"] == "checkpoint"}
+        return [Checkpoint(step, path) for step, path in sorted(told.items())]
+
+    def wait(self, timeout: float | None = None) -> Status:
+        """Until it has ended, which it may without success. Raises TimeoutError after `timeout` seconds; then
+        the run goes on."""
+        began, pause = time.monotonic(), FIRST_LOOK
+        while not (now := self.status()).ended:
+            left = timeout - (time.monotonic() - began) if timeout is not None else pause
+            if left <= 0:
+                raise TimeoutError(f"{self.id} is still {now.state} after {timeout:g} s")
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, LOOK_SECONDS)
+        return now
+
+    def cancel(self) -> None:
+        """Ask for a checkpoint and an end; a second call ends the ranks at once. It returns before they have
+        ended: `wait()` for that. Raises SchedulerError where the run has ended already."""
+        scheduler, handle = scheduler_of(self.directory)
+        scheduler.cancel(handle)
+
+    def resume(self, *, set: Values | Sequence[str] | None = None, cluster: str | None = None) -> Run:
+        """Go on from the last checkpoint. `set` and `cluster` change what is left of the run, which is then
+        planned again. Returns this run.
+
+        Raises SchedulerError where it has not ended or cannot go on, SpecError, PlanRefusedError.
+        """
+        from launcher.api.resume import resume
+
+        resume(self.directory, overrides_of(set), cluster)
+        return self
+
+    def _fetch(self, wanted: Any = None) -> None:
+        scheduler_of(self.directory)[0].fetch(self.directory, wanted)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def __repr__(self) -> str:
+        now = self.status()
+        step = "" if now.step is None else f", step {now.step}" + (f" of {now.steps}" if now.steps else "")
+        return f"<Run {self.id}: {now.state}{step}{f': {now.reason}' if now.reason else ''}>"
+
+    def _repr_html_(self) -> str:
+        return Runs([self])._repr_html_()
+
+
+class Runs(Sequence[Run]):
+    """Several runs, the newest first, or of a sweep in the order of its values. The states of all of them are
+    asked for together."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._runs = tuple(runs)
+
+    def statuses(self) -> list[Status]:
+        """Return the status of each run, in their order, without those deleted meanwhile."""
+        return statuses(run.directory for run in self._runs)
+
+    def wait(self, timeout: float | None = None) -> list[Status]:
+        """Until all have ended. Raises TimeoutError."""
+        began = time.monotonic()
+        return [
+            run.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began)))
+            for run in self._runs
+        ]
+
+    def cancel(self) -> None:
+        """All that have not ended, each as `Run.cancel`. Raises SchedulerError where all have."""
+        from launcher.schedulers.of_run import cancel_all
+
+        cancel_all([run.directory for run in self._runs], "these runs")
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> Runs: ...
+    def __getitem__(self, index: int | slice) -> Run | Runs:
+        return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{one.run_id}  {one.state}" for one in self.statuses()) or "no runs"
+
+    def _repr_html_(self) -> str:
+        from launcher.report.listing import as_html, row_of
+
+        found = states_of(run.directory for run in self._runs)
+        return as_html([row_of(status, run) for run, status in found.items()])
+
+
+def _numbers(given: int | Iterable[int] | None) -> frozenset[int] | None:
+    if given is None:
+        return None
+    return frozenset({given} if isinstance(given, int) else given)
+
+
+def _text(numbers: frozenset[int] | None) -> str | None:
+    return None if numbers is None else ",".join(map(str, sorted(numbers)))

@@ -1,0 +1,134 @@
+"""Jobs become runs, and runs are found again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from launcher.api.given import JobLike, Values, as_text, overrides_of
+from launcher.api.listing import Filter, listed
+from launcher.api.missing import check_there
+from launcher.api.prepare import Limits, prepared
+from launcher.api.run import Run, Runs
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import Prepared, Scheduler
+from launcher.spec.errors import UsageError
+
+Sweep = Mapping[str, Sequence[Any]]
+
+
+@overload
+def submit(
+    job: JobLike,
+    cluster: str = ...,
+    *,
+    set: Values | Sequence[str] | None = ...,
+    max_price: float | None = ...,
+    budget: float | None = ...,
+    max_hours: float | None = ...,
+) -> Run: ...
+@overload
+def submit(
+    job: JobLike,
+    cluster: str = ...,
+    *,
+    set: Values | Sequence[str] | None = ...,
+    sweep: Sweep,
+    at_once: int | None = ...,
+) -> Runs: ...
+def submit(
+    job: JobLike,
+    cluster: str = "local",
+    *,
+    set: Values | Sequence[str] | None = None,
+    sweep: Sweep | None = None,
+    at_once: int | None = None,
+    max_price: float | None = None,
+    budget: float | None = None,
+    max_hours: float | None = None,
+) -> Run | Runs:
+    """Plan a job and start it detached.
+
+    `job`: a file, a mapping with the fields of one, or a Job. `cluster`: the name or the file of a profile.
+    `set`: fields that are overridden, of the profile by `cluster.`, such as `{"train.lr": 1e-4}`. `sweep`:
+    lists of values, `{"train.lr": [1e-4, 3e-4]}`; a run for each combination, `at_once` of them at the same
+    time. `max_price` (USD per hour), `budget` (USD) and `max_hours` limit what is rented.
+
+    What the plan and the cluster warn of is a UserWarning each. Raises SpecError for what is wrong in a file,
+    UsageError for one that cannot be read, PlanRefusedError and SchedulerError where it cannot run there,
+    UnclearError where the cluster gave no answer and the run may have begun.
+    """
+    sets = overrides_of(set)
+    limits = Limits(max_price, budget, max_hours)
+    if at_once is not None and sweep is None:
+        raise UsageError("at_once says how many runs of a sweep go on at the same time: give sweep as well")
+    if sweep is not None:
+        return _swept(job, cluster, sets, sweep, at_once, limits)
+    scheduler, ready = prepared(job, cluster, sets, limits=limits)
+    _warn(checked(scheduler, ready))
+    scheduler.submit(ready)
+    return Run(RunDir(ready.request.runs_root.absolute() / ready.request.run_id))
+
+
+def checked(scheduler: Scheduler, ready: Prepared) -> tuple[str, ...]:
+    """Look for what would fail. Returns warnings, the plan's first. Raises SpecError, SchedulerError."""
+    check_there(ready.request)
+    return (*ready.warnings, *scheduler.check(ready))
+
+
+def _warn(said: Iterable[str]) -> None:
+    for warning in said:
+        warnings.warn(warning, stacklevel=3)
+
+
+def _swept(
+    job: JobLike, cluster: str, sets: Sequence[str], sweep: Sweep, at_once: int | None, limits: Limits
+) -> Runs:
+    from launcher.api.sweep import checked_sweep, prepared_sweep, scheduler_of_sweep
+    from launcher.schedulers.slurm.sweep import submit as submit_array
+
+    if limits != Limits():
+        raise UsageError("max_price, budget and max_hours are of one run; a sweep rents nothing")
+    texts = [f"{name}={','.join(as_text(name, value) for value in values)}" for name, values in sweep.items()]
+    found = prepared_sweep(job, cluster, sets, texts, at_once)
+    scheduler = scheduler_of_sweep(found)
+    _warn(checked_sweep(scheduler, found))
+    submit_array(found, scheduler)
+    return Runs(Run(RunDir(one.request.runs_root.absolute() / one.request.run_id)) for one in found.runs)
+
+
+def run(
+    job: JobLike,
+    cluster: str = "local",
+    *,
+    set: Values | Sequence[str] | None = None,
+    timeout: float | None = None,
+) -> Run:
+    """`submit`, and wait until the run has ended. It may have failed: `run.verdict` says how it did.
+
+    Raises what `submit` raises, and TimeoutError.
+    """
+    started = submit(job, cluster, set=set)
+    started.wait(timeout)
+    return started
+
+
+def runs(
+    *,
+    state: str | None = None,
+    name: str | None = None,
+    cluster: str | None = None,
+    tag: str | None = None,
+    since: str | None = None,
+    root: str | Path | None = None,
+) -> Runs:
+    """The runs that this machine knows of, the newest first.
+
+    `state`: as of `launcher list`, such as `running`. `name` and `tag`: of the job. `cluster`: of the
+    profile. `since`: submitted since then, `7d` or a UTC time. `root`: only below this folder.
+    Raises UsageError.
+    """
+    wanted = Filter(state, name, cluster, tag, since)
+    return Runs(Run(one) for one in listed(wanted, root=Path(root) if root is not None else None).found)

@@ -1,0 +1,107 @@
+"""From lists of values to the runs of one array."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from launcher.api.given import JobLike, given
+from launcher.api.missing import check_there
+from launcher.api.prepare import named_cluster, prepared, runs_root
+from launcher.schedulers.base import Prepared, SchedulerError
+from launcher.schedulers.prepare import new_run_id
+from launcher.schedulers.registry import of_cluster, slurm_at
+from launcher.schedulers.slurm.sweep import Sweep, combinations, prepare
+from launcher.spec.command import environment_name, reads, seen_as, uses
+from launcher.spec.job import Batch, Job, Training
+from launcher.spec.recipe import RecipeChoice
+
+if TYPE_CHECKING:
+    from launcher.schedulers.slurm.scheduler import SlurmScheduler
+
+SECTIONS = {"train": Training, "batch": Batch, "recipe": RecipeChoice}
+
+
+def prepared_sweep(
+    job: JobLike, cluster_name: str, sets: Sequence[str], sweeps: Sequence[str], at_once: int | None
+) -> Sweep:
+    """Raises SpecError, PlanRefusedError, RenderError, SchedulerError."""
+    cluster = named_cluster(cluster_name, sets)
+    if not of_cluster(cluster).capabilities.arrays:
+        raise SchedulerError(
+            f"--sweep: {cluster.name} (scheduler: {cluster.scheduler}) has no queue in which the runs could "
+            "wait; start them one after another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, "
+            "which returns when the run has ended"
+        )
+    data = given(job).document(sets).data
+    args = data.get("args")
+    chosen = combinations([_full(text, args if isinstance(args, Mapping) else {}) for text in sweeps])
+    name = str(data.get("name", "run"))
+    sweep_id, root = new_run_id(f"{name}-sweep"), runs_root(cluster)
+    width = len(str(len(chosen) - 1))
+    runs: list[tuple[Prepared, tuple[str, ...]]] = []
+    for task, values in enumerate(chosen):
+        _, ready = prepared(job, cluster_name, [*sets, *values], root / f"{sweep_id}-{task:0{width}d}")
+        runs.append((ready, values))
+    first, values = runs[0]
+    said = [
+        note for value in values if (note := _unread(first.request.job, value.partition("=")[0])) is not None
+    ]
+    runs[0] = replace(first, warnings=(*first.warnings, *said)), values
+    return prepare(sweep_id, runs, at_once)
+
+
+def _full(text: str, args: Mapping[str, Any]) -> str:
+    """`lr=1,2` -> `train.lr=1,2`. Raises SchedulerError for a name that is nowhere, or in several places."""
+    key, equals, values = text.partition("=")
+    if "." in key or not equals:
+        return text
+    places = [name for name in _names(Job) if name == key]
+    places += [f"{section}.{key}" for section, model in SECTIONS.items() if key in _names(model)]
+    places += [f"args.{key}"] if key in args else []
+    if len(places) == 1:
+        return f"{places[0]}={values}"
+    if places:
+        raise SchedulerError(f"--sweep {text}: which one of {', '.join(places)}?")
+    known = [*_names(Job), *args, *(name for model in SECTIONS.values() for name in _names(model))]
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "; write the whole path, such as args.width"
+    raise SchedulerError(f"--sweep {text}: the job has no field {key!r}{hint}")
+
+
+def _unread(job: Job, field: str) -> str | None:
+    """What to say of a swept field that a command sees in its environment only. Raises SchedulerError for one
+    that nothing reads: all runs would be the same."""
+    if job.command is None:
+        return None
+    if (placeholder := seen_as(field)) is not None:
+        if uses(job.command, placeholder):
+            return None
+        name = environment_name(placeholder)
+        return f"--sweep {field}: the command has no {{{placeholder}}}; it sees the values as ${name} only"
+    if reads(field):
+        return None
+    name = field.rpartition(".")[2]
+    raise SchedulerError(
+        f"--sweep {field}: nothing reads it in a job with `command:`, so the runs would be the same; give the"
+        f" values to the command's environment (--sweep env.{name.upper()}=...) and read them there"
+    )
+
+
+def _names(model: Any) -> list[str]:
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def checked_sweep(scheduler: SlurmScheduler, sweep: Sweep) -> tuple[str, ...]:
+    """Look for what would fail. Returns warnings. Raises SpecError, SchedulerError."""
+    for one in sweep.runs:
+        check_there(one.request)
+    first = sweep.runs[0]
+    return (*first.warnings, *scheduler.check(first, len(sweep.runs)))
+
+
+def scheduler_of_sweep(sweep: Sweep) -> SlurmScheduler:
+    cluster = sweep.runs[0].request.cluster
+    return slurm_at(cluster.login, cluster.paths.runs, cluster.slurm and cluster.slurm.clusters)

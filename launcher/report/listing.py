@@ -1,0 +1,181 @@
+"""Runs in lines: what `launcher list` shows of each, and what gives way where the terminal is narrow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.markup import escape
+from rich.table import Table
+
+from launcher.report.terminal import STATE_STYLE
+from launcher.rundir.files import read_record
+from launcher.rundir.layout import RunDir
+from launcher.rundir.progress import last_metrics
+from launcher.rundir.time import seconds_of
+from launcher.spec.base import format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from launcher.schedulers.base import Status
+
+
+class Row(NamedTuple):
+    """One run; empty where it is not known."""
+
+    run: str
+    state: str
+    step: str = ""
+    age: str = ""
+    "The time since it was submitted."
+    duration: str = ""
+    "The time that its supervisors have run: not that in a queue."
+    cluster: str = ""
+    gpus: str = ""
+    loss: str = ""
+    "The loss of the newest step."
+    usd: str = ""
+    "What its GPUs cost in that time, by the price that was paid or that the profile says."
+    tags: str = ""
+    attempt: str = ""
+    reason: str = ""
+
+
+HEADS = {"usd": "USD", "gpus": "GPUS"}
+GIVES_WAY = ("attempt", "tags", "usd", "gpus", "loss", "cluster", "duration", "age", "step")
+"Columns that are left out where there is no room, in this order."
+LEAST_REASON = 24
+"Characters of a reason that are worth a column."
+
+
+def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
+    """Collect what a run shows. `now`: seconds since the epoch."""
+    about, events = run.read_about(), run.read_events()
+    now = time.time() if now is None else now
+    created = seconds_of(str(status.created or ""))
+    seconds = _seconds(events, now, ended=status.ended)
+    per_hour = _usd_per_hour(run, events)
+    gpus = int(about.get("nodes") or 0) * int(about.get("gpus_per_node") or 0)
+    loss, tags = last_metrics(run).get("loss"), about.get("job", {}).get("tags")
+    return Row(
+        run=status.run_id,
+        state=status.state,
+        step="" if status.step is None else f"{status.step}" + (f"/{status.steps}" if status.steps else ""),
+        age="" if created is None else format_duration(max(0.0, now - created)).partition(" ")[0],
+        duration="" if seconds is None else format_duration(seconds),
+        cluster=str(about.get("cluster", {}).get("name", "")),
+        gpus=str(gpus) if gpus else "",
+        loss=f"{loss:.4g}" if isinstance(loss, int | float) else "",
+        usd="" if seconds is None or per_hour is None else f"{per_hour * seconds / 3600:.2f}",
+        tags=",".join(map(str, tags)) if isinstance(tags, list) else "",
+        attempt="" if status.attempt is None else str(status.attempt),
+        reason=status.reason,
+    )
+
+
+def _seconds(events: Sequence[Mapping[str, Any]], now: float, *, ended: bool) -> float | None:
+    """Add up the time from each start of a supervisor to its end; None before the first start."""
+    total, begun, last = None, None, 0.0
+    for event in events:
+        moment = seconds_of(str(event["time"])) or last
+        if event["event"] == "started":
+            total, begun = (total or 0.0) + (last - begun if begun is not None else 0.0), moment
+        elif event["event"] == "finished" and begun is not None:
+            total, begun = (total or 0.0) + moment - begun, None
+        last = moment
+    if begun is None or total is None:
+        return total
+    return total + max(0.0, (last if ended else now) - begun)
+
+
+def _usd_per_hour(run: RunDir, events: Sequence[Mapping[str, Any]]) -> float | None:
+    prices = [event["usd_per_hour"] for event in events if event.get("usd_per_hour") is not None]
+    price = prices[-1] if prices else read_record(run.plan).get("usd_per_hour")
+    return float(price) if isinstance(price, int | float) else None
+
+
+def columns(rows: Sequence[Row], width: int) -> list[str]:
+    """Names of those that are shown in so many characters: no empty one, and a reason where there is room."""
+    shown = [name for name in Row._fields if any(getattr(row, name) for row in rows)]
+
+    def needed(names: Sequence[str]) -> int:
+        widths = [
+            max(len(name), *(len(getattr(row, name)) for row in rows)) for name in names if name != "reason"
+        ]
+        return sum(widths) + len(names) + (LEAST_REASON if "reason" in names else 0)
+
+    for name in (*GIVES_WAY, "reason"):
+        if needed(shown) <= width:
+            break
+        shown = [one for one in shown if one != name]
+    return shown
+
+
+def show_list(console: Console, rows: Sequence[Row]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = columns(rows, console.width) if rows else ["run", "state"]
+    for name in shown:
+        table.add_column(
+            HEADS.get(name, name.upper()),
+            no_wrap=name not in ("run", "reason"),
+            overflow="fold" if name == "run" else "ellipsis",
+            min_width=max(len(row.state) for row in rows) if name == "state" and rows else None,
+        )
+    for row in rows:
+        style = STATE_STYLE.get(row.state, "")
+        cells = {name: escape(getattr(row, name)) for name in shown}
+        if style:
+            cells["state"] = f"[{style}]{row.state}[/]"
+        table.add_row(*cells.values())
+    console.print(table)
+
+
+def show_status(console: Console, status: Status, row: Row, lines: Sequence[str]) -> None:
+    style = STATE_STYLE.get(status.state, "")
+    table = Table.grid(padding=(0, 2))
+    table.add_row("run", escape(status.run_id))
+    table.add_row("state", f"[{style}]{status.state}[/]" if style else status.state)
+    if status.reason:
+        table.add_row("reason", escape(status.reason))
+    if status.attempt is not None:
+        table.add_row("attempt", str(status.attempt))
+    if status.step is not None:
+        table.add_row("step", f"{status.step}" + (f" of {status.steps}" if status.steps else ""))
+    for name, value in _beside(row):
+        table.add_row(name, escape(value))
+    if status.checkpoint_step is not None:
+        table.add_row("checkpoint", f"step {status.checkpoint_step}")
+    table.add_row("directory", escape(status.path))
+    for line in lines:
+        table.add_row("", escape(line))
+    if status.resumable:
+        again = f"launcher resume {escape(status.run_id)}"
+        # What nobody has understood may happen again.
+        table.add_row("next", f"see the reason; then {again}" if status.failure == "unknown" else again)
+    console.print(table)
+
+
+def _beside(row: Row) -> list[tuple[str, str]]:
+    where = row.cluster + (f", {row.gpus} GPUs" if row.gpus else "")
+    age = f"{row.age} ago" if row.age else ""
+    ran = f"ran for {row.duration}" if row.duration else ""
+    found = [
+        ("loss", row.loss),
+        ("cluster", where),
+        ("submitted", ", ".join(filter(None, (age, ran)))),
+        ("cost", f"about {row.usd} USD" if row.usd else ""),
+        ("tags", row.tags),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def as_html(rows: Sequence[Row]) -> str:
+    """Write a table for a notebook, with every column that is not empty."""
+    from html import escape as escaped
+
+    shown = columns(rows, width=10**9) or ["run"]
+    head = "".join(f"<th>{name}</th>" for name in shown)
+    lines = ["".join(f"<td>{escaped(getattr(row, name))}</td>" for name in shown) for row in rows]
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

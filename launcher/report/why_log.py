@@ -1,0 +1,80 @@
+"""`launcher why --log`: judge the output of a program that launcher did not start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from launcher.diagnosis.cause import Candidate, Cause, cause_of, clues_of_text
+from launcher.diagnosis.clue import CLASS_OF, MEMORY_OF, Clue
+from launcher.diagnosis.memory import sizes
+from launcher.report.why import cut, told_memory
+from launcher.spec.verdict import FailureClass, OutOfMemory
+from launcher.supervise.policy import POLICIES, SHARED_MEMORY
+
+MAX_OTHERS = 5
+
+
+def judged_log(lines: Iterable[bytes]) -> Cause | None:
+    """Return the cause of a failure by the output alone; None if no line tells of one."""
+    return cause_of(Candidate(clue) for clue in clues_of_text(lines))
+
+
+def why_log(name: str, cause: Cause | None) -> list[str]:
+    """Return the class, the decisive line with its place, what else was seen and why it is not the cause."""
+    if cause is None:
+        return [f"{name}: unknown: no line tells of a failure"]
+    clue = cause.found.clue
+    told = f", of {clue.label.rstrip(':')}" if clue.label else ""
+    lines = [f"{name}: {cause.failure} ({cause.confidence}){told}"]
+    lines += [f"  | {cut(line)}" for line in clue.before if line.strip()]
+    lines += [f"line      {cut(f'{name}:{clue.line}  {clue.text}')}"]
+    lines += [f"  | {cut(line)}" for line in clue.after[:3] if line.strip()]
+    if memory := told_memory(memory_of(clue)):
+        lines.append(f"memory    {memory}")
+    for other, why in _distinct(cause):
+        text = f"{CLASS_OF[other.kind]}, {why}: {name}:{other.line}  {other.text}"
+        lines.append(f"also      {cut(text)}")
+    if advice := advice_of(cause.failure, clue):
+        lines.append(f"do        {advice}")
+    return lines
+
+
+def as_json(cause: Cause | None) -> dict[str, Any]:
+    """Return the same for programs."""
+    if cause is None:
+        return {"failure": "unknown", "confidence": "guess", "seen": []}
+    memory = memory_of(cause.found.clue)
+    seen = [(cause.found.clue, ""), *((other, why) for other, why in _distinct(cause))]
+    return {
+        "failure": cause.failure,
+        "confidence": cause.confidence,
+        "memory": memory.model_dump() if memory is not None else None,
+        "seen": [
+            {"failure": CLASS_OF[clue.kind], "line": clue.line, "text": clue.text, "why": why}
+            for clue, why in seen
+        ],
+    }
+
+
+def memory_of(clue: Clue) -> OutOfMemory | None:
+    """Return which memory ran out and the sizes that the lines tell."""
+    if clue.kind not in MEMORY_OF:
+        return None
+    return OutOfMemory(kind=MEMORY_OF[clue.kind], **sizes(clue.memory_text))
+
+
+def advice_of(failure: FailureClass, clue: Clue) -> str:
+    """Return what to do, without what only a run of launcher can do."""
+    if clue.kind == "shared-memory":
+        return SHARED_MEMORY
+    advice = POLICIES[failure].advice.partition(", then `launcher")[0]
+    return "" if "`launcher" in advice else advice
+
+
+def _distinct(cause: Cause) -> list[tuple[Clue, str]]:
+    """Return one line for each kind and reason."""
+    found: dict[tuple[str, str], tuple[Clue, str]] = {}
+    for other, why in cause.others:
+        found.setdefault((other.clue.kind, why), (other.clue, why))
+    return list(found.values())[:MAX_OTHERS]
