@@ -10,10 +10,11 @@ die() {
   exit 78
 }
 
-python='/opt/venv/bin/python'
+_python='/opt/venv/bin/python'
 
 if [[ -z ${LAUNCHER_ATTEMPT:-} ]]; then
   echo 'launcher: started by hand: this is attempt 0, and no supervisor judges or restarts it' >&2
+  unset "${!LAUNCHER_ENV_@}"
   export LAUNCHER_ATTEMPT=0
   export LAUNCHER_RUN_DIR='/shared/my runs/command-20261121-085401'
   export LAUNCHER_RUN_ID='command-20261121-085401'
@@ -26,25 +27,36 @@ fi
 
 # Environment of the cluster.
 
+# As many open files as this host allows, since DataLoader workers and NCCL need them, and as much locked memory.
+_soft=$(ulimit -S -n) _hard=$(ulimit -H -n)
+if [[ $_hard == unlimited ]] || ((_hard > 1048576)); then _hard=1048576; fi
+if [[ $_soft != unlimited ]] && ((_soft < _hard)); then ulimit -S -n "$_hard" || true; fi
+ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
+
 
 # What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
-argv=('python' 'train it.py' '--batch={micro_batch_size}' '--note=`id`; rm -rf "$HOME" '\''x'\'' \ *' '{"lr": 1e-4, "cost": "$$5, ${local_rank}"}' 'two
+_argv=('python' 'train it.py' '--batch={micro_batch_size}' '--note=`id`; rm -rf "$HOME" '\''x'\'' \ *' '{"lr": 1e-4, "cost": "$$5, ${local_rank}"}' 'two
 lines' '' '%j,#1,!x')
 
 cd '/shared/code of user' || die 'the working directory of the job does not exist on this node: ''/shared/code of user'
 
-# Secrets: values come from the supervisor's environment, or from where the job says. They stand in no file here.
-if [[ ! -v HF_TOKEN && -v MY_HF_TOKEN ]]; then HF_TOKEN=$MY_HF_TOKEN; fi
-[[ -v HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'
-export HF_TOKEN
-[[ -v WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
-export WANDB_API_KEY
+# Secrets: values come from the supervisor, or from where the job says. They stand in no file here.
+if [[ ! -v LAUNCHER_ENV_HF_TOKEN ]]; then
+  if [[ -v MY_HF_TOKEN ]]; then LAUNCHER_ENV_HF_TOKEN=$MY_HF_TOKEN; fi
+fi
+[[ -v LAUNCHER_ENV_HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'
+export LAUNCHER_ENV_HF_TOKEN
+if [[ ! -v LAUNCHER_ENV_WANDB_API_KEY ]]; then
+  if [[ -v WANDB_API_KEY ]]; then LAUNCHER_ENV_WANDB_API_KEY=$WANDB_API_KEY; fi
+fi
+[[ -v LAUNCHER_ENV_WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
+export LAUNCHER_ENV_WANDB_API_KEY
 
-# Environment of the job: last, so that it wins and nothing here runs under it.
-export GREETING='it'\''s $HOME,
+# Environment of the job. The worker takes LAUNCHER_ENV_ off for the rank: nothing before it runs under these values.
+export LAUNCHER_ENV_GREETING='it'\''s $HOME,
 then `id` & "more" #1'
-export EMPTY=''
-export OMP_NUM_THREADS='4'
+export LAUNCHER_ENV_EMPTY=''
+export LAUNCHER_ENV_OMP_NUM_THREADS='4'
 
 # --alone: there is no torchrun, and the worker sets what one would set (RANK, WORLD_SIZE, MASTER_ADDR and so on).
-exec "$python" -m launcher.supervise.worker --alone -- "${argv[@]}"
+exec "$_python" -m launcher.supervise.worker --alone -- "${_argv[@]}"

@@ -3,23 +3,23 @@
 # A pod whose command returns is restarted and billed on: this script never returns before the pod has ended.
 set -u
 
-run_dir='/workspace/runs/task-20261121-085401'
-python='python3'
-node_rank=0
-api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
-pod=${RUNPOD_POD_ID:-unknown}
-submission=${LAUNCHER_SUBMISSION:-1}
-limit=${LAUNCHER_MAX_SECONDS:-86400}
+_run_dir='/workspace/runs/task-20261121-085401'
+_python='python3'
+_node_rank=0
+_api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
+_pod=${RUNPOD_POD_ID:-unknown}
+_submission=${LAUNCHER_SUBMISSION:-1}
+_limit=${LAUNCHER_MAX_SECONDS:-86400}
 # Epoch seconds. A pod is billed from its creation on, also while its image is pulled.
-latest=${LAUNCHER_DEADLINE:-}
-done_mark=$run_dir/pod-$pod.done
+_latest=${LAUNCHER_DEADLINE:-}
+_done_mark=$_run_dir/pod-$_pod.done
 # Appears with the reason when the run is to write a checkpoint and stop.
-stop=$run_dir/pod-$pod.stop
+_stop=$_run_dir/pod-$_pod.stop
 # Kept for a container that is restarted: the end of this pod (epoch seconds), and a line for each start.
-deadline_file=$run_dir/pod-$pod.deadline
-starts_file=$run_dir/pod-$pod.starts
+_deadline_file=$_run_dir/pod-$_pod.deadline
+_starts_file=$_run_dir/pod-$_pod.starts
 # A pod whose start script is killed more often than this is ended: it would be billed for nothing.
-most_restarts=3
+_most_restarts=3
 
 say() {
   printf '[launcher] %s\n' "$*" >&2
@@ -27,58 +27,58 @@ say() {
 
 # A JSON string.
 json() {
-  local text=${1//\\/\\\\}
-  text=${text//\"/\\\"}
-  printf '"%s"' "${text//[[:cntrl:]]/ }"
+  local _text=${1//\\/\\\\}
+  _text=${_text//\"/\\\"}
+  printf '"%s"' "${_text//[[:cntrl:]]/ }"
 }
 # event NAME MEMBERS: a line of events.jsonl, in one write.
 event() {
-  printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$run_dir/events.jsonl"
+  printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$_run_dir/events.jsonl"
 }
 # Whether the supervisor has said how the run ended.
 judged() {
-  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$run_dir/state.json" 2>/dev/null
+  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null
 }
 # judge FAILURE REASON: the verdict of the run, from the first node, where no supervisor gave one.
 judge() {
-  local members
-  if [[ ${node_rank:-0} != 0 ]] || judged; then return 0; fi
-  members='"state": "failed", "failure": '"$(json "$1")"', "reason": '"$(json "$2")"
-  event finished "$members"
-  printf '{ %s, "time": "%s"}\n' "$members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$run_dir/.state.json.$pod" &&
-    mv "$run_dir/.state.json.$pod" "$run_dir/state.json"
+  local _members
+  if [[ ${_node_rank:-0} != 0 ]] || judged; then return 0; fi
+  _members='"state": "failed", "failure": '"$(json "$1")"', "reason": '"$(json "$2")"
+  event finished "$_members"
+  printf '{ %s, "time": "%s"}\n' "$_members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$_run_dir/.state.json.$_pod" &&
+    mv "$_run_dir/.state.json.$_pod" "$_run_dir/state.json"
 }
 # give_up FAILURE REASON: ends a pod that was started again and is not to go on.
 give_up() {
   say "$2"
   judge "$1" "$2"
-  printf 'gave up\n' >"$done_mark"
+  printf 'gave up\n' >"$_done_mark"
   end_pod
 }
 
 # put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
 put() {
-  local file=$run_dir/$1
-  local new=$file.$pod.$BASHPID.new # nodes share the folder, and process ids from 1 on
-  if [[ ${4:-} == keep && -e $file ]]; then return 0; fi
-  mkdir -p "${file%/*}" && printf '%s' "$3" | base64 -d >"$new" && chmod "$2" "$new" && mv "$new" "$file"
+  local _file=$_run_dir/$1
+  local _new=$_file.$_pod.$BASHPID.new # nodes share the folder, and process ids from 1 on
+  if [[ ${4:-} == keep && -e $_file ]]; then return 0; fi
+  mkdir -p "${_file%/*}" && printf '%s' "$3" | base64 -d >"$_new" && chmod "$2" "$_new" && mv "$_new" "$_file"
 }
 
 # The job's code, named by its content: several runs share it, and one of them unpacks it.
 unpack() {
-  local new='/workspace/.launcher/code/e5f47d2455779745b059'.$pod.new
-  if [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then return 0; fi
-  rm -rf "$new" && mkdir -p "$new" || return 1
-  printf '%s' H4sIAAAAAAAC/+3NsQrCMBSF4cw+xaWLupQrRt+ntqlGSlKSOPj2pi6CuyL4f8s5nOWU1PkgvrTz3XyKVkdrn1m9p+rBvvqy71T3akTNF9xy6VK9N/9pTj6UTVMuTvo4OImjLP0cp8EFGf3k8lqu8ZSb7coAAAAAAAAAAAAAAAAAAH7GA9V4nWkAKAAA | base64 -d | tar -xzf - -C "$new" || return 1
-  mv -T "$new" '/workspace/.launcher/code/e5f47d2455779745b059' 2>/dev/null || rm -rf "$new"
-  [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]
+  local _new='/workspace/.launcher/code/fc55ece26d3fb9b0958d'.$_pod.new
+  if [[ -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]; then return 0; fi
+  rm -rf "$_new" && mkdir -p "$_new" && chmod 700 "$_new" || return 1
+  printf '%s' H4sIAAAAAAAC/+3NsQrCMBSF4cw+xaWLupQrRt+ntqlGSlKSOPj2pi6CuyL4f8s5nOWU1PkgvrTz3XyKVkdrn1m9p+rBvvqy71T3akTNF9xy6VK9N/9pTj6UTVMuTvo4OImjLP0cp8EFGf3k8lqu8ZSb7coAAAAAAAAAAAAAAAAAAH7GA9V4nWkAKAAA | base64 -d | tar -xzf - -C "$_new" || return 1
+  mv -T "$_new" '/workspace/.launcher/code/fc55ece26d3fb9b0958d' 2>/dev/null || rm -rf "$_new"
+  [[ -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]
 }
 
 # Everything that may fail. Runs as a process of its own, under a time limit.
 work() {
   put 'plan.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
   put 'run.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
-  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIHRpbnktZ3B0LCBydW4gdGFzay0yMDI2MTEyMS0wODU0MDEuIFJlbmRlcmVkIGJ5IGxhdW5jaGVyIDAuMS4wLgojIFRoZSBzdXBlcnZpc29yIHJ1bnMgaXQ7IGBiYXNoIHN0YXJ0LnNoYCBieSBoYW5kIHJ1bnMgYXR0ZW1wdCAwIG9mIHRoZSBzYW1lIHJ1bi4KIyBzaGVsbGNoZWNrIGRpc2FibGU9U0MyMDE2ICMgdmFsdWVzIHN0YW5kIGluIHNpbmdsZSBxdW90ZXMsIHdoZXJlIG5vdGhpbmcgaW4gdGhlbSBpcyBleHBhbmRlZApzZXQgLWV1byBwaXBlZmFpbAoKZGllKCkgewogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCA3OAp9CgpweXRob249J3B5dGhvbjMnCgppZiBbWyAteiAke0xBVU5DSEVSX0FUVEVNUFQ6LX0gXV07IHRoZW4KICBlY2hvICdsYXVuY2hlcjogc3RhcnRlZCBieSBoYW5kOiB0aGlzIGlzIGF0dGVtcHQgMCwgYW5kIG5vIHN1cGVydmlzb3IganVkZ2VzIG9yIHJlc3RhcnRzIGl0JyA+JjIKICBleHBvcnQgTEFVTkNIRVJfQVRURU1QVD0wCiAgZXhwb3J0IExBVU5DSEVSX1JVTl9ESVI9Jy93b3Jrc3BhY2UvcnVucy90YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfUlVOX0lEPSd0YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfU1RPUF9GSUxFPSIkTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8wMDAvc3RvcCIKICBleHBvcnQgTEFVTkNIRVJfU0VDUkVUUz0nSEZfVE9LRU4sV0FOREJfQVBJX0tFWScKICBleHBvcnQgTEFVTkNIRVJfTk9ERVM9MQogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFX1JBTks9MAogIGV4cG9ydCBMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQ9JHtMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQ6LSQoKDYxMDAwICsgUkFORE9NICUgNDUzNikpfQpmaQpbWyAtbiAke0xBVU5DSEVSX1JVTl9ESVI6LX0gJiYgLW4gJHtMQVVOQ0hFUl9SVU5fSUQ6LX0gXV0gfHwgZGllICdMQVVOQ0hFUl9BVFRFTVBUIGlzIHNldCwgYnV0IG5vdCBMQVVOQ0hFUl9SVU5fRElSIGFuZCBMQVVOQ0hFUl9SVU5fSUQnCgojIEVudmlyb25tZW50IG9mIHRoZSBjbHVzdGVyLgoKIyBgc2V0dXA6YCBvZiB0aGUgY2x1c3RlciBwcm9maWxlLCBhcyBpdHMgYXV0aG9yIHdyb3RlIGl0LiBBIGJhdGNoIHNjcmlwdCBtYXkgaGF2ZSBydW4gaXQgYmVmb3JlIHRoZSBjb250YWluZXIuCmlmIFtbIC16ICR7TEFVTkNIRVJfU0VUVVBfRE9ORTotfSBdXTsgdGhlbgogIHRyYXAgJ2RpZSAiYSBzZXR1cCBsaW5lIG9mIHRoZSBjbHVzdGVyIHByb2ZpbGUgZmFpbGVkIHdpdGggZXhpdCBjb2RlICQ/IicgRVJSCiAgc2V0ICt1CiAgcHl0aG9uMyAtYyAnaW1wb3J0IGxhdW5jaGVyJyAyPi9kZXYvbnVsbCB8fCBQSVBfQlJFQUtfU1lTVEVNX1BBQ0tBR0VTPTEgcHl0aG9uMyAtbSBwaXAgaW5zdGFsbCAtLXF1aWV0IC93b3Jrc3BhY2Uvd2hlZWxzL2xhdW5jaGVyLSoud2hsCiAgc2V0IC11CiAgdHJhcCAtIEVSUgpmaQoKIyBBIEdQVSB0aGF0IGZlbGwgb2ZmIHRoZSBidXMgaXMgY2hlYXBlciB0byBmaW5kIGhlcmUgdGhhbiBpbiB0aGUgZmlyc3QgY29sbGVjdGl2ZS4KaWYgY29tbWFuZCAtdiBudmlkaWEtc21pID4vZGV2L251bGw7IHRoZW4KICBncHVzPSQobnZpZGlhLXNtaSAtTCAyPi9kZXYvbnVsbCB8IGdyZXAgLWNFICdeKEdQVXwgIE1JRyknIHx8IHRydWUpCiAgKChncHVzID49IDIpKSB8fCBkaWUgInRoaXMgbm9kZSBzaG93cyAkZ3B1cyBHUFVzLCB0aGUgam9iIG5lZWRzICIyCmVsaWYgISBjb21tYW5kIC12IHJvY20tc21pID4vZGV2L251bGwgJiYgISBjb21wZ2VuIC1HICcvZGV2L252aWRpYVswLTldKicgPi9kZXYvbnVsbDsgdGhlbgogICMgVHJhaW5pbmcgd291bGQgZ28gb24gb24gdGhlIENQVSwgc2lsZW50bHkgYW5kIGZvciBldmVyLgogIGRpZSAibm8gR1BVIG9uIHRoaXMgbm9kZTogbmVpdGhlciBudmlkaWEtc21pLCByb2NtLXNtaSBub3IgL2Rldi9udmlkaWEwIGlzIGhlcmU7IEdQVXMgcGVyIG5vZGUgb2YgdGhlIGpvYjogIjIKZmkKCiMgT25lIGhvc3Q6IHRvcmNocnVuIGxpc3RlbnMgYXQgYSBwb3J0IHRoYXQgdGhlIHN1cGVydmlzb3IgZm91bmQgZnJlZSwgYW5kIGVuZHMgYXQgb25jZSB3aGVyZSBhbm90aGVyIHJ1biBoYXMgaXQuCiMgQSBzdGF0aWMgcmVuZGV6dm91cywgc2luY2UgYzEwZCdzIHdhaXRzIGZvciB1cCB0byAwLjMgcywgYXQgcmFuZG9tLCBzbyB0aGF0IG1hbnkgbm9kZXMgZG8gbm90IGNvbWUgYXQgb25jZS4KcmVuZGV6dm91cz0oCiAgLS1ubm9kZXMgMSAtLW5vZGUtcmFuayAwIC0tcmR6di1iYWNrZW5kIHN0YXRpYyAtLWxvY2FsLWFkZHIgMTI3LjAuMC4xCiAgLS1yZHp2LWVuZHBvaW50ICIxMjcuMC4wLjE6JHtMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQ6P3RoZSBzdXBlcnZpc29yIHNldHMgaXR9IgopCgojIFdoYXQgZXZlcnkgcmFuayBydW5zLiBsYXVuY2hlcidzIHdvcmtlciBmaWxscyBwbGFjZWhvbGRlcnMgc3VjaCBhcyB7bWljcm9fYmF0Y2hfc2l6ZX0gZm9yIGVhY2ggYXR0ZW1wdC4KYXJndj0oJ3B5dGhvbjMnICctbScgJ2xhdW5jaGVyLnRyYWluJykKd29ya2VyPSgtbSBsYXVuY2hlci5zdXBlcnZpc2Uud29ya2VyIC0tICIke2FyZ3ZbQF19IikKIyB0b3JjaHJ1biB0YWtlcyAkJCBhbmQgJHtsb2NhbF9yYW5rfSBpbiBhcmd1bWVudHMgZm9yIGl0cyBvd246IHdpdGggZXZlcnkgJCBkb3VibGVkIHRoZXkgYXJyaXZlIGFzIHdyaXR0ZW4uCnR3bz0nJCQnCndvcmtlcj0oIiR7d29ya2VyW0BdLy9bJF0vJHR3b30iKQojIEVycm9yIGZpbGVzIG9mIHRvcmNocnVuOiBvbiB0aGUgcnVuIGRpcmVjdG9yeSwgbm90IGluIGEgdGVtcG9yYXJ5IGZvbGRlciB0aGF0IGlzIGxvc3Qgd2l0aCB0aGUgbm9kZS4KbG9nX2Rpcj0kTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8kKHByaW50ZiAnJTAzZCcgIiRMQVVOQ0hFUl9BVFRFTVBUIikvdG9yY2hydW4vbm9kZS0ke0xBVU5DSEVSX05PREVfUkFOSzotMH0KbWtkaXIgLXAgIiRsb2dfZGlyIiB8fCB0cnVlCnRvcmNocnVuPSgKICAtLW5wcm9jLXBlci1ub2RlIDIgLS1tYXgtcmVzdGFydHMgMCAtLWxvZy1kaXIgIiRsb2dfZGlyIgogIC0tcmR6di1pZCAiJExBVU5DSEVSX1JVTl9JRC0kTEFVTkNIRVJfQVRURU1QVCIKICAiJHtyZW5kZXp2b3VzW0BdfSIKKQoKY2QgJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZTVmNDdkMjQ1NTc3OTc0NWIwNTknIHx8IGRpZSAndGhlIHdvcmtpbmcgZGlyZWN0b3J5IG9mIHRoZSBqb2IgZG9lcyBub3QgZXhpc3Qgb24gdGhpcyBub2RlOiAnJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZTVmNDdkMjQ1NTc3OTc0NWIwNTknCgojIFNlY3JldHM6IHZhbHVlcyBjb21lIGZyb20gdGhlIHN1cGVydmlzb3IncyBlbnZpcm9ubWVudCwgb3IgZnJvbSB3aGVyZSB0aGUgam9iIHNheXMuIFRoZXkgc3RhbmQgaW4gbm8gZmlsZSBoZXJlLgpbWyAtdiBIRl9UT0tFTiBdXSB8fCBkaWUgJ3NlY3JldCAnJ0hGX1RPS0VOJycgaGFzIG5vIHZhbHVlIG9uIHRoaXMgbm9kZScKZXhwb3J0IEhGX1RPS0VOCltbIC12IFdBTkRCX0FQSV9LRVkgXV0gfHwgZGllICdzZWNyZXQgJydXQU5EQl9BUElfS0VZJycgaGFzIG5vIHZhbHVlIG9uIHRoaXMgbm9kZScKZXhwb3J0IFdBTkRCX0FQSV9LRVkKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGpvYjogbGFzdCwgc28gdGhhdCBpdCB3aW5zIGFuZCBub3RoaW5nIGhlcmUgcnVucyB1bmRlciBpdC4KaWYgW1sgLXogJHtQWVRPUkNIX0NVREFfQUxMT0NfQ09ORjotfSR7UFlUT1JDSF9BTExPQ19DT05GOi19IF1dOyB0aGVuCiAgZXhwb3J0IFBZVE9SQ0hfQ1VEQV9BTExPQ19DT05GPSdleHBhbmRhYmxlX3NlZ21lbnRzOlRydWUnCmZpCgojIEFzIGBweXRob24gLW0gdG9yY2guZGlzdHJpYnV0ZWQucnVuYCwgYnV0IHRoYXQgbm9ib2R5IGxvb2tzIGZvciBnYXJiYWdlIHdoaWxlIHRvcmNoIGlzIGltcG9ydGVkOiBhIHNpeHRoIG9mIHRoZSB0aW1lLgpydW5fdG9yY2hydW49J2ltcG9ydCBnYzsgZ2MuZGlzYWJsZSgpOyBmcm9tIHRvcmNoLmRpc3RyaWJ1dGVkLnJ1biBpbXBvcnQgbWFpbjsgZ2MuZW5hYmxlKCk7IG1haW4oKScKZXhlYyAiJHB5dGhvbiIgLWMgIiRydW5fdG9yY2hydW4iICIke3RvcmNocnVuW0BdfSIgLS1uby1weXRob24gIiRweXRob24iICIke3dvcmtlcltAXX0iCg== || return 1
+  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIHRpbnktZ3B0LCBydW4gdGFzay0yMDI2MTEyMS0wODU0MDEuIFJlbmRlcmVkIGJ5IGxhdW5jaGVyIDAuMS4wLgojIFRoZSBzdXBlcnZpc29yIHJ1bnMgaXQ7IGBiYXNoIHN0YXJ0LnNoYCBieSBoYW5kIHJ1bnMgYXR0ZW1wdCAwIG9mIHRoZSBzYW1lIHJ1bi4KIyBzaGVsbGNoZWNrIGRpc2FibGU9U0MyMDE2ICMgdmFsdWVzIHN0YW5kIGluIHNpbmdsZSBxdW90ZXMsIHdoZXJlIG5vdGhpbmcgaW4gdGhlbSBpcyBleHBhbmRlZApzZXQgLWV1byBwaXBlZmFpbAoKZGllKCkgewogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCA3OAp9CgpfcHl0aG9uPSdweXRob24zJwoKaWYgW1sgLXogJHtMQVVOQ0hFUl9BVFRFTVBUOi19IF1dOyB0aGVuCiAgZWNobyAnbGF1bmNoZXI6IHN0YXJ0ZWQgYnkgaGFuZDogdGhpcyBpcyBhdHRlbXB0IDAsIGFuZCBubyBzdXBlcnZpc29yIGp1ZGdlcyBvciByZXN0YXJ0cyBpdCcgPiYyCiAgdW5zZXQgIiR7IUxBVU5DSEVSX0VOVl9AfSIKICBleHBvcnQgTEFVTkNIRVJfQVRURU1QVD0wCiAgZXhwb3J0IExBVU5DSEVSX1JVTl9ESVI9Jy93b3Jrc3BhY2UvcnVucy90YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfUlVOX0lEPSd0YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfU1RPUF9GSUxFPSIkTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8wMDAvc3RvcCIKICBleHBvcnQgTEFVTkNIRVJfU0VDUkVUUz0nSEZfVE9LRU4sV0FOREJfQVBJX0tFWScKICBleHBvcnQgTEFVTkNIRVJfTk9ERVM9MQogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFX1JBTks9MAogIGV4cG9ydCBMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQ9JHtMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQ6LSQoKDYxMDAwICsgUkFORE9NICUgNDUzNikpfQpmaQpbWyAtbiAke0xBVU5DSEVSX1JVTl9ESVI6LX0gJiYgLW4gJHtMQVVOQ0hFUl9SVU5fSUQ6LX0gXV0gfHwgZGllICdMQVVOQ0hFUl9BVFRFTVBUIGlzIHNldCwgYnV0IG5vdCBMQVVOQ0hFUl9SVU5fRElSIGFuZCBMQVVOQ0hFUl9SVU5fSUQnCgojIEVudmlyb25tZW50IG9mIHRoZSBjbHVzdGVyLgoKIyBPbiBtYW55IHNpdGVzIG9ubHkgYSBsb2dpbiBzaGVsbCBoYXMgdGhlIGZ1bmN0aW9uIGBtb2R1bGVgOiB0aGUgZmlsZSB0aGF0IGRlZmluZXMgaXQgaXMgcmVhZCBoZXJlLgpmaW5kX21vZHVsZV9jb21tYW5kKCkgewogIGxvY2FsIF9maWxlCiAgZm9yIF9maWxlIGluICR7TU9EVUxFU0hPTUU6KyIkTU9EVUxFU0hPTUUvaW5pdC9iYXNoIn0gJHtMTU9EX1BLRzorIiRMTU9EX1BLRy9pbml0L2Jhc2gifSBcCiAgICAvZXRjL3Byb2ZpbGUuZC8qbW9kdWxlcy5zaCAvZXRjL3Byb2ZpbGUuZC8qbG1vZC5zaCAvdXNyL3NoYXJlL3ttb2R1bGVzLE1vZHVsZXMsbG1vZC9sbW9kfS9pbml0L2Jhc2g7IGRvCiAgICBpZiB0eXBlIG1vZHVsZSA+L2Rldi9udWxsIDI+JjE7IHRoZW4gcmV0dXJuIDA7IGZpCiAgICAjIHNoZWxsY2hlY2sgc291cmNlPS9kZXYvbnVsbAogICAgaWYgW1sgLXIgJF9maWxlIF1dOyB0aGVuIHNvdXJjZSAiJF9maWxlIiB8fCB0cnVlOyBmaQogIGRvbmUKfQojIHNldHVwX2ZhaWxlZCBFWElUX0NPREUgUFJJTlRFRCBDT01NQU5ELi4uOiBlbmRzIHdpdGggQ09NTUFORCBhbmQgd2hpY2ggbGluZSBvZiBgc2V0dXA6YCBpdCB3YXMuIGBfc2V0dXBfYXRgIGlzIHRoZSBzY3JpcHQncyBsaW5lIGJlZm9yZSBpdHMgZmlyc3QuCnNldHVwX2ZhaWxlZCgpIHsKICB0cmFwIC0gRVJSIEVYSVQKICAjIFRoZSBsaW5lIHRoYXQgdGhlIHdob2xlIHNjcmlwdCBjYW1lIHRvLCBhbHNvIHdoZXJlIHRoYXQgb25lIGhhcyBjYWxsZWQgYSBmdW5jdGlvbiBvciByZWFkIGEgZmlsZS4KICBsb2NhbCBfbGluZT0ke0JBU0hfTElORU5PWyR7I0JBU0hfTElORU5PW0BdfSAtIDJdfSBfdGV4dD0nJyBfd29yZHMKICBpZiAoKF9saW5lIDw9IF9zZXR1cF9hdCkpOyB0aGVuIF9saW5lPSR7X3NldHVwX2xpbmU6LTB9OyBmaQogIGlmICgoX2xpbmUgPiBfc2V0dXBfYXQpKTsgdGhlbiBfdGV4dD0kKHNlZCAtbiAiJF9saW5le3MvXiAqLy87cH0iICIke0JBU0hfU09VUkNFWyR7I0JBU0hfU09VUkNFW0BdfSAtIDFdfSIgMj4vZGV2L251bGwpIHx8IHRydWU7IGZpCiAgX3dvcmRzPSJsaW5lICQoKF9saW5lIC0gX3NldHVwX2F0KSkgb2Ygc2V0dXAgaW4gdGhlIGNsdXN0ZXIgcHJvZmlsZSBmYWlsZWQgd2l0aCBleGl0IGNvZGUgJDE6ICRfdGV4dCIKICBpZiAoKF9saW5lIDw9IF9zZXR1cF9hdCkpOyB0aGVuIF93b3Jkcz0ic2V0dXAgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSBmYWlsZWQgd2l0aCBleGl0IGNvZGUgJDEiOyBmaQogIGlmIFtbIC1uICQyIF1dOyB0aGVuIF93b3Jkcys9IiAoaXQgcHJpbnRlZDogJDIpIjsgZmkKICBpZiBbWyAkX3RleHQgPX4gKF58W15bOmFsbnVtOl1fLV0pKG1vZHVsZXxtbClbWzpzcGFjZTpdXSBdXSAmJiAhIHR5cGUgbW9kdWxlID4vZGV2L251bGwgMj4mMTsgdGhlbgogICAgX3dvcmRzKz0nOyBubyBmaWxlIGluIHRoZSB1c3VhbCBwbGFjZXMgZGVmaW5lcyBtb2R1bGU6IGFkZCBhIGxpbmUgYmVmb3JlIHRoaXMgb25lIHRoYXQgc291cmNlcyB0aGUgZmlsZSB3aGljaCBkb2VzJwogIGZpCiAgIiR7QDozfSIgIiRfd29yZHMiCn0KCiMgYHNldHVwOmAgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSwgYXMgaXRzIGF1dGhvciB3cm90ZSBpdC4gQSBiYXRjaCBzY3JpcHQgbWF5IGhhdmUgcnVuIGl0IGJlZm9yZSB0aGUgY29udGFpbmVyLgppZiBbWyAteiAke0xBVU5DSEVSX1NFVFVQX0RPTkU6LX0gXV07IHRoZW4KICBzZXQgK3UKICBfc2V0dXBfYXQ9JExJTkVOTzsgdHJhcCAnKChMSU5FTk8gPiBfc2V0dXBfYXQpKSAmJiBfc2V0dXBfbGluZT0kTElORU5PJyBERUJVRzsgdHJhcCAnc2V0dXBfZmFpbGVkICQ/ICIiIGRpZScgRVJSIEVYSVQKICBweXRob24zIC1jICdpbXBvcnQgbGF1bmNoZXInIDI+L2Rldi9udWxsIHx8IFBJUF9CUkVBS19TWVNURU1fUEFDS0FHRVM9MSBweXRob24zIC1tIHBpcCBpbnN0YWxsIC0tcXVpZXQgL3dvcmtzcGFjZS93aGVlbHMvbGF1bmNoZXItKi53aGwKICB0cmFwIC0gRVJSIEVYSVQgREVCVUcKICBzZXQgLXUKZmkKCiMgQSBHUFUgdGhhdCBmZWxsIG9mZiB0aGUgYnVzIGlzIGNoZWFwZXIgdG8gZmluZCBoZXJlIHRoYW4gaW4gdGhlIGZpcnN0IGNvbGxlY3RpdmUuCmlmIGNvbW1hbmQgLXYgbnZpZGlhLXNtaSA+L2Rldi9udWxsOyB0aGVuCiAgX2dwdXM9JChudmlkaWEtc21pIC1MIDI+L2Rldi9udWxsIHwgZ3JlcCAtY0UgJ14oR1BVfCAgTUlHKScgfHwgdHJ1ZSkKICAoKF9ncHVzID49IDIpKSB8fCBkaWUgInRoaXMgbm9kZSBzaG93cyAkX2dwdXMgR1BVcywgdGhlIGpvYiBuZWVkcyAiMgplbGlmICEgY29tbWFuZCAtdiByb2NtLXNtaSA+L2Rldi9udWxsICYmICEgY29tcGdlbiAtRyAnL2Rldi9udmlkaWFbMC05XSonID4vZGV2L251bGw7IHRoZW4KICAjIFRyYWluaW5nIHdvdWxkIGdvIG9uIG9uIHRoZSBDUFUsIHNpbGVudGx5IGFuZCBmb3IgZXZlci4KICBkaWUgIm5vIEdQVSBvbiB0aGlzIG5vZGU6IG5laXRoZXIgbnZpZGlhLXNtaSwgcm9jbS1zbWkgbm9yIC9kZXYvbnZpZGlhMCBpcyBoZXJlOyBHUFVzIHBlciBub2RlIG9mIHRoZSBqb2I6ICIyCmZpCgojIEFzIG1hbnkgb3BlbiBmaWxlcyBhcyB0aGlzIGhvc3QgYWxsb3dzLCBzaW5jZSBEYXRhTG9hZGVyIHdvcmtlcnMgYW5kIE5DQ0wgbmVlZCB0aGVtLCBhbmQgYXMgbXVjaCBsb2NrZWQgbWVtb3J5Lgpfc29mdD0kKHVsaW1pdCAtUyAtbikgX2hhcmQ9JCh1bGltaXQgLUggLW4pCmlmIFtbICRfaGFyZCA9PSB1bmxpbWl0ZWQgXV0gfHwgKChfaGFyZCA+IDEwNDg1NzYpKTsgdGhlbiBfaGFyZD0xMDQ4NTc2OyBmaQppZiBbWyAkX3NvZnQgIT0gdW5saW1pdGVkIF1dICYmICgoX3NvZnQgPCBfaGFyZCkpOyB0aGVuIHVsaW1pdCAtUyAtbiAiJF9oYXJkIiB8fCB0cnVlOyBmaQp1bGltaXQgLVMgLWwgIiQodWxpbWl0IC1IIC1sKSIgMj4vZGV2L251bGwgfHwgdHJ1ZQoKIyBPbmUgaG9zdDogdG9yY2hydW4gbGlzdGVucyBhdCBhIHBvcnQgdGhhdCB0aGUgc3VwZXJ2aXNvciBmb3VuZCBmcmVlLCBhbmQgZW5kcyBhdCBvbmNlIHdoZXJlIGFub3RoZXIgcnVuIGhhcyBpdC4KIyBBIHN0YXRpYyByZW5kZXp2b3VzLCBzaW5jZSBjMTBkJ3Mgd2FpdHMgZm9yIHVwIHRvIDAuMyBzLCBhdCByYW5kb20sIHNvIHRoYXQgbWFueSBub2RlcyBkbyBub3QgY29tZSBhdCBvbmNlLgpfcmVuZGV6dm91cz0oCiAgLS1ubm9kZXMgMSAtLW5vZGUtcmFuayAwIC0tcmR6di1iYWNrZW5kIHN0YXRpYyAtLWxvY2FsLWFkZHIgMTI3LjAuMC4xCiAgLS1yZHp2LWVuZHBvaW50ICIxMjcuMC4wLjE6JHtMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQ6P3RoZSBzdXBlcnZpc29yIHNldHMgaXR9IgopCgojIFdoYXQgZXZlcnkgcmFuayBydW5zLiBsYXVuY2hlcidzIHdvcmtlciBmaWxscyBwbGFjZWhvbGRlcnMgc3VjaCBhcyB7bWljcm9fYmF0Y2hfc2l6ZX0gZm9yIGVhY2ggYXR0ZW1wdC4KX2FyZ3Y9KCdweXRob24zJyAnLW0nICdsYXVuY2hlci50cmFpbicpCl93b3JrZXI9KC1tIGxhdW5jaGVyLnN1cGVydmlzZS53b3JrZXIgLS0gIiR7X2FyZ3ZbQF19IikKIyB0b3JjaHJ1biB0YWtlcyAkJCBhbmQgJHtsb2NhbF9yYW5rfSBpbiBhcmd1bWVudHMgZm9yIGl0cyBvd246IHdpdGggZXZlcnkgJCBkb3VibGVkIHRoZXkgYXJyaXZlIGFzIHdyaXR0ZW4uCl90d289JyQkJwpfd29ya2VyPSgiJHtfd29ya2VyW0BdLy9bJF0vJF90d299IikKIyBFcnJvciBmaWxlcyBvZiB0b3JjaHJ1bjogb24gdGhlIHJ1biBkaXJlY3RvcnksIG5vdCBpbiBhIHRlbXBvcmFyeSBmb2xkZXIgdGhhdCBpcyBsb3N0IHdpdGggdGhlIG5vZGUuCl9sb2dfZGlyPSRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLyQocHJpbnRmICclMDNkJyAiJExBVU5DSEVSX0FUVEVNUFQiKS90b3JjaHJ1bi9ub2RlLSR7TEFVTkNIRVJfTk9ERV9SQU5LOi0wfQpta2RpciAtcCAiJF9sb2dfZGlyIiB8fCB0cnVlCl90b3JjaHJ1bj0oCiAgLS1ucHJvYy1wZXItbm9kZSAyIC0tbWF4LXJlc3RhcnRzIDAgLS1sb2ctZGlyICIkX2xvZ19kaXIiCiAgLS1yZHp2LWlkICIkTEFVTkNIRVJfUlVOX0lELSRMQVVOQ0hFUl9BVFRFTVBUIgogICIke19yZW5kZXp2b3VzW0BdfSIKKQoKY2QgJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZmM1NWVjZTI2ZDNmYjliMDk1OGQnIHx8IGRpZSAndGhlIHdvcmtpbmcgZGlyZWN0b3J5IG9mIHRoZSBqb2IgZG9lcyBub3QgZXhpc3Qgb24gdGhpcyBub2RlOiAnJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZmM1NWVjZTI2ZDNmYjliMDk1OGQnCgojIFNlY3JldHM6IHZhbHVlcyBjb21lIGZyb20gdGhlIHN1cGVydmlzb3IsIG9yIGZyb20gd2hlcmUgdGhlIGpvYiBzYXlzLiBUaGV5IHN0YW5kIGluIG5vIGZpbGUgaGVyZS4KaWYgW1sgISAtdiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4gXV07IHRoZW4KICBpZiBbWyAtdiBIRl9UT0tFTiBdXTsgdGhlbiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU49JEhGX1RPS0VOOyBmaQpmaQpbWyAtdiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4gXV0gfHwgZGllICdzZWNyZXQgJydIRl9UT0tFTicnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4KaWYgW1sgISAtdiBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWSBdXTsgdGhlbgogIGlmIFtbIC12IFdBTkRCX0FQSV9LRVkgXV07IHRoZW4gTEFVTkNIRVJfRU5WX1dBTkRCX0FQSV9LRVk9JFdBTkRCX0FQSV9LRVk7IGZpCmZpCltbIC12IExBVU5DSEVSX0VOVl9XQU5EQl9BUElfS0VZIF1dIHx8IGRpZSAnc2VjcmV0ICcnV0FOREJfQVBJX0tFWScnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWQoKaWYgW1sgLXogJHtQWVRPUkNIX0NVREFfQUxMT0NfQ09ORjotfSR7UFlUT1JDSF9BTExPQ19DT05GOi19IF1dOyB0aGVuCiAgZXhwb3J0IFBZVE9SQ0hfQ1VEQV9BTExPQ19DT05GPSdleHBhbmRhYmxlX3NlZ21lbnRzOlRydWUnCmZpCgojIEFzIGBweXRob24gLW0gdG9yY2guZGlzdHJpYnV0ZWQucnVuYCwgYnV0IHRoYXQgbm9ib2R5IGxvb2tzIGZvciBnYXJiYWdlIHdoaWxlIHRvcmNoIGlzIGltcG9ydGVkOiBhIHNpeHRoIG9mIHRoZSB0aW1lLgpfcnVuX3RvcmNocnVuPSdpbXBvcnQgZ2M7IGdjLmRpc2FibGUoKTsgZnJvbSB0b3JjaC5kaXN0cmlidXRlZC5ydW4gaW1wb3J0IG1haW47IGdjLmVuYWJsZSgpOyBtYWluKCknCmV4ZWMgIiRfcHl0aG9uIiAtYyAiJF9ydW5fdG9yY2hydW4iICIke190b3JjaHJ1bltAXX0iIC0tbm8tcHl0aG9uICIkX3B5dGhvbiIgIiR7X3dvcmtlcltAXX0iCg== || return 1
   # `setup:` of the cluster profile, as its author wrote it.
   trap 'say "a setup line of the cluster profile failed with exit code $?"; exit 78' ERR
   set -e +u
@@ -87,24 +87,24 @@ work() {
   trap - ERR
   export LAUNCHER_SETUP_DONE=1
   if ! unpack; then
-    say "the job's code cannot be unpacked into "'/workspace/.launcher/code/e5f47d2455779745b059'
+    say "the job's code cannot be unpacked into "'/workspace/.launcher/code/fc55ece26d3fb9b0958d'
     return 78
   fi
   # Looked for after `setup:`, which may fetch it.
-  if [[ ! -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then
-    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/e5f47d2455779745b059'
+  if [[ ! -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]; then
+    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/fc55ece26d3fb9b0958d'
     return 78
   fi
-  exec "$python" -m launcher.supervise "$run_dir" --stop-file "$stop"
+  exec "$_python" -m launcher.supervise "$_run_dir" --stop-file "$_stop"
 }
 
 # call METHOD PATH: answer on standard output, then the status as its last line. The key is in no argument.
 call() {
   if command -v curl >/dev/null; then
     printf 'header = "Authorization: Bearer %s"\n' "${RUNPOD_API_KEY:-}" |
-      curl -sS --max-time 30 -K - -X "$1" -w '\n%{http_code}\n' "$api$2"
+      curl -sS --max-time 30 -K - -X "$1" -w '\n%{http_code}\n' "$_api$2"
   else
-    "$(command -v python3 || command -v python || echo "$python")" -c '
+    "$(command -v python3 || command -v python || echo "$_python")" -c '
 import os, sys, urllib.error, urllib.request
 headers = {"Authorization": "Bearer " + os.environ.get("RUNPOD_API_KEY", "")}
 try:
@@ -113,43 +113,43 @@ except urllib.error.HTTPError as error:
     answer = error
 print(answer.read().decode(errors="replace"))
 print(answer.status)
-' "$1" "$api$2"
+' "$1" "$_api$2"
   fi
 }
 
 # The cluster that this pod belongs to.
 cluster_id() {
-  local answer
-  answer=$(call GET "/pods/$pod" | tr -d ' \n')
-  [[ $answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
+  local _answer
+  _answer=$(call GET "/pods/$_pod" | tr -d ' \n')
+  [[ $_answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
 }
 
 # Ends this pod, or the whole cluster that it belongs to. 404: it is gone already.
 end_once() {
-  local answer status cluster
-  answer=$(call DELETE "/pods/$pod")
-  status=${answer##*$'\n'}
-  case $status in
+  local _answer _status _cluster
+  _answer=$(call DELETE "/pods/$_pod")
+  _status=${_answer##*$'\n'}
+  case $_status in
     2?? | 404) return 0 ;;
     409)
       # Pods of a cluster end with the cluster only.
-      if cluster=$(cluster_id); then
-        answer=$(call DELETE "/clusters/$cluster")
-        status=${answer##*$'\n'}
-        case $status in 2?? | 404) return 0 ;; esac
+      if _cluster=$(cluster_id); then
+        _answer=$(call DELETE "/clusters/$_cluster")
+        _status=${_answer##*$'\n'}
+        case $_status in 2?? | 404) return 0 ;; esac
       fi
       ;;
   esac
-  say "RunPod answered '$status' to the request to end pod $pod"
+  say "RunPod answered '$_status' to the request to end pod $_pod"
   return 1
 }
 
 end_pod() {
-  local pause=1
+  local _pause=1
   until end_once; do
-    say "trying again in $pause s"
-    sleep "$pause"
-    pause=$((pause < 150 ? pause * 2 : 300))
+    say "trying again in $_pause s"
+    sleep "$_pause"
+    _pause=$((_pause < 150 ? _pause * 2 : 300))
   done
   say 'the pod is ending'
   while :; do sleep 3600; done
@@ -160,95 +160,100 @@ if [[ ${1:-} == work ]]; then
   exit $?
 fi
 
-if [[ -e $done_mark ]]; then
+if [[ -e $_done_mark ]]; then
   say 'this pod has finished its run before and was started again'
   end_pod
 fi
-mkdir -p "$run_dir"
+mkdir -p "$_run_dir" && chmod '700' "$_run_dir"
 # Where RunPod's answer was lost, one submission may have become two pods: the first that starts has the run, and
 # one of an earlier submission has nothing to do with it any more.
-me=$pod
-claim=$run_dir/runpod-submission-$submission
-(set -o noclobber && printf '%s\n' "$me" >"$claim") 2>/dev/null
+_me=$_pod
+_claim=$_run_dir/runpod-submission-$_submission
+(set -o noclobber && printf '%s\n' "$_me" >"$_claim") 2>/dev/null
 for _ in 1 2 3 4 5; do
-  owner=$(cat "$claim" 2>/dev/null)
-  if [[ -n $owner ]]; then break; fi
+  _owner=$(cat "$_claim" 2>/dev/null)
+  if [[ -n $_owner ]]; then break; fi
   sleep 1
 done
-for file in "$run_dir"/runpod-submission-*; do
-  number=${file##*-}
-  if [[ $number =~ ^[0-9]+$ ]] && ((number > submission)); then owner=$(<"$file"); fi
+for _file in "$_run_dir"/runpod-submission-*; do
+  _number=${_file##*-}
+  if [[ $_number =~ ^[0-9]+$ ]] && ((_number > _submission)); then _owner=$(<"$_file"); fi
 done
-if [[ -n $owner && $owner != "$me" ]]; then
-  say "$owner has this run: nothing is left to do here"
-  event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-2xa5000:'"$owner")"
+if [[ -n $_owner && $_owner != "$_me" ]]; then
+  say "$_owner has this run: nothing is left to do here"
+  event twin '"pod": '"$(json "$_me")"', "handle": '"$(json 'runpod:runpod-2xa5000:'"$_owner")"
   end_pod
 fi
 # The limit counts from the creation of this pod, or else from its first start: a container that crashes is started
 # again and billed on.
-now=$(date +%s)
-grace=$((limit / 10 < 300 ? limit / 10 : 300))
-if [[ $latest =~ ^[0-9]+$ ]] && ((latest < now + limit)); then limit=$((latest - now)); fi
-(set -o noclobber && printf '%s\n' "$((now + limit))" >"$deadline_file") 2>/dev/null
-deadline=$(cat "$deadline_file" 2>/dev/null)
+_now=$(date +%s)
+_grace=$((_limit / 10 < 300 ? _limit / 10 : 300))
+if [[ $_latest =~ ^[0-9]+$ ]] && ((_latest < _now + _limit)); then _limit=$((_latest - _now)); fi
+(set -o noclobber && printf '%s\n' "$((_now + _limit))" >"$_deadline_file") 2>/dev/null
+_deadline=$(cat "$_deadline_file" 2>/dev/null)
 # Killed between making the file and writing it, or the volume is full.
-[[ $deadline =~ ^[0-9]+$ ]] || deadline=$(($(date -r "$deadline_file" +%s || date +%s) + limit))
-printf '%s\n' "$now" >>"$starts_file"
-starts=()
-mapfile -t starts <"$starts_file"
-limit=$((deadline - now))
-if ((limit <= 0)); then
+[[ $_deadline =~ ^[0-9]+$ ]] || _deadline=$(($(date -r "$_deadline_file" +%s || date +%s) + _limit))
+printf '%s\n' "$_now" >>"$_starts_file"
+_starts=()
+mapfile -t _starts <"$_starts_file"
+_limit=$((_deadline - _now))
+if ((_limit <= 0)); then
   give_up time-limit 'the time of the pod (max_hours, or what the budget pays for) was over when its start script began'
 fi
-if ((${#starts[@]} > most_restarts + 1)); then
-  give_up unknown "the pod's start script was killed or its container crashed $((${#starts[@]} - 1)) times"
+if ((${#_starts[@]} > _most_restarts + 1)); then
+  give_up unknown "the pod's start script was killed or its container crashed $((${#_starts[@]} - 1)) times"
 fi
 # First the run is asked to stop, with time for a checkpoint, then it is ended.
 {
-  sleep "$((limit > grace ? limit - grace : 0))"
-  printf 'time-limit\n' >"$stop"
+  sleep "$((_limit > _grace ? _limit - _grace : 0))"
+  printf 'time-limit\n' >"$_stop"
 } &
-timer=$!
+_timer=$!
+exec 9> >(tee -a "$_run_dir/pod-node-${_node_rank:-unknown}.log")
+_tee=$!
 # --foreground: a signal reaches the supervisor alone, which ends its ranks in order. The pod's key is for this
 # script, which ends the pod with it, and not for what a job runs and prints.
-env -u RUNPOD_API_KEY timeout --foreground --signal=TERM --kill-after=180 "$limit" bash "$0" work \
-  > >(tee -a "$run_dir/pod-node-${node_rank:-unknown}.log") 2>&1 &
-child=$!
-woken=''
+env -u RUNPOD_API_KEY timeout --foreground --signal=TERM --kill-after=180 "$_limit" bash "$0" work \
+  >&9 2>&1 9>&- &
+_child=$!
+exec 9>&-
+_woken=''
 # RunPod takes an interruptible pod away: SIGKILL follows within seconds.
-trap 'woken=yes; [[ -s $stop ]] || echo preempted >"$stop"; kill -s TERM "$child" 2>/dev/null' TERM INT
+trap '_woken=yes; [[ -s $_stop ]] || echo preempted >"$_stop"; kill -s TERM "$_child" 2>/dev/null' TERM INT
 while :; do
-  woken=''
-  wait "$child"
-  rc=$?
-  [[ -n $woken ]] || break
+  _woken=''
+  wait "$_child"
+  _rc=$?
+  [[ -n $_woken ]] || break
 done
 trap '' TERM INT
-kill "$timer" 2>/dev/null
-if ((rc == 124 || rc == 137)); then
+kill "$_timer" 2>/dev/null
+# The log is whole when `tee` ends. A process that outlives the run may hold it open for ever.
+timeout 10 tail --pid="$_tee" -s 0.1 -f /dev/null
+if ((_rc == 124 || _rc == 137)); then
   say 'stopped by runpod.max_hours of the cluster profile, or killed'
 fi
-say "the run ended with exit code $rc"
+say "the run ended with exit code $_rc"
 # 88: another pod has the run: its records are not ours to write, and it is the one to ask about. Without our
 # claim it goes on with the run, too, when its container is started again.
-if ((rc == 88)); then
-  owner='' newest=0
-  for file in "$run_dir"/runpod-submission-*; do
-    number=${file##*-}
-    other=$(cat "$file" 2>/dev/null)
-    if [[ ! $number =~ ^[0-9]+$ || -z $other || $other == "$me" || -e $run_dir/pod-$other.done ]]; then continue; fi
-    if ((number > newest)); then owner=$other newest=$number; fi
+if ((_rc == 88)); then
+  _owner='' _newest=0
+  for _file in "$_run_dir"/runpod-submission-*; do
+    _number=${_file##*-}
+    _other=$(cat "$_file" 2>/dev/null)
+    if [[ ! $_number =~ ^[0-9]+$ || -z $_other || $_other == "$_me" || -e $_run_dir/pod-$_other.done ]]; then continue; fi
+    if ((_number > _newest)); then _owner=$_other _newest=$_number; fi
   done
-  if [[ -n $owner ]]; then
-    event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-2xa5000:'"$owner")"
+  if [[ -n $_owner ]]; then
+    event twin '"pod": '"$(json "$_me")"', "handle": '"$(json 'runpod:runpod-2xa5000:'"$_owner")"
   fi
-  rm -f "$claim"
+  rm -f "$_claim"
 fi
-if ((rc != 0 && rc != 88)); then
-  failure=unknown
-  if [[ -s $stop ]]; then failure=$(<"$stop"); fi
-  reason=$(sed -n 's/^\[launcher\] //p' "$run_dir/pod-node-$node_rank.log" 2>/dev/null | tail -n 1)
-  judge "$failure" "${reason:-no word} (exit code $rc)"
+if ((_rc != 0 && _rc != 88)); then
+  _failure=unknown
+  if [[ -s $_stop ]]; then _failure=$(<"$_stop"); fi
+  _reason=$(sed -n 's/^\[launcher\] //p' "$_run_dir/pod-node-$_node_rank.log" 2>/dev/null | tail -n 1)
+  judge "$_failure" "${_reason:-no word} (exit code $_rc)"
 fi
-printf '%s\n' "$rc" >"$done_mark"
+printf '%s\n' "$_rc" >"$_done_mark"
 end_pod

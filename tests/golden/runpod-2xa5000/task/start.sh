@@ -10,10 +10,11 @@ die() {
   exit 78
 }
 
-python='python3'
+_python='python3'
 
 if [[ -z ${LAUNCHER_ATTEMPT:-} ]]; then
   echo 'launcher: started by hand: this is attempt 0, and no supervisor judges or restarts it' >&2
+  unset "${!LAUNCHER_ENV_@}"
   export LAUNCHER_ATTEMPT=0
   export LAUNCHER_RUN_DIR='/workspace/runs/task-20261121-085401'
   export LAUNCHER_RUN_ID='task-20261121-085401'
@@ -27,59 +28,96 @@ fi
 
 # Environment of the cluster.
 
+# On many sites only a login shell has the function `module`: the file that defines it is read here.
+find_module_command() {
+  local _file
+  for _file in ${MODULESHOME:+"$MODULESHOME/init/bash"} ${LMOD_PKG:+"$LMOD_PKG/init/bash"} \
+    /etc/profile.d/*modules.sh /etc/profile.d/*lmod.sh /usr/share/{modules,Modules,lmod/lmod}/init/bash; do
+    if type module >/dev/null 2>&1; then return 0; fi
+    # shellcheck source=/dev/null
+    if [[ -r $_file ]]; then source "$_file" || true; fi
+  done
+}
+# setup_failed EXIT_CODE PRINTED COMMAND...: ends with COMMAND and which line of `setup:` it was. `_setup_at` is the script's line before its first.
+setup_failed() {
+  trap - ERR EXIT
+  # The line that the whole script came to, also where that one has called a function or read a file.
+  local _line=${BASH_LINENO[${#BASH_LINENO[@]} - 2]} _text='' _words
+  if ((_line <= _setup_at)); then _line=${_setup_line:-0}; fi
+  if ((_line > _setup_at)); then _text=$(sed -n "$_line{s/^ *//;p}" "${BASH_SOURCE[${#BASH_SOURCE[@]} - 1]}" 2>/dev/null) || true; fi
+  _words="line $((_line - _setup_at)) of setup in the cluster profile failed with exit code $1: $_text"
+  if ((_line <= _setup_at)); then _words="setup of the cluster profile failed with exit code $1"; fi
+  if [[ -n $2 ]]; then _words+=" (it printed: $2)"; fi
+  if [[ $_text =~ (^|[^[:alnum:]_-])(module|ml)[[:space:]] ]] && ! type module >/dev/null 2>&1; then
+    _words+='; no file in the usual places defines module: add a line before this one that sources the file which does'
+  fi
+  "${@:3}" "$_words"
+}
+
 # `setup:` of the cluster profile, as its author wrote it. A batch script may have run it before the container.
 if [[ -z ${LAUNCHER_SETUP_DONE:-} ]]; then
-  trap 'die "a setup line of the cluster profile failed with exit code $?"' ERR
   set +u
+  _setup_at=$LINENO; trap '((LINENO > _setup_at)) && _setup_line=$LINENO' DEBUG; trap 'setup_failed $? "" die' ERR EXIT
   python3 -c 'import launcher' 2>/dev/null || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet /workspace/wheels/launcher-*.whl
+  trap - ERR EXIT DEBUG
   set -u
-  trap - ERR
 fi
 
 # A GPU that fell off the bus is cheaper to find here than in the first collective.
 if command -v nvidia-smi >/dev/null; then
-  gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
-  ((gpus >= 2)) || die "this node shows $gpus GPUs, the job needs "2
+  _gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
+  ((_gpus >= 2)) || die "this node shows $_gpus GPUs, the job needs "2
 elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
   # Training would go on on the CPU, silently and for ever.
   die "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "2
 fi
 
+# As many open files as this host allows, since DataLoader workers and NCCL need them, and as much locked memory.
+_soft=$(ulimit -S -n) _hard=$(ulimit -H -n)
+if [[ $_hard == unlimited ]] || ((_hard > 1048576)); then _hard=1048576; fi
+if [[ $_soft != unlimited ]] && ((_soft < _hard)); then ulimit -S -n "$_hard" || true; fi
+ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
+
 # One host: torchrun listens at a port that the supervisor found free, and ends at once where another run has it.
 # A static rendezvous, since c10d's waits for up to 0.3 s, at random, so that many nodes do not come at once.
-rendezvous=(
+_rendezvous=(
   --nnodes 1 --node-rank 0 --rdzv-backend static --local-addr 127.0.0.1
   --rdzv-endpoint "127.0.0.1:${LAUNCHER_RENDEZVOUS_PORT:?the supervisor sets it}"
 )
 
 # What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
-argv=('python3' '-m' 'launcher.train')
-worker=(-m launcher.supervise.worker -- "${argv[@]}")
+_argv=('python3' '-m' 'launcher.train')
+_worker=(-m launcher.supervise.worker -- "${_argv[@]}")
 # torchrun takes $$ and ${local_rank} in arguments for its own: with every $ doubled they arrive as written.
-two='$$'
-worker=("${worker[@]//[$]/$two}")
+_two='$$'
+_worker=("${_worker[@]//[$]/$_two}")
 # Error files of torchrun: on the run directory, not in a temporary folder that is lost with the node.
-log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun/node-${LAUNCHER_NODE_RANK:-0}
-mkdir -p "$log_dir" || true
-torchrun=(
-  --nproc-per-node 2 --max-restarts 0 --log-dir "$log_dir"
+_log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun/node-${LAUNCHER_NODE_RANK:-0}
+mkdir -p "$_log_dir" || true
+_torchrun=(
+  --nproc-per-node 2 --max-restarts 0 --log-dir "$_log_dir"
   --rdzv-id "$LAUNCHER_RUN_ID-$LAUNCHER_ATTEMPT"
-  "${rendezvous[@]}"
+  "${_rendezvous[@]}"
 )
 
-cd '/workspace/.launcher/code/e5f47d2455779745b059' || die 'the working directory of the job does not exist on this node: ''/workspace/.launcher/code/e5f47d2455779745b059'
+cd '/workspace/.launcher/code/fc55ece26d3fb9b0958d' || die 'the working directory of the job does not exist on this node: ''/workspace/.launcher/code/fc55ece26d3fb9b0958d'
 
-# Secrets: values come from the supervisor's environment, or from where the job says. They stand in no file here.
-[[ -v HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'
-export HF_TOKEN
-[[ -v WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
-export WANDB_API_KEY
+# Secrets: values come from the supervisor, or from where the job says. They stand in no file here.
+if [[ ! -v LAUNCHER_ENV_HF_TOKEN ]]; then
+  if [[ -v HF_TOKEN ]]; then LAUNCHER_ENV_HF_TOKEN=$HF_TOKEN; fi
+fi
+[[ -v LAUNCHER_ENV_HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'
+export LAUNCHER_ENV_HF_TOKEN
+if [[ ! -v LAUNCHER_ENV_WANDB_API_KEY ]]; then
+  if [[ -v WANDB_API_KEY ]]; then LAUNCHER_ENV_WANDB_API_KEY=$WANDB_API_KEY; fi
+fi
+[[ -v LAUNCHER_ENV_WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
+export LAUNCHER_ENV_WANDB_API_KEY
 
-# Environment of the job: last, so that it wins and nothing here runs under it.
 if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
   export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
 fi
 
 # As `python -m torch.distributed.run`, but that nobody looks for garbage while torch is imported: a sixth of the time.
-run_torchrun='import gc; gc.disable(); from torch.distributed.run import main; gc.enable(); main()'
-exec "$python" -c "$run_torchrun" "${torchrun[@]}" --no-python "$python" "${worker[@]}"
+_run_torchrun='import gc; gc.disable(); from torch.distributed.run import main; gc.enable(); main()'
+exec "$_python" -c "$_run_torchrun" "${_torchrun[@]}" --no-python "$_python" "${_worker[@]}"

@@ -3,23 +3,23 @@
 # A pod whose command returns is restarted and billed on: this script never returns before the pod has ended.
 set -u
 
-run_dir='/workspace/runs/task-20261121-085401'
-python='python3'
-node_rank=0
-api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
-pod=${RUNPOD_POD_ID:-unknown}
-submission=${LAUNCHER_SUBMISSION:-1}
-limit=${LAUNCHER_MAX_SECONDS:-86400}
+_run_dir='/workspace/runs/task-20261121-085401'
+_python='python3'
+_node_rank=0
+_api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
+_pod=${RUNPOD_POD_ID:-unknown}
+_submission=${LAUNCHER_SUBMISSION:-1}
+_limit=${LAUNCHER_MAX_SECONDS:-86400}
 # Epoch seconds. A pod is billed from its creation on, also while its image is pulled.
-latest=${LAUNCHER_DEADLINE:-}
-done_mark=$run_dir/pod-$pod.done
+_latest=${LAUNCHER_DEADLINE:-}
+_done_mark=$_run_dir/pod-$_pod.done
 # Appears with the reason when the run is to write a checkpoint and stop.
-stop=$run_dir/pod-$pod.stop
+_stop=$_run_dir/pod-$_pod.stop
 # Kept for a container that is restarted: the end of this pod (epoch seconds), and a line for each start.
-deadline_file=$run_dir/pod-$pod.deadline
-starts_file=$run_dir/pod-$pod.starts
+_deadline_file=$_run_dir/pod-$_pod.deadline
+_starts_file=$_run_dir/pod-$_pod.starts
 # A pod whose start script is killed more often than this is ended: it would be billed for nothing.
-most_restarts=3
+_most_restarts=3
 
 say() {
   printf '[launcher] %s\n' "$*" >&2
@@ -27,58 +27,58 @@ say() {
 
 # A JSON string.
 json() {
-  local text=${1//\\/\\\\}
-  text=${text//\"/\\\"}
-  printf '"%s"' "${text//[[:cntrl:]]/ }"
+  local _text=${1//\\/\\\\}
+  _text=${_text//\"/\\\"}
+  printf '"%s"' "${_text//[[:cntrl:]]/ }"
 }
 # event NAME MEMBERS: a line of events.jsonl, in one write.
 event() {
-  printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$run_dir/events.jsonl"
+  printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$_run_dir/events.jsonl"
 }
 # Whether the supervisor has said how the run ended.
 judged() {
-  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$run_dir/state.json" 2>/dev/null
+  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null
 }
 # judge FAILURE REASON: the verdict of the run, from the first node, where no supervisor gave one.
 judge() {
-  local members
-  if [[ ${node_rank:-0} != 0 ]] || judged; then return 0; fi
-  members='"state": "failed", "failure": '"$(json "$1")"', "reason": '"$(json "$2")"
-  event finished "$members"
-  printf '{ %s, "time": "%s"}\n' "$members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$run_dir/.state.json.$pod" &&
-    mv "$run_dir/.state.json.$pod" "$run_dir/state.json"
+  local _members
+  if [[ ${_node_rank:-0} != 0 ]] || judged; then return 0; fi
+  _members='"state": "failed", "failure": '"$(json "$1")"', "reason": '"$(json "$2")"
+  event finished "$_members"
+  printf '{ %s, "time": "%s"}\n' "$_members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$_run_dir/.state.json.$_pod" &&
+    mv "$_run_dir/.state.json.$_pod" "$_run_dir/state.json"
 }
 # give_up FAILURE REASON: ends a pod that was started again and is not to go on.
 give_up() {
   say "$2"
   judge "$1" "$2"
-  printf 'gave up\n' >"$done_mark"
+  printf 'gave up\n' >"$_done_mark"
   end_pod
 }
 
 # put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
 put() {
-  local file=$run_dir/$1
-  local new=$file.$pod.$BASHPID.new # nodes share the folder, and process ids from 1 on
-  if [[ ${4:-} == keep && -e $file ]]; then return 0; fi
-  mkdir -p "${file%/*}" && printf '%s' "$3" | base64 -d >"$new" && chmod "$2" "$new" && mv "$new" "$file"
+  local _file=$_run_dir/$1
+  local _new=$_file.$_pod.$BASHPID.new # nodes share the folder, and process ids from 1 on
+  if [[ ${4:-} == keep && -e $_file ]]; then return 0; fi
+  mkdir -p "${_file%/*}" && printf '%s' "$3" | base64 -d >"$_new" && chmod "$2" "$_new" && mv "$_new" "$_file"
 }
 
 # The job's code, named by its content: several runs share it, and one of them unpacks it.
 unpack() {
-  local new='/workspace/.launcher/code/e5f47d2455779745b059'.$pod.new
-  if [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then return 0; fi
-  rm -rf "$new" && mkdir -p "$new" || return 1
-  printf '%s' H4sIAAAAAAAC/+3NsQrCMBSF4cw+xaWLupQrRt+ntqlGSlKSOPj2pi6CuyL4f8s5nOWU1PkgvrTz3XyKVkdrn1m9p+rBvvqy71T3akTNF9xy6VK9N/9pTj6UTVMuTvo4OImjLP0cp8EFGf3k8lqu8ZSb7coAAAAAAAAAAAAAAAAAAH7GA9V4nWkAKAAA | base64 -d | tar -xzf - -C "$new" || return 1
-  mv -T "$new" '/workspace/.launcher/code/e5f47d2455779745b059' 2>/dev/null || rm -rf "$new"
-  [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]
+  local _new='/workspace/.launcher/code/fc55ece26d3fb9b0958d'.$_pod.new
+  if [[ -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]; then return 0; fi
+  rm -rf "$_new" && mkdir -p "$_new" && chmod 700 "$_new" || return 1
+  printf '%s' H4sIAAAAAAAC/+3NsQrCMBSF4cw+xaWLupQrRt+ntqlGSlKSOPj2pi6CuyL4f8s5nOWU1PkgvrTz3XyKVkdrn1m9p+rBvvqy71T3akTNF9xy6VK9N/9pTj6UTVMuTvo4OImjLP0cp8EFGf3k8lqu8ZSb7coAAAAAAAAAAAAAAAAAAH7GA9V4nWkAKAAA | base64 -d | tar -xzf - -C "$_new" || return 1
+  mv -T "$_new" '/workspace/.launcher/code/fc55ece26d3fb9b0958d' 2>/dev/null || rm -rf "$_new"
+  [[ -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]
 }
 
 # Everything that may fail. Runs as a process of its own, under a time limit.
 work() {
   put 'plan.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
   put 'run.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
-  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIHRpbnktZ3B0LCBydW4gdGFzay0yMDI2MTEyMS0wODU0MDEuIFJlbmRlcmVkIGJ5IGxhdW5jaGVyIDAuMS4wLgojIFRoZSBzdXBlcnZpc29yIHJ1bnMgaXQ7IGBiYXNoIHN0YXJ0LnNoYCBieSBoYW5kIHJ1bnMgYXR0ZW1wdCAwIG9mIHRoZSBzYW1lIHJ1bi4KIyBzaGVsbGNoZWNrIGRpc2FibGU9U0MyMDE2ICMgdmFsdWVzIHN0YW5kIGluIHNpbmdsZSBxdW90ZXMsIHdoZXJlIG5vdGhpbmcgaW4gdGhlbSBpcyBleHBhbmRlZApzZXQgLWV1byBwaXBlZmFpbAoKZGllKCkgewogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCA3OAp9CgpweXRob249J3B5dGhvbjMnCgppZiBbWyAteiAke0xBVU5DSEVSX0FUVEVNUFQ6LX0gXV07IHRoZW4KICBlY2hvICdsYXVuY2hlcjogc3RhcnRlZCBieSBoYW5kOiB0aGlzIGlzIGF0dGVtcHQgMCwgYW5kIG5vIHN1cGVydmlzb3IganVkZ2VzIG9yIHJlc3RhcnRzIGl0JyA+JjIKICBleHBvcnQgTEFVTkNIRVJfQVRURU1QVD0wCiAgZXhwb3J0IExBVU5DSEVSX1JVTl9ESVI9Jy93b3Jrc3BhY2UvcnVucy90YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfUlVOX0lEPSd0YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfU1RPUF9GSUxFPSIkTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8wMDAvc3RvcCIKICBleHBvcnQgTEFVTkNIRVJfU0VDUkVUUz0nSEZfVE9LRU4sV0FOREJfQVBJX0tFWScKICBleHBvcnQgTEFVTkNIRVJfTk9ERVM9MQogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFX1JBTks9MAogIGV4cG9ydCBMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQ9JHtMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQ6LSQoKDYxMDAwICsgUkFORE9NICUgNDUzNikpfQpmaQpbWyAtbiAke0xBVU5DSEVSX1JVTl9ESVI6LX0gJiYgLW4gJHtMQVVOQ0hFUl9SVU5fSUQ6LX0gXV0gfHwgZGllICdMQVVOQ0hFUl9BVFRFTVBUIGlzIHNldCwgYnV0IG5vdCBMQVVOQ0hFUl9SVU5fRElSIGFuZCBMQVVOQ0hFUl9SVU5fSUQnCgojIEVudmlyb25tZW50IG9mIHRoZSBjbHVzdGVyLgpleHBvcnQgTkNDTF9ERUJVRz0nV0FSTicKCiMgYHNldHVwOmAgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSwgYXMgaXRzIGF1dGhvciB3cm90ZSBpdC4gQSBiYXRjaCBzY3JpcHQgbWF5IGhhdmUgcnVuIGl0IGJlZm9yZSB0aGUgY29udGFpbmVyLgppZiBbWyAteiAke0xBVU5DSEVSX1NFVFVQX0RPTkU6LX0gXV07IHRoZW4KICB0cmFwICdkaWUgImEgc2V0dXAgbGluZSBvZiB0aGUgY2x1c3RlciBwcm9maWxlIGZhaWxlZCB3aXRoIGV4aXQgY29kZSAkPyInIEVSUgogIHNldCArdQogIHB5dGhvbjMgLWMgJ2ltcG9ydCBsYXVuY2hlcicgMj4vZGV2L251bGwgfHwgUElQX0JSRUFLX1NZU1RFTV9QQUNLQUdFUz0xIHB5dGhvbjMgLW0gcGlwIGluc3RhbGwgLS1xdWlldCAvd29ya3NwYWNlL3doZWVscy9sYXVuY2hlci0qLndobAogIHNldCAtdQogIHRyYXAgLSBFUlIKZmkKCiMgQSBHUFUgdGhhdCBmZWxsIG9mZiB0aGUgYnVzIGlzIGNoZWFwZXIgdG8gZmluZCBoZXJlIHRoYW4gaW4gdGhlIGZpcnN0IGNvbGxlY3RpdmUuCmlmIGNvbW1hbmQgLXYgbnZpZGlhLXNtaSA+L2Rldi9udWxsOyB0aGVuCiAgZ3B1cz0kKG52aWRpYS1zbWkgLUwgMj4vZGV2L251bGwgfCBncmVwIC1jRSAnXihHUFV8ICBNSUcpJyB8fCB0cnVlKQogICgoZ3B1cyA+PSA4KSkgfHwgZGllICJ0aGlzIG5vZGUgc2hvd3MgJGdwdXMgR1BVcywgdGhlIGpvYiBuZWVkcyAiOAplbGlmICEgY29tbWFuZCAtdiByb2NtLXNtaSA+L2Rldi9udWxsICYmICEgY29tcGdlbiAtRyAnL2Rldi9udmlkaWFbMC05XSonID4vZGV2L251bGw7IHRoZW4KICAjIFRyYWluaW5nIHdvdWxkIGdvIG9uIG9uIHRoZSBDUFUsIHNpbGVudGx5IGFuZCBmb3IgZXZlci4KICBkaWUgIm5vIEdQVSBvbiB0aGlzIG5vZGU6IG5laXRoZXIgbnZpZGlhLXNtaSwgcm9jbS1zbWkgbm9yIC9kZXYvbnZpZGlhMCBpcyBoZXJlOyBHUFVzIHBlciBub2RlIG9mIHRoZSBqb2I6ICI4CmZpCgojIE9uZSBob3N0OiB0b3JjaHJ1biBsaXN0ZW5zIGF0IGEgcG9ydCB0aGF0IHRoZSBzdXBlcnZpc29yIGZvdW5kIGZyZWUsIGFuZCBlbmRzIGF0IG9uY2Ugd2hlcmUgYW5vdGhlciBydW4gaGFzIGl0LgojIEEgc3RhdGljIHJlbmRlenZvdXMsIHNpbmNlIGMxMGQncyB3YWl0cyBmb3IgdXAgdG8gMC4zIHMsIGF0IHJhbmRvbSwgc28gdGhhdCBtYW55IG5vZGVzIGRvIG5vdCBjb21lIGF0IG9uY2UuCnJlbmRlenZvdXM9KAogIC0tbm5vZGVzIDEgLS1ub2RlLXJhbmsgMCAtLXJkenYtYmFja2VuZCBzdGF0aWMgLS1sb2NhbC1hZGRyIDEyNy4wLjAuMQogIC0tcmR6di1lbmRwb2ludCAiMTI3LjAuMC4xOiR7TEFVTkNIRVJfUkVOREVaVk9VU19QT1JUOj90aGUgc3VwZXJ2aXNvciBzZXRzIGl0fSIKKQoKIyBXaGF0IGV2ZXJ5IHJhbmsgcnVucy4gbGF1bmNoZXIncyB3b3JrZXIgZmlsbHMgcGxhY2Vob2xkZXJzIHN1Y2ggYXMge21pY3JvX2JhdGNoX3NpemV9IGZvciBlYWNoIGF0dGVtcHQuCmFyZ3Y9KCdweXRob24zJyAnLW0nICdsYXVuY2hlci50cmFpbicpCndvcmtlcj0oLW0gbGF1bmNoZXIuc3VwZXJ2aXNlLndvcmtlciAtLSAiJHthcmd2W0BdfSIpCiMgdG9yY2hydW4gdGFrZXMgJCQgYW5kICR7bG9jYWxfcmFua30gaW4gYXJndW1lbnRzIGZvciBpdHMgb3duOiB3aXRoIGV2ZXJ5ICQgZG91YmxlZCB0aGV5IGFycml2ZSBhcyB3cml0dGVuLgp0d289JyQkJwp3b3JrZXI9KCIke3dvcmtlcltAXS8vWyRdLyR0d299IikKIyBFcnJvciBmaWxlcyBvZiB0b3JjaHJ1bjogb24gdGhlIHJ1biBkaXJlY3RvcnksIG5vdCBpbiBhIHRlbXBvcmFyeSBmb2xkZXIgdGhhdCBpcyBsb3N0IHdpdGggdGhlIG5vZGUuCmxvZ19kaXI9JExBVU5DSEVSX1JVTl9ESVIvYXR0ZW1wdHMvJChwcmludGYgJyUwM2QnICIkTEFVTkNIRVJfQVRURU1QVCIpL3RvcmNocnVuL25vZGUtJHtMQVVOQ0hFUl9OT0RFX1JBTks6LTB9Cm1rZGlyIC1wICIkbG9nX2RpciIgfHwgdHJ1ZQp0b3JjaHJ1bj0oCiAgLS1ucHJvYy1wZXItbm9kZSA4IC0tbWF4LXJlc3RhcnRzIDAgLS1sb2ctZGlyICIkbG9nX2RpciIKICAtLXJkenYtaWQgIiRMQVVOQ0hFUl9SVU5fSUQtJExBVU5DSEVSX0FUVEVNUFQiCiAgIiR7cmVuZGV6dm91c1tAXX0iCikKCmNkICcvd29ya3NwYWNlLy5sYXVuY2hlci9jb2RlL2U1ZjQ3ZDI0NTU3Nzk3NDViMDU5JyB8fCBkaWUgJ3RoZSB3b3JraW5nIGRpcmVjdG9yeSBvZiB0aGUgam9iIGRvZXMgbm90IGV4aXN0IG9uIHRoaXMgbm9kZTogJycvd29ya3NwYWNlLy5sYXVuY2hlci9jb2RlL2U1ZjQ3ZDI0NTU3Nzk3NDViMDU5JwoKIyBTZWNyZXRzOiB2YWx1ZXMgY29tZSBmcm9tIHRoZSBzdXBlcnZpc29yJ3MgZW52aXJvbm1lbnQsIG9yIGZyb20gd2hlcmUgdGhlIGpvYiBzYXlzLiBUaGV5IHN0YW5kIGluIG5vIGZpbGUgaGVyZS4KW1sgLXYgSEZfVE9LRU4gXV0gfHwgZGllICdzZWNyZXQgJydIRl9UT0tFTicnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBIRl9UT0tFTgpbWyAtdiBXQU5EQl9BUElfS0VZIF1dIHx8IGRpZSAnc2VjcmV0ICcnV0FOREJfQVBJX0tFWScnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBXQU5EQl9BUElfS0VZCgojIEVudmlyb25tZW50IG9mIHRoZSBqb2I6IGxhc3QsIHNvIHRoYXQgaXQgd2lucyBhbmQgbm90aGluZyBoZXJlIHJ1bnMgdW5kZXIgaXQuCmlmIFtbIC16ICR7UFlUT1JDSF9DVURBX0FMTE9DX0NPTkY6LX0ke1BZVE9SQ0hfQUxMT0NfQ09ORjotfSBdXTsgdGhlbgogIGV4cG9ydCBQWVRPUkNIX0NVREFfQUxMT0NfQ09ORj0nZXhwYW5kYWJsZV9zZWdtZW50czpUcnVlJwpmaQoKIyBBcyBgcHl0aG9uIC1tIHRvcmNoLmRpc3RyaWJ1dGVkLnJ1bmAsIGJ1dCB0aGF0IG5vYm9keSBsb29rcyBmb3IgZ2FyYmFnZSB3aGlsZSB0b3JjaCBpcyBpbXBvcnRlZDogYSBzaXh0aCBvZiB0aGUgdGltZS4KcnVuX3RvcmNocnVuPSdpbXBvcnQgZ2M7IGdjLmRpc2FibGUoKTsgZnJvbSB0b3JjaC5kaXN0cmlidXRlZC5ydW4gaW1wb3J0IG1haW47IGdjLmVuYWJsZSgpOyBtYWluKCknCmV4ZWMgIiRweXRob24iIC1jICIkcnVuX3RvcmNocnVuIiAiJHt0b3JjaHJ1bltAXX0iIC0tbm8tcHl0aG9uICIkcHl0aG9uIiAiJHt3b3JrZXJbQF19Igo= || return 1
+  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIHRpbnktZ3B0LCBydW4gdGFzay0yMDI2MTEyMS0wODU0MDEuIFJlbmRlcmVkIGJ5IGxhdW5jaGVyIDAuMS4wLgojIFRoZSBzdXBlcnZpc29yIHJ1bnMgaXQ7IGBiYXNoIHN0YXJ0LnNoYCBieSBoYW5kIHJ1bnMgYXR0ZW1wdCAwIG9mIHRoZSBzYW1lIHJ1bi4KIyBzaGVsbGNoZWNrIGRpc2FibGU9U0MyMDE2ICMgdmFsdWVzIHN0YW5kIGluIHNpbmdsZSBxdW90ZXMsIHdoZXJlIG5vdGhpbmcgaW4gdGhlbSBpcyBleHBhbmRlZApzZXQgLWV1byBwaXBlZmFpbAoKZGllKCkgewogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCA3OAp9CgpfcHl0aG9uPSdweXRob24zJwoKaWYgW1sgLXogJHtMQVVOQ0hFUl9BVFRFTVBUOi19IF1dOyB0aGVuCiAgZWNobyAnbGF1bmNoZXI6IHN0YXJ0ZWQgYnkgaGFuZDogdGhpcyBpcyBhdHRlbXB0IDAsIGFuZCBubyBzdXBlcnZpc29yIGp1ZGdlcyBvciByZXN0YXJ0cyBpdCcgPiYyCiAgdW5zZXQgIiR7IUxBVU5DSEVSX0VOVl9AfSIKICBleHBvcnQgTEFVTkNIRVJfQVRURU1QVD0wCiAgZXhwb3J0IExBVU5DSEVSX1JVTl9ESVI9Jy93b3Jrc3BhY2UvcnVucy90YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfUlVOX0lEPSd0YXNrLTIwMjYxMTIxLTA4NTQwMScKICBleHBvcnQgTEFVTkNIRVJfU1RPUF9GSUxFPSIkTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8wMDAvc3RvcCIKICBleHBvcnQgTEFVTkNIRVJfU0VDUkVUUz0nSEZfVE9LRU4sV0FOREJfQVBJX0tFWScKICBleHBvcnQgTEFVTkNIRVJfTk9ERVM9MQogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFX1JBTks9MAogIGV4cG9ydCBMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQ9JHtMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQ6LSQoKDYxMDAwICsgUkFORE9NICUgNDUzNikpfQpmaQpbWyAtbiAke0xBVU5DSEVSX1JVTl9ESVI6LX0gJiYgLW4gJHtMQVVOQ0hFUl9SVU5fSUQ6LX0gXV0gfHwgZGllICdMQVVOQ0hFUl9BVFRFTVBUIGlzIHNldCwgYnV0IG5vdCBMQVVOQ0hFUl9SVU5fRElSIGFuZCBMQVVOQ0hFUl9SVU5fSUQnCgojIEVudmlyb25tZW50IG9mIHRoZSBjbHVzdGVyLgpleHBvcnQgTkNDTF9ERUJVRz0nV0FSTicKCiMgT24gbWFueSBzaXRlcyBvbmx5IGEgbG9naW4gc2hlbGwgaGFzIHRoZSBmdW5jdGlvbiBgbW9kdWxlYDogdGhlIGZpbGUgdGhhdCBkZWZpbmVzIGl0IGlzIHJlYWQgaGVyZS4KZmluZF9tb2R1bGVfY29tbWFuZCgpIHsKICBsb2NhbCBfZmlsZQogIGZvciBfZmlsZSBpbiAke01PRFVMRVNIT01FOisiJE1PRFVMRVNIT01FL2luaXQvYmFzaCJ9ICR7TE1PRF9QS0c6KyIkTE1PRF9QS0cvaW5pdC9iYXNoIn0gXAogICAgL2V0Yy9wcm9maWxlLmQvKm1vZHVsZXMuc2ggL2V0Yy9wcm9maWxlLmQvKmxtb2Quc2ggL3Vzci9zaGFyZS97bW9kdWxlcyxNb2R1bGVzLGxtb2QvbG1vZH0vaW5pdC9iYXNoOyBkbwogICAgaWYgdHlwZSBtb2R1bGUgPi9kZXYvbnVsbCAyPiYxOyB0aGVuIHJldHVybiAwOyBmaQogICAgIyBzaGVsbGNoZWNrIHNvdXJjZT0vZGV2L251bGwKICAgIGlmIFtbIC1yICRfZmlsZSBdXTsgdGhlbiBzb3VyY2UgIiRfZmlsZSIgfHwgdHJ1ZTsgZmkKICBkb25lCn0KIyBzZXR1cF9mYWlsZWQgRVhJVF9DT0RFIFBSSU5URUQgQ09NTUFORC4uLjogZW5kcyB3aXRoIENPTU1BTkQgYW5kIHdoaWNoIGxpbmUgb2YgYHNldHVwOmAgaXQgd2FzLiBgX3NldHVwX2F0YCBpcyB0aGUgc2NyaXB0J3MgbGluZSBiZWZvcmUgaXRzIGZpcnN0LgpzZXR1cF9mYWlsZWQoKSB7CiAgdHJhcCAtIEVSUiBFWElUCiAgIyBUaGUgbGluZSB0aGF0IHRoZSB3aG9sZSBzY3JpcHQgY2FtZSB0bywgYWxzbyB3aGVyZSB0aGF0IG9uZSBoYXMgY2FsbGVkIGEgZnVuY3Rpb24gb3IgcmVhZCBhIGZpbGUuCiAgbG9jYWwgX2xpbmU9JHtCQVNIX0xJTkVOT1skeyNCQVNIX0xJTkVOT1tAXX0gLSAyXX0gX3RleHQ9JycgX3dvcmRzCiAgaWYgKChfbGluZSA8PSBfc2V0dXBfYXQpKTsgdGhlbiBfbGluZT0ke19zZXR1cF9saW5lOi0wfTsgZmkKICBpZiAoKF9saW5lID4gX3NldHVwX2F0KSk7IHRoZW4gX3RleHQ9JChzZWQgLW4gIiRfbGluZXtzL14gKi8vO3B9IiAiJHtCQVNIX1NPVVJDRVskeyNCQVNIX1NPVVJDRVtAXX0gLSAxXX0iIDI+L2Rldi9udWxsKSB8fCB0cnVlOyBmaQogIF93b3Jkcz0ibGluZSAkKChfbGluZSAtIF9zZXR1cF9hdCkpIG9mIHNldHVwIGluIHRoZSBjbHVzdGVyIHByb2ZpbGUgZmFpbGVkIHdpdGggZXhpdCBjb2RlICQxOiAkX3RleHQiCiAgaWYgKChfbGluZSA8PSBfc2V0dXBfYXQpKTsgdGhlbiBfd29yZHM9InNldHVwIG9mIHRoZSBjbHVzdGVyIHByb2ZpbGUgZmFpbGVkIHdpdGggZXhpdCBjb2RlICQxIjsgZmkKICBpZiBbWyAtbiAkMiBdXTsgdGhlbiBfd29yZHMrPSIgKGl0IHByaW50ZWQ6ICQyKSI7IGZpCiAgaWYgW1sgJF90ZXh0ID1+IChefFteWzphbG51bTpdXy1dKShtb2R1bGV8bWwpW1s6c3BhY2U6XV0gXV0gJiYgISB0eXBlIG1vZHVsZSA+L2Rldi9udWxsIDI+JjE7IHRoZW4KICAgIF93b3Jkcys9Jzsgbm8gZmlsZSBpbiB0aGUgdXN1YWwgcGxhY2VzIGRlZmluZXMgbW9kdWxlOiBhZGQgYSBsaW5lIGJlZm9yZSB0aGlzIG9uZSB0aGF0IHNvdXJjZXMgdGhlIGZpbGUgd2hpY2ggZG9lcycKICBmaQogICIke0A6M30iICIkX3dvcmRzIgp9CgojIGBzZXR1cDpgIG9mIHRoZSBjbHVzdGVyIHByb2ZpbGUsIGFzIGl0cyBhdXRob3Igd3JvdGUgaXQuIEEgYmF0Y2ggc2NyaXB0IG1heSBoYXZlIHJ1biBpdCBiZWZvcmUgdGhlIGNvbnRhaW5lci4KaWYgW1sgLXogJHtMQVVOQ0hFUl9TRVRVUF9ET05FOi19IF1dOyB0aGVuCiAgc2V0ICt1CiAgX3NldHVwX2F0PSRMSU5FTk87IHRyYXAgJygoTElORU5PID4gX3NldHVwX2F0KSkgJiYgX3NldHVwX2xpbmU9JExJTkVOTycgREVCVUc7IHRyYXAgJ3NldHVwX2ZhaWxlZCAkPyAiIiBkaWUnIEVSUiBFWElUCiAgcHl0aG9uMyAtYyAnaW1wb3J0IGxhdW5jaGVyJyAyPi9kZXYvbnVsbCB8fCBQSVBfQlJFQUtfU1lTVEVNX1BBQ0tBR0VTPTEgcHl0aG9uMyAtbSBwaXAgaW5zdGFsbCAtLXF1aWV0IC93b3Jrc3BhY2Uvd2hlZWxzL2xhdW5jaGVyLSoud2hsCiAgdHJhcCAtIEVSUiBFWElUIERFQlVHCiAgc2V0IC11CmZpCgojIEEgR1BVIHRoYXQgZmVsbCBvZmYgdGhlIGJ1cyBpcyBjaGVhcGVyIHRvIGZpbmQgaGVyZSB0aGFuIGluIHRoZSBmaXJzdCBjb2xsZWN0aXZlLgppZiBjb21tYW5kIC12IG52aWRpYS1zbWkgPi9kZXYvbnVsbDsgdGhlbgogIF9ncHVzPSQobnZpZGlhLXNtaSAtTCAyPi9kZXYvbnVsbCB8IGdyZXAgLWNFICdeKEdQVXwgIE1JRyknIHx8IHRydWUpCiAgKChfZ3B1cyA+PSA4KSkgfHwgZGllICJ0aGlzIG5vZGUgc2hvd3MgJF9ncHVzIEdQVXMsIHRoZSBqb2IgbmVlZHMgIjgKZWxpZiAhIGNvbW1hbmQgLXYgcm9jbS1zbWkgPi9kZXYvbnVsbCAmJiAhIGNvbXBnZW4gLUcgJy9kZXYvbnZpZGlhWzAtOV0qJyA+L2Rldi9udWxsOyB0aGVuCiAgIyBUcmFpbmluZyB3b3VsZCBnbyBvbiBvbiB0aGUgQ1BVLCBzaWxlbnRseSBhbmQgZm9yIGV2ZXIuCiAgZGllICJubyBHUFUgb24gdGhpcyBub2RlOiBuZWl0aGVyIG52aWRpYS1zbWksIHJvY20tc21pIG5vciAvZGV2L252aWRpYTAgaXMgaGVyZTsgR1BVcyBwZXIgbm9kZSBvZiB0aGUgam9iOiAiOApmaQoKIyBBcyBtYW55IG9wZW4gZmlsZXMgYXMgdGhpcyBob3N0IGFsbG93cywgc2luY2UgRGF0YUxvYWRlciB3b3JrZXJzIGFuZCBOQ0NMIG5lZWQgdGhlbSwgYW5kIGFzIG11Y2ggbG9ja2VkIG1lbW9yeS4KX3NvZnQ9JCh1bGltaXQgLVMgLW4pIF9oYXJkPSQodWxpbWl0IC1IIC1uKQppZiBbWyAkX2hhcmQgPT0gdW5saW1pdGVkIF1dIHx8ICgoX2hhcmQgPiAxMDQ4NTc2KSk7IHRoZW4gX2hhcmQ9MTA0ODU3NjsgZmkKaWYgW1sgJF9zb2Z0ICE9IHVubGltaXRlZCBdXSAmJiAoKF9zb2Z0IDwgX2hhcmQpKTsgdGhlbiB1bGltaXQgLVMgLW4gIiRfaGFyZCIgfHwgdHJ1ZTsgZmkKdWxpbWl0IC1TIC1sICIkKHVsaW1pdCAtSCAtbCkiIDI+L2Rldi9udWxsIHx8IHRydWUKCiMgT25lIGhvc3Q6IHRvcmNocnVuIGxpc3RlbnMgYXQgYSBwb3J0IHRoYXQgdGhlIHN1cGVydmlzb3IgZm91bmQgZnJlZSwgYW5kIGVuZHMgYXQgb25jZSB3aGVyZSBhbm90aGVyIHJ1biBoYXMgaXQuCiMgQSBzdGF0aWMgcmVuZGV6dm91cywgc2luY2UgYzEwZCdzIHdhaXRzIGZvciB1cCB0byAwLjMgcywgYXQgcmFuZG9tLCBzbyB0aGF0IG1hbnkgbm9kZXMgZG8gbm90IGNvbWUgYXQgb25jZS4KX3JlbmRlenZvdXM9KAogIC0tbm5vZGVzIDEgLS1ub2RlLXJhbmsgMCAtLXJkenYtYmFja2VuZCBzdGF0aWMgLS1sb2NhbC1hZGRyIDEyNy4wLjAuMQogIC0tcmR6di1lbmRwb2ludCAiMTI3LjAuMC4xOiR7TEFVTkNIRVJfUkVOREVaVk9VU19QT1JUOj90aGUgc3VwZXJ2aXNvciBzZXRzIGl0fSIKKQoKIyBXaGF0IGV2ZXJ5IHJhbmsgcnVucy4gbGF1bmNoZXIncyB3b3JrZXIgZmlsbHMgcGxhY2Vob2xkZXJzIHN1Y2ggYXMge21pY3JvX2JhdGNoX3NpemV9IGZvciBlYWNoIGF0dGVtcHQuCl9hcmd2PSgncHl0aG9uMycgJy1tJyAnbGF1bmNoZXIudHJhaW4nKQpfd29ya2VyPSgtbSBsYXVuY2hlci5zdXBlcnZpc2Uud29ya2VyIC0tICIke19hcmd2W0BdfSIpCiMgdG9yY2hydW4gdGFrZXMgJCQgYW5kICR7bG9jYWxfcmFua30gaW4gYXJndW1lbnRzIGZvciBpdHMgb3duOiB3aXRoIGV2ZXJ5ICQgZG91YmxlZCB0aGV5IGFycml2ZSBhcyB3cml0dGVuLgpfdHdvPSckJCcKX3dvcmtlcj0oIiR7X3dvcmtlcltAXS8vWyRdLyRfdHdvfSIpCiMgRXJyb3IgZmlsZXMgb2YgdG9yY2hydW46IG9uIHRoZSBydW4gZGlyZWN0b3J5LCBub3QgaW4gYSB0ZW1wb3JhcnkgZm9sZGVyIHRoYXQgaXMgbG9zdCB3aXRoIHRoZSBub2RlLgpfbG9nX2Rpcj0kTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8kKHByaW50ZiAnJTAzZCcgIiRMQVVOQ0hFUl9BVFRFTVBUIikvdG9yY2hydW4vbm9kZS0ke0xBVU5DSEVSX05PREVfUkFOSzotMH0KbWtkaXIgLXAgIiRfbG9nX2RpciIgfHwgdHJ1ZQpfdG9yY2hydW49KAogIC0tbnByb2MtcGVyLW5vZGUgOCAtLW1heC1yZXN0YXJ0cyAwIC0tbG9nLWRpciAiJF9sb2dfZGlyIgogIC0tcmR6di1pZCAiJExBVU5DSEVSX1JVTl9JRC0kTEFVTkNIRVJfQVRURU1QVCIKICAiJHtfcmVuZGV6dm91c1tAXX0iCikKCmNkICcvd29ya3NwYWNlLy5sYXVuY2hlci9jb2RlL2ZjNTVlY2UyNmQzZmI5YjA5NThkJyB8fCBkaWUgJ3RoZSB3b3JraW5nIGRpcmVjdG9yeSBvZiB0aGUgam9iIGRvZXMgbm90IGV4aXN0IG9uIHRoaXMgbm9kZTogJycvd29ya3NwYWNlLy5sYXVuY2hlci9jb2RlL2ZjNTVlY2UyNmQzZmI5YjA5NThkJwoKIyBTZWNyZXRzOiB2YWx1ZXMgY29tZSBmcm9tIHRoZSBzdXBlcnZpc29yLCBvciBmcm9tIHdoZXJlIHRoZSBqb2Igc2F5cy4gVGhleSBzdGFuZCBpbiBubyBmaWxlIGhlcmUuCmlmIFtbICEgLXYgTEFVTkNIRVJfRU5WX0hGX1RPS0VOIF1dOyB0aGVuCiAgaWYgW1sgLXYgSEZfVE9LRU4gXV07IHRoZW4gTEFVTkNIRVJfRU5WX0hGX1RPS0VOPSRIRl9UT0tFTjsgZmkKZmkKW1sgLXYgTEFVTkNIRVJfRU5WX0hGX1RPS0VOIF1dIHx8IGRpZSAnc2VjcmV0ICcnSEZfVE9LRU4nJyBoYXMgbm8gdmFsdWUgb24gdGhpcyBub2RlJwpleHBvcnQgTEFVTkNIRVJfRU5WX0hGX1RPS0VOCmlmIFtbICEgLXYgTEFVTkNIRVJfRU5WX1dBTkRCX0FQSV9LRVkgXV07IHRoZW4KICBpZiBbWyAtdiBXQU5EQl9BUElfS0VZIF1dOyB0aGVuIExBVU5DSEVSX0VOVl9XQU5EQl9BUElfS0VZPSRXQU5EQl9BUElfS0VZOyBmaQpmaQpbWyAtdiBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWSBdXSB8fCBkaWUgJ3NlY3JldCAnJ1dBTkRCX0FQSV9LRVknJyBoYXMgbm8gdmFsdWUgb24gdGhpcyBub2RlJwpleHBvcnQgTEFVTkNIRVJfRU5WX1dBTkRCX0FQSV9LRVkKCmlmIFtbIC16ICR7UFlUT1JDSF9DVURBX0FMTE9DX0NPTkY6LX0ke1BZVE9SQ0hfQUxMT0NfQ09ORjotfSBdXTsgdGhlbgogIGV4cG9ydCBQWVRPUkNIX0NVREFfQUxMT0NfQ09ORj0nZXhwYW5kYWJsZV9zZWdtZW50czpUcnVlJwpmaQoKIyBBcyBgcHl0aG9uIC1tIHRvcmNoLmRpc3RyaWJ1dGVkLnJ1bmAsIGJ1dCB0aGF0IG5vYm9keSBsb29rcyBmb3IgZ2FyYmFnZSB3aGlsZSB0b3JjaCBpcyBpbXBvcnRlZDogYSBzaXh0aCBvZiB0aGUgdGltZS4KX3J1bl90b3JjaHJ1bj0naW1wb3J0IGdjOyBnYy5kaXNhYmxlKCk7IGZyb20gdG9yY2guZGlzdHJpYnV0ZWQucnVuIGltcG9ydCBtYWluOyBnYy5lbmFibGUoKTsgbWFpbigpJwpleGVjICIkX3B5dGhvbiIgLWMgIiRfcnVuX3RvcmNocnVuIiAiJHtfdG9yY2hydW5bQF19IiAtLW5vLXB5dGhvbiAiJF9weXRob24iICIke193b3JrZXJbQF19Igo= || return 1
   # `setup:` of the cluster profile, as its author wrote it.
   trap 'say "a setup line of the cluster profile failed with exit code $?"; exit 78' ERR
   set -e +u
@@ -87,24 +87,24 @@ work() {
   trap - ERR
   export LAUNCHER_SETUP_DONE=1
   if ! unpack; then
-    say "the job's code cannot be unpacked into "'/workspace/.launcher/code/e5f47d2455779745b059'
+    say "the job's code cannot be unpacked into "'/workspace/.launcher/code/fc55ece26d3fb9b0958d'
     return 78
   fi
   # Looked for after `setup:`, which may fetch it.
-  if [[ ! -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then
-    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/e5f47d2455779745b059'
+  if [[ ! -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]; then
+    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/fc55ece26d3fb9b0958d'
     return 78
   fi
-  exec "$python" -m launcher.supervise "$run_dir" --stop-file "$stop"
+  exec "$_python" -m launcher.supervise "$_run_dir" --stop-file "$_stop"
 }
 
 # call METHOD PATH: answer on standard output, then the status as its last line. The key is in no argument.
 call() {
   if command -v curl >/dev/null; then
     printf 'header = "Authorization: Bearer %s"\n' "${RUNPOD_API_KEY:-}" |
-      curl -sS --max-time 30 -K - -X "$1" -w '\n%{http_code}\n' "$api$2"
+      curl -sS --max-time 30 -K - -X "$1" -w '\n%{http_code}\n' "$_api$2"
   else
-    "$(command -v python3 || command -v python || echo "$python")" -c '
+    "$(command -v python3 || command -v python || echo "$_python")" -c '
 import os, sys, urllib.error, urllib.request
 headers = {"Authorization": "Bearer " + os.environ.get("RUNPOD_API_KEY", "")}
 try:
@@ -113,43 +113,43 @@ except urllib.error.HTTPError as error:
     answer = error
 print(answer.read().decode(errors="replace"))
 print(answer.status)
-' "$1" "$api$2"
+' "$1" "$_api$2"
   fi
 }
 
 # The cluster that this pod belongs to.
 cluster_id() {
-  local answer
-  answer=$(call GET "/pods/$pod" | tr -d ' \n')
-  [[ $answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
+  local _answer
+  _answer=$(call GET "/pods/$_pod" | tr -d ' \n')
+  [[ $_answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
 }
 
 # Ends this pod, or the whole cluster that it belongs to. 404: it is gone already.
 end_once() {
-  local answer status cluster
-  answer=$(call DELETE "/pods/$pod")
-  status=${answer##*$'\n'}
-  case $status in
+  local _answer _status _cluster
+  _answer=$(call DELETE "/pods/$_pod")
+  _status=${_answer##*$'\n'}
+  case $_status in
     2?? | 404) return 0 ;;
     409)
       # Pods of a cluster end with the cluster only.
-      if cluster=$(cluster_id); then
-        answer=$(call DELETE "/clusters/$cluster")
-        status=${answer##*$'\n'}
-        case $status in 2?? | 404) return 0 ;; esac
+      if _cluster=$(cluster_id); then
+        _answer=$(call DELETE "/clusters/$_cluster")
+        _status=${_answer##*$'\n'}
+        case $_status in 2?? | 404) return 0 ;; esac
       fi
       ;;
   esac
-  say "RunPod answered '$status' to the request to end pod $pod"
+  say "RunPod answered '$_status' to the request to end pod $_pod"
   return 1
 }
 
 end_pod() {
-  local pause=1
+  local _pause=1
   until end_once; do
-    say "trying again in $pause s"
-    sleep "$pause"
-    pause=$((pause < 150 ? pause * 2 : 300))
+    say "trying again in $_pause s"
+    sleep "$_pause"
+    _pause=$((_pause < 150 ? _pause * 2 : 300))
   done
   say 'the pod is ending'
   while :; do sleep 3600; done
@@ -160,95 +160,100 @@ if [[ ${1:-} == work ]]; then
   exit $?
 fi
 
-if [[ -e $done_mark ]]; then
+if [[ -e $_done_mark ]]; then
   say 'this pod has finished its run before and was started again'
   end_pod
 fi
-mkdir -p "$run_dir"
+mkdir -p "$_run_dir" && chmod '700' "$_run_dir"
 # Where RunPod's answer was lost, one submission may have become two pods: the first that starts has the run, and
 # one of an earlier submission has nothing to do with it any more.
-me=$pod
-claim=$run_dir/runpod-submission-$submission
-(set -o noclobber && printf '%s\n' "$me" >"$claim") 2>/dev/null
+_me=$_pod
+_claim=$_run_dir/runpod-submission-$_submission
+(set -o noclobber && printf '%s\n' "$_me" >"$_claim") 2>/dev/null
 for _ in 1 2 3 4 5; do
-  owner=$(cat "$claim" 2>/dev/null)
-  if [[ -n $owner ]]; then break; fi
+  _owner=$(cat "$_claim" 2>/dev/null)
+  if [[ -n $_owner ]]; then break; fi
   sleep 1
 done
-for file in "$run_dir"/runpod-submission-*; do
-  number=${file##*-}
-  if [[ $number =~ ^[0-9]+$ ]] && ((number > submission)); then owner=$(<"$file"); fi
+for _file in "$_run_dir"/runpod-submission-*; do
+  _number=${_file##*-}
+  if [[ $_number =~ ^[0-9]+$ ]] && ((_number > _submission)); then _owner=$(<"$_file"); fi
 done
-if [[ -n $owner && $owner != "$me" ]]; then
-  say "$owner has this run: nothing is left to do here"
-  event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-8xh100:'"$owner")"
+if [[ -n $_owner && $_owner != "$_me" ]]; then
+  say "$_owner has this run: nothing is left to do here"
+  event twin '"pod": '"$(json "$_me")"', "handle": '"$(json 'runpod:runpod-8xh100:'"$_owner")"
   end_pod
 fi
 # The limit counts from the creation of this pod, or else from its first start: a container that crashes is started
 # again and billed on.
-now=$(date +%s)
-grace=$((limit / 10 < 300 ? limit / 10 : 300))
-if [[ $latest =~ ^[0-9]+$ ]] && ((latest < now + limit)); then limit=$((latest - now)); fi
-(set -o noclobber && printf '%s\n' "$((now + limit))" >"$deadline_file") 2>/dev/null
-deadline=$(cat "$deadline_file" 2>/dev/null)
+_now=$(date +%s)
+_grace=$((_limit / 10 < 300 ? _limit / 10 : 300))
+if [[ $_latest =~ ^[0-9]+$ ]] && ((_latest < _now + _limit)); then _limit=$((_latest - _now)); fi
+(set -o noclobber && printf '%s\n' "$((_now + _limit))" >"$_deadline_file") 2>/dev/null
+_deadline=$(cat "$_deadline_file" 2>/dev/null)
 # Killed between making the file and writing it, or the volume is full.
-[[ $deadline =~ ^[0-9]+$ ]] || deadline=$(($(date -r "$deadline_file" +%s || date +%s) + limit))
-printf '%s\n' "$now" >>"$starts_file"
-starts=()
-mapfile -t starts <"$starts_file"
-limit=$((deadline - now))
-if ((limit <= 0)); then
+[[ $_deadline =~ ^[0-9]+$ ]] || _deadline=$(($(date -r "$_deadline_file" +%s || date +%s) + _limit))
+printf '%s\n' "$_now" >>"$_starts_file"
+_starts=()
+mapfile -t _starts <"$_starts_file"
+_limit=$((_deadline - _now))
+if ((_limit <= 0)); then
   give_up time-limit 'the time of the pod (max_hours, or what the budget pays for) was over when its start script began'
 fi
-if ((${#starts[@]} > most_restarts + 1)); then
-  give_up unknown "the pod's start script was killed or its container crashed $((${#starts[@]} - 1)) times"
+if ((${#_starts[@]} > _most_restarts + 1)); then
+  give_up unknown "the pod's start script was killed or its container crashed $((${#_starts[@]} - 1)) times"
 fi
 # First the run is asked to stop, with time for a checkpoint, then it is ended.
 {
-  sleep "$((limit > grace ? limit - grace : 0))"
-  printf 'time-limit\n' >"$stop"
+  sleep "$((_limit > _grace ? _limit - _grace : 0))"
+  printf 'time-limit\n' >"$_stop"
 } &
-timer=$!
+_timer=$!
+exec 9> >(tee -a "$_run_dir/pod-node-${_node_rank:-unknown}.log")
+_tee=$!
 # --foreground: a signal reaches the supervisor alone, which ends its ranks in order. The pod's key is for this
 # script, which ends the pod with it, and not for what a job runs and prints.
-env -u RUNPOD_API_KEY timeout --foreground --signal=TERM --kill-after=180 "$limit" bash "$0" work \
-  > >(tee -a "$run_dir/pod-node-${node_rank:-unknown}.log") 2>&1 &
-child=$!
-woken=''
+env -u RUNPOD_API_KEY timeout --foreground --signal=TERM --kill-after=180 "$_limit" bash "$0" work \
+  >&9 2>&1 9>&- &
+_child=$!
+exec 9>&-
+_woken=''
 # RunPod takes an interruptible pod away: SIGKILL follows within seconds.
-trap 'woken=yes; [[ -s $stop ]] || echo preempted >"$stop"; kill -s TERM "$child" 2>/dev/null' TERM INT
+trap '_woken=yes; [[ -s $_stop ]] || echo preempted >"$_stop"; kill -s TERM "$_child" 2>/dev/null' TERM INT
 while :; do
-  woken=''
-  wait "$child"
-  rc=$?
-  [[ -n $woken ]] || break
+  _woken=''
+  wait "$_child"
+  _rc=$?
+  [[ -n $_woken ]] || break
 done
 trap '' TERM INT
-kill "$timer" 2>/dev/null
-if ((rc == 124 || rc == 137)); then
+kill "$_timer" 2>/dev/null
+# The log is whole when `tee` ends. A process that outlives the run may hold it open for ever.
+timeout 10 tail --pid="$_tee" -s 0.1 -f /dev/null
+if ((_rc == 124 || _rc == 137)); then
   say 'stopped by runpod.max_hours of the cluster profile, or killed'
 fi
-say "the run ended with exit code $rc"
+say "the run ended with exit code $_rc"
 # 88: another pod has the run: its records are not ours to write, and it is the one to ask about. Without our
 # claim it goes on with the run, too, when its container is started again.
-if ((rc == 88)); then
-  owner='' newest=0
-  for file in "$run_dir"/runpod-submission-*; do
-    number=${file##*-}
-    other=$(cat "$file" 2>/dev/null)
-    if [[ ! $number =~ ^[0-9]+$ || -z $other || $other == "$me" || -e $run_dir/pod-$other.done ]]; then continue; fi
-    if ((number > newest)); then owner=$other newest=$number; fi
+if ((_rc == 88)); then
+  _owner='' _newest=0
+  for _file in "$_run_dir"/runpod-submission-*; do
+    _number=${_file##*-}
+    _other=$(cat "$_file" 2>/dev/null)
+    if [[ ! $_number =~ ^[0-9]+$ || -z $_other || $_other == "$_me" || -e $_run_dir/pod-$_other.done ]]; then continue; fi
+    if ((_number > _newest)); then _owner=$_other _newest=$_number; fi
   done
-  if [[ -n $owner ]]; then
-    event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-8xh100:'"$owner")"
+  if [[ -n $_owner ]]; then
+    event twin '"pod": '"$(json "$_me")"', "handle": '"$(json 'runpod:runpod-8xh100:'"$_owner")"
   fi
-  rm -f "$claim"
+  rm -f "$_claim"
 fi
-if ((rc != 0 && rc != 88)); then
-  failure=unknown
-  if [[ -s $stop ]]; then failure=$(<"$stop"); fi
-  reason=$(sed -n 's/^\[launcher\] //p' "$run_dir/pod-node-$node_rank.log" 2>/dev/null | tail -n 1)
-  judge "$failure" "${reason:-no word} (exit code $rc)"
+if ((_rc != 0 && _rc != 88)); then
+  _failure=unknown
+  if [[ -s $_stop ]]; then _failure=$(<"$_stop"); fi
+  _reason=$(sed -n 's/^\[launcher\] //p' "$_run_dir/pod-node-$_node_rank.log" 2>/dev/null | tail -n 1)
+  judge "$_failure" "${_reason:-no word} (exit code $_rc)"
 fi
-printf '%s\n' "$rc" >"$done_mark"
+printf '%s\n' "$_rc" >"$_done_mark"
 end_pod

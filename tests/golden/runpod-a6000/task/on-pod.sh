@@ -3,23 +3,23 @@
 # A pod whose command returns is restarted and billed on: this script never returns before the pod has ended.
 set -u
 
-run_dir='/workspace/runs/task-20261121-085401'
-python='python3'
-node_rank=0
-api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
-pod=${RUNPOD_POD_ID:-unknown}
-submission=${LAUNCHER_SUBMISSION:-1}
-limit=${LAUNCHER_MAX_SECONDS:-86400}
+_run_dir='/workspace/runs/task-20261121-085401'
+_python='python3'
+_node_rank=0
+_api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
+_pod=${RUNPOD_POD_ID:-unknown}
+_submission=${LAUNCHER_SUBMISSION:-1}
+_limit=${LAUNCHER_MAX_SECONDS:-86400}
 # Epoch seconds. A pod is billed from its creation on, also while its image is pulled.
-latest=${LAUNCHER_DEADLINE:-}
-done_mark=$run_dir/pod-$pod.done
+_latest=${LAUNCHER_DEADLINE:-}
+_done_mark=$_run_dir/pod-$_pod.done
 # Appears with the reason when the run is to write a checkpoint and stop.
-stop=$run_dir/pod-$pod.stop
+_stop=$_run_dir/pod-$_pod.stop
 # Kept for a container that is restarted: the end of this pod (epoch seconds), and a line for each start.
-deadline_file=$run_dir/pod-$pod.deadline
-starts_file=$run_dir/pod-$pod.starts
+_deadline_file=$_run_dir/pod-$_pod.deadline
+_starts_file=$_run_dir/pod-$_pod.starts
 # A pod whose start script is killed more often than this is ended: it would be billed for nothing.
-most_restarts=3
+_most_restarts=3
 
 say() {
   printf '[launcher] %s\n' "$*" >&2
@@ -27,58 +27,58 @@ say() {
 
 # A JSON string.
 json() {
-  local text=${1//\\/\\\\}
-  text=${text//\"/\\\"}
-  printf '"%s"' "${text//[[:cntrl:]]/ }"
+  local _text=${1//\\/\\\\}
+  _text=${_text//\"/\\\"}
+  printf '"%s"' "${_text//[[:cntrl:]]/ }"
 }
 # event NAME MEMBERS: a line of events.jsonl, in one write.
 event() {
-  printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$run_dir/events.jsonl"
+  printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$_run_dir/events.jsonl"
 }
 # Whether the supervisor has said how the run ended.
 judged() {
-  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$run_dir/state.json" 2>/dev/null
+  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null
 }
 # judge FAILURE REASON: the verdict of the run, from the first node, where no supervisor gave one.
 judge() {
-  local members
-  if [[ ${node_rank:-0} != 0 ]] || judged; then return 0; fi
-  members='"state": "failed", "failure": '"$(json "$1")"', "reason": '"$(json "$2")"
-  event finished "$members"
-  printf '{ %s, "time": "%s"}\n' "$members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$run_dir/.state.json.$pod" &&
-    mv "$run_dir/.state.json.$pod" "$run_dir/state.json"
+  local _members
+  if [[ ${_node_rank:-0} != 0 ]] || judged; then return 0; fi
+  _members='"state": "failed", "failure": '"$(json "$1")"', "reason": '"$(json "$2")"
+  event finished "$_members"
+  printf '{ %s, "time": "%s"}\n' "$_members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$_run_dir/.state.json.$_pod" &&
+    mv "$_run_dir/.state.json.$_pod" "$_run_dir/state.json"
 }
 # give_up FAILURE REASON: ends a pod that was started again and is not to go on.
 give_up() {
   say "$2"
   judge "$1" "$2"
-  printf 'gave up\n' >"$done_mark"
+  printf 'gave up\n' >"$_done_mark"
   end_pod
 }
 
 # put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
 put() {
-  local file=$run_dir/$1
-  local new=$file.$pod.$BASHPID.new # nodes share the folder, and process ids from 1 on
-  if [[ ${4:-} == keep && -e $file ]]; then return 0; fi
-  mkdir -p "${file%/*}" && printf '%s' "$3" | base64 -d >"$new" && chmod "$2" "$new" && mv "$new" "$file"
+  local _file=$_run_dir/$1
+  local _new=$_file.$_pod.$BASHPID.new # nodes share the folder, and process ids from 1 on
+  if [[ ${4:-} == keep && -e $_file ]]; then return 0; fi
+  mkdir -p "${_file%/*}" && printf '%s' "$3" | base64 -d >"$_new" && chmod "$2" "$_new" && mv "$_new" "$_file"
 }
 
 # The job's code, named by its content: several runs share it, and one of them unpacks it.
 unpack() {
-  local new='/workspace/.launcher/code/e5f47d2455779745b059'.$pod.new
-  if [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then return 0; fi
-  rm -rf "$new" && mkdir -p "$new" || return 1
-  printf '%s' H4sIAAAAAAAC/+3NsQrCMBSF4cw+xaWLupQrRt+ntqlGSlKSOPj2pi6CuyL4f8s5nOWU1PkgvrTz3XyKVkdrn1m9p+rBvvqy71T3akTNF9xy6VK9N/9pTj6UTVMuTvo4OImjLP0cp8EFGf3k8lqu8ZSb7coAAAAAAAAAAAAAAAAAAH7GA9V4nWkAKAAA | base64 -d | tar -xzf - -C "$new" || return 1
-  mv -T "$new" '/workspace/.launcher/code/e5f47d2455779745b059' 2>/dev/null || rm -rf "$new"
-  [[ -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]
+  local _new='/workspace/.launcher/code/fc55ece26d3fb9b0958d'.$_pod.new
+  if [[ -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]; then return 0; fi
+  rm -rf "$_new" && mkdir -p "$_new" && chmod 700 "$_new" || return 1
+  printf '%s' H4sIAAAAAAAC/+3NsQrCMBSF4cw+xaWLupQrRt+ntqlGSlKSOPj2pi6CuyL4f8s5nOWU1PkgvrTz3XyKVkdrn1m9p+rBvvqy71T3akTNF9xy6VK9N/9pTj6UTVMuTvo4OImjLP0cp8EFGf3k8lqu8ZSb7coAAAAAAAAAAAAAAAAAAH7GA9V4nWkAKAAA | base64 -d | tar -xzf - -C "$_new" || return 1
+  mv -T "$_new" '/workspace/.launcher/code/fc55ece26d3fb9b0958d' 2>/dev/null || rm -rf "$_new"
+  [[ -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]
 }
 
 # Everything that may fail. Runs as a process of its own, under a time limit.
 work() {
   put 'plan.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
   put 'run.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
-  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiBvbmUgbGF1bmNoZXIgd29ya2VyLCB3aGljaCBzdGFydHMgdGhlIG9ubHkgcmFuay4KIyBKb2IgdGlueS1ncHQsIHJ1biB0YXNrLTIwMjYxMTIxLTA4NTQwMS4gUmVuZGVyZWQgYnkgbGF1bmNoZXIgMC4xLjAuCiMgVGhlIHN1cGVydmlzb3IgcnVucyBpdDsgYGJhc2ggc3RhcnQuc2hgIGJ5IGhhbmQgcnVucyBhdHRlbXB0IDAgb2YgdGhlIHNhbWUgcnVuLgojIHNoZWxsY2hlY2sgZGlzYWJsZT1TQzIwMTYgIyB2YWx1ZXMgc3RhbmQgaW4gc2luZ2xlIHF1b3Rlcywgd2hlcmUgbm90aGluZyBpbiB0aGVtIGlzIGV4cGFuZGVkCnNldCAtZXVvIHBpcGVmYWlsCgpkaWUoKSB7CiAgcHJpbnRmICdsYXVuY2hlcjogJXNcbicgIiQqIiA+JjIKICBleGl0IDc4Cn0KCnB5dGhvbj0ncHl0aG9uMycKCmlmIFtbIC16ICR7TEFVTkNIRVJfQVRURU1QVDotfSBdXTsgdGhlbgogIGVjaG8gJ2xhdW5jaGVyOiBzdGFydGVkIGJ5IGhhbmQ6IHRoaXMgaXMgYXR0ZW1wdCAwLCBhbmQgbm8gc3VwZXJ2aXNvciBqdWRnZXMgb3IgcmVzdGFydHMgaXQnID4mMgogIGV4cG9ydCBMQVVOQ0hFUl9BVFRFTVBUPTAKICBleHBvcnQgTEFVTkNIRVJfUlVOX0RJUj0nL3dvcmtzcGFjZS9ydW5zL3Rhc2stMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9SVU5fSUQ9J3Rhc2stMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9TVE9QX0ZJTEU9IiRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLzAwMC9zdG9wIgogIGV4cG9ydCBMQVVOQ0hFUl9TRUNSRVRTPSdIRl9UT0tFTixXQU5EQl9BUElfS0VZJwogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFUz0xCiAgZXhwb3J0IExBVU5DSEVSX05PREVfUkFOSz0wCmZpCltbIC1uICR7TEFVTkNIRVJfUlVOX0RJUjotfSAmJiAtbiAke0xBVU5DSEVSX1JVTl9JRDotfSBdXSB8fCBkaWUgJ0xBVU5DSEVSX0FUVEVNUFQgaXMgc2V0LCBidXQgbm90IExBVU5DSEVSX1JVTl9ESVIgYW5kIExBVU5DSEVSX1JVTl9JRCcKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGNsdXN0ZXIuCgojIGBzZXR1cDpgIG9mIHRoZSBjbHVzdGVyIHByb2ZpbGUsIGFzIGl0cyBhdXRob3Igd3JvdGUgaXQuIEEgYmF0Y2ggc2NyaXB0IG1heSBoYXZlIHJ1biBpdCBiZWZvcmUgdGhlIGNvbnRhaW5lci4KaWYgW1sgLXogJHtMQVVOQ0hFUl9TRVRVUF9ET05FOi19IF1dOyB0aGVuCiAgdHJhcCAnZGllICJhIHNldHVwIGxpbmUgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSBmYWlsZWQgd2l0aCBleGl0IGNvZGUgJD8iJyBFUlIKICBzZXQgK3UKICBweXRob24zIC1jICdpbXBvcnQgbGF1bmNoZXInIDI+L2Rldi9udWxsIHx8IFBJUF9CUkVBS19TWVNURU1fUEFDS0FHRVM9MSBweXRob24zIC1tIHBpcCBpbnN0YWxsIC0tcXVpZXQgL3dvcmtzcGFjZS93aGVlbHMvbGF1bmNoZXItKi53aGwKICBzZXQgLXUKICB0cmFwIC0gRVJSCmZpCgojIEEgR1BVIHRoYXQgZmVsbCBvZmYgdGhlIGJ1cyBpcyBjaGVhcGVyIHRvIGZpbmQgaGVyZSB0aGFuIGluIHRoZSBmaXJzdCBjb2xsZWN0aXZlLgppZiBjb21tYW5kIC12IG52aWRpYS1zbWkgPi9kZXYvbnVsbDsgdGhlbgogIGdwdXM9JChudmlkaWEtc21pIC1MIDI+L2Rldi9udWxsIHwgZ3JlcCAtY0UgJ14oR1BVfCAgTUlHKScgfHwgdHJ1ZSkKICAoKGdwdXMgPj0gMSkpIHx8IGRpZSAidGhpcyBub2RlIHNob3dzICRncHVzIEdQVXMsIHRoZSBqb2IgbmVlZHMgIjEKZWxpZiAhIGNvbW1hbmQgLXYgcm9jbS1zbWkgPi9kZXYvbnVsbCAmJiAhIGNvbXBnZW4gLUcgJy9kZXYvbnZpZGlhWzAtOV0qJyA+L2Rldi9udWxsOyB0aGVuCiAgIyBUcmFpbmluZyB3b3VsZCBnbyBvbiBvbiB0aGUgQ1BVLCBzaWxlbnRseSBhbmQgZm9yIGV2ZXIuCiAgZGllICJubyBHUFUgb24gdGhpcyBub2RlOiBuZWl0aGVyIG52aWRpYS1zbWksIHJvY20tc21pIG5vciAvZGV2L252aWRpYTAgaXMgaGVyZTsgR1BVcyBwZXIgbm9kZSBvZiB0aGUgam9iOiAiMQpmaQoKCiMgV2hhdCBldmVyeSByYW5rIHJ1bnMuIGxhdW5jaGVyJ3Mgd29ya2VyIGZpbGxzIHBsYWNlaG9sZGVycyBzdWNoIGFzIHttaWNyb19iYXRjaF9zaXplfSBmb3IgZWFjaCBhdHRlbXB0Lgphcmd2PSgncHl0aG9uMycgJy1tJyAnbGF1bmNoZXIudHJhaW4nKQoKY2QgJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZTVmNDdkMjQ1NTc3OTc0NWIwNTknIHx8IGRpZSAndGhlIHdvcmtpbmcgZGlyZWN0b3J5IG9mIHRoZSBqb2IgZG9lcyBub3QgZXhpc3Qgb24gdGhpcyBub2RlOiAnJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZTVmNDdkMjQ1NTc3OTc0NWIwNTknCgojIFNlY3JldHM6IHZhbHVlcyBjb21lIGZyb20gdGhlIHN1cGVydmlzb3IncyBlbnZpcm9ubWVudCwgb3IgZnJvbSB3aGVyZSB0aGUgam9iIHNheXMuIFRoZXkgc3RhbmQgaW4gbm8gZmlsZSBoZXJlLgpbWyAtdiBIRl9UT0tFTiBdXSB8fCBkaWUgJ3NlY3JldCAnJ0hGX1RPS0VOJycgaGFzIG5vIHZhbHVlIG9uIHRoaXMgbm9kZScKZXhwb3J0IEhGX1RPS0VOCltbIC12IFdBTkRCX0FQSV9LRVkgXV0gfHwgZGllICdzZWNyZXQgJydXQU5EQl9BUElfS0VZJycgaGFzIG5vIHZhbHVlIG9uIHRoaXMgbm9kZScKZXhwb3J0IFdBTkRCX0FQSV9LRVkKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGpvYjogbGFzdCwgc28gdGhhdCBpdCB3aW5zIGFuZCBub3RoaW5nIGhlcmUgcnVucyB1bmRlciBpdC4KaWYgW1sgLXogJHtQWVRPUkNIX0NVREFfQUxMT0NfQ09ORjotfSR7UFlUT1JDSF9BTExPQ19DT05GOi19IF1dOyB0aGVuCiAgZXhwb3J0IFBZVE9SQ0hfQ1VEQV9BTExPQ19DT05GPSdleHBhbmRhYmxlX3NlZ21lbnRzOlRydWUnCmZpCgojIC0tYWxvbmU6IHRoZXJlIGlzIG5vIHRvcmNocnVuLCBhbmQgdGhlIHdvcmtlciBzZXRzIHdoYXQgb25lIHdvdWxkIHNldCAoUkFOSywgV09STERfU0laRSwgTUFTVEVSX0FERFIgYW5kIHNvIG9uKS4KZXhlYyAiJHB5dGhvbiIgLW0gbGF1bmNoZXIuc3VwZXJ2aXNlLndvcmtlciAtLWFsb25lIC0tICIke2FyZ3ZbQF19Igo= || return 1
+  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiBvbmUgbGF1bmNoZXIgd29ya2VyLCB3aGljaCBzdGFydHMgdGhlIG9ubHkgcmFuay4KIyBKb2IgdGlueS1ncHQsIHJ1biB0YXNrLTIwMjYxMTIxLTA4NTQwMS4gUmVuZGVyZWQgYnkgbGF1bmNoZXIgMC4xLjAuCiMgVGhlIHN1cGVydmlzb3IgcnVucyBpdDsgYGJhc2ggc3RhcnQuc2hgIGJ5IGhhbmQgcnVucyBhdHRlbXB0IDAgb2YgdGhlIHNhbWUgcnVuLgojIHNoZWxsY2hlY2sgZGlzYWJsZT1TQzIwMTYgIyB2YWx1ZXMgc3RhbmQgaW4gc2luZ2xlIHF1b3Rlcywgd2hlcmUgbm90aGluZyBpbiB0aGVtIGlzIGV4cGFuZGVkCnNldCAtZXVvIHBpcGVmYWlsCgpkaWUoKSB7CiAgcHJpbnRmICdsYXVuY2hlcjogJXNcbicgIiQqIiA+JjIKICBleGl0IDc4Cn0KCl9weXRob249J3B5dGhvbjMnCgppZiBbWyAteiAke0xBVU5DSEVSX0FUVEVNUFQ6LX0gXV07IHRoZW4KICBlY2hvICdsYXVuY2hlcjogc3RhcnRlZCBieSBoYW5kOiB0aGlzIGlzIGF0dGVtcHQgMCwgYW5kIG5vIHN1cGVydmlzb3IganVkZ2VzIG9yIHJlc3RhcnRzIGl0JyA+JjIKICB1bnNldCAiJHshTEFVTkNIRVJfRU5WX0B9IgogIGV4cG9ydCBMQVVOQ0hFUl9BVFRFTVBUPTAKICBleHBvcnQgTEFVTkNIRVJfUlVOX0RJUj0nL3dvcmtzcGFjZS9ydW5zL3Rhc2stMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9SVU5fSUQ9J3Rhc2stMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9TVE9QX0ZJTEU9IiRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLzAwMC9zdG9wIgogIGV4cG9ydCBMQVVOQ0hFUl9TRUNSRVRTPSdIRl9UT0tFTixXQU5EQl9BUElfS0VZJwogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFUz0xCiAgZXhwb3J0IExBVU5DSEVSX05PREVfUkFOSz0wCmZpCltbIC1uICR7TEFVTkNIRVJfUlVOX0RJUjotfSAmJiAtbiAke0xBVU5DSEVSX1JVTl9JRDotfSBdXSB8fCBkaWUgJ0xBVU5DSEVSX0FUVEVNUFQgaXMgc2V0LCBidXQgbm90IExBVU5DSEVSX1JVTl9ESVIgYW5kIExBVU5DSEVSX1JVTl9JRCcKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGNsdXN0ZXIuCgojIE9uIG1hbnkgc2l0ZXMgb25seSBhIGxvZ2luIHNoZWxsIGhhcyB0aGUgZnVuY3Rpb24gYG1vZHVsZWA6IHRoZSBmaWxlIHRoYXQgZGVmaW5lcyBpdCBpcyByZWFkIGhlcmUuCmZpbmRfbW9kdWxlX2NvbW1hbmQoKSB7CiAgbG9jYWwgX2ZpbGUKICBmb3IgX2ZpbGUgaW4gJHtNT0RVTEVTSE9NRTorIiRNT0RVTEVTSE9NRS9pbml0L2Jhc2gifSAke0xNT0RfUEtHOisiJExNT0RfUEtHL2luaXQvYmFzaCJ9IFwKICAgIC9ldGMvcHJvZmlsZS5kLyptb2R1bGVzLnNoIC9ldGMvcHJvZmlsZS5kLypsbW9kLnNoIC91c3Ivc2hhcmUve21vZHVsZXMsTW9kdWxlcyxsbW9kL2xtb2R9L2luaXQvYmFzaDsgZG8KICAgIGlmIHR5cGUgbW9kdWxlID4vZGV2L251bGwgMj4mMTsgdGhlbiByZXR1cm4gMDsgZmkKICAgICMgc2hlbGxjaGVjayBzb3VyY2U9L2Rldi9udWxsCiAgICBpZiBbWyAtciAkX2ZpbGUgXV07IHRoZW4gc291cmNlICIkX2ZpbGUiIHx8IHRydWU7IGZpCiAgZG9uZQp9CiMgc2V0dXBfZmFpbGVkIEVYSVRfQ09ERSBQUklOVEVEIENPTU1BTkQuLi46IGVuZHMgd2l0aCBDT01NQU5EIGFuZCB3aGljaCBsaW5lIG9mIGBzZXR1cDpgIGl0IHdhcy4gYF9zZXR1cF9hdGAgaXMgdGhlIHNjcmlwdCdzIGxpbmUgYmVmb3JlIGl0cyBmaXJzdC4Kc2V0dXBfZmFpbGVkKCkgewogIHRyYXAgLSBFUlIgRVhJVAogICMgVGhlIGxpbmUgdGhhdCB0aGUgd2hvbGUgc2NyaXB0IGNhbWUgdG8sIGFsc28gd2hlcmUgdGhhdCBvbmUgaGFzIGNhbGxlZCBhIGZ1bmN0aW9uIG9yIHJlYWQgYSBmaWxlLgogIGxvY2FsIF9saW5lPSR7QkFTSF9MSU5FTk9bJHsjQkFTSF9MSU5FTk9bQF19IC0gMl19IF90ZXh0PScnIF93b3JkcwogIGlmICgoX2xpbmUgPD0gX3NldHVwX2F0KSk7IHRoZW4gX2xpbmU9JHtfc2V0dXBfbGluZTotMH07IGZpCiAgaWYgKChfbGluZSA+IF9zZXR1cF9hdCkpOyB0aGVuIF90ZXh0PSQoc2VkIC1uICIkX2xpbmV7cy9eICovLztwfSIgIiR7QkFTSF9TT1VSQ0VbJHsjQkFTSF9TT1VSQ0VbQF19IC0gMV19IiAyPi9kZXYvbnVsbCkgfHwgdHJ1ZTsgZmkKICBfd29yZHM9ImxpbmUgJCgoX2xpbmUgLSBfc2V0dXBfYXQpKSBvZiBzZXR1cCBpbiB0aGUgY2x1c3RlciBwcm9maWxlIGZhaWxlZCB3aXRoIGV4aXQgY29kZSAkMTogJF90ZXh0IgogIGlmICgoX2xpbmUgPD0gX3NldHVwX2F0KSk7IHRoZW4gX3dvcmRzPSJzZXR1cCBvZiB0aGUgY2x1c3RlciBwcm9maWxlIGZhaWxlZCB3aXRoIGV4aXQgY29kZSAkMSI7IGZpCiAgaWYgW1sgLW4gJDIgXV07IHRoZW4gX3dvcmRzKz0iIChpdCBwcmludGVkOiAkMikiOyBmaQogIGlmIFtbICRfdGV4dCA9fiAoXnxbXls6YWxudW06XV8tXSkobW9kdWxlfG1sKVtbOnNwYWNlOl1dIF1dICYmICEgdHlwZSBtb2R1bGUgPi9kZXYvbnVsbCAyPiYxOyB0aGVuCiAgICBfd29yZHMrPSc7IG5vIGZpbGUgaW4gdGhlIHVzdWFsIHBsYWNlcyBkZWZpbmVzIG1vZHVsZTogYWRkIGEgbGluZSBiZWZvcmUgdGhpcyBvbmUgdGhhdCBzb3VyY2VzIHRoZSBmaWxlIHdoaWNoIGRvZXMnCiAgZmkKICAiJHtAOjN9IiAiJF93b3JkcyIKfQoKIyBgc2V0dXA6YCBvZiB0aGUgY2x1c3RlciBwcm9maWxlLCBhcyBpdHMgYXV0aG9yIHdyb3RlIGl0LiBBIGJhdGNoIHNjcmlwdCBtYXkgaGF2ZSBydW4gaXQgYmVmb3JlIHRoZSBjb250YWluZXIuCmlmIFtbIC16ICR7TEFVTkNIRVJfU0VUVVBfRE9ORTotfSBdXTsgdGhlbgogIHNldCArdQogIF9zZXR1cF9hdD0kTElORU5POyB0cmFwICcoKExJTkVOTyA+IF9zZXR1cF9hdCkpICYmIF9zZXR1cF9saW5lPSRMSU5FTk8nIERFQlVHOyB0cmFwICdzZXR1cF9mYWlsZWQgJD8gIiIgZGllJyBFUlIgRVhJVAogIHB5dGhvbjMgLWMgJ2ltcG9ydCBsYXVuY2hlcicgMj4vZGV2L251bGwgfHwgUElQX0JSRUFLX1NZU1RFTV9QQUNLQUdFUz0xIHB5dGhvbjMgLW0gcGlwIGluc3RhbGwgLS1xdWlldCAvd29ya3NwYWNlL3doZWVscy9sYXVuY2hlci0qLndobAogIHRyYXAgLSBFUlIgRVhJVCBERUJVRwogIHNldCAtdQpmaQoKIyBBIEdQVSB0aGF0IGZlbGwgb2ZmIHRoZSBidXMgaXMgY2hlYXBlciB0byBmaW5kIGhlcmUgdGhhbiBpbiB0aGUgZmlyc3QgY29sbGVjdGl2ZS4KaWYgY29tbWFuZCAtdiBudmlkaWEtc21pID4vZGV2L251bGw7IHRoZW4KICBfZ3B1cz0kKG52aWRpYS1zbWkgLUwgMj4vZGV2L251bGwgfCBncmVwIC1jRSAnXihHUFV8ICBNSUcpJyB8fCB0cnVlKQogICgoX2dwdXMgPj0gMSkpIHx8IGRpZSAidGhpcyBub2RlIHNob3dzICRfZ3B1cyBHUFVzLCB0aGUgam9iIG5lZWRzICIxCmVsaWYgISBjb21tYW5kIC12IHJvY20tc21pID4vZGV2L251bGwgJiYgISBjb21wZ2VuIC1HICcvZGV2L252aWRpYVswLTldKicgPi9kZXYvbnVsbDsgdGhlbgogICMgVHJhaW5pbmcgd291bGQgZ28gb24gb24gdGhlIENQVSwgc2lsZW50bHkgYW5kIGZvciBldmVyLgogIGRpZSAibm8gR1BVIG9uIHRoaXMgbm9kZTogbmVpdGhlciBudmlkaWEtc21pLCByb2NtLXNtaSBub3IgL2Rldi9udmlkaWEwIGlzIGhlcmU7IEdQVXMgcGVyIG5vZGUgb2YgdGhlIGpvYjogIjEKZmkKCiMgQXMgbWFueSBvcGVuIGZpbGVzIGFzIHRoaXMgaG9zdCBhbGxvd3MsIHNpbmNlIERhdGFMb2FkZXIgd29ya2VycyBhbmQgTkNDTCBuZWVkIHRoZW0sIGFuZCBhcyBtdWNoIGxvY2tlZCBtZW1vcnkuCl9zb2Z0PSQodWxpbWl0IC1TIC1uKSBfaGFyZD0kKHVsaW1pdCAtSCAtbikKaWYgW1sgJF9oYXJkID09IHVubGltaXRlZCBdXSB8fCAoKF9oYXJkID4gMTA0ODU3NikpOyB0aGVuIF9oYXJkPTEwNDg1NzY7IGZpCmlmIFtbICRfc29mdCAhPSB1bmxpbWl0ZWQgXV0gJiYgKChfc29mdCA8IF9oYXJkKSk7IHRoZW4gdWxpbWl0IC1TIC1uICIkX2hhcmQiIHx8IHRydWU7IGZpCnVsaW1pdCAtUyAtbCAiJCh1bGltaXQgLUggLWwpIiAyPi9kZXYvbnVsbCB8fCB0cnVlCgoKIyBXaGF0IGV2ZXJ5IHJhbmsgcnVucy4gbGF1bmNoZXIncyB3b3JrZXIgZmlsbHMgcGxhY2Vob2xkZXJzIHN1Y2ggYXMge21pY3JvX2JhdGNoX3NpemV9IGZvciBlYWNoIGF0dGVtcHQuCl9hcmd2PSgncHl0aG9uMycgJy1tJyAnbGF1bmNoZXIudHJhaW4nKQoKY2QgJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZmM1NWVjZTI2ZDNmYjliMDk1OGQnIHx8IGRpZSAndGhlIHdvcmtpbmcgZGlyZWN0b3J5IG9mIHRoZSBqb2IgZG9lcyBub3QgZXhpc3Qgb24gdGhpcyBub2RlOiAnJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZmM1NWVjZTI2ZDNmYjliMDk1OGQnCgojIFNlY3JldHM6IHZhbHVlcyBjb21lIGZyb20gdGhlIHN1cGVydmlzb3IsIG9yIGZyb20gd2hlcmUgdGhlIGpvYiBzYXlzLiBUaGV5IHN0YW5kIGluIG5vIGZpbGUgaGVyZS4KaWYgW1sgISAtdiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4gXV07IHRoZW4KICBpZiBbWyAtdiBIRl9UT0tFTiBdXTsgdGhlbiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU49JEhGX1RPS0VOOyBmaQpmaQpbWyAtdiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4gXV0gfHwgZGllICdzZWNyZXQgJydIRl9UT0tFTicnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4KaWYgW1sgISAtdiBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWSBdXTsgdGhlbgogIGlmIFtbIC12IFdBTkRCX0FQSV9LRVkgXV07IHRoZW4gTEFVTkNIRVJfRU5WX1dBTkRCX0FQSV9LRVk9JFdBTkRCX0FQSV9LRVk7IGZpCmZpCltbIC12IExBVU5DSEVSX0VOVl9XQU5EQl9BUElfS0VZIF1dIHx8IGRpZSAnc2VjcmV0ICcnV0FOREJfQVBJX0tFWScnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWQoKaWYgW1sgLXogJHtQWVRPUkNIX0NVREFfQUxMT0NfQ09ORjotfSR7UFlUT1JDSF9BTExPQ19DT05GOi19IF1dOyB0aGVuCiAgZXhwb3J0IFBZVE9SQ0hfQ1VEQV9BTExPQ19DT05GPSdleHBhbmRhYmxlX3NlZ21lbnRzOlRydWUnCmZpCgojIC0tYWxvbmU6IHRoZXJlIGlzIG5vIHRvcmNocnVuLCBhbmQgdGhlIHdvcmtlciBzZXRzIHdoYXQgb25lIHdvdWxkIHNldCAoUkFOSywgV09STERfU0laRSwgTUFTVEVSX0FERFIgYW5kIHNvIG9uKS4KZXhlYyAiJF9weXRob24iIC1tIGxhdW5jaGVyLnN1cGVydmlzZS53b3JrZXIgLS1hbG9uZSAtLSAiJHtfYXJndltAXX0iCg== || return 1
   # `setup:` of the cluster profile, as its author wrote it.
   trap 'say "a setup line of the cluster profile failed with exit code $?"; exit 78' ERR
   set -e +u
@@ -87,24 +87,24 @@ work() {
   trap - ERR
   export LAUNCHER_SETUP_DONE=1
   if ! unpack; then
-    say "the job's code cannot be unpacked into "'/workspace/.launcher/code/e5f47d2455779745b059'
+    say "the job's code cannot be unpacked into "'/workspace/.launcher/code/fc55ece26d3fb9b0958d'
     return 78
   fi
   # Looked for after `setup:`, which may fetch it.
-  if [[ ! -d '/workspace/.launcher/code/e5f47d2455779745b059' ]]; then
-    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/e5f47d2455779745b059'
+  if [[ ! -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]; then
+    say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/fc55ece26d3fb9b0958d'
     return 78
   fi
-  exec "$python" -m launcher.supervise "$run_dir" --stop-file "$stop"
+  exec "$_python" -m launcher.supervise "$_run_dir" --stop-file "$_stop"
 }
 
 # call METHOD PATH: answer on standard output, then the status as its last line. The key is in no argument.
 call() {
   if command -v curl >/dev/null; then
     printf 'header = "Authorization: Bearer %s"\n' "${RUNPOD_API_KEY:-}" |
-      curl -sS --max-time 30 -K - -X "$1" -w '\n%{http_code}\n' "$api$2"
+      curl -sS --max-time 30 -K - -X "$1" -w '\n%{http_code}\n' "$_api$2"
   else
-    "$(command -v python3 || command -v python || echo "$python")" -c '
+    "$(command -v python3 || command -v python || echo "$_python")" -c '
 import os, sys, urllib.error, urllib.request
 headers = {"Authorization": "Bearer " + os.environ.get("RUNPOD_API_KEY", "")}
 try:
@@ -113,43 +113,43 @@ except urllib.error.HTTPError as error:
     answer = error
 print(answer.read().decode(errors="replace"))
 print(answer.status)
-' "$1" "$api$2"
+' "$1" "$_api$2"
   fi
 }
 
 # The cluster that this pod belongs to.
 cluster_id() {
-  local answer
-  answer=$(call GET "/pods/$pod" | tr -d ' \n')
-  [[ $answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
+  local _answer
+  _answer=$(call GET "/pods/$_pod" | tr -d ' \n')
+  [[ $_answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
 }
 
 # Ends this pod, or the whole cluster that it belongs to. 404: it is gone already.
 end_once() {
-  local answer status cluster
-  answer=$(call DELETE "/pods/$pod")
-  status=${answer##*$'\n'}
-  case $status in
+  local _answer _status _cluster
+  _answer=$(call DELETE "/pods/$_pod")
+  _status=${_answer##*$'\n'}
+  case $_status in
     2?? | 404) return 0 ;;
     409)
       # Pods of a cluster end with the cluster only.
-      if cluster=$(cluster_id); then
-        answer=$(call DELETE "/clusters/$cluster")
-        status=${answer##*$'\n'}
-        case $status in 2?? | 404) return 0 ;; esac
+      if _cluster=$(cluster_id); then
+        _answer=$(call DELETE "/clusters/$_cluster")
+        _status=${_answer##*$'\n'}
+        case $_status in 2?? | 404) return 0 ;; esac
       fi
       ;;
   esac
-  say "RunPod answered '$status' to the request to end pod $pod"
+  say "RunPod answered '$_status' to the request to end pod $_pod"
   return 1
 }
 
 end_pod() {
-  local pause=1
+  local _pause=1
   until end_once; do
-    say "trying again in $pause s"
-    sleep "$pause"
-    pause=$((pause < 150 ? pause * 2 : 300))
+    say "trying again in $_pause s"
+    sleep "$_pause"
+    _pause=$((_pause < 150 ? _pause * 2 : 300))
   done
   say 'the pod is ending'
   while :; do sleep 3600; done
@@ -160,95 +160,100 @@ if [[ ${1:-} == work ]]; then
   exit $?
 fi
 
-if [[ -e $done_mark ]]; then
+if [[ -e $_done_mark ]]; then
   say 'this pod has finished its run before and was started again'
   end_pod
 fi
-mkdir -p "$run_dir"
+mkdir -p "$_run_dir" && chmod '700' "$_run_dir"
 # Where RunPod's answer was lost, one submission may have become two pods: the first that starts has the run, and
 # one of an earlier submission has nothing to do with it any more.
-me=$pod
-claim=$run_dir/runpod-submission-$submission
-(set -o noclobber && printf '%s\n' "$me" >"$claim") 2>/dev/null
+_me=$_pod
+_claim=$_run_dir/runpod-submission-$_submission
+(set -o noclobber && printf '%s\n' "$_me" >"$_claim") 2>/dev/null
 for _ in 1 2 3 4 5; do
-  owner=$(cat "$claim" 2>/dev/null)
-  if [[ -n $owner ]]; then break; fi
+  _owner=$(cat "$_claim" 2>/dev/null)
+  if [[ -n $_owner ]]; then break; fi
   sleep 1
 done
-for file in "$run_dir"/runpod-submission-*; do
-  number=${file##*-}
-  if [[ $number =~ ^[0-9]+$ ]] && ((number > submission)); then owner=$(<"$file"); fi
+for _file in "$_run_dir"/runpod-submission-*; do
+  _number=${_file##*-}
+  if [[ $_number =~ ^[0-9]+$ ]] && ((_number > _submission)); then _owner=$(<"$_file"); fi
 done
-if [[ -n $owner && $owner != "$me" ]]; then
-  say "$owner has this run: nothing is left to do here"
-  event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-a6000:'"$owner")"
+if [[ -n $_owner && $_owner != "$_me" ]]; then
+  say "$_owner has this run: nothing is left to do here"
+  event twin '"pod": '"$(json "$_me")"', "handle": '"$(json 'runpod:runpod-a6000:'"$_owner")"
   end_pod
 fi
 # The limit counts from the creation of this pod, or else from its first start: a container that crashes is started
 # again and billed on.
-now=$(date +%s)
-grace=$((limit / 10 < 300 ? limit / 10 : 300))
-if [[ $latest =~ ^[0-9]+$ ]] && ((latest < now + limit)); then limit=$((latest - now)); fi
-(set -o noclobber && printf '%s\n' "$((now + limit))" >"$deadline_file") 2>/dev/null
-deadline=$(cat "$deadline_file" 2>/dev/null)
+_now=$(date +%s)
+_grace=$((_limit / 10 < 300 ? _limit / 10 : 300))
+if [[ $_latest =~ ^[0-9]+$ ]] && ((_latest < _now + _limit)); then _limit=$((_latest - _now)); fi
+(set -o noclobber && printf '%s\n' "$((_now + _limit))" >"$_deadline_file") 2>/dev/null
+_deadline=$(cat "$_deadline_file" 2>/dev/null)
 # Killed between making the file and writing it, or the volume is full.
-[[ $deadline =~ ^[0-9]+$ ]] || deadline=$(($(date -r "$deadline_file" +%s || date +%s) + limit))
-printf '%s\n' "$now" >>"$starts_file"
-starts=()
-mapfile -t starts <"$starts_file"
-limit=$((deadline - now))
-if ((limit <= 0)); then
+[[ $_deadline =~ ^[0-9]+$ ]] || _deadline=$(($(date -r "$_deadline_file" +%s || date +%s) + _limit))
+printf '%s\n' "$_now" >>"$_starts_file"
+_starts=()
+mapfile -t _starts <"$_starts_file"
+_limit=$((_deadline - _now))
+if ((_limit <= 0)); then
   give_up time-limit 'the time of the pod (max_hours, or what the budget pays for) was over when its start script began'
 fi
-if ((${#starts[@]} > most_restarts + 1)); then
-  give_up unknown "the pod's start script was killed or its container crashed $((${#starts[@]} - 1)) times"
+if ((${#_starts[@]} > _most_restarts + 1)); then
+  give_up unknown "the pod's start script was killed or its container crashed $((${#_starts[@]} - 1)) times"
 fi
 # First the run is asked to stop, with time for a checkpoint, then it is ended.
 {
-  sleep "$((limit > grace ? limit - grace : 0))"
-  printf 'time-limit\n' >"$stop"
+  sleep "$((_limit > _grace ? _limit - _grace : 0))"
+  printf 'time-limit\n' >"$_stop"
 } &
-timer=$!
+_timer=$!
+exec 9> >(tee -a "$_run_dir/pod-node-${_node_rank:-unknown}.log")
+_tee=$!
 # --foreground: a signal reaches the supervisor alone, which ends its ranks in order. The pod's key is for this
 # script, which ends the pod with it, and not for what a job runs and prints.
-env -u RUNPOD_API_KEY timeout --foreground --signal=TERM --kill-after=180 "$limit" bash "$0" work \
-  > >(tee -a "$run_dir/pod-node-${node_rank:-unknown}.log") 2>&1 &
-child=$!
-woken=''
+env -u RUNPOD_API_KEY timeout --foreground --signal=TERM --kill-after=180 "$_limit" bash "$0" work \
+  >&9 2>&1 9>&- &
+_child=$!
+exec 9>&-
+_woken=''
 # RunPod takes an interruptible pod away: SIGKILL follows within seconds.
-trap 'woken=yes; [[ -s $stop ]] || echo preempted >"$stop"; kill -s TERM "$child" 2>/dev/null' TERM INT
+trap '_woken=yes; [[ -s $_stop ]] || echo preempted >"$_stop"; kill -s TERM "$_child" 2>/dev/null' TERM INT
 while :; do
-  woken=''
-  wait "$child"
-  rc=$?
-  [[ -n $woken ]] || break
+  _woken=''
+  wait "$_child"
+  _rc=$?
+  [[ -n $_woken ]] || break
 done
 trap '' TERM INT
-kill "$timer" 2>/dev/null
-if ((rc == 124 || rc == 137)); then
+kill "$_timer" 2>/dev/null
+# The log is whole when `tee` ends. A process that outlives the run may hold it open for ever.
+timeout 10 tail --pid="$_tee" -s 0.1 -f /dev/null
+if ((_rc == 124 || _rc == 137)); then
   say 'stopped by runpod.max_hours of the cluster profile, or killed'
 fi
-say "the run ended with exit code $rc"
+say "the run ended with exit code $_rc"
 # 88: another pod has the run: its records are not ours to write, and it is the one to ask about. Without our
 # claim it goes on with the run, too, when its container is started again.
-if ((rc == 88)); then
-  owner='' newest=0
-  for file in "$run_dir"/runpod-submission-*; do
-    number=${file##*-}
-    other=$(cat "$file" 2>/dev/null)
-    if [[ ! $number =~ ^[0-9]+$ || -z $other || $other == "$me" || -e $run_dir/pod-$other.done ]]; then continue; fi
-    if ((number > newest)); then owner=$other newest=$number; fi
+if ((_rc == 88)); then
+  _owner='' _newest=0
+  for _file in "$_run_dir"/runpod-submission-*; do
+    _number=${_file##*-}
+    _other=$(cat "$_file" 2>/dev/null)
+    if [[ ! $_number =~ ^[0-9]+$ || -z $_other || $_other == "$_me" || -e $_run_dir/pod-$_other.done ]]; then continue; fi
+    if ((_number > _newest)); then _owner=$_other _newest=$_number; fi
   done
-  if [[ -n $owner ]]; then
-    event twin '"pod": '"$(json "$me")"', "handle": '"$(json 'runpod:runpod-a6000:'"$owner")"
+  if [[ -n $_owner ]]; then
+    event twin '"pod": '"$(json "$_me")"', "handle": '"$(json 'runpod:runpod-a6000:'"$_owner")"
   fi
-  rm -f "$claim"
+  rm -f "$_claim"
 fi
-if ((rc != 0 && rc != 88)); then
-  failure=unknown
-  if [[ -s $stop ]]; then failure=$(<"$stop"); fi
-  reason=$(sed -n 's/^\[launcher\] //p' "$run_dir/pod-node-$node_rank.log" 2>/dev/null | tail -n 1)
-  judge "$failure" "${reason:-no word} (exit code $rc)"
+if ((_rc != 0 && _rc != 88)); then
+  _failure=unknown
+  if [[ -s $_stop ]]; then _failure=$(<"$_stop"); fi
+  _reason=$(sed -n 's/^\[launcher\] //p' "$_run_dir/pod-node-$_node_rank.log" 2>/dev/null | tail -n 1)
+  judge "$_failure" "${_reason:-no word} (exit code $_rc)"
 fi
-printf '%s\n' "$rc" >"$done_mark"
+printf '%s\n' "$_rc" >"$_done_mark"
 end_pod

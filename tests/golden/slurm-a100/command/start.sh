@@ -10,10 +10,11 @@ die() {
   exit 78
 }
 
-python='/shared/envs/train/bin/python'
+_python='/shared/envs/train/bin/python'
 
 if [[ -z ${LAUNCHER_ATTEMPT:-} ]]; then
   echo 'launcher: started by hand: this is attempt 0, and no supervisor judges or restarts it' >&2
+  unset "${!LAUNCHER_ENV_@}"
   export LAUNCHER_ATTEMPT=0
   export LAUNCHER_RUN_DIR='/shared/runs/command-20261121-085401'
   export LAUNCHER_RUN_ID='command-20261121-085401'
@@ -28,84 +29,123 @@ fi
 # Environment of the cluster.
 export NCCL_DEBUG='WARN'
 
+# On many sites only a login shell has the function `module`: the file that defines it is read here.
+find_module_command() {
+  local _file
+  for _file in ${MODULESHOME:+"$MODULESHOME/init/bash"} ${LMOD_PKG:+"$LMOD_PKG/init/bash"} \
+    /etc/profile.d/*modules.sh /etc/profile.d/*lmod.sh /usr/share/{modules,Modules,lmod/lmod}/init/bash; do
+    if type module >/dev/null 2>&1; then return 0; fi
+    # shellcheck source=/dev/null
+    if [[ -r $_file ]]; then source "$_file" || true; fi
+  done
+}
+# setup_failed EXIT_CODE PRINTED COMMAND...: ends with COMMAND and which line of `setup:` it was. `_setup_at` is the script's line before its first.
+setup_failed() {
+  trap - ERR EXIT
+  # The line that the whole script came to, also where that one has called a function or read a file.
+  local _line=${BASH_LINENO[${#BASH_LINENO[@]} - 2]} _text='' _words
+  if ((_line <= _setup_at)); then _line=${_setup_line:-0}; fi
+  if ((_line > _setup_at)); then _text=$(sed -n "$_line{s/^ *//;p}" "${BASH_SOURCE[${#BASH_SOURCE[@]} - 1]}" 2>/dev/null) || true; fi
+  _words="line $((_line - _setup_at)) of setup in the cluster profile failed with exit code $1: $_text"
+  if ((_line <= _setup_at)); then _words="setup of the cluster profile failed with exit code $1"; fi
+  if [[ -n $2 ]]; then _words+=" (it printed: $2)"; fi
+  if [[ $_text =~ (^|[^[:alnum:]_-])(module|ml)[[:space:]] ]] && ! type module >/dev/null 2>&1; then
+    _words+='; no file in the usual places defines module: add a line before this one that sources the file which does'
+  fi
+  "${@:3}" "$_words"
+}
+
 # `setup:` of the cluster profile, as its author wrote it. A batch script may have run it before the container.
 if [[ -z ${LAUNCHER_SETUP_DONE:-} ]]; then
-  trap 'die "a setup line of the cluster profile failed with exit code $?"' ERR
   set +u
+  find_module_command
+  _setup_at=$LINENO; trap '((LINENO > _setup_at)) && _setup_line=$LINENO' DEBUG; trap 'setup_failed $? "" die' ERR EXIT
   module load cuda
+  trap - ERR EXIT DEBUG
   set -u
-  trap - ERR
 fi
 
 # A GPU that fell off the bus is cheaper to find here than in the first collective.
 if command -v nvidia-smi >/dev/null; then
-  gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
-  ((gpus >= 4)) || die "this node shows $gpus GPUs, the job needs "4
+  _gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
+  ((_gpus >= 4)) || die "this node shows $_gpus GPUs, the job needs "4
 elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
   # Training would go on on the CPU, silently and for ever.
   die "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "4
 fi
 
+# As many open files as this host allows, since DataLoader workers and NCCL need them, and as much locked memory.
+_soft=$(ulimit -S -n) _hard=$(ulimit -H -n)
+if [[ $_hard == unlimited ]] || ((_hard > 1048576)); then _hard=1048576; fi
+if [[ $_soft != unlimited ]] && ((_soft < _hard)); then ulimit -S -n "$_hard" || true; fi
+ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
+if [[ $(ulimit -l) != unlimited ]] && compgen -G '/dev/infiniband/uverbs*' >/dev/null; then
+  echo "launcher: locked memory is limited to $(ulimit -l) KiB here (ulimit -l), and InfiniBand needs more: give slurmd LimitMEMLOCK=infinity, or mend limits.conf" >&2
+fi
+
 # Several nodes: never fall back to localhost, where each node would wait for itself.
-host=${LAUNCHER_RENDEZVOUS_HOST:-} port=${LAUNCHER_RENDEZVOUS_PORT:-} node_rank=${LAUNCHER_NODE_RANK:-}
-[[ -n $host && -n $port && -n $node_rank ]] ||
-  die "no rendezvous: LAUNCHER_RENDEZVOUS_HOST is '$host', LAUNCHER_RENDEZVOUS_PORT '$port', LAUNCHER_NODE_RANK '$node_rank'"
-# The address by which this node reaches the first one: names may not resolve, or resolve to 127.0.1.1.
-# Connecting a UDP socket asks the routing table and sends nothing.
-local_addr=$("$python" -c '
-import socket, sys
-family, kind, _, _, address = socket.getaddrinfo(sys.argv[1], int(sys.argv[2]), type=socket.SOCK_DGRAM)[0]
-with socket.socket(family, kind) as probe:
-    probe.connect(address)
-    print(probe.getsockname()[0])
-' "$host" "$port") || die "cannot reach the first node at '$host'"
-[[ $local_addr != 127.* && $local_addr != ::1 ]] || die "the first node's address '$host' is a loopback address here: other nodes cannot reach it"
-is_host=false
-if [[ $node_rank == 0 ]]; then is_host=true; fi
-if [[ $host == *:* ]]; then host="[$host]"; fi
-rendezvous=(--nnodes 2 --rdzv-endpoint "$host:$port" --local-addr "$local_addr")
+_host=${LAUNCHER_RENDEZVOUS_HOST:-} _port=${LAUNCHER_RENDEZVOUS_PORT:-} _node_rank=${LAUNCHER_NODE_RANK:-}
+[[ -n $_host && -n $_port && -n $_node_rank ]] ||
+  die "no rendezvous: LAUNCHER_RENDEZVOUS_HOST is '$_host', LAUNCHER_RENDEZVOUS_PORT '$_port', LAUNCHER_NODE_RANK '$_node_rank'"
+# The address and interface by which this node reaches the first one: names may not resolve, or to 127.0.1.1.
+_found=$("$_python" -c 'from launcher.supervise.interface import main; main()' "$_host" "$_port") || die "cannot reach the first node at '$_host'"
+read -r _local_addr _gloo _nccl <<<"$_found"
+[[ $_local_addr != 127.* && $_local_addr != ::1 ]] || die "the first node's address '$_host' is a loopback address here: other nodes cannot reach it"
+# gloo would tell the others the address of this host's own name, and NCCL that of its first interface.
+if [[ -z ${GLOO_SOCKET_IFNAME:-} && $_gloo != - ]]; then export GLOO_SOCKET_IFNAME=$_gloo; fi
+if [[ -z ${NCCL_SOCKET_IFNAME:-} && $_nccl != - ]]; then export NCCL_SOCKET_IFNAME=$_nccl; fi
+_is_host=false
+if [[ $_node_rank == 0 ]]; then _is_host=true; fi
+if [[ $_host == *:* ]]; then _host="[$_host]"; fi
+_rendezvous=(--nnodes 2 --rdzv-endpoint "$_host:$_port" --local-addr "$_local_addr")
 if [[ -n ${LAUNCHER_APART:-} ]]; then
   # Hosts that share no folder have the files of their own ranks: ranks follow the nodes. c10d sorts addresses.
-  rendezvous+=(--rdzv-backend static --node-rank "$node_rank")
+  _rendezvous+=(--rdzv-backend static --node-rank "$_node_rank")
 else
   # Said outright: torchrun would compare host names to find out, and wait for ever when they do not match.
-  rendezvous+=(--rdzv-backend c10d --rdzv-conf "is_host=$is_host")
+  _rendezvous+=(--rdzv-backend c10d --rdzv-conf "is_host=$_is_host")
 fi
 
 # What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
-argv=('python' 'train it.py' '--batch={micro_batch_size}' '--note=`id`; rm -rf "$HOME" '\''x'\'' \ *' '{"lr": 1e-4, "cost": "$$5, ${local_rank}"}' 'two
+_argv=('python' 'train it.py' '--batch={micro_batch_size}' '--note=`id`; rm -rf "$HOME" '\''x'\'' \ *' '{"lr": 1e-4, "cost": "$$5, ${local_rank}"}' 'two
 lines' '' '%j,#1,!x')
-worker=(-m launcher.supervise.worker -- "${argv[@]}")
+_worker=(-m launcher.supervise.worker -- "${_argv[@]}")
 # torchrun takes $$ and ${local_rank} in arguments for its own: with every $ doubled they arrive as written.
-two='$$'
-worker=("${worker[@]//[$]/$two}")
+_two='$$'
+_worker=("${_worker[@]//[$]/$_two}")
 # Error files of torchrun: on the run directory, not in a temporary folder that is lost with the node.
-log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun/node-${LAUNCHER_NODE_RANK:-0}
-mkdir -p "$log_dir" || true
-torchrun=(
-  --nproc-per-node 4 --max-restarts 0 --log-dir "$log_dir"
+_log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun/node-${LAUNCHER_NODE_RANK:-0}
+mkdir -p "$_log_dir" || true
+_torchrun=(
+  --nproc-per-node 4 --max-restarts 0 --log-dir "$_log_dir"
   --rdzv-id "$LAUNCHER_RUN_ID-$LAUNCHER_ATTEMPT"
-  "${rendezvous[@]}"
+  "${_rendezvous[@]}"
 )
 
 cd '/shared/code of user' || die 'the working directory of the job does not exist on this node: ''/shared/code of user'
 
-# Secrets: values come from the supervisor's environment, or from where the job says. They stand in no file here.
-if [[ ! -v HF_TOKEN && -v MY_HF_TOKEN ]]; then HF_TOKEN=$MY_HF_TOKEN; fi
-[[ -v HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'
-export HF_TOKEN
-[[ -v WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
-export WANDB_API_KEY
+# Secrets: values come from the supervisor, or from where the job says. They stand in no file here.
+if [[ ! -v LAUNCHER_ENV_HF_TOKEN ]]; then
+  if [[ -v MY_HF_TOKEN ]]; then LAUNCHER_ENV_HF_TOKEN=$MY_HF_TOKEN; fi
+fi
+[[ -v LAUNCHER_ENV_HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'
+export LAUNCHER_ENV_HF_TOKEN
+if [[ ! -v LAUNCHER_ENV_WANDB_API_KEY ]]; then
+  if [[ -v WANDB_API_KEY ]]; then LAUNCHER_ENV_WANDB_API_KEY=$WANDB_API_KEY; fi
+fi
+[[ -v LAUNCHER_ENV_WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
+export LAUNCHER_ENV_WANDB_API_KEY
 
-# Environment of the job: last, so that it wins and nothing here runs under it.
-export GREETING='it'\''s $HOME,
+# Environment of the job. The worker takes LAUNCHER_ENV_ off for the rank: nothing before it runs under these values.
+export LAUNCHER_ENV_GREETING='it'\''s $HOME,
 then `id` & "more" #1'
-export EMPTY=''
-export OMP_NUM_THREADS='4'
+export LAUNCHER_ENV_EMPTY=''
+export LAUNCHER_ENV_OMP_NUM_THREADS='4'
+
 if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
   export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
 fi
 
 # As `python -m torch.distributed.run`, but that nobody looks for garbage while torch is imported: a sixth of the time.
-run_torchrun='import gc; gc.disable(); from torch.distributed.run import main; gc.enable(); main()'
-exec "$python" -c "$run_torchrun" "${torchrun[@]}" --no-python "$python" "${worker[@]}"
+_run_torchrun='import gc; gc.disable(); from torch.distributed.run import main; gc.enable(); main()'
+exec "$_python" -c "$_run_torchrun" "${_torchrun[@]}" --no-python "$_python" "${_worker[@]}"

@@ -1,22 +1,29 @@
 #!/usr/bin/env bash
-# Usage: on-node.sh FILES [RENDEZVOUS_HOST PORT_BASE]. Rendered by launcher 0.1.0.
+# Usage: on-node.sh FILES BATCH_PID [RENDEZVOUS_HOST PORT_BASE]. Rendered by launcher 0.1.0.
 set -u
 
 # FILES.stop is the batch script's request to stop and why, FILES.exit the exit code of the first node's supervisor.
-files=$1
-options=(--nodes 2 --node-rank "${SLURM_NODEID:?srun did not say which node this is}" --rendezvous "$2" --port-base "$3")
+_files=$1
+_options=(--nodes 2 --node-rank "${SLURM_NODEID:?srun did not say which node this is}" --rendezvous "$3" --port-base "$4")
 
-'python3' -m launcher.supervise '/shared/runs/command-20261121-085401' --stop-file "$files.stop" ${options[@]+"${options[@]}"} &
-supervisor=$!
+'python3' -m launcher.supervise '/shared/runs/command-20261121-085401' --stop-file "$_files.stop" ${_options[@]+"${_options[@]}"} &
+_supervisor=$!
 
 # Slurm sends a signal to every process of the step, the supervisor included: here it must only not end the wait.
-woken=''
-trap 'woken=yes' TERM INT HUP USR2
+# At a preemption with a grace time the batch script, on the first node, gets none: it is told, and asks how long
+# the grace is.
+_woken=''
+# shellcheck disable=SC2329 # the trap calls it
+tell_batch_script() {
+  if [[ ${SLURM_NODEID:-0} == 0 ]] && grep -q slurm_script "/proc/$1/cmdline" 2>/dev/null; then kill -USR1 "$1"; fi
+}
+trap '_woken=yes' INT HUP USR2
+trap '_woken=yes; tell_batch_script "$2"' TERM
 while :; do
-  woken=''
-  wait "$supervisor"
-  rc=$?
-  [[ -n $woken ]] || break
+  _woken=''
+  wait "$_supervisor"
+  _rc=$?
+  [[ -n $_woken ]] || break
 done
-if [[ ${SLURM_NODEID:-0} == 0 ]]; then printf '%s\n' "$rc" >"$files.exit"; fi
-exit "$rc"
+if [[ ${SLURM_NODEID:-0} == 0 ]]; then printf '%s\n' "$_rc" >"$_files.exit"; fi
+exit "$_rc"

@@ -10,10 +10,11 @@ die() {
   exit 78
 }
 
-python='python3'
+_python='python3'
 
 if [[ -z ${LAUNCHER_ATTEMPT:-} ]]; then
   echo 'launcher: started by hand: this is attempt 0, and no supervisor judges or restarts it' >&2
+  unset "${!LAUNCHER_ENV_@}"
   export LAUNCHER_ATTEMPT=0
   export LAUNCHER_RUN_DIR='/shared/runs/task-20261121-085401'
   export LAUNCHER_RUN_ID='task-20261121-085401'
@@ -30,49 +31,59 @@ export NCCL_DEBUG='WARN'
 
 # A GPU that fell off the bus is cheaper to find here than in the first collective.
 if command -v nvidia-smi >/dev/null; then
-  gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
-  ((gpus >= 8)) || die "this node shows $gpus GPUs, the job needs "8
+  _gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
+  ((_gpus >= 8)) || die "this node shows $_gpus GPUs, the job needs "8
 elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
   # Training would go on on the CPU, silently and for ever.
   die "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "8
 fi
 
+# As many open files as this host allows, since DataLoader workers and NCCL need them, and as much locked memory.
+_soft=$(ulimit -S -n) _hard=$(ulimit -H -n)
+if [[ $_hard == unlimited ]] || ((_hard > 1048576)); then _hard=1048576; fi
+if [[ $_soft != unlimited ]] && ((_soft < _hard)); then ulimit -S -n "$_hard" || true; fi
+ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
+
 # One host: torchrun listens at a port that the supervisor found free, and ends at once where another run has it.
 # A static rendezvous, since c10d's waits for up to 0.3 s, at random, so that many nodes do not come at once.
-rendezvous=(
+_rendezvous=(
   --nnodes 1 --node-rank 0 --rdzv-backend static --local-addr 127.0.0.1
   --rdzv-endpoint "127.0.0.1:${LAUNCHER_RENDEZVOUS_PORT:?the supervisor sets it}"
 )
 
 # What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
-argv=('python3' '-m' 'launcher.train')
-worker=(-m launcher.supervise.worker -- "${argv[@]}")
+_argv=('python3' '-m' 'launcher.train')
+_worker=(-m launcher.supervise.worker -- "${_argv[@]}")
 # torchrun takes $$ and ${local_rank} in arguments for its own: with every $ doubled they arrive as written.
-two='$$'
-worker=("${worker[@]//[$]/$two}")
+_two='$$'
+_worker=("${_worker[@]//[$]/$_two}")
 # Error files of torchrun: on the run directory, not in a temporary folder that is lost with the node.
-log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun/node-${LAUNCHER_NODE_RANK:-0}
-mkdir -p "$log_dir" || true
-torchrun=(
-  --nproc-per-node 8 --max-restarts 0 --log-dir "$log_dir"
+_log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun/node-${LAUNCHER_NODE_RANK:-0}
+mkdir -p "$_log_dir" || true
+_torchrun=(
+  --nproc-per-node 8 --max-restarts 0 --log-dir "$_log_dir"
   --rdzv-id "$LAUNCHER_RUN_ID-$LAUNCHER_ATTEMPT"
-  "${rendezvous[@]}"
+  "${_rendezvous[@]}"
 )
 
 cd '/shared/code of user' || die 'the working directory of the job does not exist on this node: ''/shared/code of user'
 
-# Secrets: values come from the supervisor's environment, or from where the job says. They stand in no file here.
-[[ -v HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'
-export HF_TOKEN
-if [[ ! -v WANDB_API_KEY && -r ~/'.wandb/my key' ]]; then WANDB_API_KEY=$(<~/'.wandb/my key'); fi
-[[ -v WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
-export WANDB_API_KEY
+# Secrets: values come from the supervisor, or from where the job says. They stand in no file here.
+if [[ ! -v LAUNCHER_ENV_HF_TOKEN ]]; then
+  if [[ -v HF_TOKEN ]]; then LAUNCHER_ENV_HF_TOKEN=$HF_TOKEN; fi
+fi
+[[ -v LAUNCHER_ENV_HF_TOKEN ]] || die 'secret ''HF_TOKEN'' has no value on this node'
+export LAUNCHER_ENV_HF_TOKEN
+if [[ ! -v LAUNCHER_ENV_WANDB_API_KEY ]]; then
+  if [[ -r ~/'.wandb/my key' ]]; then LAUNCHER_ENV_WANDB_API_KEY=$(<~/'.wandb/my key'); fi
+fi
+[[ -v LAUNCHER_ENV_WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
+export LAUNCHER_ENV_WANDB_API_KEY
 
-# Environment of the job: last, so that it wins and nothing here runs under it.
 if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
   export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
 fi
 
 # As `python -m torch.distributed.run`, but that nobody looks for garbage while torch is imported: a sixth of the time.
-run_torchrun='import gc; gc.disable(); from torch.distributed.run import main; gc.enable(); main()'
-exec "$python" -c "$run_torchrun" "${torchrun[@]}" --no-python "$python" "${worker[@]}"
+_run_torchrun='import gc; gc.disable(); from torch.distributed.run import main; gc.enable(); main()'
+exec "$_python" -c "$_run_torchrun" "${_torchrun[@]}" --no-python "$_python" "${_worker[@]}"

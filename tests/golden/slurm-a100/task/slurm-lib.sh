@@ -1,0 +1,545 @@
+#!/usr/bin/env bash
+# Functions of job.sbatch, which sources this file and sets the variables that begin with an underscore. Nothing
+# in it belongs to one job. Rendered by launcher 0.1.0.
+# shellcheck disable=SC2154 # job.sbatch sets them
+
+_job=$SLURM_JOB_ID
+_id=$_job
+if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then _id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
+_handle=$_handle_prefix$_id
+_excluded=$_run_dir/slurm-excluded
+
+# -- what it writes into the run directory.
+
+say() {
+  printf '[launcher] %s\n' "$*" >&2
+}
+now() {
+  date -u +%Y-%m-%dT%H:%M:%S.%6NZ
+}
+# A JSON string.
+json() {
+  local _text=${1//\\/\\\\}
+  _text=${_text//\"/\\\"}
+  printf '"%s"' "${_text//[[:cntrl:]]/ }"
+}
+# event NAME [MEMBERS]: a line of events.jsonl, in one write.
+event() {
+  printf '{"time": "%s", "event": "%s", "handle": %s%s}\n' "$(now)" "$1" "$(json "${3:-$_handle}")" "${2:+, $2}" \
+    >>"$_run_dir/events.jsonl"
+}
+# state NAME MEMBERS: state.json, replaced whole.
+state() {
+  printf '{\n  "state": "%s",\n  "time": "%s",\n  %s\n}\n' "$1" "$(now)" "$2" >"$_run_dir/.state.json.$_job" &&
+    mv "$_run_dir/.state.json.$_job" "$_run_dir/state.json"
+}
+# verdict STATE CLASS CODE REASON: where no supervisor came to give one.
+verdict() {
+  local _members
+  _members='"failure": "'"$2"'", "reason": '"$(json "$4")"
+  say "$4"
+  event finished '"state": "'"$1"'", '"$_members"
+  state "$1" "$_members"
+  exit "$3"
+}
+# fail CLASS CODE REASON
+fail() {
+  leave_if_ended
+  verdict failed "$@"
+}
+# Whether the supervisor has said how the run ended.
+judged() {
+  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null
+}
+# No supervisor gave a verdict: what Slurm and they themselves said is in our own output and the nodes'.
+judge() { # EXIT CODE
+  local _said _file
+  _said=$(tail -q -n 50 "$_run_dir/slurm-$_job.out" "$_files"-node-*.out 2>/dev/null)
+  case $_said in
+    *oom-kill* | *oom_kill* | *'Out Of Memory'* | *'memory limit'*)
+      fail host-oom 11 "the job asked for too little host memory: the supervisor of a node was ended for it"
+      ;;
+    *'DUE TO NODE'* | *'Node failure'*) fail node-failed 14 "a node failed (job $_id)" ;;
+  esac
+  leave_dead_nodes
+  for _file in "$_files"-node-*.out; do
+    _said=$(sed -n 's/^\[launcher\] //p' "$_file" 2>/dev/null | tail -n 1)
+    if [[ -n $_said ]]; then fail unknown "$1" "$_said (exit code $1); see $_file"; fi
+  done
+  _said=$(grep -m 1 '^srun: ' <<<"$_said" || true)
+  fail unknown "$1" "the supervisors ended without a word (exit code $1)${_said:+: $_said}; see $_run_dir/slurm-$_job*.out"
+}
+die() {
+  fail unknown 78 "$*"
+}
+
+# -- USR2 and TERM, and why they came.
+
+# USR2 announces the time limit or a preemption to this shell alone (--signal=B:); passed to the step it would
+# kill torchrun. TERM Slurm sends to every process of the job, or of its steps alone: on-node.sh tells us by USR1.
+# Why, and how long there is, we tell the supervisors through a file.
+# job.sbatch collects them in `_signals` from its first line on, and what has to be done waits for a quiet moment.
+_asked=''
+_handled=0
+seconds() { # of Slurm's [DAYS-]HOURS:MINUTES:SECONDS
+  awk -F '[-:]' '{ print NF == 4 ? (($1 * 24 + $2) * 60 + $3) * 60 + $4 : ($1 * 60 + $2) * 60 + $3 }' <<<"$1"
+}
+# What Slurm says of this job. Its first line holds the name, in which anything may stand.
+_info=''
+look() {
+  _info=" $(scontrol show job "$_job" 2>/dev/null | tail -n +2 | tr '\n' ' ')"
+}
+member() { # NAME, of the last look
+  local _found=${_info#* "$1"=}
+  if [[ $_found != "$_info" ]]; then printf '%s' "${_found%% *}"; fi
+}
+# The controller's own clock and words tell: a job that it will end for another has PreemptTime, one that it has
+# put back into the queue a higher restart count.
+why() { # SIGNAL, of the last look
+  local _preempt _left _limit
+  _preempt=$(member PreemptTime)
+  _limit=$(member TimeLimit)
+  _left=999999999
+  if [[ $_limit == *:* ]]; then _left=$(($(seconds "$_limit") - $(seconds "$(member RunTime)"))); fi
+  if [[ $(member Restarts) -gt $_restart ]]; then
+    echo preempted
+  elif [[ -n $_preempt && $_preempt != None ]]; then
+    echo preempted
+  elif [[ $1 == USR2 ]]; then
+    # Slurm may send it a minute early. Long before the limit somebody else asks for the nodes.
+    if [[ -n $_limit ]] && ((_left > _signal_seconds + 90)); then echo preempted; else echo time-limit; fi
+  elif ((_left <= 0)); then
+    echo time-limit
+  elif [[ $(member JobState) == COMPLETING || $(member JobState) == CANCELLED ]]; then
+    echo cancelled
+  else
+    echo preempted
+  fi
+}
+# killed_at REASON: when Slurm kills what is left, in seconds since the epoch: KillWait after the end that it gives
+# the job. Nothing where nobody is to end it, such as for a signal that a person sends. Of the last look.
+killed_at() {
+  local _left=0 _wait _end _start _preempt
+  if [[ $(member JobState) == RUNNING ]]; then
+    _preempt=$(member PreemptTime)
+    if [[ $1 == preempted && ( -z $_preempt || $_preempt == None ) ]]; then return; fi
+    _start=$(date -d "$(member StartTime)" +%s 2>/dev/null)
+    _end=$(date -d "$(member EndTime)" +%s 2>/dev/null)
+    if [[ -n $_start && -n $_end ]]; then # by the controller's clock it is the start, and the run time after it
+      _left=$((_end - _start - $(seconds "$(member RunTime)")))
+    else # a job without a time limit has no end, but a grace time
+      _left=$(scontrol show partition "$(member Partition)" 2>/dev/null | grep -o 'GraceTime=[0-9]*' | cut -d = -f 2)
+    fi
+  fi
+  _wait=$(scontrol show config 2>/dev/null | awk '$1 == "KillWait" { print $3 }')
+  if [[ -n $_wait ]]; then echo $(($(date +%s) + (_left > 0 ? _left : 0) + _wait)); fi
+}
+ask() { # SIGNAL
+  local _reason _until
+  look
+  _reason=$(why "$1")
+  # The next signal ended what we asked.
+  if [[ -z $_reason || $_info == ' ' ]] && ((_handled < ${#_signals[@]})); then return; fi
+  if [[ -z $_reason ]]; then _reason=preempted; fi
+  if [[ -z $_asked || $1 == TERM && $_reason == cancelled ]]; then
+    _asked=$_reason
+    say "$1: $_reason: asking for a checkpoint"
+  fi
+  _until=$(killed_at "$_asked")
+  printf '%s\n' "$_asked${_until:+ $_until}" >"$_files.stop.new" && mv "$_files.stop.new" "$_files.stop"
+}
+
+# -- back into the queue under the same id, or as a new job of the same run.
+
+# Of state.json: the supervisor was interrupted and has the budget to go on.
+wants_to_go_on() {
+  grep -q '"requeue": true' "$_run_dir/state.json" 2>/dev/null
+}
+reason_of_stop() {
+  if grep -q '"failure": "time-limit"' "$_run_dir/state.json"; then echo time-limit; else echo preempted; fi
+}
+# go_on REASON
+go_on() {
+  local _refused _reason=$1 _failed=()
+  # The request to cancel came after the supervisor's last look.
+  if [[ -e $_run_dir/cancel ]]; then
+    stay_away
+    verdict cancelled cancelled 18 'cancelled by the user: the run does not go back into the queue'
+  fi
+  # Slurm may have done it itself, also because a node failed, and must not be asked twice.
+  look
+  if [[ $(member Restarts) -gt $_restart ]]; then
+    mapfile -t _failed < <(down "$_files.hosts")
+    if ((${#_failed[@]})); then
+      _reason='node-failed'
+      exclude "${_failed[@]}"
+    fi
+  elif ! _refused=$(scontrol requeue "$_id" 2>&1); then
+    say "Slurm does not requeue job $_id: $_refused"
+    link "$_reason" || give_up
+    return
+  fi
+  event requeued '"reason": "'"$_reason"'", "nodes": '"$(json "${_failed[*]-}")"
+  state submitted '"reason": "back in the queue: '"$_reason"'"'
+  say "job $_id is back in the queue: $_reason"
+}
+# Slurm may have put the job of a run that was cancelled back into the queue by itself.
+stay_away() {
+  [[ -e $_run_dir/cancel ]] || return 0
+  look
+  if [[ $(member Restarts) -gt $_restart ]]; then scancel "$_id"; fi
+}
+give_up() {
+  say "the run stays where it is: 'launcher resume' goes on from its last checkpoint"
+  sed 's/"requeue": true/"requeue": false/' "$_run_dir/state.json" >"$_run_dir/.state.json.$_job" &&
+    mv "$_run_dir/.state.json.$_job" "$_run_dir/state.json"
+}
+# link REASON [SBATCH OPTION...]: a new job for the same run. What Slurm tells this job about itself must not
+# reach it, and sbatch's own variables were weighed when the run was submitted.
+link() {
+  local _reason=$1 _child
+  shift
+  if ! command -v sbatch >/dev/null; then
+    say 'there is no sbatch on this node to submit a linked job with'
+    return 1
+  fi
+  if [[ -n ${SLURM_JOB_ACCOUNT:-} ]]; then set -- --account="$SLURM_JOB_ACCOUNT" "$@"; fi
+  _child=$(
+    for _name in $(compgen -e); do
+      case $_name in
+        SLURM_CONF) ;;
+        SLURM_* | SLURMD_* | SRUN_* | SBATCH_*) unset "$_name" ;;
+      esac
+    done
+    sbatch --parsable "$@" "$_scripts/job.sbatch" "$_job-$_restart"
+  ) || _child=$(squeue --noheader --user="$(id -un)" --format='%F|%o' | awk -F '|' -v run="/$_run_id/" -v me="$_job" 'index($2, run) && $1 != me { print $1; exit }')
+  _child=${_child%%;*}
+  if [[ -z $_child ]]; then
+    say 'sbatch refused a linked job'
+    return 1
+  fi
+  event requeued '"reason": "'"$_reason"'", "linked": true' "$_handle_prefix$_child"
+  state submitted '"reason": "goes on in job '"$_child"': '"$_reason"'"'
+  say "the run goes on in job $_child: $_reason"
+}
+
+# -- nodes that this run has met and shall not meet again.
+
+# `launcher resume` forgets them: a person may have mended them.
+exclude() { # NODE...
+  printf '%s\n' "$@" >>"$_excluded"
+}
+unfit() {
+  { cat "$_excluded"; if [[ -n $_exclude ]]; then printf '%s\n' "$_exclude"; fi; } | sort -u | paste -sd , -
+}
+# starts_lost REASON|REASON: how often the run went back into the queue for them since somebody submitted it.
+starts_lost() {
+  awk -v reasons="\"reason\": \"($1)\"" '/"event": "(submitted|resubmitted)"/ { n = 0 }
+    /"event": "requeued"/ && $0 ~ reasons { n++ }
+    END { print n + 0 }' "$_run_dir/events.jsonl"
+}
+# Starts that a node has cost; their budget is retries.same.
+lost_starts() {
+  starts_lost 'node-failed|unhealthy-node'
+}
+# Slurm itself starts a job again when a node of it fails, or for a job of higher priority, and says nothing: the
+# run's records have no word of the end of its earlier start.
+remember_failed_nodes() {
+  ((_restart > 0)) || return 0
+  local _last _reason=preempted _failed=()
+  _last=$(grep -E '"event": "(job|requeued|submitted|resubmitted)"' "$_run_dir/events.jsonl" | tail -n 1)
+  [[ $_last == *'"event": "job"'* ]] || return 0
+  mapfile -t _failed < <(down "$_run_dir/slurm-$_job-$((_restart - 1)).hosts")
+  if ((${#_failed[@]})); then
+    _reason='node-failed'
+    exclude "${_failed[@]}"
+    say "failed in the start before: ${_failed[*]}"
+  fi
+  event requeued '"reason": "'"$_reason"'", "by": "slurm", "nodes": '"$(json "${_failed[*]-}")"
+  if [[ $_reason == node-failed ]] && (($(lost_starts) > _retries_same)); then
+    fail node-failed 14 "node ${_failed[*]} failed, and the budget retries.same is spent"
+  fi
+}
+# Those of the nodes in a file that are down, or that came up after it was written: they have been down.
+down() {
+  local _list
+  _list=$(paste -sd , "$1" 2>/dev/null)
+  [[ -n $_list ]] || return 0
+  scontrol --oneliner show node "$_list" 2>/dev/null | awk -v since="$(date -r "$1" +%FT%T)" '{
+    node = state = started = ""
+    for (i = 1; i <= NF; i++) {
+      if ($i ~ /^NodeName=/) node = substr($i, 10)
+      else if ($i ~ /^State=/) state = substr($i, 7)
+      else if ($i ~ /^SlurmdStartTime=2/) started = substr($i, 17)
+    }
+    if (state ~ /DOWN|FAIL|UNKNOWN|NOT_RESPONDING|[*]/ || started > since) print node
+  }'
+}
+# A node that failed before is here again. Where there are too few others it has to do.
+leave_lost_nodes() {
+  [[ -s $_excluded ]] && grep -qFx -f "$_excluded" "$_files.hosts" || return 0
+  go_on_without node-failed
+}
+# go_on_without REASON [NODE...]: in another job, unless there were too many of them. Returns where there is none.
+go_on_without() {
+  local _reason=$1
+  shift
+  [[ -n $_requeue ]] || return 0
+  if (($#)); then exclude "$@"; fi
+  if (($(lost_starts) < _retries_same)) && link "$_reason" --exclude="$(unfit)"; then exit 14; fi
+}
+
+# -- Slurm ends the job, and no supervisor is there to say why.
+
+# A part of it that failed is then nobody's fault, no node's either.
+leave_if_ended() {
+  local _reason
+  set +e # of `setup:`
+  look
+  if ((_handled == ${#_signals[@]})) && [[ $(member JobState) =~ ^(RUNNING|SUSPENDED|RESIZING|SIGNALING|)$ ]] &&
+    [[ ! $(member Restarts) -gt $_restart ]]; then return 0; fi
+  trap '' USR2 TERM
+  if ((${#_signals[@]})); then _reason=$(why "${_signals[-1]}"); else _reason=$(why TERM); fi
+  case $_reason in
+    cancelled) verdict cancelled cancelled 18 "job $_id was cancelled; no supervisor was there to say more" ;;
+    time-limit) leave time-limit 16 "$_retries_time_limits" time_limits ;;
+    *) leave preempted 15 "$_retries_preemptions" preemptions ;;
+  esac
+}
+# srun could start nothing on a node that Slurm still trusts; it ends the others then.
+leave_dead_nodes() {
+  local _dead
+  mapfile -t _dead < <(awk -v job="[launcher] job $_id, start $_restart," 'index($0, job) == 1 { n = 0 }
+    match($0, /Task launch for .* failed on node [^:]*:/) { split(substr($0, RSTART, RLENGTH), words, / failed on node |:/); found[n++] = words[2] }
+    END { for (i = 0; i < n; i++) print found[i] }' "$_run_dir/slurm-$_job.out" 2>/dev/null | sort -u)
+  ((${#_dead[@]})) || return 0
+  leave_if_ended
+  go_on_without node-failed "${_dead[@]}"
+  fail node-failed 14 "srun could start nothing on ${_dead[*]}"
+}
+leave_if_asked() {
+  if ((_handled < ${#_signals[@]})); then leave_if_ended; fi
+}
+# leave REASON CODE LIMIT BUDGET
+leave() {
+  if [[ -z $_requeue ]]; then
+    verdict failed "$1" "$2" "job $_id: $1; no supervisor was there to say more"
+  fi
+  if [[ $(member Restarts) -gt $_restart || $(starts_lost "$1") -lt $3 ]]; then
+    state interrupted '"failure": "'"$1"'", "reason": "no supervisor was there to say more (job '"$_id"')", "requeue": true'
+    go_on "$1"
+    exit "$2"
+  fi
+  verdict failed "$1" "$2" "job $_id: $1, no supervisor was there to say more, and the budget retries.$4 of $3 is spent"
+}
+
+# -- every node is looked at before anything starts there.
+
+# What no node of several has is missing in the cluster profile, and another node would not have it either. `_of` is
+# check_nodes': nodes by what is wrong with them.
+blame_profile() { # UNFIT NODE...
+  local _why=("${!_of[@]}") _met _node
+  ((${#_why[@]} == 1 && $# == _nodes)) && [[ ${_why[0]} =~ ^(there is no |cannot write |the interpreter ) ]] || return 0
+  for _node in "$@"; do printf '%s\t%s\n' "$_node" "${_why[0]}"; done >>"$_run_dir/slurm-unfit"
+  mapfile -t _met < <(why=${_why[0]} awk -F '\t' '$2 == ENVIRON["why"] { print $1 }' "$_run_dir/slurm-unfit" | sort -u)
+  if ((${#_met[@]} > 1)); then
+    fail user-error 17 "${_why[0]}: on every node so far (${_met[*]}), so look at the cluster profile"
+  fi
+}
+# A node that is unfit costs this job; the run goes on in another one, without that node.
+check_nodes() {
+  local _bad=() _silent=0 _words='' _node _found _why _list
+  local -A _of=()
+  if ((_nodes > 1)); then
+    timeout -k 10 "$_check_seconds" srun --nodes="$_nodes" --ntasks-per-node=1 --mpi=none --kill-on-bad-exit=0 --wait=0 \
+      --export=ALL --input=none bash "$_scripts/check-node.sh" "$_files" >"$_files.nodes"
+  else
+    timeout -k 10 "$_check_seconds" bash "$_scripts/check-node.sh" "$_files" </dev/null >"$_files.nodes"
+  fi
+  leave_if_asked
+  for _node in "${_hosts[@]}"; do
+    _found=$(grep -m 1 -E "^$_node (ok|bad: )" "$_files.nodes")
+    if [[ $_found != "$_node ok" ]]; then
+      _bad+=("$_node")
+      _why=${_found#"$_node bad: "}
+      if [[ -z $_found ]]; then _silent=$((_silent + 1)); fi
+      _of[${_why:-no answer}]+=,$_node
+    fi
+  done
+  if ((_nodes > 1 && _silent * 2 > _nodes)); then
+    leave_dead_nodes
+    say "the check of the nodes failed, $_silent of $_nodes gave no answer: going on without it"
+    return 0
+  fi
+  for _why in "${!_of[@]}"; do
+    _list=$(scontrol show hostlist "${_of[$_why]#,}") || _list=${_of[$_why]#,}
+    _words+="${_words:+; }node $_list: $_why"
+  done
+  leave_lost_nodes
+  if ((${#_bad[@]} == 0)); then return 0; fi
+  leave_if_ended
+  say "unfit: $_words"
+  blame_profile "${_bad[@]}"
+  go_on_without unhealthy-node "${_bad[@]}"
+  fail node-failed 14 "$_words"
+}
+
+# -- how the nodes meet
+
+address_of() { # HOST, as another node may reach it
+  getent ahosts "$1" | awk '$1 !~ /^(127\.|::1|fe80:)/ { print $1; exit }'
+}
+# own_address ADDRESS: this node's on the route there. Its own name may mean 127.0.1.1 or a Docker bridge here.
+own_address() {
+  local _own='' _socket _inode
+  if command -v ip >/dev/null; then
+    _own=$(ip -o route get "$1" 2>/dev/null | awk '{ for (i = 1; i < NF; i++) if ($i == "src") { print $(i + 1); exit } }')
+  fi
+  # A UDP socket is connected by a look at the routing table; nothing is sent.
+  if [[ -z $_own && $1 != *:* ]] && exec {_socket}<>"/dev/udp/$1/9"; then
+    _inode=$(readlink "/proc/self/fd/$_socket")
+    _own=$(awk -v inode="${_inode//[!0-9]/}" '$10 == inode { print $2; exit }' /proc/net/udp)
+    if [[ -n $_own ]]; then _own=$((16#${_own:6:2})).$((16#${_own:4:2})).$((16#${_own:2:2})).$((16#${_own:0:2})); fi
+    exec {_socket}>&-
+  fi 2>/dev/null
+  if [[ $_own != 127.* && $_own != ::1 ]]; then printf '%s' "$_own"; fi
+}
+listened_on() { # PORT, by anybody on this node
+  awk -v port="$(printf ':%04X' "$1")" '$4 == "0A" && substr($2, length($2) - 4) == port { found = 1 } END { exit !found }' \
+    /proc/net/tcp /proc/net/tcp6 2>/dev/null
+}
+# `_place`: this node's address on the route to the second one, and the first port of the run's attempts.
+choose_rendezvous() {
+  local _next _address='' _port
+  ((_nodes > 1)) || return 0
+  _next=$(address_of "${_hosts[1]}")
+  if [[ -n $_next ]]; then _address=$(own_address "$_next"); fi
+  if [[ -z $_address ]]; then _address=$(address_of "${_hosts[0]}"); fi
+  [[ -n $_address ]] || die "host ${_hosts[0]} has no address that another node can reach (only loopback, or none at all)"
+  # Above the ephemeral range (32768-60999), different for each job and each of its starts; the supervisor goes
+  # on from here for each attempt.
+  _port=$((61000 + (_job * 31 + _restart * 17) % 4536))
+  while listened_on "$_port"; do
+    _port=$((61000 + (_port - 61000 + 1) % 4536))
+  done
+  _place=("$_address" "$_port")
+}
+
+# -- `setup:` of the cluster profile
+
+# On many sites only a login shell has the function `module`: the file that defines it is read here.
+find_module_command() {
+  local _file
+  for _file in ${MODULESHOME:+"$MODULESHOME/init/bash"} ${LMOD_PKG:+"$LMOD_PKG/init/bash"} \
+    /etc/profile.d/*modules.sh /etc/profile.d/*lmod.sh /usr/share/{modules,Modules,lmod/lmod}/init/bash; do
+    if type module >/dev/null 2>&1; then return 0; fi
+    # shellcheck source=/dev/null
+    if [[ -r $_file ]]; then source "$_file" || true; fi
+  done
+}
+# setup_failed EXIT_CODE PRINTED COMMAND...: ends with COMMAND and which line of `setup:` it was. `_setup_at` is the script's line before its first.
+setup_failed() {
+  trap - ERR EXIT
+  # The line that the whole script came to, also where that one has called a function or read a file.
+  local _line=${BASH_LINENO[${#BASH_LINENO[@]} - 2]} _text='' _words
+  if ((_line <= _setup_at)); then _line=${_setup_line:-0}; fi
+  if ((_line > _setup_at)); then _text=$(sed -n "$_line{s/^ *//;p}" "${BASH_SOURCE[${#BASH_SOURCE[@]} - 1]}" 2>/dev/null) || true; fi
+  _words="line $((_line - _setup_at)) of setup in the cluster profile failed with exit code $1: $_text"
+  if ((_line <= _setup_at)); then _words="setup of the cluster profile failed with exit code $1"; fi
+  if [[ -n $2 ]]; then _words+=" (it printed: $2)"; fi
+  if [[ $_text =~ (^|[^[:alnum:]_-])(module|ml)[[:space:]] ]] && ! type module >/dev/null 2>&1; then
+    _words+='; no file in the usual places defines module: add a line before this one that sources the file which does'
+  fi
+  "${@:3}" "$_words"
+}
+# -- the job, from its first line to its last
+
+# begin [SUBMISSION]: who has the run, on which nodes, and whether it is still wanted.
+begin() {
+  local _owner
+  say "job $_id, start $_restart, nodes ${SLURM_JOB_NODELIST:-unknown}"
+  # Where sbatch's answer was lost, one submission may have become two jobs: the first that starts has the run.
+  if (($#)); then
+    (set -o noclobber && printf '%s\n' "$_id" >"$_run_dir/slurm-submission-$1") 2>/dev/null
+    _owner=$(<"$_run_dir/slurm-submission-$1")
+    if [[ -n $_owner && $_owner != "$_id" ]]; then
+      say "job $_owner is this submission of the run: nothing is left to do here"
+      event twin '"job": '"$(json "$_id")" "$_handle_prefix$_owner"
+      exit 0
+    fi
+  fi
+  mapfile -t _hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-}")
+  ((${#_hosts[@]} == _nodes)) || die "Slurm names ${#_hosts[@]} hosts ('${SLURM_JOB_NODELIST:-}'), the job needs $_nodes"
+  printf '%s\n' "${_hosts[@]}" >"$_files.hosts"
+  if [[ -n $_requeue ]]; then remember_failed_nodes; fi
+  # The request came when the last start had no supervisor any more, or just before this one.
+  if [[ -e $_run_dir/cancel ]]; then verdict cancelled cancelled 18 'cancelled by the user before the run had begun in this job'; fi
+  # Since Slurm 22.05 srun does not inherit --cpus-per-task: each rank would share one core.
+  if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
+  event job '"start": '"$_restart"', "nodes": '"$(json "${SLURM_JOB_NODELIST:-}")"
+}
+# before_setup [with-modules]: errors end the job from here on, and what is printed from here on is setup's.
+before_setup() {
+  _setup_from=$(stat -c %s "$_run_dir/slurm-$_job.out" 2>/dev/null) || _setup_from=0
+  set -e +u
+  if (($#)); then find_module_command; fi
+}
+after_setup() {
+  set +e -u
+  # A trap of its own for the end of the script stays.
+  if [[ $(trap -p EXIT) == *setup_failed* ]]; then trap - EXIT; fi
+  export LAUNCHER_SETUP_DONE=1
+}
+# The end of what it printed, without the values of the job's secrets: variables or files in `_secrets`.
+printed_by_setup() {
+  local _said _one _value _secret
+  _said=$(tail -c "+$((_setup_from + 1))" "$_run_dir/slurm-$_job.out" 2>/dev/null | tr -d '\0' | grep . | tail -n 5)
+  for _one in ${_secrets[@]+"${_secrets[@]}"}; do
+    if [[ $_one == */* ]]; then _value=$(cat "$_one" 2>/dev/null); else _value=${!_one-}; fi
+    while read -r _secret; do
+      if ((${#_secret} >= 8)); then _said=${_said//"$_secret"/***}; fi
+    done <<<"$_value"
+    if [[ -n $_value ]]; then _said=${_said//"$_value"/***}; fi
+  done
+  _said=${_said//$'\n'/; }
+  printf '%s' "$_said" | tail -c 600
+}
+# into_container [NAME...]: variables that must be there inside as they are here.
+into_container() {
+  # Packages in the home directory's ~/.local would go before the image's.
+  export PYTHONNOUSERSITE=1
+  # What an Apptainer image sets for itself wins over the same variable out here, but not over APPTAINERENV_ ones.
+  local _name
+  for _name in "$@"; do
+    if [[ -v $_name ]]; then export "APPTAINERENV_$_name=${!_name}"; fi
+  done
+}
+# finish STEP: wait for the process STEP, passing on what Slurm asks meanwhile, and end the job as the run ended.
+finish() {
+  local _rc _owner
+  # bash runs a trap only while it waits, and `wait` then returns at once with 128+n: wait again.
+  while :; do
+    while ((_handled < ${#_signals[@]})); do ask "${_signals[_handled++]}"; done
+    wait "$1"
+    _rc=$?
+    ((_handled < ${#_signals[@]})) || break
+  done
+  # What Slurm sends when it takes the job back must not interrupt what is left to do.
+  trap '' USR2 TERM
+  # When one node ends badly srun ends the others, and its own code is then 143. The first node's supervisor judges
+  # the run: its code counts.
+  if [[ -s $_files.exit ]]; then _rc=$(<"$_files.exit"); fi
+  say "the step ended with exit code $_rc"
+  # Another job has the run: its records are not ours to write, and it is the one to ask about.
+  if ((_rc == 88)); then
+    _owner=$(grep -o '"handle": "[^"]*"' "$_run_dir/events.jsonl" | grep -vF "\"$_handle\"" | tail -n 1 | cut -d '"' -f 4)
+    if [[ -n $_owner ]]; then event twin '"job": '"$(json "$_id")" "$_owner"; fi
+    exit "$_rc"
+  fi
+  if ! judged; then judge "$_rc"; fi
+  # The supervisor was asked to stop and wants to go on.
+  if [[ -n $_requeue ]]; then
+    if wants_to_go_on; then go_on "$(reason_of_stop)"; else stay_away; fi
+  fi
+  exit "$_rc"
+}
