@@ -2,14 +2,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.supervise.process import end_processes, processes_of
 from tests.lab import Lab, supervisor_pid
+
+settings.register_profile("launcher", deadline=None)  # a busy machine is no failure
+settings.load_profile("launcher")
+
+os.environ.pop("COLUMNS", None)  # output has the width that a test asks for, whatever terminal it runs in
 
 LONGEST = ["slurm", "train", "images", "e2e", "memory", "cli", "supervise"]
 "Folders whose files take longest, that first."
@@ -23,6 +30,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# A shell without job control starts what runs in the background deaf to Ctrl-C, and children inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _heard() -> tuple[object, ...]:
+    return signal.pthread_sigmask(signal.SIG_BLOCK, ()), *(signal.getsignal(one) for one in SIGNALS)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A test that leaves a signal blocked or ignored makes every process deaf that a later test starts."""
+    before = _heard()
+    yield
+    assert _heard() == before
 
 
 @pytest.fixture

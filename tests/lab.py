@@ -14,7 +14,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 
 
 class Lab:
@@ -52,6 +52,12 @@ class Lab:
             cwd=self.folder, env=self.environ, timeout=timeout, capture_output=True, text=True,
             stdin=subprocess.DEVNULL, **more,
         )  # fmt: skip
+
+    def told(self, *arguments: str, code: int = 0) -> Any:
+        """The JSON that a command prints; what it says beside it is on stderr."""
+        done = self.cli(*arguments, "--json")
+        assert done.returncode == code, done.stdout + done.stderr
+        return json.loads(done.stdout)
 
     def submit(self, *arguments: str) -> RunDir:
         """Start detached; fails the test when the CLI does."""

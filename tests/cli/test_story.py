@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.report.story import Story
-from launcher.runs.layout import RunDir
-from launcher.runs.time import now
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
 
 
 def test_each_event_is_told_once_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:

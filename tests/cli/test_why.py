@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from launcher.diagnosis.lines import lines_of
 from launcher.report.why import MAX_LINES, why
-from launcher.runs.files import append_json, replace_json
-from launcher.runs.layout import RunDir
+from launcher.report.why_log import judged_log
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import Verdict
 
 
@@ -57,7 +62,7 @@ def test_the_exception_is_not_repeated_by_the_lines_before_it(run: RunDir) -> No
 def test_a_first_attempt_that_went_on_lower_is_not_said_to_have_met_nothing(run: RunDir) -> None:
     judged(run, 0, failure="succeeded", reason="r")
     assert why(run, "succeeded", "") == ["demo-1 succeeded in its first attempt: nothing failed."]
-    append_json(run.events, {"event": "downgrade", "in_process": True})
+    run.event("downgrade", in_process=True)
     [told] = why(run, "succeeded", "")
     assert told == "demo-1 succeeded in its first attempt; memory ran out on the way:"
 
@@ -80,3 +85,46 @@ def test_a_run_that_goes_on_after_a_verdict_has_not_ended_with_it(run: RunDir, s
 )
 def test_a_run_without_a_verdict_says_what_is_known(run: RunDir, state: str, sentence: str) -> None:
     assert sentence in "\n".join(why(run, state, ""))
+
+
+STEPS_AND_MEMORY = """
+def main():
+    for step in range(40):
+        print(f'step {step} loss {3 - step / 100:.3f}')
+    raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')
+"""
+AT_THE_TOP = """
+try:
+    main()
+except Exception:
+    import traceback
+    traceback.print_exc()
+    raise SystemExit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [("main()\n", ["-m", "train"]), (AT_THE_TOP, ["train.py"])],
+    ids=["python -m", "printed before the exit"],
+)
+def test_a_log_that_python_wrote_alone_is_read_in_the_order_of_events(
+    tmp_path: Path, end: str, how: list[str]
+) -> None:
+    """What its stdout held back stands after the traceback."""
+    (tmp_path / "train.py").write_text(STEPS_AND_MEMORY + end)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    log = tmp_path / "log"
+    with open(log, "wb") as file:
+        subprocess.run(
+            [sys.executable, *how],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            cwd=tmp_path,
+            check=False,
+        )
+    assert log.read_text().splitlines()[-1].startswith("step 39"), "it was buffered"
+    with open(log, "rb") as file:
+        cause = judged_log(lines_of(file))
+    assert cause is not None and (cause.failure, cause.confidence) == ("gpu-oom", "likely")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from tests.lab import Lab
 from tests.schedulers.runpod import sandbox
 from tests.schedulers.ssh.conftest import on_two_hosts

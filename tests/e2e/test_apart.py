@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
-from launcher.runs.shared import handover_folder
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.shared import handover_folder
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import end_processes, processes_of
 from tests.e2e.test_handover import _flat, resumed
@@ -329,7 +329,7 @@ def test_a_full_disk_of_one_host_costs_the_checkpoints_of_both_and_not_the_train
         pytest.skip(f"mounting a small tmpfs needs root: {done.stderr.strip()}")
     try:
         ours.start()
-        ours.wait(EXIT_CODES["user-error"], EXIT_CODES["user-error"])
+        ours.wait(EXIT_CODES["disk-full"], EXIT_CODES["disk-full"])
         left = [list(run.checkpoints.iterdir()) for run in ours.nodes]
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)

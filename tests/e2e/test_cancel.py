@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from tests.lab import HELD, HELD_JOB, Lab, events, supervisor_pid, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -52,4 +52,7 @@ def test_a_second_cancel_ends_the_ranks_whatever_they_were_asked_before(lab: Lab
         stop(lab, run, how)
     status = lab.wait(run, timeout=20)
     assert (status["state"], status["checkpoint_step"]) == ("cancelled", None)
-    assert verdicts(run)[0]["reason"] == "cancelled by the user; the ranks were ended"
+    assert (
+        verdicts(run)[0]["reason"]
+        == "cancelled by the user; ranks that had not ended in their time were killed"
+    )

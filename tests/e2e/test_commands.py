@@ -104,6 +104,54 @@ def test_an_exception_on_one_rank_is_named_by_why_and_by_the_exit_code(lab: Lab)
     assert len(verdicts(lab.newest())) == 1, "a user's error is not tried again"
 
 
+ABORTING = """\
+import atexit, ctypes, os, sys
+def ends():
+    sys.stderr.flush()
+    if sys.argv[2] == "SIGSEGV":
+        ctypes.string_at(0)
+    print("terminate called after throwing an instance of 'c10::Error'", file=sys.stderr)
+    print("  what():  CUDA error: operation not permitted", file=sys.stderr)
+    for number in range(30):
+        print(f"frame #{number}: <unknown function> + 0x2a9f (0x7f in /lib/libc10.so)", file=sys.stderr)
+    sys.stderr.flush()
+    os.abort()
+atexit.register(ends)
+if sys.argv[1] == "memory":
+    raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+if sys.argv[1] == "raise":
+    raise KeyError("token 50257 is not in the vocabulary")
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("how", ["SIGABRT", "SIGSEGV"])
+def test_an_exception_counts_though_the_script_crashes_on_its_way_out(lab: Lab, how: str, ranks: int) -> None:
+    lab.script(ABORTING)
+    job = lab.job(
+        command=f"python train.py raise {how}", resources={"gpus_per_node": 0, "ranks_per_node": ranks}
+    )
+    done = lab.cli("run", str(job))
+    [verdict] = verdicts(lab.newest())
+    assert done.returncode == EXIT_CODES["user-error"] and verdict["exit_code"] == -getattr(signal, how)
+    assert verdict["exception"] == "KeyError: 'token 50257 is not in the vocabulary'"
+    assert f"raised an exception and was then ended by {how}" in verdict["reason"]
+
+
+def test_memory_that_ran_out_counts_though_the_script_crashes_on_its_way_out(lab: Lab) -> None:
+    lab.script(ABORTING)
+    job = lab.job(command="python train.py memory SIGABRT {micro_batch_size}", retries={"lower": 1})
+    assert lab.cli("run", str(job)).returncode == EXIT_CODES["gpu-oom"]
+    assert [verdict["failure"] for verdict in verdicts(lab.newest())] == ["gpu-oom", "gpu-oom"]
+
+
+def test_a_crash_without_an_exception_is_tried_again(lab: Lab) -> None:
+    lab.script(ABORTING)
+    job = lab.job(command="python train.py nothing SIGABRT", retries={"same": 1})
+    assert lab.cli("run", str(job)).returncode == EXIT_CODES["unknown"]
+    assert [verdict["failure"] for verdict in verdicts(lab.newest())] == ["unknown", "unknown"]
+
+
 def test_memory_running_out_halves_the_micro_batch_of_a_foreign_script(lab: Lab) -> None:
     lab.script(
         "import sys\n"
@@ -174,7 +222,7 @@ def test_a_rank_that_ignores_sigterm_is_ended_all_the_same(lab: Lab) -> None:
         "print('deaf', flush=True)\n"
         "time.sleep(300)\n"
     )
-    run = lab.submit(str(lab.job(command="python train.py")))
+    run = lab.submit(str(lab.job(command="python train.py", stop_timeout=2)))
     wait_for(lambda: run.attempt(0).rank_log(0, 1, "out").read_text(), "a deaf rank")
     assert lab.cli("cancel").returncode == 0
     assert lab.wait(run, timeout=60)["state"] == "cancelled"
@@ -293,7 +341,7 @@ def test_a_rendered_run_that_nobody_started_is_not_called_lost(lab: Lab) -> None
     job = lab.job(command="python train.py")
     assert lab.cli("render", str(job), "-c", "slurm-a100", "--out", "waiting").returncode == 0
     status = json.loads(lab.cli("status", "waiting", "--json").stdout)
-    assert status["state"] == "submitted"
+    assert status["state"] == "rendered"
     resumed = lab.cli("resume", "waiting")
     assert resumed.returncode == 4 and "start its scripts there again" in resumed.stderr
 

@@ -59,7 +59,7 @@ def test_training_without_space_for_checkpoints_goes_on_and_ends_with_a_verdict(
     assert "iB are free in" in done.stdout and len(metrics(run)) == 6
     assert list(run.checkpoints.glob("*")) == []
     [verdict] = verdicts(run)
-    assert done.returncode == EXIT_CODES["user-error"] and verdict["phase"] == "checkpoint"
+    assert done.returncode == EXIT_CODES["disk-full"] and verdict["phase"] == "checkpoint"
     assert "found the disk full in checkpoint of step 6" in verdict["reason"]
     assert "No space left on device: it takes " in verdict["exception"]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
 from launcher.train.checkpoints.export import export
 from launcher.train.checkpoints.folder import complete_checkpoints
@@ -40,6 +43,19 @@ class Mine(PydocGPT):
 """
 
 
+BY_API = """
+import json, sys, launcher
+run = launcher.Run(sys.argv[1])
+found = [one for one in launcher.runs(state="succeeded") if one == run]
+print(json.dumps({
+    "state": run.wait(60).state, "found": len(found), "failures": [one.failure for one in run.verdicts],
+    "steps": sorted({line["step"] for line in run.metrics()}),
+    "saved": [one.step for one in run.checkpoints()],
+    "logs": run.logs(rank=0), "by_handle": launcher.Run(run.handle).path == run.path,
+}))
+"""
+
+
 @dataclass
 class Told:
     """What one place did with the job."""
@@ -51,6 +67,8 @@ class Told:
     cancelled: dict[str, Any]
     ended: dict[str, Any]
     weights: bytes
+    api: dict[str, Any]
+    "The same by the Python API."
     seen: set[str] = field(default_factory=set)
     "Command lines of all processes while it ran."
 
@@ -96,7 +114,16 @@ def _told(place: Place) -> Told:
     (newest,) = list(complete_checkpoints(place.there(run).checkpoints).values())[-1:]
     (file,) = export(newest, lab.folder / "weights")
     weights = file.read_bytes()
-    return Told(place, run, logs.stdout, why.stdout + why.stderr, cancelled, ended, weights, seen)
+    by_api = subprocess.run(
+        [sys.executable, "-c", BY_API, run.id],
+        cwd=lab.folder,
+        env=lab.environ,
+        capture_output=True,
+        text=True,
+    )
+    assert by_api.returncode == 0, by_api.stderr
+    api = json.loads(by_api.stdout)
+    return Told(place, run, logs.stdout, why.stdout + why.stderr, cancelled, ended, weights, api, seen)
 
 
 def _ended(lab: Lab, run: RunDir) -> dict[str, Any]:
@@ -140,6 +167,13 @@ def test_every_verb_means_the_same_and_so_do_the_weights(told: Told, request: py
     assert told.weights == _weights[next(iter(_weights))], (
         f"{place} learnt otherwise than {next(iter(_weights))}"
     )
+
+
+def test_the_python_api_tells_the_same(told: Told) -> None:
+    api = told.api
+    assert (api["state"], api["found"], api["failures"]) == ("succeeded", 1, ["cancelled", "succeeded"])
+    assert api["steps"] == list(range(1, STEPS + 1)) and api["saved"][-1] == STEPS
+    assert "my token is" in api["logs"] and CANARY not in api["logs"] and api["by_handle"]
 
 
 def test_no_secret_is_in_a_file_a_process_list_or_a_log(told: Told) -> None:

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from tests.lab import Lab, events, metrics, verdicts, wait_for
 from tests.schedulers.runpod.sandbox import Sandbox, start
 
@@ -183,7 +183,8 @@ def test_two_nodes_of_a_cluster_meet_and_end_together(sandbox: Sandbox, lab: Lab
 @pytest.mark.parametrize("fault", ["lost-response", "gateway-timeout", "wrong-types", "not-json"])
 def test_an_answer_lost_after_creation_costs_no_second_pod(sandbox: Sandbox, lab: Lab, fault: str) -> None:
     sandbox.faults(
-        **{fault: {"p": 1, "times": 1, "on": "POST /v2/pods"}}, unlisted={"p": 1, "times": 1, "value": 0.2}
+        **{fault: {"p": 1, "times": 1, "on": "POST /(v2/pods|graphql)"}},
+        unlisted={"p": 1, "times": 1, "value": 0.2},
     )
     run = submit(lab, lab.job(**SHORT), profile(sandbox, lab))
     assert sandbox.state()["fell"] == {fault: 1, "unlisted": 1}
@@ -205,18 +206,18 @@ def test_a_pod_that_costs_more_than_the_limit_is_ended_at_once(sandbox: Sandbox,
 @pytest.mark.parametrize(
     ("fault", "word"),
     [
-        ("no-capacity", "every candidate"),
+        ("no-capacity", "no longer any instances"),
         pytest.param("redirect", "elsewhere", marks=THOROUGH),
         pytest.param("no-balance", "credit", marks=THOROUGH),
         pytest.param("huge-body", "large", marks=THOROUGH),
-        pytest.param("forbidden", "API key", marks=THOROUGH),
+        pytest.param("forbidden", "denied", marks=THOROUGH),
     ],
 )
 def test_a_refusal_is_one_clear_message_and_leaves_nothing(
     sandbox: Sandbox, lab: Lab, fault: str, word: str
 ) -> None:
     hostile = fault in ("redirect", "huge-body")  # there may be a pod
-    sandbox.faults(**{fault: {"p": 1, "on": "/v2/pods" if hostile else None}})
+    sandbox.faults(**{fault: {"p": 1, "on": "/(v2/pods|graphql)" if hostile else None}})
     done = lab.cli("submit", str(lab.job(**SHORT)), "-c", profile(sandbox, lab))
     assert done.returncode == (5 if hostile else 4) and word in done.stderr, done.stdout + done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr) < 3000

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_CODES
 from tests.lab import Lab, events, metrics, verdicts
 
@@ -84,7 +84,8 @@ def test_a_run_goes_on_with_two_ranks_and_then_with_one_as_if_nothing_had_change
 
 
 def test_what_does_not_fit_is_refused_and_the_run_stays_as_it_was(lab: Lab) -> None:
-    command = lab.job(command="false", resources={"gpus_per_node": 0}, recipe="auto")
+    lab.script("raise ValueError('as it was asked to')")
+    command = lab.job(command="python train.py", resources={"gpus_per_node": 0}, recipe="auto")
     assert lab.cli("run", str(command)).returncode == EXIT_CODES["user-error"]
     run = lab.newest()
     before = content(run)

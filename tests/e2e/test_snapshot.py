@@ -39,3 +39,20 @@ def test_a_running_job_writes_the_snapshot_that_was_asked_for_and_goes_on(lab: L
     lab.wait(run)
     refused = lab.cli("snapshot", run.id)
     assert refused.returncode == 4 and "no running ranks to ask: it is cancelled" in refused.stderr
+
+
+def test_where_nothing_counts_memory_a_snapshot_is_refused_with_the_reason(lab: Lab) -> None:
+    job = lab.job(
+        task="launcher.tasks.gpt:PydocGPT",
+        args={"layers": 1, "dim": 32, "heads": 2, "context": 32},
+        steps=100000,
+        train={"checkpoint_every": None},
+    )
+    run = lab.submit(str(job))
+    wait_for(lambda: run.attempt(0).memory(1).exists(), "a step", 90)
+    for arguments in ((), ("--rank", "1", "--json")):
+        done = lab.cli("snapshot", run.id, *arguments)
+        assert done.returncode == 4 and "TRAIN_MEMORY_BUDGET" in done.stderr, done.stdout + done.stderr
+        assert not done.stdout and not run.attempt(0).snapshot_request.exists()
+    lab.cli("cancel", run.id)
+    lab.wait(run)

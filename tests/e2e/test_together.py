@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from tests.lab import Lab, verdicts
 
 pytestmark = pytest.mark.e2e
@@ -81,7 +81,9 @@ def two_nodes(lab: Lab):
     """A rendered two-node run whose supervisors are started by hand, both on this machine. Started once more,
     it is another submission of the same run."""
 
-    def start(script: str, **fields) -> tuple[RunDir, list[subprocess.Popen[str]]]:
+    def start(
+        script: str, *, cancelled: bool = False, **fields
+    ) -> tuple[RunDir, list[subprocess.Popen[str]]]:
         lab.script(script)
         run = RunDir(lab.folder / "runs" / "pair")
         if run.path.exists():
@@ -95,6 +97,8 @@ def two_nodes(lab: Lab):
         job = lab.job(resources=resources, **fields)
         rendered = lab.cli("render", str(job), "-c", "pair", "--out", "runs/pair")
         assert rendered.returncode == 0, rendered.stderr
+        if cancelled:
+            run.cancel.write_text("before it began")
         return run, supervisors(run, 0)
 
     def supervisors(run: RunDir, submission: int) -> list[subprocess.Popen[str]]:
@@ -115,6 +119,13 @@ def test_two_nodes_meet_and_agree_on_success(lab: Lab, two_nodes) -> None:
     logs = lab.cli("logs", str(run.path)).stdout
     assert logs.count("met 2") >= 1
     assert sorted(path.name for path in run.attempt(0).logs.iterdir()) == ["node-00", "node-01"]
+
+
+def test_no_attempt_is_opened_after_a_request_to_stop_and_every_node_hears_of_it(lab: Lab, two_nodes) -> None:
+    """Here only node 0 sees the request."""
+    run, supervisors = two_nodes(MEET, cancelled=True, command="python train.py")
+    assert [s.wait(120) for s in supervisors] == [18, 18], lab.all_logs(run)
+    assert run.attempts() == [] and lab.status(run)["state"] == "cancelled"
 
 
 def test_memory_running_out_on_one_node_lowers_the_recipe_of_both(lab: Lab, two_nodes) -> None:

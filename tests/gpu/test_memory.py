@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.files import read_json_lines
+from launcher.rundir.files import read_json_lines
 from tests.lab import Lab, events, metrics
 
 pytestmark = pytest.mark.gpu

@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 
 from launcher.logs.show import LogOptions, show_logs
-from launcher.runs.layout import RunDir
-from launcher.runs.time import STAMP_LENGTH, stamp
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import STAMP_LENGTH, stamp
 
 START = 1_795_250_000.0  # 2026-11-21, in the morning
 

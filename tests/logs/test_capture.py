@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.logs.capture import RankCapture, StampedFile
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from tests.logs.helpers import texts
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from launcher.logs.show import LogOptions, show_logs
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from tests.logs.helpers import write_rank
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.logs.lines import LONGEST_LINE, LineAssembler
+from launcher.logs.lines import LONGEST_LINE, OTHER_TEXTS, LineAssembler
 from launcher.logs.mask import Masker, masked_text, secrets_of
 
 
@@ -64,6 +67,16 @@ def test_a_progress_bar_is_logged_once_a_second_and_at_its_end() -> None:
 
 def test_a_bar_that_is_replaced_within_a_chunk_costs_one_line() -> None:
     assert LineAssembler().feed(b"1%\r2%\r3%\nnext\r\nx", 0.0) == b"3%\nnext\n"
+
+
+@given(CUTS)
+def test_an_exceptions_text_before_a_carriage_return_is_logged_and_bars_still_fold(cuts: list[int]) -> None:
+    message = b"ValueError: bad row 'one\rtwo\rthree'\n"
+    assert assemble(chunked(message, cuts)) == message.replace(b"\r", b"\n")
+    bars = b"".join(b"\rEpoch 1: %3d%%|%s| 5/9 [3.2it/s]" % (n, b"#" * n) for n in range(50)) + b"\n"
+    assert assemble(chunked(bars, cuts)).count(b"\n") <= 3, "the state, its half at a cut, and one a second"
+    files = b"".join(b"\rfetch %s" % (b"abcdefghij"[n % 10 :] * 2) for n in range(500)) + b"\n"
+    assert assemble(chunked(files, cuts)).count(b"\n") <= 2 + OTHER_TEXTS
 
 
 def test_a_prompt_is_logged_after_a_second_and_its_line_end_adds_nothing() -> None:
@@ -159,3 +172,22 @@ def test_a_text_is_masked_by_the_names_in_the_environment() -> None:
     assert masked_text(f"KeyError: {error}", environ) == "KeyError: '***'"
     assert masked_text(f"half {chr(0xD800)} {environ['TOKEN']}", environ) == "half \\ud800 ***"
     assert masked_text("nothing", {}) == "nothing"
+
+
+@pytest.mark.parametrize(
+    "prints",
+    [
+        'set -x; echo "$TOKEN"',
+        "declare -p TOKEN",
+        'printf "%q\n" "$TOKEN"',
+        'cat "$TOKEN"',
+        'echo "${TOKEN@Q}"',
+    ],
+)
+@pytest.mark.parametrize("secret", ["pa$$w\"or'd\\x`y s3cr3t", "it's s3cr3t", "a b$(s3cr3t)", "s3cr3t!*?[]~"])
+def test_a_secret_that_bash_quotes_is_masked(prints: str, secret: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", prints], env={"TOKEN": secret, "PATH": os.environ["PATH"]}, capture_output=True
+    )
+    assert b"s3cr3t" in done.stdout + done.stderr
+    assert b"s3cr3t" not in Masker([secret.encode()]).whole(done.stdout + done.stderr)

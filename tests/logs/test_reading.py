@@ -18,8 +18,8 @@ from launcher.logs.clean import harmless
 from launcher.logs.files import attempt_files, parse_selection, ranges
 from launcher.logs.read import OffsetReader, last_lines, offset_of
 from launcher.logs.show import parse_since
-from launcher.runs.layout import RunDir
-from launcher.runs.time import stamp
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import stamp
 from tests.logs.helpers import START, shown, write_rank
 
 DAY = 86_400.0
@@ -260,7 +260,7 @@ def test_1100_files_are_merged_with_64_file_handles(run: RunDir) -> None:
         write_rank(run, rank, [(rank + second * 1000, b"line of %d" % rank) for second in range(2)])
     program = (
         "import resource, sys, pathlib; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64));"
-        "from launcher.logs.show import *; from launcher.runs.layout import RunDir;"
+        "from launcher.logs.show import *; from launcher.rundir.layout import RunDir;"
         "show_logs(RunDir(pathlib.Path(sys.argv[1])), LogOptions(), sys.stdout.buffer, False)"
     )
     assert python(program, str(run.path)).count("\n") >= 2200
@@ -273,7 +273,7 @@ def test_the_merge_of_200_mib_takes_little_memory(run: RunDir) -> None:
         os.link(first, run.attempt(0).rank_log(0, rank, "out"))
     program = (
         "import sys, pathlib;"
-        "from launcher.logs.show import *; from launcher.runs.layout import RunDir;"
+        "from launcher.logs.show import *; from launcher.rundir.layout import RunDir;"
         "out = open('/dev/null', 'wb'); run = RunDir(pathlib.Path(sys.argv[1]));"
         "show_logs(run, LogOptions(fold=False), out, False);"
         # Not ru_maxrss: that begins with what the process which forked this one had.
@@ -281,3 +281,16 @@ def test_the_merge_of_200_mib_takes_little_memory(run: RunDir) -> None:
         "print(int(status.split('VmHWM:')[1].split()[0]) // 1024)"
     )
     assert int(python(program, str(run.path))) < 250
+
+
+def test_a_traceback_that_torch_marks_with_its_rank_is_shown_once(run: RunDir) -> None:
+    for rank in range(4):
+        texts = (b"Traceback (most recent call last):", b"ValueError: no", b"[rank0]: of another")
+        own = b"[rank%d]: " % rank
+        write_rank(run, rank, [(0.001 * rank, own + texts[0]), (0.01, own + texts[1]), (0.02, texts[2])])
+    got = [line.partition(b" | ")[2] for line in shown(run)]
+    assert got[:2] == [
+        b"[rank0]: Traceback (most recent call last): (3 other ranks)",
+        b"[rank0]: ValueError: no (3 other ranks)",
+    ]
+    assert len(got) == 4, "what is marked with another rank is that rank's word, and no part of the text"

@@ -22,8 +22,8 @@ from launcher.memory.ledger import (
     too_large,
 )
 from launcher.memory.measured import entry_of_run
-from launcher.runs.files import append_json, replace_json
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import append_json, replace_json
+from launcher.rundir.layout import RunDir
 from launcher.spec.recipe import Recipe
 from tests.train import runs
 
@@ -227,9 +227,9 @@ def test_a_prediction_for_another_recipe_is_left_out(tmp_path):
 
 def test_what_ran_out_is_in_it_unless_it_was_a_fire_drill(tmp_path):
     run = finished(tmp_path / "run-1")
-    append_json(run.events, {"event": "attempt", "attempt": 2, "recipe": recipe().model_dump()})
-    append_json(run.events, {"event": "ended", "attempt": 2, "failure": "gpu-oom"})
-    append_json(run.events, {"event": "downgrade", "changes": {"micro_batch_size": [4, 2]}})
+    run.event("attempt", attempt=2, recipe=recipe().model_dump())
+    run.event("ended", attempt=2, failure="gpu-oom", reason="")
+    run.event("downgrade", changes={"micro_batch_size": [4, 2]})
     made = entry_of_run(run)
     assert made is not None and made.ran_out == (recipe(),)
     about = run.read_about()

@@ -25,6 +25,8 @@ TOGETHER: tuple[Case, ...] = (
     case("llama", ranks=2, micro=2, accumulation=2, grad_sync="last", **MIXED),
     case("llama", ranks=2, micro=2, sharding="ddp", optimizer="lion"),
     case("odd tied", ranks=2, micro=32, sharding="fsdp-keep"),
+    case("llama", ranks=2, micro=2, accumulation=2, offload="cpu"),
+    case("llama", ranks=2, micro=2, offload="cpu-optimizer"),
 )
 MOST, MEDIAN = 0.08, 0.02
 pytestmark = pytest.mark.thorough
@@ -56,7 +58,8 @@ def test_every_moment_of_a_real_run_peaks_as_predicted(
 ) -> None:
     for moment in MOMENTS:
         measured = max(true[one]["peaks"][moment].values())
-        assert max(said(one, configs)[moment].values()) == pytest.approx(measured, rel=MOST), moment
+        predicted_peak = max(said(one, configs)[moment].values())
+        assert predicted_peak == pytest.approx(measured, rel=MOST, abs=1024), moment
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import Phase
@@ -114,7 +114,7 @@ def resumed(rank: Rank, case: dict[str, Any]) -> dict[str, int]:
                 read(*arguments, **options)
 
         with patch.object(checkpoints, "load", load):
-            second.checkpoints.restore()
+            second.handover.resume()
         return {"load": budget.take_peak()}
 
 

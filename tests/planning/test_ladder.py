@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from launcher.planning.batches import micro_batches
+from launcher.planning.batches import finely
 from launcher.planning.ladder import Rung, can_go_on, ladder_of
-from launcher.planning.lower import keeps_micro_batch, lower, lower_within
+from launcher.planning.lower import lower, why_none_within, within_a_run
 from launcher.spec.base import GIB
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -105,6 +107,8 @@ def test_a_full_host_takes_nothing_more():
 
 
 SETTING = Setting(8, 1, 8, entrypoint=True)
+STATISTICS = replace(SETTING, batch_norm=True)
+COUPLED = replace(SETTING, couples_samples=True)
 PLAIN = Recipe(
     precision="bf16-mixed", optimizer="adamw-8bit", sharding="ddp", micro_batch_size=4, grad_accum=2
 )
@@ -220,10 +224,9 @@ def test_below_the_plan_the_micro_batch_shrinks():
 
 
 def test_a_planned_rung_that_batch_norm_forbids_is_left_out():
-    found_later = Setting(8, 1, 8, batch_norm=True, entrypoint=True)
     one = SMALLER.model_copy(update={"micro_batch_size": 1, "grad_accum": 8})
     oom = Verdict(failure="gpu-oom", reason="", phase="forward")
-    assert lower(SMALLER, oom, found_later, (SMALLER, one, AGAIN)).recipe == AGAIN
+    assert lower(SMALLER, oom, STATISTICS, (SMALLER, one, AGAIN)).recipe == AGAIN
 
 
 def test_the_words_of_a_rung_say_what_changes():
@@ -245,40 +248,47 @@ def test_when_no_micro_batch_fits_something_else_is_given_up_and_the_probe_looks
     assert after(probed, ON_HOST) is None
 
 
+def next_within(recipe: Recipe, setting: Setting, planned: Sequence[Recipe]) -> Recipe | None:
+    return next(iter(within_a_run(recipe, setting, planned)), None)
+
+
 def test_within_a_run_the_micro_batch_shrinks_but_with_batch_norm_only_when_nothing_else_is_left():
-    small = lower_within(BASE, SETTING, PLANNED)
+    small = next_within(BASE, SETTING, PLANNED)
     assert small is not None and small.changes_from(BASE).keys() == {"micro_batch_size", "grad_accum"}
-    statistics = Setting(8, 1, 8, batch_norm=True, entrypoint=True)
-    assert lower_within(SMALLER, statistics, PLANNED) is None
-    assert lower_within(ON_HOST, statistics, PLANNED) is None  # one sample is too few
+    assert next_within(SMALLER, STATISTICS, PLANNED) is None
+    assert "BatchNorm" in why_none_within(BASE, STATISTICS)
+    assert next_within(ON_HOST, STATISTICS, PLANNED) is None  # one sample is too few
     wide = ON_HOST.model_copy(update={"micro_batch_size": 8, "grad_accum": 1})
-    assert lower_within(wide, statistics, (wide,)) == ON_HOST.model_copy(
+    assert next_within(wide, STATISTICS, (wide,)) == ON_HOST.model_copy(
         update={"micro_batch_size": 4, "grad_accum": 2}
     )
 
 
-def test_with_batch_norm_the_probe_gives_up_first_what_a_restart_can_take_with_the_same_micro_batch():
-    statistics = Setting(8, 1, 8, batch_norm=True, entrypoint=True)
+@pytest.mark.parametrize("setting", [STATISTICS, COUPLED], ids=["BatchNorm", "coupled samples"])
+def test_the_probe_gives_up_first_what_a_restart_can_take_with_the_same_micro_batch(setting: Setting):
     planned = (BASE, BASE.model_copy(update={"activations": "checkpoint"}))
-    assert keeps_micro_batch(BASE, statistics, planned)
-    assert not keeps_micro_batch(BASE, SETTING, planned)
-    assert not keeps_micro_batch(planned[1], statistics, planned)
-    assert not keeps_micro_batch(BASE, statistics, (BASE, BASE.model_copy(update={"loss_chunks": 4})))
+    chunked = BASE.model_copy(update={"loss_chunks": 4})
+    assert within_a_run(BASE, setting, planned) == ()
+    assert within_a_run(BASE, SETTING, planned)[0] == SMALLER
+    assert within_a_run(planned[1], setting, planned)[0].micro_batch_size == 2
+    first, second = within_a_run(BASE, setting, (BASE, chunked))
+    assert first == chunked and (second.micro_batch_size, second.loss_chunks) == (2, 4)
     probed = Verdict(failure="gpu-oom", reason="", phase="probe")
-    assert lower(BASE, probed, statistics, planned).recipe == planned[1]
+    assert lower(BASE, probed, setting, planned).recipe == planned[1]
 
 
 def test_within_a_run_the_plans_next_rung_is_taken_where_nothing_is_built_for_it():
     chunked = BASE.model_copy(update={"loss_chunks": 4})
     gathered = BASE.model_copy(update={"activations": "checkpoint"})
-    assert lower_within(BASE, SETTING, (BASE, chunked, SMALLER)) == chunked
-    statistics = Setting(8, 1, 8, batch_norm=True, entrypoint=True)
-    assert lower_within(BASE, statistics, (BASE, chunked, SMALLER)) == chunked
-    assert lower_within(BASE, SETTING, (BASE, gathered, SMALLER)) == SMALLER, "half: no restart"
+    assert next_within(BASE, SETTING, (BASE, chunked, SMALLER)) == chunked
+    assert next_within(BASE, STATISTICS, (BASE, chunked, SMALLER)) == chunked
+    assert next_within(BASE, SETTING, (BASE, gathered, SMALLER)) == SMALLER, "half: no restart"
+    later = gathered.model_copy(update={"loss_chunks": 4})
+    assert next_within(BASE, SETTING, (BASE, gathered, later)) == chunked, "what a later rung changes, too"
     # The probe has left the ladder: it gave up grad_sync, and six samples at once were too many.
     found = BASE.model_copy(update={"micro_batch_size": 4, "grad_accum": 3, "grad_sync": "each"})
     planned = [found.model_copy(update=with_) for with_ in LATE]
-    small = lower_within(found, SETTING, planned)
+    small = next_within(found, SETTING, planned)
     assert small == found.model_copy(update={"micro_batch_size": 2, "grad_accum": 6, "loss_chunks": 2})
 
 
@@ -289,11 +299,37 @@ LATE: list[dict[str, Any]] = [
 ]
 
 
+def asked_by_a_probe(recipe: Recipe, *planned: Recipe) -> tuple[Recipe, ...]:
+    return finely(recipe, within_a_run(recipe, SETTING, planned))
+
+
 def test_the_micro_batches_that_a_probe_may_ask_about_are_all_divisors():
     twelve = PLAIN.model_copy(update={"micro_batch_size": 12, "grad_accum": 1})
-    assert [one.micro_batch_size for one in micro_batches(twelve, SETTING)] == [12, 6, 4, 3, 2, 1]
-    assert {one.micro_batch_size * one.grad_accum for one in micro_batches(twelve, SETTING)} == {12}
+    asked = asked_by_a_probe(twelve)
+    assert [one.micro_batch_size for one in asked] == [12, 6, 4, 3, 2, 1]
+    assert {one.micro_batch_size * one.grad_accum for one in asked} == {12}
+    wide = twelve.model_copy(update={"grad_accum": 2})
+    assert [one.micro_batch_size for one in asked_by_a_probe(wide)] == [12, 8, 6, 4, 3, 2, 1]
     late = twelve.model_copy(update={"sharding": "fsdp", "optimizer": "adamw", "grad_sync": "last"})
-    first, second, *_ = micro_batches(late.model_copy(update={"grad_accum": 2}), SETTING)
+    first, second, *_ = asked_by_a_probe(late.model_copy(update={"grad_accum": 2}))
     assert (first.grad_sync, second.grad_sync, second.micro_batch_size) == ("last", "each", 12)
-    assert {one.grad_sync for one in micro_batches(late, SETTING)[1:]} == {"each"}
+    assert {one.grad_sync for one in asked_by_a_probe(late)[1:]} == {"each"}
+
+
+def test_the_probe_asks_about_every_rung_of_the_plan_that_needs_no_restart():
+    of_ddp = PLAIN.model_copy(update={"grad_sync": "last", "grad_accum": 1})
+    sizes = [(one.micro_batch_size, one.grad_sync) for one in asked_by_a_probe(of_ddp)]
+    assert sizes == [(4, "last"), (2, "last"), (1, "last"), (1, "each")]
+    chunked = of_ddp.model_copy(update={"loss_chunks": 8})
+    fewer = chunked.model_copy(update={"micro_batch_size": 1, "grad_accum": 4})
+    asked = asked_by_a_probe(of_ddp, of_ddp, chunked, fewer)
+    assert [(one.micro_batch_size, one.loss_chunks) for one in asked] == [
+        (4, 1),
+        (4, 8),
+        (2, 8),
+        (1, 8),
+        (1, 8),
+    ]
+    statistics = PLAIN.model_copy(update={"micro_batch_size": 3, "grad_accum": 2})
+    asked = finely(statistics, within_a_run(statistics, STATISTICS))
+    assert [one.micro_batch_size for one in asked] == [3, 2], "half is too small, two is not"

@@ -83,7 +83,7 @@ class Stubs:
     def python(self) -> Path:
         return self.bin / "python3"
 
-    def env(self, **more: str) -> dict[str, str]:
+    def env(self, /, **more: str) -> dict[str, str]:
         path = f"{self.bin}:{os.environ['PATH']}"
         return {"PATH": path, "HOME": str(self.bin), "LC_ALL": "C.UTF-8", "STUB_OUT": str(self.out), **more}
 

@@ -8,7 +8,6 @@ import string
 import subprocess
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -19,10 +18,10 @@ from launcher.render.environment import RenderError
 from launcher.render.pod import _args
 from launcher.render.render import Target, render_run
 from launcher.spec.cluster import Cluster
-from launcher.spec.job import RESERVED_PREFIX, Job
+from launcher.spec.job import Job
+from launcher.spec.variables import travelling
 from tests.render import nasty, stubs
 
-LOCAL = Cluster.model_validate({"name": "local", "scheduler": "local"})
 SLURM = {"name": "s", "scheduler": "slurm", "max_nodes": 4, "slurm": {"signal_seconds": 1}}
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -76,8 +75,12 @@ def test_arguments_environment_and_paths_arrive_through_start_sh(
         try:
             target = Target(
                 job=job(name=name, command=["prog", *arguments], env=env),
-                cluster=LOCAL.model_copy(
-                    update={"env": {n: v for n, v in cluster_env.items() if n != "PATH"}}
+                cluster=Cluster.model_validate(
+                    {
+                        "name": "local",
+                        "scheduler": "local",
+                        "env": {n: v for n, v in cluster_env.items() if n != "PATH"},
+                    }
                 ),
                 run_id="run",
                 run_dir=str(run_dir),
@@ -96,7 +99,7 @@ def test_arguments_environment_and_paths_arrive_through_start_sh(
         assert done.returncode == 0, done.stderr
         assert user_argv(stub.python_argv()) == [b"prog", *(a.encode() for a in arguments)]
         seen = stub.python_env()
-        for key, value in {**target.cluster.env, **env}.items():
+        for key, value in {**target.cluster.env, **travelling(env)}.items():
             assert seen[key.encode()] == value.encode()
         assert seen[b"LAUNCHER_RUN_DIR"] == str(run_dir).encode()
         assert seen[b"PWD"] == str(workdir).encode()
@@ -233,25 +236,3 @@ def test_a_path_that_no_script_can_carry_is_refused_with_the_reason(
                 **fields,
             )
         )
-
-
-@pytest.mark.parametrize("name", ["UID", "BASH_ENV", "SHELLOPTS", "IFS", "_"])
-def test_a_variable_that_bash_keeps_for_itself_is_refused(name: str) -> None:
-    with pytest.raises(RenderError, match=f"job env {name}: bash keeps this variable for itself"):
-        SimpleNamespace(
-            t=Target(
-                job=job(env={name: "x"}),
-                cluster=LOCAL,
-                run_id="r",
-                run_dir="/r",
-                workdir="/w",
-                python="python3",
-                nodes=1,
-                ranks_per_node=1,
-            )
-        )
-
-
-def test_names_of_launcher_itself_are_refused_by_the_job() -> None:
-    with pytest.raises(ValidationError, match="launcher's own"):
-        job(env={f"{RESERVED_PREFIX}RUN_DIR": "/x"})

@@ -79,6 +79,31 @@ def test_the_secret_files_of_a_job_are_there_inside(tmp_path: Path) -> None:
     assert "--container-mount-home" in called
 
 
+HOME = ("'--container-mount-home'", "'--no-container-mount-home'", "'--no-home'")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "home", "option"),
+    [
+        ("pyxis", True, "--container-mount-home"),
+        ("pyxis", False, "--no-container-mount-home"),
+        ("pyxis", None, None),
+        ("apptainer", False, "--no-home"),
+    ],
+)
+def test_the_home_directory_is_there_inside_by_choice(
+    tmp_path: Path, runtime: str, home: bool | None, option: str | None
+) -> None:
+    container = {"runtime": runtime, "image": "my.sif", "mount_home": home}
+    cluster = Cluster.model_validate({**CLUSTER.model_dump(), "container": container})
+    script = write(tmp_path, stubs.make(tmp_path / "stubs"), cluster).read_text()
+    found = [word for word in script.split() if word in HOME]
+    assert found == ([f"'{option}'"] if option else [])
+    if home is False:
+        with pytest.raises(RenderError, match=r"mount_home is false, and a secret .* read from ~/b"):
+            write(tmp_path, stubs.make(tmp_path / "2"), cluster, secrets=[{"name": "B", "file": "~/b"}])
+
+
 def test_our_variables_win_over_those_of_an_apptainer_image(tmp_path: Path) -> None:
     image = "HF_TOKEN=image PYTHONNOUSERSITE= LAUNCHER_SETUP_DONE= OTHER=image"
     env = {"HF_TOKEN": "a b'$x", "STUB_IMAGE_ENV": image}

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import jinja2
 import pytest
+from hypothesis import HealthCheck, event, example, given, settings
+from hypothesis import strategies as st
 
-from launcher.render import eject, shipped
+from launcher.render import eject, quote, shipped
 from launcher.render.context import check_shell_template
 from launcher.render.environment import RenderError, kind_of, render_template
 from launcher.render.render import notes, render_image, render_run
+from launcher.render.values import SecretValues
 from tests.render.examples import clusters, target
 
 NAME = "slurm/own.sbatch.j2"
+JINJA = jinja2.Environment(
+    comment_start_string="{# ", trim_blocks=True, lstrip_blocks=True, finalize=quote.sh
+)
 
 
 def render(folder: Path, text: str, name: str = NAME, **values: object) -> str:
@@ -76,11 +84,107 @@ def test_template_errors_name_the_line(tmp_path: Path, text: str, message: str) 
         ("{% set y = x | sbatch %}\necho {{ y }}\n", ":1: `| comment` and `| sbatch` do not quote"),
         ("{% filter comment %}a{% endfilter %}\n", ":1: `| comment` and `| sbatch` do not quote"),
         ("echo 'open\n", "the template ends inside single quotes"),
+        ("(({{ x }} > 1))\n", ":1: a value inside arithmetic, which bash evaluates"),
+        ("n=$((1 + {{ x }}))\n", "inside arithmetic"),
+        ("n=$[{{ x }}]\n", "inside arithmetic"),
+        ("for ((i = 0; i < {{ x }}; i++)); do :; done\n", "inside arithmetic"),
+        ("if true &&\n  [[ {{ x }} -eq 1 ]]; then :; fi\n", ":2: a value inside [[ ]] with an operator"),
+        ("[[ 1 -lt {{ x }} ]]&& echo\n", "inside [[ ]] with an operator"),
+        ("[[\n-v {{ x }} ]]\n", "inside [[ ]] with an operator"),
+        ("declare -i n\nn={{ x }}\n", ":1: `-i` makes bash evaluate every later value"),
+        ("f() { local -ri n={{ x }}; }\n", "`-ri` makes bash evaluate"),
+        ("declare -a a={{ x }}\n", "a value of `declare`, which bash evaluates again"),
+        ("export {{ x }}\n", "a value of `export`"),
+        ("a[{{ x }}]=1\n", "a value inside [...]"),
+        ("a[1 + {{ x }}]=1\n", "a value inside [...]"),
+        ("a=([{{ x }}]=1)\n", "a value inside [...]"),
+        ("echo ${a[{{ x }}]}\n", "a value inside ${...}"),
+        ("echo ${a:{{ x }}}\n", "a value inside ${...}"),
+        ("printf -v {{ x }} 1\n", "a value of `-v`"),
+        ("test -v {{ x }}\n", "a value of `-v`"),
+        ("unset {{ x }}\n", "a value of `unset`"),
+        ("read -r {{ x }} <<<1\n", "a value of `read`"),
+        ("e'va'l {{ x }}\n", "a value of `eval`"),
+        ("if ! \\eval {{ x }}; then :; fi\n", "a value of `eval`"),
+        ("let {{ x }}\n", "a value of `let`"),
+        ("trap {{ x }} EXIT\n", "a value of `trap`"),
+        ("bash -ec {{ x }}\n", "a value of `-c`"),
+        (
+            "n={{ x }}\nif ((n > 1)); then :; fi\n",
+            ":1: arithmetic evaluates n, which gets a value here: write the value with `| number`",
+        ),
+        ("n={{ x }}\n[[ $n -gt 1 ]]\n", ":1: [[ ]] with an operator evaluates n"),
+        ("echo \\{{ x }}\n", "a value after a backslash"),
+        ("echo ${{ x }}\n", "a value after `$`"),
+        ("echo $'it\\'s {{ x }}'\n", "a value inside $'...'"),
+        ("x=$(cat <<E\n{{ x }}\nE\n)\n", ":2: a value inside a here-document"),
+        ("cat <<'A B' <<-\\E\nA B\n{{ x }}\n\tE\n", ":3: a value inside a here-document"),
+        ('echo "$(case a in a) echo "{{ x }}" ;; esac)"\n', ":1: a value inside double quotes"),
+        ('{% if x %}echo "{% else %}"{% endif %}{{ x }}"\n', "that open between `if` and `else` must close"),
+        ("{% for y in x %}'{% endfor %}\n", "that open between `for` and `endfor` must close"),
+        ("echo \"{% include 'torchrun/start.sh.j2' %}\"\n", "`include` takes other text in"),
+        ("echo {% block a %}{% endblock %}\n", "`block` takes other text in"),
+        ("{% filter replace('\\'', '') %}{{ x }}{% endfilter %}\n", "the tag `filter` is not for templates"),
+        ("{% macro m() %}a{% endmacro %}{% call m() %}{% endcall %}\n", "the tag `call` is not for"),
+        ("echo {% print x %}\n", "the tag `print` is not for"),
+        ("cat <<E\n$(id)\n", "the template ends inside a here-document"),
+        ("echo {{ x | number }}\n", "'$(id)' (str) is not a whole number"),
+        ('echo "{{ x ~ n | number }}"\n', ":1: a value inside double quotes"),
+        ('echo "{{ x or n | number }}"\n', ":1: a value inside double quotes"),
+        ("n=$((1 + {{ n + n | number }}))\n", ":1: a value inside arithmetic"),
+        ('echo "{{ x if n else n | number }}"\n', ":1: a value inside double quotes"),
+        ('echo "{{ x | number if n else x | name }}"\n', ":1: a value inside double quotes"),
+        ("# {{ x ~ n | comment }}\n", ":1: `| comment` and `| sbatch` apply to a part of this value only"),
+        ("a\n# {{ (n | comment) ~ x }}\n", ":2: `| comment` and `| sbatch` apply to a part"),
+        ("#SBATCH --comment={{ x ~ n | sbatch }}\n", ":1: `| comment` and `| sbatch` apply to a part"),
+        ("echo {{ (x | comment) ~ n }}\n", ":1: `| comment` and `| sbatch` apply to a part"),
+        ("echo {{ x | comment if n else n }}\n", ":1: `| comment` and `| sbatch` apply to a part"),
+        ("echo {{ (x | sh).format(x) }}\n", ":1: 'NoneType' object is not callable"),
+        ("echo {{ ('{}' | sh).format_map({'': x}) }}\n", ":1: 'NoneType' object is not callable"),
+        ("a\n#SBATCH --job-name={{ x | comment }}\n", ":2: a value in an #SBATCH line needs `| sbatch`"),
+        ("#{{ x | comment }}\n", ":1: a value in an #SBATCH line needs `| sbatch`"),
+        ("n={{ x }}\n((${n} > 0))\n", ":1: arithmetic evaluates n"),
+        ('n={{ x }}\n(( 1 + "${n}" > 0))\n', ":1: arithmetic evaluates n"),
+        ("n=1{{ x }}\n((n))\n", ":1: arithmetic evaluates n"),
+        ("n={{ x }}\n[[ ${n} -eq 1 ]]\n", ":1: [[ ]] with an operator evaluates n"),
+        ('n={{ x }}\n[[ "${n:-1}" -eq 1 ]]\n', ":1: [[ ]] with an operator evaluates n"),
+        ("n={{ x }}\n[[ -v $n ]]\n", ":1: [[ ]] with an operator evaluates n"),
+        ("n={{ x }}\n[[ -v a[n] ]]\n", ":1: [[ ]] with an operator evaluates n"),
+        ('n={{ x }}\necho "${!n}"\n', ":1: ${!...} evaluates n"),
+        ('n={{ x }}\necho "${HOME:n}"\n', ":1: ${name:offset} evaluates n"),
+        ("n={{ x }}\necho ${HOME: 0:${n}}\n", ":1: ${name:offset} evaluates n"),
+        ("n={{ x }}\necho ${a[$n]}\n", ":1: a subscript evaluates n"),
+        ("n={{ x }}\nz[$n]=1\n", ":1: a subscript evaluates n"),
+        ('n={{ x }}\nz["${n}"]=1; echo\n', ":1: a subscript evaluates n"),
+        ('n={{ x }}\nprintf -v "$n" x\n', ":1: `-v` evaluates n"),
+        ("n={{ x }}\nlet 'y=n'\n", ":1: `let` evaluates n"),
+        ('n={{ x }}\nif true; then eval "$n"; fi\n', ":1: `eval` evaluates n"),
+        ('n={{ x }}\nread -r "${n}"', ":1: `read` evaluates n"),
+        ('n={{ x }}\nexport "$n" # it', ":1: `export` evaluates n"),
+        ("n={{ x }}\nbash -c $n\n", ":1: `-c` evaluates n"),
+        ("a=({{ x }})\n((a[0]))\n", ":1: arithmetic evaluates a"),
+        ('n={{ x }}\nm="$n"\no=(${m})\n((o))\n', ":1: arithmetic evaluates n"),
+        ("n={{ x }}\nz[ 1 + $n ]=1\n", ":1: a subscript evaluates n"),
+        ("n={{ x }}\nz=([$n]=1)\n", ":1: a subscript evaluates n"),
+        ("n={{ x }}\necho ${@:n}\n", ":1: ${name:offset} evaluates n"),
+        ("n={{ x }}\necho ${n@P}\n", ":1: ${name@P} evaluates n"),
+        ('n={{ x }}\necho `eval "$n"`\n', ":1: `eval` evaluates n"),
+        ("a+=(1\n  {{ x }})\n((a))\n", ":2: arithmetic evaluates a"),
+        ("a[0]={{ x }}\n((a))\n", ":1: arithmetic evaluates a"),
+        ("for n in 1 {{ x }}; do ((n)); done\n", ":1: arithmetic evaluates n"),
+        ("/bin/bash -c {{ x }}\n", "a value of `-c`"),
+        ("bash <<< {{ x }}\n", "a value of `<<<`"),
+        ('n={{ x }}\n/bin/sh <<<"$n"\n', ":1: `<<<` evaluates n"),
+        ("a=((n)){{ x }}\n", ":1: `(` in a list of words"),
+        ("a=(1; 2)\n", ":1: `;` in a list of words"),
+        ("eval {% if n %};{% endif %} {{ x }}\n", "a value of `eval`"),
+        ('{% if not n %}cat <<E;{% endif %}\n"\nE\n{{ x }}\n"\n', "that open between `if` and `endif` must"),
+        ("cat <<E;{% include 'torchrun/start.sh.j2' %}\nE\n", "`include` takes other text in"),
     ],
 )
 def test_a_value_where_quoting_does_not_hold_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(RenderError) as error:
-        render(tmp_path, text, x="$(id)")
+        render(tmp_path, text, x="$(id)", n=7)
     assert message in str(error.value)
 
 
@@ -88,21 +192,127 @@ def test_a_value_where_quoting_does_not_hold_is_refused(tmp_path: Path, text: st
     ("text", "expected"),
     [
         ("echo {{ x }}", "echo 'a'\\''b'"),
-        ("n=$(({{ n }} + 1)) # {{ x | comment }}", "n=$((7 + 1)) # a'b"),
+        ("n=$(({{ n | number }} + 1)) # {{ x | comment }}", "n=$((7 + 1)) # a'b"),
         ("echo \"$(cat {{ x }})\" '{' ${#list[@]}", "echo \"$(cat 'a'\\''b')\" '{' ${#list[@]}"),
         ("a=({{ many }})", "a=('a b' '')"),
+        ("[[ {{ x }} == 7 && 1 -eq {{ n | number }} ]] || true", "[[ 'a'\\''b' == 7 && 1 -eq 7 ]] || true"),
+        ("cat <<E\n$x\nE\necho {{ x }}", "cat <<E\n$x\nE\necho 'a'\\''b'"),
+        ("case {{ x }} in (a) ;; b) echo {{ n }} ;; esac", "case 'a'\\''b' in (a) ;; b) echo 7 ;; esac"),
+        ("n={{ n | number }}; ((n > ${a:-{{ n | number }}}))", "n=7; ((n > ${a:-7}))"),
+        ('echo "{{ n | number if x else (n + 1) | number }}" # {{ (x ~ n) | comment }}', 'echo "7" # a\'b7'),
+        ("echo '{{ v | name }}'", "echo 'V'"),
+        ("a=({{ many }} <(x) $(y)); ((${#a[@]} > 0))", "a=('a b' '' <(x) $(y)); ((${#a[@]} > 0))"),
+        (
+            "n={{ x }}; [[ -v n && -n ${n} ]]; echo ${n:-1}",
+            "n='a'\\''b'; [[ -v n && -n ${n} ]]; echo ${n:-1}",
+        ),
+        (
+            "n={{ x }}; trap 'rm \"$n\"' EXIT; read -r m <$n",
+            "n='a'\\''b'; trap 'rm \"$n\"' EXIT; read -r m <$n",
+        ),
+        ('n={{ x }}; export m=$n; echo "${!n@}"', "n='a'\\''b'; export m=$n; echo \"${!n@}\""),
+        ("A_{{ v | name }}={{ x }} b''#{{ x }}", "A_V='a'\\''b' b''#'a'\\''b'"),
         ("{{ x | upper }}{{ x ~ n }}", "'A'\\''B''a'\\''b7'"),
         ("{% macro m(v) %}$({{ v }}){% endmacro %}{{ m(x) }}", "'$('\\''a'\\''\\'\\'''\\''b'\\'')'"),
     ],
 )
 def test_values_are_quoted_without_being_asked_to(tmp_path: Path, text: str, expected: str) -> None:
-    assert render(tmp_path, text, x="a'b", n=7, many=("a b", "")) == expected
+    assert render(tmp_path, text, x="a'b", n=7, many=("a b", ""), v="V") == expected
+
+
+ESCAPES = [
+    "{{ x.__class__.__mro__[1].__subclasses__() }}",
+    "{{ ''.__class__ }}",
+    "{{ x | attr('__class__') }}",
+    "{% macro m() %}{% endmacro %}{{ m.__globals__ }}",
+    "{% for c in m.__init__.__globals__.values() %}{{ c }}{% endfor %}",
+    "{{ cycler.__init__.__globals__.os.system('touch PWNED') }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ self._TemplateReference__context.environment }}",
+    "{{ '{0.__class__.__init__.__globals__}'.format(secret) }}",
+    "{{ secret.name.format.__self__ }}",
+    "{{ (secret | string).__class__ }}",
+    "{% set _ = many.append('x') %}",
+]
+
+
+@pytest.mark.parametrize("text", ESCAPES)
+def test_a_template_reaches_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RenderError, match=r"^templates/slurm/own\.sbatch\.j2:1: "):
+        render(tmp_path, text, x="x", secret=SecretValues("A", "A", None, None, False), many=["a"])
+    assert not (tmp_path / "PWNED").exists()
+
+
+PAYLOADS = (
+    "a[$(touch PWNED)]",
+    "$(touch PWNED)",
+    "'; touch PWNED; '",
+    "([$(touch PWNED)]=1)",
+    "\ntouch PWNED\n",
+)
+# Split at blanks; `_` stands for one, `^` for a line break.
+GRAMMAR = r"""
+' " ` \ $ # ( ) { } [ ] | & ; < > = _ ^ $( $(( (( )) [[_ _]] ${a[ ${a: $[ $' <<E^ ^E^ _-eq_1 _-v_ a[ ]=1
+a=( a= n= ((n)) case_a_in_a)_ ;;_esac echo_ #_ \^ printf_-v_ declare_-i_n^ local_ export_ declare_-A_a^ unset_
+read_-r_ test_-v_ eval_ let_ bash_-c_ if_true;_then_ fi^ f()_{_ }^f^ {{_x_}} {{_x_}} {{_x_}}
+_"$n"_ _${n}_ ${!n} ${a:n} n={{_x_}}^ a=({{_x_}})^ for_n_in_{{_x_}};_do_ ;_done^ [[_$n_-eq_1_]]^ a[$n]=1^ <<<
+"""
+PARTS = st.one_of(
+    st.sampled_from([part.replace("_", " ").replace("^", "\n") for part in GRAMMAR.split()]),
+    st.text("ab1 $'\"", max_size=3),
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(before=st.lists(PARTS, max_size=5), after=st.lists(PARTS, max_size=5))
+@example(before=["$''", "read -r "], after=[])
+@example(before=['$"read" -r '], after=[])
+@example(before=["\\$'\\' '"], after=["'"])
+@example(before=["a=("], after=[")\n", "${a:n}"])
+def test_a_template_that_is_accepted_runs_no_value(before: list[str], after: list[str]) -> None:
+    source = "".join([*before, "{{ x }}", *after])
+    try:
+        check_shell_template(JINJA, source, "t")
+        texts = [JINJA.from_string(source).render(x=payload) for payload in PAYLOADS]
+    except (jinja2.TemplateError, quote.QuoteError):
+        event("refused")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for text in texts:
+            command = ["bash", "-c", text]
+            subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
+            assert not (Path(folder) / "PWNED").exists(), text
 
 
 @pytest.mark.parametrize("name", [name for name in shipped.template_names() if kind_of(name) == "sh"])
 def test_no_shipped_script_puts_a_value_where_quoting_does_not_hold(name: str) -> None:
-    environment = jinja2.Environment(comment_start_string="{# ", trim_blocks=True, lstrip_blocks=True)
-    check_shell_template(environment, (shipped.templates_dir() / name).read_text(), name)
+    check_shell_template(JINJA, (shipped.templates_dir() / name).read_text(), name)
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        "{% include 'own/part.json.j2' %}\n",
+        "{% extends 'own/part.json.j2' %}\n",
+        "{% import 'own/part.json.j2' as part %}\n",
+        "{% from 'own/part.json.j2' import x %}\n",
+        "{% include 'own/' ~ 'part' ~ '.json.j2' %}\n",
+        "{% include 'own/between.json.j2' %}\n",
+    ],
+)
+def test_a_part_of_a_script_is_checked_as_a_script_whatever_its_name(tmp_path: Path, outer: str) -> None:
+    folder = tmp_path / "templates" / "own"
+    folder.mkdir(parents=True)
+    (folder / "between.json.j2").write_text("{% include 'own/part.json.j2' %}\n")
+    (folder / "part.json.j2").write_text('true\necho "{{ x }}"\n')
+    with pytest.raises(RenderError, match=r"^templates/own/part\.json\.j2:2: a value inside double quotes"):
+        render(tmp_path, outer, x="$(id)")
+
+
+def test_a_script_cannot_include_a_shipped_file_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(RenderError, match=r"^templates/docker/_image\.Dockerfile\.j2:\d+: a value in"):
+        render(tmp_path, "{% include 'docker/_image.Dockerfile.j2' %}\n", title="$(id)")
 
 
 def test_json_values_are_json_and_a_broken_request_is_named(tmp_path: Path) -> None:
@@ -179,3 +389,19 @@ def test_images_need_a_base_and_a_plain_name() -> None:
     bad = cluster.model_copy(update={"container": cluster.container.model_copy(update={"base": "a\nRUN rm"})})
     with pytest.raises(RenderError, match="is not an image reference"):
         render_image(bad)
+
+
+def test_copies_of_templates_that_are_in_the_library_now_are_refused(tmp_path: Path) -> None:
+    slurm = replace(target(clusters()["slurm-a100"], "task"), project_dir=tmp_path)
+    batch = tmp_path / "templates" / "slurm" / "job.sbatch.j2"
+    batch.parent.mkdir(parents=True)
+    batch.write_text('#!/bin/bash\n{% include "slurm/_records.sh.j2" %}\n')
+    with pytest.raises(
+        RenderError, match=r"^templates/slurm/job.sbatch.j2 is a copy from an earlier version"
+    ):
+        render_run(slurm)
+    batch.rename(batch.with_name("_signals.sh.j2"))
+    with pytest.raises(
+        RenderError, match=r"_signals.sh.j2 is read no more: its functions are in slurm/slurm"
+    ):
+        render_run(slurm)

@@ -97,7 +97,7 @@ class Pod:
             carried={"run.json": NASTY, "attempts/000/recipe.json": "{}"},
         )
 
-    def start(self, api: Api, target: Target, **env: str) -> None:
+    def start(self, api: Api, target: Target, /, **env: str) -> None:
         script = self.folder / "on-pod.sh"
         script.write_text(next(file.text for file in render_run(target) if file.path == "on-pod.sh"))
         self.apis.append(api)
@@ -285,6 +285,9 @@ def test_a_pod_of_an_earlier_submission_ends_itself(pod: Pod) -> None:
 
 
 def test_where_no_supervisor_came_the_script_says_why_the_run_failed(pod: Pod) -> None:
+    # A log that is written late is read whole all the same.
+    (pod.stub.bin / "tee").write_text(f'#!/bin/bash\n/bin/sleep 0.5\nexec {shutil.which("tee")} "$@"\n')
+    (pod.stub.bin / "tee").chmod(0o755)
     pod.start(Api(("DELETE", 204, "")), pod.target(cluster={"setup": ["false"]}))
     pod.wait_for("the pod is ending")
     state = json.loads((pod.run_dir / "state.json").read_text())

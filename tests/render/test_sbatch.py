@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.render.render import RenderError, Target, render_run
-from launcher.spec.cluster import Cluster
+from launcher.render.render import RenderError, Target, notes, render_run
+from launcher.spec.cluster import Cluster, Node
 from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_CODES, FailureClass
+from launcher.supervise.interface import own_address
 from tests.render import stubs
 from tests.render.test_arrives import slurm_reads
 
@@ -45,7 +46,7 @@ def write(folder: Path, stub: stubs.Stubs, cluster: Cluster = CLUSTER, **fields:
     return run_dir / "scripts" / "job.sbatch"
 
 
-def start(script: Path, stub: stubs.Stubs, **env: str) -> subprocess.Popen[bytes]:
+def start(script: Path, stub: stubs.Stubs, /, **env: str) -> subprocess.Popen[bytes]:
     slurm = {"SLURM_JOB_ID": "70007", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1", **env}
     return subprocess.Popen(["bash", str(script)], env=stub.env(**slurm), stderr=subprocess.PIPE, cwd="/")
 
@@ -112,9 +113,9 @@ def test_srun_gets_every_rule_of_the_catalogue(tmp_path: Path) -> None:
     assert code == 0, errors
     called = [item.decode() for item in stub.called("srun")]
     run = tmp_path / "run"
-    assert called[1:9] == [
+    assert called[1:10] == [
         *["--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL"],
-        *["--unbuffered", "--open-mode=append", f"--output={run}/slurm-%j-2-node-%n.out"],
+        *["--unbuffered", "--open-mode=append", f"--output={run}/slurm-%j-2-node-%n.out", "--mpi=none"],
     ]
     assert not any("gpu" in item or "gres" in item for item in called)
     srun_env = Path(f"{stub.out}.srun.env").read_bytes().split(b"\0")
@@ -147,6 +148,21 @@ def test_no_host_or_only_loopback_fails_at_once(
     assert message in errors
     assert not stub.called("srun")
     assert time.monotonic() - started < 10
+
+
+def test_where_the_own_name_is_loopback_and_ip_is_missing_the_routing_table_gives_the_address(
+    tmp_path: Path,
+) -> None:
+    try:
+        expected = own_address("192.0.2.1", 9)
+    except OSError:
+        pytest.skip("this machine has no route to other hosts")
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub, resources={"nodes": 2})
+    hosts = "127.0.1.1 n1\n192.0.2.1 n2"
+    code, errors = finish(start(script, stub, SLURM_JOB_NODELIST="n1,n2", STUB_HOSTS=hosts))
+    assert code == 0, errors
+    assert stub.python_argv()[-4:-1] == [b"--rendezvous", expected.encode(), b"--port-base"]
 
 
 def wait_for(path: Path) -> None:
@@ -357,25 +373,114 @@ def test_an_unfit_node_is_the_verdict_where_the_budget_is_spent(tmp_path: Path) 
     assert "node n2: the interpreter does not import launcher: AssertionError" in state["reason"]
 
 
-def test_a_failing_setup_line_stops_the_job_with_its_reason(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("second", "code", "shown"),
+    [
+        ("(exit 9)", 9, "(exit 9)"),
+        ("  exit 3", 3, "exit 3"),
+        ("source ./broken.sh", 4, "source ./broken.sh"),
+        ("broken() { return 5; }; broken", 5, "broken() { return 5; }; broken"),
+    ],
+)
+def test_a_failing_setup_line_stops_the_job_with_its_number_its_text_and_what_it_printed(
+    tmp_path: Path, second: str, code: int, shown: str
+) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    script = write(tmp_path, stub, CLUSTER.model_copy(update={"setup": ("echo $UNSET_IS_FINE", "(exit 9)")}))
+    (tmp_path / "broken.sh").write_text("true\n(exit 4)\n")
+    lines = (f"cd {tmp_path}; echo $UNSET_IS_FINE; echo a sign of life: $HF_TOKEN >&2", second, "echo never")
+    script = write(tmp_path, stub, CLUSTER.model_copy(update={"setup": lines}), secrets=["HF_TOKEN"])
+    log = tmp_path / "run" / "slurm-70007.out"
+    log.write_text("of the start before\n")
+    env = stub.env(SLURM_JOB_ID="70007", SLURM_JOB_NODELIST="n1", SLURMD_NODENAME="n1", HF_TOKEN="hf_secret1")
+    with open(log, "ab") as file:  # as Slurm does
+        done = subprocess.run(["bash", script], env=env, stdout=file, stderr=file, check=False)
+    assert done.returncode == 17, log.read_text()
+    said = f"line 2 of setup in the cluster profile failed with exit code {code}: {shown} (it printed:"
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    reason = state["reason"]
+    assert (
+        state["failure"] == "user-error" and reason.startswith(said) and "a sign of life: ***)" in reason
+    ), reason
+    assert "never" not in log.read_text() and not stub.called("srun")
+
+
+def test_module_is_found_where_the_batch_shell_is_no_login_shell(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    (tmp_path / "init").mkdir()
+    (tmp_path / "init" / "bash").write_text(
+        'module() { [[ $2 == cuda ]] && export LOADED="$2 $NO_SUCH_NAME"; }\n'
+    )
+    script = write(tmp_path, stub, CLUSTER.model_copy(update={"setup": ("module load cuda",)}))
+    assert finish(start(script, stub, MODULESHOME=str(tmp_path)))[0] == 0
+    assert stub.python_env()[b"LOADED"] == b"cuda "
+    code, errors = finish(start(script, stub))
+    assert code == 17
+    assert "line 1 of setup" in errors and "add a line before this one that sources the file" in errors
+
+
+def test_a_job_whose_library_is_not_there_says_so_in_one_line(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    (script.parent / "slurm-lib.sh").unlink()
     code, errors = finish(start(script, stub))
     assert code == 78
-    assert "setup line of the cluster profile failed with exit code 9" in errors
-    assert not stub.called("srun")
+    assert "cannot read" in errors.splitlines()[-1] and "file system that the nodes share" in errors
+
+
+def test_a_signal_that_comes_before_the_library_is_read_counts(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    lib = script.parent / "slurm-lib.sh"
+    lib.write_text("kill -TERM $$\n" + lib.read_text())
+    code, errors = finish(start(script, stub, STUB_JOB=f"{LONG} JobState=COMPLETING Restarts=0"))
+    assert code == 18, errors
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["state"] == "cancelled"
 
 
 def test_setup_runs_once_and_reaches_the_supervisor(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    script = write(tmp_path, stub, CLUSTER.model_copy(update={"setup": ("export FROM_SETUP='a b'",)}))
+    script = write(
+        tmp_path,
+        stub,
+        CLUSTER.model_copy(
+            update={"setup": ("export FROM_SETUP='a b'", f"trap 'touch {tmp_path}/trap' EXIT")}
+        ),
+    )
     assert finish(start(script, stub))[0] == 0
+    assert (tmp_path / "trap").exists()
     assert stub.python_env()[b"FROM_SETUP"] == b"a b"
     assert stub.python_env()[b"LAUNCHER_SETUP_DONE"] == b"1"
 
 
 def with_slurm(**slurm: object) -> Cluster:
     return Cluster.model_validate({**CLUSTER.model_dump(), "slurm": {"signal_seconds": 60, **slurm}})
+
+
+@pytest.mark.parametrize(
+    ("node", "slurm", "ranks", "asked", "noted"),
+    [
+        ({}, {}, 4, ["--cpus-per-task=4"], "the job gets 4 CPUs of each node, one a rank"),
+        ({}, {}, 1, [], "the job gets what the site gives, mostly one core"),
+        ({}, {"exclusive": True}, 4, [], ""),
+        ({}, {"extra": {"cpus-per-gpu": 8}}, 4, [], ""),
+        ({"cpus": 16}, {}, 4, ["--cpus-per-task=16"], ""),
+    ],
+)
+def test_ranks_do_not_share_a_core_where_the_profile_does_not_tell_of_the_nodes_cpus(
+    tmp_path: Path,
+    node: dict[str, object],
+    slurm: dict[str, object],
+    ranks: int,
+    asked: list[str],
+    noted: str,
+) -> None:
+    cluster = with_slurm(**slurm).model_copy(update={"node": Node.model_validate(node)})
+    job = Job.model_validate({"name": "j", "batch": {"global": 8}, "command": ["true"]})
+    target = Target(job, cluster, "run", "/r", "/", "python", nodes=1, ranks_per_node=ranks)
+    script = next(file.text for file in render_run(target) if file.path == "job.sbatch")
+    assert [one for one in slurm_reads(script) if one.startswith("--cpus-per-task")] == asked
+    said = [note for note in notes(target) if note.startswith("node.cpus is not set")]
+    assert len(said) == bool(noted) and (not noted or noted in said[0])
 
 
 def test_gpus_time_memory_and_extra_options_are_written_as_slurm_reads_them(tmp_path: Path) -> None:
@@ -389,6 +494,44 @@ def test_gpus_time_memory_and_extra_options_are_written_as_slurm_reads_them(tmp_
     expected |= {"--mail-type=END,FAIL", "--contiguous", "--signal=B:USR2@60", "--ntasks-per-node=1"}
     assert expected <= set(options)
     assert "--open-mode=append" in options and "set -x" not in script.read_text()
+
+
+@pytest.mark.parametrize(
+    ("slurm", "expected", "absent"),
+    [
+        ({"gres": ["nvme:1", "lustre"]}, ["--gres=nvme:1,lustre", "--gpus-per-node=2"], []),
+        ({"gres": ["nvme:1"], "gpu_request": "gres"}, ["--gres=gpu:2,nvme:1"], []),
+        ({}, ["--propagate=NONE", "--comment=run"], []),
+        ({"extra": {"propagate": "NOFILE"}}, ["--propagate=NOFILE"], ["--propagate=NONE"]),
+        ({"comment": False}, [], ["--comment=run"]),
+        ({"comment": False, "extra": {"comment": "project 7"}}, ["--comment=project 7"], ["--comment=run"]),
+    ],
+)
+def test_options_that_sites_ask_for(
+    tmp_path: Path, slurm: dict[str, object], expected: list[str], absent: list[str]
+) -> None:
+    script = write(
+        tmp_path, stubs.make(tmp_path / "stubs"), with_slurm(**slurm), resources={"gpus_per_node": 2}
+    )
+    options = slurm_reads(script.read_text())
+    assert set(expected) <= set(options) and not set(absent) & set(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--cpu-bind=none", "--mem-bind=local"], ["--mpi=none", "--cpu-bind=none", "--mem-bind=local"]),
+        (["--mpi=pmix", "--comment=it's $(id)"], ["--mpi=pmix", "--comment=it's $(id)"]),
+    ],
+)
+def test_srun_gets_the_options_of_the_profile(
+    tmp_path: Path, options: list[str], expected: list[str]
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    assert finish(start(write(tmp_path, stub, with_slurm(srun_options=options)), stub))[0] == 0
+    called = [item.decode() for item in stub.called("srun")]
+    assert called[called.index(expected[0]) :][: len(expected)] == expected
+    assert sum(item.startswith("--mpi=") for item in called) == 1
 
 
 @pytest.mark.parametrize(
@@ -415,12 +558,16 @@ def test_an_exclusive_node_comes_with_all_of_its_memory(
         ({"extra": {"ntasks": 4}}, {}, "launcher sets this option itself"),
         ({"extra": {"container-image": "x"}}, {}, "launcher sets this option itself"),
         ({"extra": {"test-only": True}}, {}, "test-only: launcher could not submit or follow"),
-        ({"extra": {"clusters": "b"}}, {}, "clusters: launcher could not submit or follow"),
+        ({"extra": {"clusters": "b"}}, {}, "clusters: write slurm.clusters"),
         ({"extra": {"a b": "x"}}, {}, "not the long name of an sbatch option"),
         ({"extra": {"mem-per-cpu": "1G"}}, {"memory_per_node": "1GiB"}, "exclude each other"),
         ({"extra": {"mem": 0}}, {"memory_per_node": "1GiB"}, "exclude each other"),
         ({}, {"time": "60s"}, "not longer than slurm.signal_seconds"),
         ({"account": "a\nb"}, {}, "control character"),
+        ({"account": ""}, {}, "the value of --account is empty"),
+        ({"extra": {"comment": "x"}}, {}, "launcher sets this option itself"),
+        ({"srun_options": ["--nodes=3"]}, {}, "--nodes: launcher sets this of the step itself"),
+        ({"srun_options": ["--no-container-mount-home"]}, {}, "write container.mount_home"),
     ],
 )
 def test_options_that_would_break_the_job_are_refused(

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from launcher.render.render import RenderError, Target, render_run
-from launcher.spec.cluster import Cluster
+from launcher.spec.cluster import Cluster, Network
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.supervise.interface import addresses
 from tests.render import stubs
 
 SLURM = Cluster.model_validate(
@@ -141,8 +142,8 @@ def test_the_job_wins_over_the_network_and_the_network_over_the_cluster(tmp_path
     cluster = SLURM.model_copy(update={"setup": ("export WHO=setup LATE=$ONLY",)})
     assert run(render(tmp_path, stub, cluster, env={"WHO": "job"}), stub)[0] == 0
     env = stub.python_env()
-    assert (env[b"WHO"], env[b"ONLY"], env[b"LATE"], env[b"NCCL_DEBUG"]) == (
-        b"job",
+    assert (env[b"LAUNCHER_ENV_WHO"], env[b"WHO"]) == (b"job", b"setup")
+    assert (env[b"ONLY"], env[b"LATE"], env[b"NCCL_DEBUG"]) == (
         b"cluster",
         b"cluster",
         b"INFO",
@@ -154,6 +155,84 @@ def test_the_interface_counts_for_several_nodes_only(tmp_path: Path) -> None:
     assert "IFNAME" not in render(tmp_path, stub).read_text()
     text = render(tmp_path, stub, nodes=2).read_text()
     assert "export NCCL_SOCKET_IFNAME='ib0'\nexport GLOO_SOCKET_IFNAME='ib0'\n" in text
+
+
+def test_gloo_gets_the_interface_that_reaches_the_first_node_unless_somebody_has_chosen(
+    tmp_path: Path,
+) -> None:
+    address = _own_address()
+    name = next(name for name, one in addresses() if one == address)
+    stub = stubs.make(tmp_path / "stubs")
+    script = render(tmp_path, stub, SLURM.model_copy(update={"network": Network()}), nodes=2)
+    env = {"LAUNCHER_RENDEZVOUS_HOST": address, "LAUNCHER_RENDEZVOUS_PORT": "61007"}
+    assert run(script, stub, **env)[0] == 0
+    assert stub.python_env()[b"GLOO_SOCKET_IFNAME"] == name.encode()
+    assert run(script, stub, **env, GLOO_SOCKET_IFNAME="eth7", NCCL_SOCKET_IFNAME="eth8")[0] == 0
+    chosen = stub.python_env()
+    assert (chosen[b"GLOO_SOCKET_IFNAME"], chosen[b"NCCL_SOCKET_IFNAME"]) == (b"eth7", b"eth8")
+
+
+def test_soft_limits_are_raised_as_far_as_the_host_allows(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = render(tmp_path, stub)
+    (stub.bin / "python3").write_text(f"#!/bin/bash\nulimit -n >{tmp_path}/n; ulimit -l >{tmp_path}/l\n")
+    script.write_text("ulimit -S -n 100; ulimit -H -n 500; ulimit -S -l 8\n" + script.read_text())
+    hard = subprocess.run(["bash", "-c", "ulimit -H -l"], capture_output=True, text=True).stdout
+    code, errors = run(script, stub)
+    assert code == 0, errors
+    assert ((tmp_path / "n").read_text(), (tmp_path / "l").read_text()) == ("500\n", hard)
+
+
+def with_node(**node: object) -> Cluster:
+    return Cluster.model_validate({**SLURM.model_dump(), "node": node})
+
+
+def test_ranks_are_bound_by_torchrun_or_to_the_lists_of_the_profile(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    show_gpus(stub, 2)
+    near = render(tmp_path, stub, with_node(numa_binding="node"), resources={"gpus_per_node": 2})
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").touch()
+    code, errors = run(near, stub, PYTHONPATH=str(tmp_path))
+    assert code == 0 and "this torch has no --numa-binding" in errors
+    assert b"--numa-binding" not in stub.python_argv()
+    (torch / "numa").mkdir()
+    (torch / "numa" / "binding.py").touch()
+    (stub.bin / "numactl").symlink_to(stub.bin / "sbatch")
+    assert run(near, stub, PYTHONPATH=str(tmp_path))[0] == 0
+    argv = stub.python_argv()
+    assert argv[argv.index(b"--numa-binding") + 1] == b"node"
+    assert run(render(tmp_path, stub, with_node(cpu_bind=["0-3,8", "4-7"])), stub)[0] == 0
+    assert stub.python_env()[b"LAUNCHER_CPU_BIND"] == b"0-3,8 4-7"
+    with pytest.raises(RenderError, match="has CPUs for 1 ranks of a node, the job starts 2"):
+        render(tmp_path, stub, with_node(cpu_bind=["0-3"]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"command": ["python", "-c", "x" * 2**17]}, "command: argument 2 has 128 KiB"),
+        ({"command": ["python", "$" * 2**16]}, "command: argument 1 has 128 KiB"),
+        ({"env": {"LONG": "x" * (2**17 - 17)}}, "env.LONG has 128 KiB"),
+    ],
+)
+def test_what_no_process_can_be_given_is_refused_by_name(
+    tmp_path: Path, fields: dict[str, object], message: str
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    with pytest.raises(RenderError, match=message):
+        render(tmp_path, stub, **fields)
+
+
+def test_the_longest_that_a_process_can_be_given_arrives(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    longest = "$" * (2**16 - 1)  # which torchrun gets doubled
+    env = "x" * (2**17 - 1 - len("LAUNCHER_ENV_LONG="))
+    code, errors = run(render(tmp_path, stub, command=["echo", longest], env={"LONG": env}), stub)
+    assert code == 0, errors
+    assert stub.python_argv()[-1] == 2 * longest.encode()
+    assert stub.python_env()[b"LAUNCHER_ENV_LONG"] == env.encode()
 
 
 @pytest.mark.parametrize("given", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
@@ -181,7 +260,12 @@ def test_secrets_come_from_where_the_job_says_and_stand_in_no_file(tmp_path: Pat
     code, errors = run(script, stub, SOURCE_A="from env", D="d value")
     assert code == 0, errors
     env = stub.python_env()
-    assert [env[n] for n in (b"A", b"B", b"C", b"D")] == [b"from env", b"from home", b"from file", b"d value"]
+    assert [env[b"LAUNCHER_ENV_" + n] for n in (b"A", b"B", b"C", b"D")] == [
+        b"from env",
+        b"from home",
+        b"from file",
+        b"d value",
+    ]
     assert not any(value in script.read_text() for value in ("from env", "from home", "from file", "d value"))
     code, errors = run(script, stub, SOURCE_A="from env")
     assert (code, "secret D has no value on this node" in errors) == (78, True)

@@ -9,9 +9,9 @@ import pytest
 
 from launcher.report.history import MAX_LINES, history
 from launcher.report.story import Story
-from launcher.runs.files import append_json, replace_json
-from launcher.runs.layout import RunDir
-from launcher.runs.time import stamp
+from launcher.rundir.files import append_json, replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import stamp
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import OutOfMemory, Verdict
 

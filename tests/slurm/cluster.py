@@ -112,7 +112,9 @@ class Cluster:
             self.crash_node(node)
         for name in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
             self._end(name)
-        _quiet("ip", "netns", "del", _switch(shape))  # the cable to this host goes with it
+        # The namespace alone would take the cable with it some time after the answer.
+        _quiet("ip", "link", "del", _switch(shape))
+        _quiet("ip", "netns", "del", _switch(shape))
         for node in shape.names:
             for path in sorted((CGROUP / f"slurm_{node}").glob("**/"), reverse=True):
                 with contextlib.suppress(OSError):
@@ -123,7 +125,7 @@ class Cluster:
             self._as_root("start-node", node)
             return
         shape = self.shape
-        inside = ["bash", "-c", NODE, "node", node, str(self.folder / "hosts"), shape.address(node)]
+        inside = ["bash", "-c", NODE, "node", node, str(self.folder / f"hosts-{node}"), shape.address(node)]
         spaces = ["--uts", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         slurmd = [self._bin("slurmd"), "-D", "-N", node, "-d", self._bin("slurmstepd")]
         command = ["unshare", *spaces, "--propagation", "private", *inside, *slurmd]
@@ -181,6 +183,19 @@ class Cluster:
             return
         self._end("slurmdbd")
 
+    def freeze_accounting(self) -> None:
+        """slurmdbd takes connections and requests, and answers none."""
+        if os.geteuid() != 0:
+            self._as_root("freeze-accounting")
+            return
+        os.kill(self._pid("slurmdbd"), signal.SIGSTOP)
+
+    def thaw_accounting(self) -> None:
+        if os.geteuid() != 0:
+            self._as_root("thaw-accounting")
+            return
+        os.kill(self._pid("slurmdbd"), signal.SIGCONT)
+
     def wait_idle(self, nodes: int) -> None:
         command = ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]
 
@@ -220,7 +235,7 @@ class Cluster:
         user = getpass.getuser()
         shape.save(self.folder / "shape.json")
         texts = {
-            "hosts": conf.hosts(shape),
+            **{f"hosts-{node}": conf.hosts(shape, node) for node in shape.names},
             "slurm.conf": conf.slurm_conf(shape, self.folder, user, cgroups),
             "gres.conf": conf.gres_conf(shape, self.folder),
             "cgroup.conf": conf.cgroup_conf(cgroups, slurm_version()),
@@ -233,21 +248,28 @@ class Cluster:
         database.write_text(conf.slurmdbd_conf(shape, self.folder, user))
 
     def _take_octet(self, shape: Shape) -> Shape:
-        """The namespace of its switch is also what keeps others from its addresses and ports."""
+        """The first address range whose namespace and cable can be made: each is made by one at a time.
+
+        Either alone keeps nobody out: names of namespaces are files, which a container has of its own,
+        while it may share the network, and with it the cables, with this host.
+        """
         for octet in [shape.octet] if shape.octet else conf.OCTETS:
             taken = replace(shape, octet=octet)
+            switch = _switch(taken)
             if any(_listens("127.0.0.1", taken.port + i) for i in range(3)):
                 continue
-            if subprocess.run(["ip", "netns", "add", _switch(taken)], capture_output=True).returncode == 0:
+            if not _answers("ip", "netns", "add", switch):
+                continue
+            if _answers("ip", "link", "add", switch, "type", "veth", "peer", "name", "host", "netns", switch):
                 return taken
-        raise ClusterError("every address range is taken: `ip netns list`")
+            _quiet("ip", "netns", "del", switch)
+        raise ClusterError("every address range is taken: see `ip netns list` and `ip link`")
 
     def _plug_switch(self, shape: Shape) -> None:
         """A bridge in a namespace of its own: no firewall rule of this machine applies to it."""
         switch = _switch(shape)
         _run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "switch", "up")
-        _run("ip", "link", "add", switch, "type", "veth", "peer", "name", "host", "netns", switch)
         _run("ip", "-n", switch, "link", "set", "host", "master", "switch", "up")
         _run("ip", "addr", "add", f"{shape.head}/16", "dev", switch)
         _run("ip", "link", "set", switch, "up")
@@ -401,6 +423,7 @@ def main() -> int:
         "start-controller": Cluster.start_controller, "stop-controller": Cluster.stop_controller,
         "freeze-controller": Cluster.freeze_controller, "thaw-controller": Cluster.thaw_controller,
         "start-accounting": Cluster.start_accounting, "stop-accounting": Cluster.stop_accounting,
+        "freeze-accounting": Cluster.freeze_accounting, "thaw-accounting": Cluster.thaw_accounting,
     }  # fmt: skip
     parser.add_argument("verb", choices=verbs)
     parser.add_argument("folder", type=Path)

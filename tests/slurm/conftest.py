@@ -28,8 +28,9 @@ NODES = {
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Twelve nodes with accounting, started once."""
-    yield from started(tmp_path_factory, Shape(nodes=12, partitions=tuple(NODES.items())))
+    """Twelve nodes with accounting, started once; each takes its own name for 127.0.1.1."""
+    shape = Shape(nodes=12, partitions=tuple(NODES.items()), own_name_is_loopback=True)
+    yield from started(tmp_path_factory, shape)
 
 
 def started(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[Cluster]:
@@ -54,6 +55,12 @@ def clean_up(lab: SlurmLab) -> None:
         job, _, folder = line.partition(" ")
         if folder.startswith(str(lab.folder)):
             lab.slurm("scancel", job)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a site has answered is kept for an hour, and not for other tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 AT_ONCE = 5

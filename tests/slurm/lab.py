@@ -12,7 +12,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from tests.lab import Lab, wait_for
 from tests.slurm.cluster import ROOT, Cluster
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from tests.schedulers.sshd import Sshd
 from tests.slurm.cluster import ROOT, Cluster
 from tests.slurm.lab import SlurmLab

@@ -32,6 +32,8 @@ class Shape:
     accounting: bool = True
     enforce: tuple[str, ...] = ()
     "What of accounting holds jobs back: associations, limits, qos."
+    own_name_is_loopback: bool = False
+    "As Debian and Ubuntu install it: in a node's own /etc/hosts its name is 127.0.1.1."
     octet: int = 0
     "0: one that no other cluster on this machine has."
     partitions: tuple[tuple[str, str], ...] = tuple(PARTITIONS.items())
@@ -62,10 +64,13 @@ class Shape:
         return Shape(**{**fields, "partitions": tuple((name, text) for name, text in fields["partitions"])})
 
 
-def hosts(shape: Shape) -> str:
-    """/etc/hosts of every node."""
+def hosts(shape: Shape, node: str) -> str:
+    """/etc/hosts of a node."""
     lines = ["127.0.0.1 localhost", f"{shape.head} {socket.gethostname()}"]
-    return "\n".join([*lines, *(f"{shape.address(name)} {name}" for name in shape.names), ""])
+    known = {name: shape.address(name) for name in shape.names}
+    if shape.own_name_is_loopback:
+        known[node] = "127.0.1.1"
+    return "\n".join([*lines, *(f"{address} {name}" for name, address in known.items()), ""])
 
 
 def slurm_conf(shape: Shape, folder: Path, user: str, cgroups: bool) -> str:
@@ -111,7 +116,6 @@ MaxJobCount=20000
 TreeWidth={fanout}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-SlurmctldParameters=preempt_send_user_signal
 """.strip().splitlines()
     if shape.accounting:
         lines += [

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ruamel.yaml import YAML
 from launcher.planning.plan import make_plan
 from launcher.schedulers.over_ssh.login import Here, ask
 from launcher.schedulers.slurm.checks import Findings, problems
-from launcher.schedulers.slurm.records import questions, records
+from launcher.schedulers.slurm.records import look_up
 from launcher.spec.cluster import Cluster as Profile
 from launcher.spec.job import Job
 from launcher.spec.load import load_cluster
@@ -72,7 +73,7 @@ def test_places_are_looked_at_in_the_same_round_trip(here: Here, tmp_path: Path)
 def test_a_round_trip_tells_of_a_job_from_start_to_end(here: Here, slurm_lab: SlurmLab) -> None:
     job = slurm_lab.sbatch("exit 12", "--nodes=1", "--comment=a|b", "--job-name=x Restarts=9")
     slurm_lab.accounted(job)
-    record = records(ask(here, questions([job]))).get(job)
+    record = look_up(partial(ask, here), [job]).get(job)
     assert record is not None
     assert (record.state, record.exit_code, record.restarts, record.comment) == ("FAILED", 12, 0, "a|b")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_CODES
 from tests.lab import events, wait_for
 from tests.slurm.lab import GPT, SlurmLab, handles, job_id

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,7 @@ import pytest
 from launcher.planning.plan import make_plan
 from launcher.schedulers.over_ssh.login import Here, ask
 from launcher.schedulers.slurm.pending import why_pending
-from launcher.schedulers.slurm.records import questions, records
+from launcher.schedulers.slurm.records import look_up
 from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import questions as site_questions
 from launcher.schedulers.slurm.site import site
@@ -23,26 +27,33 @@ from tests.lab import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import started
 from tests.slurm.lab import SlurmLab
-from tests.slurm.shape import PARTITIONS, Shape
+from tests.slurm.shape import CLUSTER, PARTITIONS, Shape
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ENFORCED = Shape(
     nodes=2,
     enforce=("associations", "limits", "qos"),
-    partitions=(*PARTITIONS.items(), ("own", "Nodes=ALL MaxTime=INFINITE DefaultTime=60")),
+    partitions=(
+        *PARTITIONS.items(),
+        ("own", "Nodes=ALL MaxTime=INFINITE DefaultTime=60"),
+        ("for-second", "Nodes=ALL MaxTime=60 AllowAccounts=second"),
+        ("for-of-partition", "Nodes=ALL MaxTime=60 AllowQos=of-partition"),
+    ),
 )
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Accounts root > faculty > group, in which the user is."""
+    """Accounts root > faculty > group, in which the user is, and second, which is not the default."""
     for one in started(tmp_path_factory, ENFORCED):
         user = subprocess.check_output(["id", "-un"], text=True).strip()
         sacctmgr(one, "add", "qos", "of-partition")
         sacctmgr(one, "add", "account", "faculty", "parent=root")
         sacctmgr(one, "add", "account", "group", "parent=faculty")
         sacctmgr(one, "add", "user", user, "account=group")
+        sacctmgr(one, "add", "account", "second", "parent=root")
+        sacctmgr(one, "add", "user", user, "account=second", "qos=normal,of-partition")
         update = ["scontrol", "update", "partition=own", "qos=of-partition"]
         subprocess.run(update, env=env_of(one), check=True)
         yield one
@@ -149,7 +160,7 @@ def verdict(
     number = lab.sbatch("sleep 60", *wanted)
     try:
         state, reason = wait_for(lambda: said_of(lab, number), f"verdict of Slurm on {number}", 20)
-        record = records(ask(Here(), questions([number]))).get(number)
+        record = look_up(partial(ask, Here()), [number]).get(number)
     finally:
         lab.slurm("scancel", number)
     assert record is not None
@@ -203,3 +214,122 @@ def test_a_job_that_slurm_starts_is_not_refused(
         sacctmgr(cluster, "modify", *whose.split(), "set", *words.split())
     refused, state, why = verdict(cluster, slurm_lab, resources, slurm)
     assert (refused, state) == ([], "RUNNING"), why
+
+
+NEVER = [
+    ("for-second", "account", "it takes second; set slurm.account to second", "Account=second"),
+    (
+        "for-of-partition",
+        "qos",
+        "it takes of-partition; none of yours may use it",
+        "Account=second QOS=of-partition",
+    ),
+]
+
+
+@pytest.mark.parametrize(("partition", "field", "said", "change"), NEVER)
+def test_a_default_that_the_partition_is_not_for_is_refused_and_a_job_with_it_is_told_what_to_do(
+    slurm_lab: SlurmLab,
+    monkeypatch: pytest.MonkeyPatch,
+    partition: str,
+    field: str,
+    said: str,
+    change: str,
+) -> None:
+    job = slurm_lab.job(task=None, command=["true"], recipe={"sharding": "none"}, resources=ONE_RANK)
+    slurm_lab.profile(partition=partition)
+    done = slurm_lab.cli("submit", str(job), "-c", "lab.yaml")
+    assert done.returncode == 4 and f"slurm.{field}: partition {partition} does not take your" in done.stderr
+    assert said in done.stderr and not list(slurm_lab.folder.glob("runs/*"))
+    monkeypatch.setenv("SLURM_CONF", slurm_lab.environ["SLURM_CONF"])
+    number = slurm_lab.sbatch("sleep 60", f"--partition={partition}")
+    seen = partial(look_up, partial(ask, Here()), [number])
+    record = wait_for(lambda: (one := seen().get(number)) and one.reason and one, "reason of Slurm", 20)
+    why = why_pending(record)
+    assert f"may not use its partition ({partition}) (Slurm says: {partition} allows " in why
+    name = "Account" if field == "account" else "QOS"
+    assert f"`scontrol update JobId={number} {name}=NAME`" in why and "wait;" not in why
+    slurm_lab.slurm("scontrol", "update", f"JobId={number}", *change.split())
+    wait_for(lambda: (one := seen().get(number)) and one.state == "RUNNING", "start of the job", 20)
+
+
+ONE_RANK = {"nodes": 1, "ranks_per_node": 1, "time": "5m"}
+COUNT = """#!/bin/sh
+echo {name} "$*" >>{folder}/calls
+exec {real} "$@"
+"""
+
+
+def counting(lab: SlurmLab, *names: str) -> Path:
+    """Slurm's commands note how they are called in the file that is returned."""
+    calls, folder = lab.folder / "calls", lab.folder / "bin"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text(COUNT.format(name=name, folder=lab.folder, real=shutil.which(name)))
+        (folder / name).chmod(0o755)
+    lab.environ["PATH"] = f"{folder}:{lab.environ['PATH']}"
+    return calls
+
+
+def test_what_accounting_said_is_kept_and_refuses_nothing_that_was_allowed_since(
+    cluster: Cluster, slurm_lab: SlurmLab
+) -> None:
+    lab, user = slurm_lab, subprocess.check_output(["id", "-un"], text=True).strip()
+    calls = counting(lab, "sacctmgr")
+    job = str(lab.job(task=None, command=["true"], recipe={"sharding": "none"}, resources=ONE_RANK))
+    lab.profile(account="group", qos="new")
+
+    def submitted() -> tuple[int, int]:
+        calls.write_text("")
+        return lab.cli("submit", job, "-c", "lab.yaml").returncode, len(calls.read_text().splitlines())
+
+    refused, asked = submitted()
+    assert refused == 4 and asked
+    sacctmgr(cluster, "add", "qos", "new")
+    sacctmgr(cluster, "modify", "user", user, "where", "account=group", "set", "qos+=new")
+    assert submitted() == (0, asked), "asked again before it would refuse"
+    assert submitted() == (0, 0)
+    sacctmgr(cluster, "modify", "user", user, "where", "account=group", "set", "qos-=new")
+    assert submitted()[0] == 4, "sbatch --test-only knows it"
+
+
+def test_accounting_that_hangs_holds_no_verb_up(cluster: Cluster, slurm_lab: SlurmLab) -> None:
+    lab = slurm_lab
+    calls = counting(lab, "squeue", "scontrol", "sacct")
+    job = str(lab.job(task=None, command=["sleep", "60"], recipe={"sharding": "none"}, resources=ONE_RANK))
+    at_most = 25  # less than one question to slurmdbd takes that hangs
+    cluster.freeze_accounting()
+    try:
+        submitted = lab.cli("submit", job, "-c", "lab.yaml", timeout=at_most)
+        run = lab.newest()
+        calls.unlink(missing_ok=True)
+        with ThreadPoolExecutor() as pool:
+            following = pool.submit(lab.cli, "logs", run.id, "-f", timeout=at_most)
+            wait_for(calls.exists, "question of the follower", 20)
+            wait_for(lambda: run.read_state()["state"] == "running", "start of the run", 20)
+            lab.cli("cancel", run.id, timeout=at_most)
+            followed = following.result()
+        status = lab.cli("status", run.id, timeout=at_most)
+    finally:
+        cluster.thaw_accounting()
+    assert submitted.returncode == 0, submitted.stderr
+    assert "gave no answer within 3 s: account, QOS and limits were not checked" in submitted.stdout
+    assert followed.returncode == 0 and "cancelled" in status.stdout, followed.stderr + status.stderr
+    assert "sacct" not in calls.read_text(), "the controller knows the job"
+
+
+def test_nor_where_the_profile_names_the_cluster(cluster: Cluster, slurm_lab: SlurmLab) -> None:
+    """Asked for a cluster by its name, each of Slurm's commands asks slurmdbd where that is."""
+    lab = slurm_lab
+    lab.profile(clusters=CLUSTER)
+    job = str(lab.job(task=None, command=["sleep", "60"], recipe={"sharding": "none"}, resources=ONE_RANK))
+    run = lab.submit(job)
+    cluster.freeze_accounting()
+    try:
+        status = lab.cli("status", run.id, timeout=25)
+        cancelled = lab.cli("cancel", run.id, timeout=25)
+    finally:
+        cluster.thaw_accounting()
+    assert status.returncode == 0 and "does not answer" not in status.stdout, status.stdout
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert lab.wait(run)["state"] == "cancelled"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.find import latest_checkpoint
+from launcher.rundir.find import latest_checkpoint
 from launcher.spec.verdict import EXIT_CODES
 from tests.lab import HELD, HELD_JOB, wait_for
 from tests.slurm.cluster import Cluster
@@ -43,7 +43,7 @@ def job(lab: SlurmLab, seconds: float = 1, code: int = 0) -> str:
         "import pathlib, sys, time\n"
         f"end = time.monotonic() + {seconds}\n"
         "while time.monotonic() < end and not pathlib.Path('go').exists(): time.sleep(0.05)\n"
-        f"sys.exit({code})\n",
+        f"if {code}: raise ValueError('as it was asked to')\n",
         f"for-{seconds}-{code}.py",
     )
     return str(lab.job(command=f"python for-{seconds}-{code}.py", resources=ONE_RANK))
@@ -170,7 +170,7 @@ def test_status_without_the_controller_tells_what_the_run_says_of_itself(lab: Sl
 def test_without_accounting_daemon_a_run_is_submitted_followed_and_judged(lab: SlurmLab) -> None:
     lab.cluster.stop_accounting()
     try:
-        done = lab.cli("run", job(lab, code=3), "-c", "lab.yaml")
+        done = lab.cli("run", job(lab, code=1), "-c", "lab.yaml")
         run = lab.newest()
         status = lab.status(run)
         listed = lab.cli("list")
@@ -206,7 +206,7 @@ def test_on_a_cluster_without_accounting_every_verb_works(plain_lab: SlurmLab) -
     assert lab.cli("cancel", endless.id).returncode == 0
     assert lab.wait(endless)["state"] == "cancelled"
     assert lab.wait(good)["state"] == "succeeded"
-    bad = lab.cli("run", job(lab, code=3), "-c", "lab.yaml")
+    bad = lab.cli("run", job(lab, code=1), "-c", "lab.yaml")
     assert bad.returncode == EXIT_CODES["user-error"], bad.stdout + bad.stderr
     assert "user-error" in lab.cli("why").stdout
     states = {run["state"] for run in json.loads(lab.cli("list", "--json").stdout)}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 
 import pytest
 
 from launcher.schedulers.over_ssh.login import Answer
-from launcher.schedulers.slurm.records import JobRecord, duration, moment, questions, records
+from launcher.schedulers.slurm.records import JobRecord, duration, look_up, moment, of_queue, records
 from launcher.schedulers.slurm.states import SLURM_STATES, meaning
 from tests.slurm.recorded import answers
 
@@ -134,9 +135,52 @@ def test_slurm_that_is_not_installed_is_said() -> None:
 
 
 def test_a_thousand_tasks_are_one_short_question() -> None:
-    asked = questions([f"123_{task}" for task in range(1000)])
-    assert sorted(asked) == ["sacct", "squeue"]
-    assert "--jobs=123" in asked["squeue"] and "--jobs=123" in asked["sacct"]
+    assert "--jobs=123" in of_queue([f"123_{task}" for task in range(1000)])["squeue"]
+
+
+class Asked:
+    """Recorded answers, and what was asked of them."""
+
+    def __init__(self, name: str, **instead: Answer) -> None:
+        self.answers, self.trips = answers(name) | instead, list[list[str]]()
+
+    def __call__(self, questions: Mapping[str, Sequence[str]]) -> dict[str, Answer]:
+        self.trips.append(sorted(questions))
+        return {name: self.answers[name] for name in questions}
+
+
+@pytest.mark.parametrize(
+    ("job", "trips"),
+    [
+        ("81", [["squeue"]]),  # runs
+        ("82", [["squeue"]]),  # has succeeded
+        ("83", [["squeue"], ["sacct", "scontrol 83"]]),  # has failed: with which exit code?
+        ("89", [["squeue"]]),  # has been cancelled by the user
+        ("999", [["squeue"], ["sacct"]]),  # is not known to the controller
+    ],
+)
+def test_accounting_is_asked_only_for_what_the_controller_does_not_tell(
+    job: str, trips: list[list[str]]
+) -> None:
+    asked = Asked("22.05.8-jobs", **{"scontrol 83": answers("22.05.8-few")["scontrol 83"]})
+    known = look_up(asked, [job], ["89"])
+    assert asked.trips == trips
+    if job == "83":
+        assert known.jobs["83"].exit_code == 12
+
+
+def test_a_job_beside_a_task_that_only_its_array_tells_of_stays_known() -> None:
+    told = answers("22.05.8-jobs")["squeue"].out.splitlines()
+    alone = Answer(0, "\n".join(line for line in told if line.startswith("81|")), "")
+    array = Answer(0, "\n".join(line for line in told if line.startswith("85_")), "")
+    asked = Asked("22.05.8-jobs", squeue=alone, **{"squeue of arrays": array, "sacct": Answer(124, "", "")})
+    known = look_up(asked, ["81", "85_3"])
+    assert asked.trips[1:] == [["sacct", "squeue of arrays"]]
+    assert {job: one.state for job, one in known.jobs.items() if job in ("81", "85_3")} == {
+        "81": "RUNNING",
+        "85_3": "FAILED",
+    }
+    assert known.accounting == "Slurm's accounting gave no answer within 3 s"
 
 
 # Of the manual pages of 20.11 to 25.11.

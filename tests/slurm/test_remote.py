@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_CODES
 from tests.lab import events, metrics, wait_for
 from tests.schedulers.sshd import Sshd
@@ -67,10 +67,10 @@ def cancelled_and_resumed(lab: Laptop) -> Told:
     run = lab.submit(str(lab.job(**fields, env=env, resources=ONE_RANK)))
     there = lab.on_disk(run)
     wait_for(lambda: len(metrics(there)) > 2, "some steps", 120)
-    asked = json.loads(lab.said("snapshot", run.id, "--json"))
+    asked = lab.told("snapshot", run.id)
     host, _, folder = asked["folder"].partition(":")
     wait_for(lambda: list(Path(folder).glob("*-step-*.json")), f"snapshot in {asked}", 60)
-    listed = json.loads(lab.said("list", "--json"))[0]["state"]
+    listed = lab.told("list")[0]["state"]
     before = lab.sshd.sessions
     lab.said("cancel", run.id)
     trips = [lab.sshd.sessions - before]
@@ -114,7 +114,12 @@ def test_a_job_that_is_cancelled_in_the_queue_is_known_to_have_ended(it: Told) -
 
 def mended(lab: Laptop) -> Told:
     """A program that fails; then another one, and another job."""
-    lab.script("import os, sys; print('mood', os.environ['MOOD']); sys.exit(3)")
+    lab.script(
+        "import os, sys\n"
+        "print('mood', os.environ['MOOD'])\n"
+        "print('train.py: error: bad mood', file=sys.stderr)\n"
+        "sys.exit(3)\n"
+    )
     job = lab.job(command="python train.py", env={"MOOD": "bad"}, resources=ONE_RANK)
     lab.said("run", str(job), "-c", "lab.yaml", code=EXIT_CODES["user-error"])
     run = lab.newest()
@@ -142,7 +147,7 @@ def array(lab: Laptop) -> Told:
     before = lab.sshd.sessions
     lab.said("submit", str(job), "-c", "lab.yaml", "--sweep", "env.WHO=a,b")
     trips = lab.sshd.sessions - before
-    runs = [RunDir(Path(one["path"])) for one in json.loads(lab.said("list", "--json"))]
+    runs = [RunDir(Path(one["path"])) for one in lab.told("list")]
     ended = [(run, lab.wait(run)) for run in runs]
     return Told(lab, runs[0], {}, {"ended": ended, "trips": trips})
 
@@ -165,7 +170,7 @@ def cancelled_sweep(lab: Laptop) -> Told:
     asked = ["--sweep", "seed=0,1,2,3,4,5", "--at-once", "1"]
     out = lab.said("submit", str(job), "-c", "lab.yaml", *asked)
     (sweep,) = (line.split()[-1] for line in out.splitlines() if line.startswith("all of them: "))
-    runs = [RunDir(Path(one["path"])) for one in json.loads(lab.said("status", sweep, "--json"))["runs"]]
+    runs = [RunDir(Path(one["path"])) for one in lab.told("status", sweep)["runs"]]
     wait_for(lambda: len(metrics(lab.on_disk(runs[0]))) > 2, "some steps", 120)
     said, trips = {}, {}
     for name, command in (("status", ["status", sweep]), ("cancel", ["cancel", sweep])):
@@ -190,9 +195,9 @@ def test_a_sweep_is_cancelled_in_one_round_trip_and_leaves_nothing_when_deleted(
     assert it.more["left"] == []
 
 
-def refused(lab: Laptop) -> dict[str, str]:
+def refused(lab: Laptop) -> dict[str, Any]:
     job = str(lab.job(**GPT))
-    said = {}
+    said: dict[str, Any] = {}
     lab.profile("wrong.yaml", partition="nowhere")
     said["partition"] = lab.said("submit", job, "-c", "wrong.yaml", code=4)
     said["secret"] = lab.said("submit", job, "-c", "lab.yaml", "--set", "secrets=[TOKEN]", code=4)
@@ -200,16 +205,16 @@ def refused(lab: Laptop) -> dict[str, str]:
     said["sweep"] = lab.said("submit", job, "-c", "lab.yaml", *secret_in_a_sweep, code=4)
     said["runs"] = " ".join(path.name for path in (lab.there / "runs").glob("[!.]*"))
     said["queue"] = lab.slurm("squeue", "-h", "-t", "all", "-o", "%Z")
-    said["listed"] = lab.said("list", "--json")
+    said["listed"] = lab.told("list")
     said["detected"] = lab.said("clusters", "detect", "--login", lab.sshd.host, "--partition", "short")
     said["folder"] = str(lab.folder)
     return said
 
 
 @pytest.mark.parametrize("it", [refused], indirect=True)
-def test_what_cannot_run_there_is_refused_before_there_is_a_job(it: dict[str, str]) -> None:
+def test_what_cannot_run_there_is_refused_before_there_is_a_job(it: dict[str, Any]) -> None:
     assert "nowhere" in it["partition"] and "main" in it["partition"]
     assert "TOKEN is not set there" in it["secret"] and "the laptop's own" not in it["secret"]
     assert "TOKEN is not set there" in it["sweep"]
-    assert it["runs"] == "" and it["folder"] not in it["queue"] and json.loads(it["listed"]) == []
+    assert it["runs"] == "" and it["folder"] not in it["queue"] and it["listed"] == []
     assert f"login: {Sshd.host}" in it["detected"] and "partition: short" in it["detected"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import pytest
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_CODES
+from launcher.supervise.nodes import LOST_SECONDS
 from tests.lab import HELD, HELD_JOB, events, metrics, verdicts, wait_for
 from tests.slurm.lab import GPT, SlurmLab, exported, handles, job_id
+from tests.slurm.shape import CLUSTER
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -53,6 +57,13 @@ def tells(*stories: Callable[[SlurmLab], Told]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("it", stories, indirect=True, ids=lambda story: story.__name__)
 
 
+def seconds_told(run: RunDir) -> float:
+    """From the request to stop to the time at which Slurm will kill, as the batch script has told it."""
+    (told,) = run.path.glob("slurm-*-0.stop")
+    asked = events(run, "stopping")[0]["time"].replace("Z", "+00:00")
+    return float(told.read_text().split()[1]) - datetime.fromisoformat(asked).timestamp()
+
+
 def steps(run: RunDir) -> int:
     return len(metrics(run)) if run.metrics.exists() else 0
 
@@ -83,6 +94,24 @@ def test_two_nodes_with_two_ranks_each_train_to_the_end(it: Told) -> None:
 
 
 # -- memory
+
+
+def as_a_site_wants(lab: SlurmLab) -> Told:
+    lab.profile(clusters=CLUSTER, comment=False, srun_options=["--cpu-bind=none"], extra={"comment": "ours"})
+    job = {"command": ["bash", "-c", "ulimit -Sn; ulimit -Hn"], "batch": {"global": 1}}
+    file = lab.job(**job, resources={**ONE_RANK, "time": "5m"})
+    run = lab.submit(str(file), "--partition", "short", "--dependency", "singleton")
+    return Told(lab, run, lab.wait(run))
+
+
+@tells(as_a_site_wants)
+def test_a_run_in_a_named_cluster_without_our_comment_is_followed_to_its_end(it: Told) -> None:
+    assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
+    asked = it.lab.accounted(job_id(it.run), "Cluster", "Comment")
+    assert asked == [["COMPLETED", CLUSTER, "ours"]]
+    (out,) = it.run.path.glob("attempts/000/logs/node-*/rank-000.out")
+    soft, hard = (int(line.split()[-1]) for line in out.read_text().splitlines())
+    assert soft == min(hard, 1048576)
 
 
 def memory_on_one_node(lab: SlurmLab) -> Told:
@@ -214,6 +243,7 @@ def test_a_job_that_a_higher_partition_preempts_goes_on_from_a_checkpoint(it: To
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
     assert [event["reason"] for event in events(it.run, "requeued")] == ["preempted"]
     assert len(handles(it.run)) == 1 and events(it.run, "resumed")[0]["step"] >= 3
+    assert 10 < seconds_told(it.run) <= 10 + 20, "GraceTime of its partition, and KillWait of the cluster"
     states = [state for (state,) in it.lab.accounted(job_id(it.run))]
     assert states[0] in ("PREEMPTED", "REQUEUED") and states[-1] == "COMPLETED"
     assert len(it.losses) == 80
@@ -224,6 +254,41 @@ def test_where_preemption_cancels_the_run_goes_on_all_the_same(it: Told) -> None
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
     assert [event["reason"] for event in events(it.run, "requeued")] == ["preempted"]
     assert len(it.losses) == 80
+
+
+def requeued(lab: SlurmLab) -> Told:
+    """By an administrator: SIGTERM comes without a warning, and SIGKILL after KillWait."""
+    run = lab.submit(slow(lab, 0.5, resources={"nodes": 2, "ranks_per_node": 2, "time": "10m"}))
+    wait_for(lambda: steps(run) > 2, "some steps", 120)
+    lab.slurm("scontrol", "requeue", job_id(run))
+    return Told(lab, run, lab.wait(run, "succeeded", "failed"))
+
+
+@tells(requeued)
+def test_a_job_that_is_requeued_by_others_saves_the_step_it_is_in(it: Told) -> None:
+    assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
+    assert [event["reason"] for event in events(it.run, "requeued")] == ["preempted"]
+    assert verdicts(it.run)[0]["reason"].endswith("a checkpoint was written"), it.lab.all_logs(it.run)
+    assert len(it.losses) == len(metrics(it.run)) == 80, "no step was done twice"
+    assert 15 < seconds_told(it.run) <= 20, "KillWait"
+
+
+def suspended(lab: SlurmLab) -> Told:
+    run = lab.submit(slow(lab, 0.5, resources={"nodes": 2, "ranks_per_node": 1, "time": "10m"}))
+    wait_for(lambda: steps(run) > 2, "some steps", 120)
+    lab.slurm("scontrol", "suspend", job_id(run))
+    said = wait_for(lambda: lab.status(run)["reason"], "word of it", 30)
+    time.sleep(1.2 * LOST_SECONDS)  # what one node takes for the loss of another
+    lab.slurm("scontrol", "resume", job_id(run))
+    return Told(lab, run, lab.wait(run, "succeeded", "failed"), {"said": said})
+
+
+@pytest.mark.thorough  # it waits for a minute
+@tells(suspended)
+def test_a_job_that_is_suspended_says_so_and_goes_on_as_if_nothing_had_been(it: Told) -> None:
+    assert "is suspended" in it.more["said"]
+    assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
+    assert len(it.run.attempts()) == 1 and len(it.losses) == len(metrics(it.run)) == 80
 
 
 # -- a node
@@ -338,7 +403,8 @@ def test_a_cancel_during_the_stop_at_a_time_limit_leaves_a_checkpoint_and_nothin
 TASK_OF_ARRAY = """
 import os, sys
 print("I am", os.environ["WHO"])
-sys.exit(os.environ["WHO"] == "b")
+if os.environ["WHO"] == "b":
+    sys.exit("train.py: error: b fails")
 """
 
 
@@ -382,7 +448,7 @@ def text(lab: SlurmLab) -> Told:
         name=NASTY,
         command=["python", "train.py", "{run_dir}/seen"],
         resources=ONE_RANK,
-        env={"MOOD": NASTY, "PS4": "$(touch PWNED)", "lower_case": "x"},
+        env={"MOOD": NASTY, "lower_case": "x"},
     )
     run = lab.submit(str(job))
     return Told(lab, run, lab.wait(run))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from launcher.schedulers.slurm.cards import likely_cards
 from launcher.schedulers.slurm.detect import as_yaml, choose, found, name_of
 from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import Site, gpus_of, site
-from launcher.spec.cluster import Cluster
+from launcher.spec.cluster import Cluster, Node
 from launcher.spec.job import Job
 from launcher.spec.load import load_cluster
 from tests.slurm.recorded import answers
@@ -143,7 +144,7 @@ def request(where: str | Site, slurm: dict[str, object], **resources: object) ->
             "22.05.8-site",
             {"partition": "short"},
             {},
-            "partition short gives 1m to a job without one, and slurm.signal_seconds is 2m",
+            "partition short gives 1m to a job without one, and the run is asked to stop 2m before its end",
         ),
         ("22.05.8-site", {}, {"nodes": 4}, "resources.nodes: 4 asked for, partition main gives 3"),
         ("22.05.8-site", {}, {"gpus_per_node": 3}, "3 GPUs on one node asked for; partition main has 2 x"),
@@ -165,7 +166,7 @@ def request(where: str | Site, slurm: dict[str, object], **resources: object) ->
             "other-partitions",
             {"partition": "agro-b", "qos": "high"},
             {},
-            "does not take high; it takes normal,gpupreempt",
+            "does not take high; it takes normal, gpupreempt",
         ),
         ("other-partitions", {"partition": "gputest"}, {"nodes": 3}, "partition gputest gives 2"),
         (
@@ -219,6 +220,59 @@ def test_of_several_accounts_of_which_one_takes_the_job_none_refuses_it() -> Non
     assert refused.startswith(
         "resources.time: 30m asked for, account lab allows 10m (MaxWall): ask for no more"
     )
+
+
+@pytest.mark.parametrize(
+    ("site_", "slurm", "said"),
+    [
+        ({}, {}, "partition main does not take your default, lab; it takes other; none of yours may use it"),
+        ({}, {"account": "lab"}, "slurm.account: partition main does not take lab; it takes other"),
+        ({"given_account": "lab"}, {"account": "other"}, "SBATCH_ACCOUNT: partition main does not take lab"),
+        ({"config": {"JobSubmitPlugins": "lua"}}, {}, ""),  # which may choose an account
+        ({"default_account": None}, {}, ""),
+        ({"default_account": "below"}, {}, ""),  # newer versions take it
+    ],
+)
+def test_an_account_that_a_partition_is_not_for_is_refused_where_it_is_known(
+    site_: dict[str, Any], slurm: dict[str, object], said: str
+) -> None:
+    here = site(answers("22.05.8-limits"))
+    main = here.partitions["main"]
+    closed = replace(main, fields={**main.fields, "AllowAccounts": "other"})
+    rows = ({"Account": "lab", "User": "u"}, {"Account": "below", "User": "", "ParentName": "other"})
+    known = {"default_account": "lab", "associations": rows, "config": {}} | site_
+    found = list(request(replace(here, **known), slurm)._not_taken(closed))
+    assert len(found) == bool(said) and (not said or said in found[0])
+
+
+def test_an_array_that_is_too_large_is_refused_with_the_limit() -> None:
+    asked = request("22.05.8-site", {"partition": "main"}, time="1h")
+    for config, said in (
+        (
+            {"MaxArraySize": "1001"},
+            "1002 runs asked for, an array has 1001 tasks at most here (MaxArraySize)",
+        ),
+        ({"MaxArraySize": "1002"}, ""),
+        (
+            {"SchedulerParameters": "bf_interval=1,max_array_tasks=100"},
+            "(SchedulerParameters=max_array_tasks)",
+        ),
+    ):
+        found = list(replace(asked, site=replace(asked.site, config=config), tasks=1002).refusals())
+        assert len(found) == bool(said) and (not said or said in found[0])
+
+
+def test_without_node_cpus_the_number_of_the_nodes_is_told() -> None:
+    asked = request("22.05.8-site", {"partition": "main"}, time="1h", gpus_per_node=0)
+    unknown = replace(asked, cluster=asked.cluster.model_copy(update={"node": Node()}))
+    (told,) = (one for one in unknown.warnings() if one.startswith("node.cpus"))
+    assert "nodes of partition main have 8 CPUs" in told
+    crowded = Job.model_validate(
+        {**asked.job.model_dump(by_alias=True), "resources": {"ranks_per_node": 9, "gpus_per_node": 0}}
+    )
+    plan = make_plan(crowded, unknown.cluster)
+    (refused,) = replace(unknown, job=crowded, plan=plan).refusals()
+    assert "resources.cpus_per_node: 9 asked for, a node of partition main gives 8" in refused
 
 
 def test_a_qos_may_lift_what_its_partition_allows() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
+from functools import partial
 
 import pytest
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.over_ssh.login import Answer, Here, ask
-from launcher.schedulers.slurm.records import questions, records
+from launcher.schedulers.slurm.records import Put, look_up
 from launcher.spec.verdict import EXIT_CODES
 from tests.lab import wait_for
 from tests.slurm.lab import SlurmLab, job_id
@@ -74,7 +74,7 @@ def test_a_sweep_is_looked_at_cancelled_and_deleted_as_a_whole(lab: SlurmLab) ->
     assert f"{sweep}: 2 taken out of the queue, 2 asked to write a checkpoint and stop" in out
     assert [lab.wait(run)["state"] for run in runs] == ["cancelled"] * 4
     assert [lab.status(run)["checkpoint_step"] is not None for run in runs] == [True, True, False, False]
-    found = json.loads(said(lab, "status", sweep, "--json", code=EXIT_CODES["cancelled"]))
+    found = lab.told("status", sweep, code=EXIT_CODES["cancelled"])
     assert found["states"] == {"cancelled": 4} and [run["run_id"] for run in found["runs"]] == [
         run.id for run in runs
     ]
@@ -127,8 +127,9 @@ def test_of_runs_that_wait_one_is_cancelled_alone_and_the_others_together(
     assert f"{sweep}: 11 submitted, 1 cancelled" in said(lab, "status", sweep)
     assert f"{sweep}: 11 taken out of the queue;" in said(lab, "cancel", sweep[:-2])
     assert f"{sweep}: 12 cancelled" in said(lab, "status", sweep, code=EXIT_CODES["cancelled"])
-    answers = ask(Here(), questions([job_id(run) for run in runs]))
-    for known in (records(answers), records(answers | {"sacct": Answer(127, "", "")})):
+    jobs, put = [job_id(run) for run in runs], partial(ask, Here())
+    without: Put = lambda asked: put(asked) | {"sacct": Answer(127, "", "")}  # noqa: E731
+    for known in (look_up(put, jobs), look_up(without, jobs)):
         assert {getattr(known.get(job_id(run)), "state", "") for run in runs} == {"CANCELLED"}
     assert said(lab, "submit", str(job), "-c", "lab.yaml", "--at-once", "2", code=2).startswith(
         "launcher: --at-once says how many runs of a sweep"

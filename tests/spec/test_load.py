@@ -94,7 +94,6 @@ def test_text_that_is_no_yaml_mapping_gets_one_message_with_its_line(write, text
         ("epochs: 2", "give either `steps:` or `epochs:`, not both"),
         ("env: {A: x}\nsecrets: [A]", "env.A: is in `env:` and in `secrets:`"),
         ("env: {LAUNCHER_X: y}", "launcher's own"),
-        ("env: {FLAG: true}", "write 'true' in quotes"),
         ('env: {A: "x\\0y"}', "NUL byte"),
         ("resources: {time: soon}", "'soon' is not a duration; write for example 90m"),
         ("resources: {memory_per_node: 64Gi}", "'64Gi' is not a size; write for example 48GiB"),

@@ -32,6 +32,7 @@ def test_a_usual_recipe_breaks_nothing():
         ({"sharding": "hybrid"}, GPUS, "hybrid-needs-nodes"),
         ({"sharding": "ddp", "offload": "cpu"}, GPUS, "cpu-offload-needs-fsdp"),
         ({"micro_batch_size": 1}, Setting(8, 1, 8, batch_norm=True), "batch-norm-needs-two"),
+        ({"micro_batch_size": 1}, Setting(8, 1, 8, couples_samples=True), "coupled-samples-need-two"),
         ({"offload": "cpu"}, Setting(2, 1, 0), "offload-needs-gpu"),
         ({"precision": "float8"}, Setting(2, 1, 0), "float8-needs-gpu"),
         ({"checkpoint_ratio": 0.5}, GPUS, "ratio-needs-checkpoint"),
@@ -112,7 +113,7 @@ def test_every_recipe_is_valid_or_has_a_valid_neighbour_and_what_is_valid_runs()
             assert valid is not None and valid.micro_batch_size * valid.grad_accum == 8
             neighbours.add(valid)
         assert not any(broken_rules(valid, setting) for valid in neighbours)
-    assert seen | {"batch-norm-needs-two"} == {rule.name for rule in RULES}
+    assert seen | {"batch-norm-needs-two", "coupled-samples-need-two"} == {rule.name for rule in RULES}
 
 
 def test_what_the_entrypoint_does_not_run_is_refused_with_what_does():

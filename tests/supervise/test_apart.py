@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.files import append_json, read_json, replace_json
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import read_json, replace_json
+from launcher.rundir.layout import RunDir
 from launcher.supervise.apart import link as module
 from launcher.supervise.apart.link import Hub, Spoke
 from launcher.supervise.apart.wire import WireError, call
@@ -99,7 +99,7 @@ def test_a_log_that_cannot_be_written_holds_nothing_else_back_and_no_event_comes
     (here / "logs/node-01/rank-001.out").mkdir()  # as good as a full disk: it cannot be written
     (two.here.path / "events.jsonl").mkdir()
     (there / "logs/node-01/rank-001.out").write_text("a line\n")
-    append_json(two.there.events, {"event": "downgrade"})
+    two.there.event("downgrade")
     two.start()
     (there / "stop").write_text("preempted")
     replace_json(there / "nodes/node-01.alive.json", {"time": 1})
@@ -130,13 +130,13 @@ def test_who_sees_that_a_node_has_ended_sees_all_that_it_said_before(two: Two) -
 
 def test_a_connection_that_breaks_costs_no_line_and_none_comes_twice(two: Two) -> None:
     there, here = attempt(two.there), two.here.attempt(0).path
-    append_json(two.here.events, {"event": "attempt"})
+    two.here.event("mark")
     two.start()
     log, copy = there / "logs/node-01/rank-001.out", here / "logs/node-01/rank-001.out"
     for number in range(3):
         with open(log, "a") as file:
             file.write(f"line {number}\nhalf of")
-        append_json(two.there.events, {"event": "memory", "number": number})
+        two.there.event("memory", number=number)
         seen(lambda number=number: f"line {number}\n" in copy.read_text())
         seen(lambda number=number: len(two.here.read_events()) == number + 2)
         (cut,) = two.hub._links.values()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launcher.runs.downgrades import recipe_in_force
+from launcher.rundir.downgrades import recipe_in_force
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.policy import spent_budgets, tried
@@ -37,7 +37,9 @@ run = os.environ["LAUNCHER_RUN_DIR"]
 attempt, micro = int(os.environ["LAUNCHER_ATTEMPT"]), int(sys.argv[1])
 if attempt == 0:
     changes = {"micro_batch_size": [micro, micro // 2], "grad_accum": [1, 2]}
-    event = {"event": "downgrade", "attempt": 0, "in_process": True, "changes": changes, "reason": "in place"}
+    time = "2026-11-21T08:54:01.123456Z"
+    event = {"time": time, "event": "downgrade", "attempt": 0, "in_process": True, "reason": "in place"}
+    event["changes"] = changes
     with open(run + "/events.jsonl", "a") as file:
         file.write(json.dumps(event) + "\\n")
 raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from launcher.diagnosis.cause import clues_of_text
 from launcher.spec.verdict import EXIT_FOLLOWED, EXIT_OOM, EXIT_STOPPED
 from launcher.supervise.judge import Evidence, judge
 
@@ -52,6 +54,21 @@ def test_on_a_cpu_it_is_no_gpu_that_ran_out():
     told = Evidence(ranks=1, exit_codes={0: 1}, errors=(said(0, "gpu-oom", phase="forward", step=2),))
     assert judge(told).reason == "rank 0 ran out of GPU memory in forward of step 2"
     assert judge(replace(told, gpus=False)).reason == "rank 0 ran out of memory in forward of step 2"
+
+
+def test_what_the_start_script_says_is_the_reason_where_no_rank_began():
+    lines = ("hello", "bash: module: command not found", "launcher: line 2 of setup failed: module load x")
+    told = Evidence(ranks=2, exit_codes={0: 78}, torchrun_lines=lines)
+    verdict = judge(told)
+    assert verdict.reason == "line 2 of setup failed: module load x" and verdict.last_lines == lines
+    assert judge(replace(told, started={0: 0})).reason != verdict.reason
+
+
+def test_without_a_rank_there_is_no_success():
+    assert judge(Evidence(ranks=2, exit_codes={0: 0})).failure == "image-error"
+    assert "before any rank began" in judge(Evidence(ranks=2, exit_codes={0: 0})).reason
+    assert judge(Evidence(ranks=2, exit_codes={0: 0}, started={0: 0, 1: 0})).ok
+    assert judge(Evidence(ranks=2, exit_codes={0: 0}, disk_full=True)).ok, "nothing could be written"
 
 
 def test_a_rank_that_left_with_another_is_not_the_cause_even_when_nobody_could_say_why():
@@ -197,6 +214,22 @@ def test_an_error_file_of_torchelastic_is_believed_over_the_last_lines():
     assert verdict.exception == record["exception"]
 
 
+@pytest.mark.parametrize("length", [10, 5000])
+def test_torchruns_copy_of_an_exception_does_not_hide_whose_it_is(length: int):
+    error = f"ValueError: {'x' * length}"
+    failed = ended(1, 1, 5.0, lines=(*TRACEBACK[:-1], error)) | {"exception": error[:4000]}
+    copy = clues_of_text([b"  traceback : Traceback (most recent call last):", b"    f()", error.encode()])
+    verdict = judge(
+        Evidence(
+            ranks=2,
+            exit_codes={0: 1},
+            exits=(failed, ended(0, -15, 6.0, stopping=True)),
+            torchrun_clues={0: copy},
+        )
+    )
+    assert copy and (verdict.failure, verdict.rank) == ("user-error", 1)
+
+
 def test_among_foreign_scripts_a_closed_connection_comes_after_the_rank_that_closed_it():
     lost = (
         "Traceback (most recent call last):",
@@ -282,7 +315,7 @@ CPP = (
     "Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (most recent call first):",
     *(f"frame #{number}: <unknown function>" for number in range(9)),
 )
-RECORDED = YAML(typ="safe").load(Path(__file__).parents[1] / "logs" / "out_of_memory.yaml")
+RECORDED = YAML(typ="safe").load(Path(__file__).parents[1] / "diagnosis" / "out_of_memory.yaml")
 TOLD = [message for message in RECORDED if message["kind"]]
 
 
@@ -298,6 +331,33 @@ def test_what_a_script_says_at_last_is_why_it_ended_though_its_traceback_began_b
     assert verdict.memory is not None and verdict.memory.kind == kind
 
 
+@pytest.mark.parametrize(
+    ("code", "lines", "failure"),
+    [
+        (-signal.SIGABRT, TRACEBACK, "user-error"),
+        (-signal.SIGSEGV, TRACEBACK, "user-error"),
+        (-signal.SIGKILL, TRACEBACK, "unknown"),
+        (-signal.SIGTERM, TRACEBACK, "unknown"),
+        (-signal.SIGABRT, (*TRACEBACK, *CPP), "gpu-oom"),
+        (-signal.SIGABRT, CPP, "gpu-oom"),
+        (-signal.SIGABRT, ("all is well",), "unknown"),
+    ],
+)
+def test_an_exception_before_a_crash_counts_and_before_a_signal_from_outside_does_not(
+    code: int, lines: tuple[str, ...], failure: str
+) -> None:
+    verdict = judge(Evidence(ranks=1, exit_codes={0: code}, exits=(ended(0, code, lines=lines),)))
+    assert verdict.failure == failure
+
+
+def test_a_rank_that_crashed_after_the_others_had_gone_is_not_the_first_to_fail() -> None:
+    lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
+    hurt = (*TRACEBACK[:-1], lost)
+    exits = (ended(0, -signal.SIGABRT, lines=hurt), ended(1, 1, lines=TRACEBACK))
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, exits=exits))
+    assert (verdict.failure, verdict.rank) == ("user-error", 1)
+
+
 def test_the_users_own_network_is_not_ours():
     line = "requests.exceptions.ConnectionError: hub: Connection reset by peer"
     lines = ("Traceback (most recent call last):", '  File "t.py", line 1', line)
@@ -307,21 +367,20 @@ def test_the_users_own_network_is_not_ours():
 
 def test_a_full_disk_that_swallowed_every_record_is_named():
     verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, started={0: 0, 1: 0}, disk_full=True))
-    assert verdict.failure == "user-error" and "No space left on device" in verdict.reason
+    assert verdict.failure == "disk-full" and "No space left on device" in verdict.reason
 
 
 @pytest.mark.parametrize(
-    ("cause", "reason"),
+    ("failure", "reason"),
     [
-        ("No space left on device: it takes 2 GiB", "rank 0 found the disk full in checkpoint of step 6"),
-        ("PermissionError: [Errno 13]", "rank 0 could not save in checkpoint of step 6"),
+        ("disk-full", "rank 0 found the disk full in checkpoint of step 6"),
+        ("user-error", "rank 0 could not save in checkpoint of step 6"),
     ],
 )
-def test_a_last_checkpoint_that_cannot_be_written_is_the_users_to_mend(cause: str, reason: str) -> None:
-    error = said(0, "user-error", phase="checkpoint", step=6)
-    error["exception"] = f"NotSavedError: checkpoint of step 6 could not be written: {cause}"
+def test_a_last_checkpoint_that_cannot_be_written_is_the_users_to_mend(failure: str, reason: str) -> None:
+    error = said(0, failure, phase="checkpoint", step=6)
     verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, errors=(error,)))
-    assert (verdict.failure, verdict.reason) == ("user-error", reason)
+    assert (verdict.failure, verdict.reason) == (failure, reason)
 
 
 def test_a_stop_whose_checkpoint_failed_is_still_a_stop_and_says_so():

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.supervise import awake
 from launcher.supervise import nodes as module
 from launcher.supervise.attempt import Ended, NodePlace
 from launcher.supervise.nodes import Nodes, NodesError
@@ -56,8 +57,43 @@ def test_a_node_without_a_heartbeat_is_lost_and_the_run_does_not_wait_for_it(fou
     attempt = opened(four)
     for node in four[:3]:
         node.report(attempt, Ended(0), oom_kills=0)
-    reports, lost = four[0].wait_for_reports(attempt)
+    reports, lost = four[0].wait_for_reports(attempt, lambda: False)
     assert sorted(reports) == [0, 1, 2] and lost == (3,)
+
+
+def test_who_is_silent_when_the_time_to_stop_is_over_is_not_waited_for(four: list[Nodes]) -> None:
+    attempt = opened(four)
+    for node in four:
+        node.lost_after = 1e9
+    for node in four[:3]:
+        node.report(attempt, Ended(0), oom_kills=0)
+    reports, lost = four[0].wait_for_reports(attempt, lambda: True)
+    assert sorted(reports) == [0, 1, 2] and lost == (3,)
+
+
+def test_nodes_that_wait_hear_that_no_attempt_follows(four: list[Nodes]) -> None:
+    replace_json(four[0].run.closed, {"incarnation": "10.0.0.1:61006", "exit_code": 0})  # of an earlier life
+    timer = threading.Timer(0.3, lambda: four[0].close(15))
+    timer.start()
+    assert four[2].wait_for_attempt(after=-1) == 15
+    timer.join()
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_node_that_is_asked_to_stop_waits_a_moment_for_node_0(
+    four: list[Nodes], monkeypatch: pytest.MonkeyPatch, opens: bool
+) -> None:
+    monkeypatch.setattr(module, "CLOSING_SECONDS", 60.0 if opens else 0.3)
+    four[2].asked_to_stop = lambda: True
+    if not opens:
+        with pytest.raises(NodesError, match="asked to stop while waiting for node 0"):
+            four[2].wait_for_attempt(after=-1)
+        return
+    timer = threading.Timer(0.3, lambda: opened(four))
+    timer.start()
+    attempt = four[2].wait_for_attempt(after=-1)
+    assert not isinstance(attempt, int) and attempt.number == 0
+    timer.join()
 
 
 def test_a_slow_node_that_still_beats_is_waited_for(four: list[Nodes]) -> None:
@@ -74,7 +110,7 @@ def test_a_slow_node_that_still_beats_is_waited_for(four: list[Nodes]) -> None:
 
     thread = threading.Thread(target=slow)
     thread.start()
-    reports, lost = four[0].wait_for_reports(attempt)
+    reports, lost = four[0].wait_for_reports(attempt, lambda: False)
     thread.join()
     assert lost == () and reports[3]["oom_kills"] == 2
 
@@ -95,3 +131,24 @@ def test_a_request_to_stop_ends_the_wait(tmp_path: Path) -> None:
     waiting = Nodes(RunDir(tmp_path), NodePlace(1, 2, "10.0.0.1"), replace_json, lambda: True)
     with pytest.raises(NodesError, match="asked to stop"):
         waiting.wait_for_attempt(after=-1)
+
+
+def test_nodes_that_were_suspended_together_have_not_lost_each_other(
+    four: list[Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(awake.time, "monotonic", lambda: now)
+    attempt = opened(four)
+    first, second = (
+        Nodes(four[0].run, NodePlace(rank, 2, "10.0.0.1", 61007), replace_json, lambda: False)
+        for rank in range(2)
+    )
+    second.beat(attempt)
+    assert not first._lost(attempt, 1)
+    monkeypatch.setattr(awake, "LONGEST_SECONDS", 0.2)
+    now += 3600.0
+    assert not first._lost(attempt, 1)
+    for _ in range(4):
+        now += 0.2
+        lost = first._lost(attempt, 1)
+    assert lost, "it has run for longer than LOST_SECONDS since"

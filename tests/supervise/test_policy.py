@@ -8,7 +8,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import EXIT_CODES, FailureClass, OutOfMemory, Verdict
-from launcher.supervise.policy import POLICIES, advice, decide, spent_budgets
+from launcher.supervise.policy import POLICIES, advice, decide, spent_budgets, starts_in_vain
 
 RECIPE = Recipe(precision="fp32", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
 SETTING = Setting(ranks=2, nodes=1, gpus_per_node=0)
@@ -145,3 +145,32 @@ def test_a_run_that_was_interrupted_too_often_stops():
     limited = job(retries={"time_limits": 2})
     assert decide(verdict, limited, RECIPE, SETTING, {"time_limits": 1}).action == "requeue"
     assert decide(verdict, limited, RECIPE, SETTING, {"time_limits": 2}).action == "stop"
+
+
+HANDED = {"event": "handover", "step": 7}
+LOST = {"event": "checkpoint-failed", "step": 7, "from": "shared-memory"}
+SAVED, STARTED, KILLED = {"event": "checkpoint"}, {"event": "started"}, {"event": "ended", "in_vain": True}
+
+
+@pytest.mark.parametrize(
+    ("events", "task", "script"),
+    [
+        ([], 0, 0),
+        ([STARTED], 1, 0),
+        ([STARTED, STARTED, STARTED], 3, 0),
+        ([STARTED, SAVED, STARTED, STARTED], 2, 0),
+        ([STARTED, STARTED, STARTED, SAVED], 0, 0),
+        ([STARTED, STARTED, {"event": "resubmitted"}, STARTED], 1, 0),
+        ([STARTED, KILLED, STARTED, KILLED, STARTED, KILLED], 3, 3),
+        ([STARTED, SAVED, KILLED], 0, 1),
+        ([STARTED, KILLED, STARTED], 2, 0),
+        ([STARTED, HANDED], 0, 0),
+        ([STARTED, HANDED, LOST], 1, 0),
+        ([STARTED, SAVED, HANDED, LOST], 0, 0),
+    ],
+)
+def test_starts_without_a_step_saved_are_counted(
+    events: list[dict[str, Any]], task: int, script: int
+) -> None:
+    assert starts_in_vain(events, command=False) == task
+    assert starts_in_vain(events, command=True) == script

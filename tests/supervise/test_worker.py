@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +40,26 @@ def test_a_task_on_the_cpu_has_its_heap_in_huge_pages(
     )
     said = (tmp_path / "attempts/000/logs/node-00/rank-000.out").read_text()
     assert said.partition(" ")[2].strip() == f"{heap} 0 61007"
+
+
+TOLD_EARLY = """
+import os, signal, sys
+from launcher.supervise import worker
+class Told(worker.Worker):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGTERM)
+worker.Worker = Told
+sys.argv[1:] = [sys.executable, "-c", "import time; time.sleep(600)"]
+worker.main()
+"""
+
+
+def test_a_rank_that_is_ended_before_it_has_begun_leaves_its_record(tmp_path: Path) -> None:
+    """torchrun does so where another rank fails at once; a rank with a log and no record was killed."""
+    (tmp_path / "run.json").write_text("{}")
+    place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_ATTEMPT": "0", "RANK": "0"}
+    done = subprocess.run([sys.executable, "-c", TOLD_EARLY], env={**os.environ, **place}, timeout=60)
+    assert done.returncode == -signal.SIGTERM
+    record = json.loads((tmp_path / "attempts/000/exits/rank-000.json").read_text())
+    assert record["exit_code"] == -signal.SIGTERM and record["stopping"]

@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from launcher.tasks.huggingface import CausalLM
+from launcher.train.checkpoints.export import Weight, export, say_dtype
 from launcher.train.task import TaskError
-from tests.train.runs import measure
+from tests.tasks.test_text import word_tokenizer
+from tests.train.runs import job, measure, prepare, recipe, start
 
 transformers = pytest.importorskip("transformers")
 
@@ -112,3 +116,53 @@ def test_what_is_wrong_with_a_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "three" / "config.json").write_text(json.dumps({**config, "n_layer": 4}))
     with pytest.raises(TaskError, match=r"three has no transformer\.h\.3\.ln_1\.weight.*\(12 in all\)"):
         built(CausalLM(str(tmp_path / "three"), context=32))
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_transformers_loads_what_export_writes(tmp_path: Path, pretrained: bool) -> None:
+    checkpoint(llama(), tmp_path / "model")
+    transformers.GenerationConfig(do_sample=True, top_k=7).save_pretrained(tmp_path / "model")
+    word_tokenizer(tmp_path / "words")
+    (tmp_path / "text.txt").write_text("red green red " * 200)
+    args = {
+        "path": str(tmp_path / "model"),
+        "pretrained": pretrained,
+        "context": 8,
+        "data": str(tmp_path / "text.txt"),
+        "tokenizer": str(tmp_path / "words"),
+    }
+    run = prepare(tmp_path / "run", job(task="launcher.tasks.huggingface:CausalLM", args=args, steps=2))
+    ended = start(run, recipe("fsdp"))
+    assert set(ended.codes.values()) == {0}, ended.output
+    (run.checkpoints / "beside-weights" / "secret").symlink_to("/etc/passwd")
+    out = tmp_path / "out"
+    export(run.checkpoints / "step-00000002", out)
+    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
+    halved = tmp_path / "halved"
+    export(run.checkpoints / "step-00000002", halved, torch.bfloat16)
+    assert json.loads((halved / "config.json").read_text())["dtype"] == "bfloat16"
+    model = transformers.AutoModelForCausalLM.from_pretrained(halved)
+    assert model.dtype is torch.bfloat16 and model.generation_config.top_k == 7
+    assert not (out / "secret").exists()
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    ours = load_file(out / "model.safetensors")
+    assert all(torch.equal(value, ours[name]) for name, value in model.state_dict().items())
+    assert transformers.AutoTokenizer.from_pretrained(out).tokenize("green red") == ["green", "red"]
+
+
+def test_a_tokenizer_of_one_file_is_exported_and_every_part_of_a_config_says_the_type(tmp_path: Path) -> None:
+    config = llama()
+    config.save_pretrained(tmp_path / "model")
+    word_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").unlink()
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    task = CausalLM(str(tmp_path / "model"), context=8, data=str(tmp_path / "tokens.bin"))
+    task.export_files(tmp_path / "out")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").tokenize("green") == ["green"]
+
+    inner = {"torch_dtype": "float32", "quantization_config": {"dtype": "float32"}}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": inner, "dtype": "float32"}))
+    weights = [Weight("w", torch.Size([8]), torch.bfloat16), Weight("n", torch.Size([2]), torch.float32)]
+    say_dtype(tmp_path / "config.json", weights)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written == {"text_config": {**inner, "torch_dtype": "bfloat16"}, "dtype": "bfloat16"}

@@ -81,7 +81,8 @@ def test_the_last_windows_are_held_out() -> None:
     assert len(held_out) == pytest.approx(len(whole) / 10, rel=0.01)
 
 
-def test_a_tokenizer_directory_encodes_and_its_end_of_text_separates(tmp_path: Path) -> None:
+def word_tokenizer(folder: Path) -> None:
+    """A directory as save_pretrained writes it, of four words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -89,7 +90,11 @@ def test_a_tokenizer_directory_encodes_and_its_end_of_text_separates(tmp_path: P
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="[END]", unk_token="[UNK]")
-    tokenizer.save_pretrained(tmp_path / "words")
+    tokenizer.save_pretrained(folder)
+
+
+def test_a_tokenizer_directory_encodes_and_its_end_of_text_separates(tmp_path: Path) -> None:
+    word_tokenizer(tmp_path / "words")
     (tmp_path / "t.txt").write_text("red green red blue red")
     text = Text(str(tmp_path / "t.txt"), tokenizer_path=str(tmp_path / "words"), held_out=0)
     assert text.windows("train", 5, 4)[0].tolist() == [2, 3, 2, 0, 2, 1]

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from launcher.runs.files import replace_json
+from launcher.rundir.files import replace_json
 from launcher.train.budget import MemoryBudget
 from launcher.train.failure import leave
 from launcher.train.model import arranged, loss_of, new_model

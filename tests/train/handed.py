@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
-from launcher.runs.shared import handover_folder
-from launcher.train.budget import Unlimited
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.shared import handover_folder
+from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
@@ -39,12 +39,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def trainer(rank: Rank, folder: Path, **choice: Any) -> Trainer:
+def trainer(rank: Rank, folder: Path, budget: Budget | None = None, **choice: Any) -> Trainer:
     train = {"nvme_dir": str(folder.parent)}
     batch = {"global": 4 * rank.world}
     asked = job(task="normed:Normed", args={"dim": 96}, train=train, batch=batch)
     fields = {"recipe": recipe(micro=2, accumulation=2, **choice), "job": asked, "workdir": str(HERE)}
-    return Trainer(replace(rank, run=RunDir(folder), **fields), Where(), Unlimited())
+    return Trainer(replace(rank, run=RunDir(folder), **fields), Where(), budget or Unlimited())
 
 
 def round_trip(rank: Rank, folder: Path, **choice: Any) -> dict[str, Any]:
@@ -68,6 +68,21 @@ def round_trip(rank: Rank, folder: Path, **choice: Any) -> dict[str, Any]:
         "after the step": everywhere(different(bits(made), bits(again))),
         "left": everywhere(handover_folder(again.rank.run, rank.node).exists()),
     }
+
+
+def counted(rank: Rank, folder: Path, offload: str) -> list[int]:
+    """Bytes that taking up a handover adds to what is counted, at its end and at its peak, where neither the
+    states nor what is read are the device's."""
+    made = trainer(rank, folder, offload=offload)
+    steps(made, 1, 1)
+    made.handover.give()
+    dist.barrier()
+    with MemoryBudget(sys.maxsize) as budget:
+        again = trainer(rank, folder, budget, offload=offload)
+        before = budget.live
+        budget.take_peak()
+        assert again.handover.resume().source == "shared-memory"
+        return [budget.live - before, budget.take_peak() - before]
 
 
 RESHARDED: dict[str, list[dict[str, Any]]] = {
@@ -178,6 +193,7 @@ def main(out: Path) -> None:
     if rank.world == 2:
         result |= {
             "cases": {name: round_trip(rank, out.parent / name, **choice) for name, choice in CASES.items()},
+            "counted": {one: counted(rank, out.parent / one, one) for one in ("cpu", "cpu-optimizer")},
             "refused": refused(rank, out.parent / "refused"),
         }
     if rank.first:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher.runs.files import read_json_lines, replace_json
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import read_json_lines, replace_json
+from launcher.rundir.layout import RunDir
 from launcher.spec.drill import BUDGET
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import MemoryBudget, open_budget

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.tasks import gpt
 from launcher.train.budget import Unlimited
 from launcher.train.initialise import draw_normal

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.tasks import gpt
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints

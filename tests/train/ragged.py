@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ class Ragged(Task):
         }
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        if model.training:
+        if model.training and torch.is_grad_enabled():  # a step, not a comparison before it
             self.calls += 1
             if (
                 self.calls == self.call
@@ -108,6 +109,8 @@ def _inject(fault: str, model: nn.Module) -> None:
     match fault:
         case "raise":
             raise KeyError("no such label")
+        case "exit":
+            sys.exit("no such label")
         case "allocate":  # what does not fit into the budget of the test
             torch.zeros(8 * 2**20)
         case "stop":
@@ -122,3 +125,15 @@ def _inject(fault: str, model: nn.Module) -> None:
 
 def _ask_to_stop(*_: object) -> None:
     Path(os.environ["LAUNCHER_STOP_FILE"]).write_text("preempted")
+
+
+class BrokenData(Ragged):
+    """A data set with a sample that cannot be read."""
+
+    def data(self, split: str) -> list[Any]:
+        return Unreadable(super().data(split))
+
+
+class Unreadable(list):  # type: ignore[type-arg]
+    def __getitem__(self, index: Any) -> Any:
+        raise KeyError("no such sample")

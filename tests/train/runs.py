@@ -12,17 +12,24 @@ from typing import Any
 
 import torch
 
-from launcher.runs.files import read_json, read_json_lines
-from launcher.runs.layout import AttemptDir, RunDir
+from launcher.rundir.files import read_json, read_json_lines
+from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.rank import Rank
 
 HERE = Path(__file__).parent
 # Two nodes on one machine: all that a rank sees of them is how many ranks its own has.
 PRETEND = 'LOCAL_WORLD_SIZE="${PRETEND_PER_NODE:-$LOCAL_WORLD_SIZE}"; '
-# Each rank leaves its exit code behind: torchrun shows only the first failing one.
-RANK = PRETEND + 'trap : TERM; "$1" -m launcher.train; code=$?; echo $code > "$CODES/$RANK"; exit $code'
+# Each rank leaves its exit code behind: torchrun shows only the first failing one. Ranks that were stopped
+# wait for each other, because torchrun would end a rank that takes longer over its last words.
+RANK = (
+    PRETEND
+    + 'trap : TERM; "$1" -m launcher.train; code=$?; echo $code > "$CODES/$RANK"; '
+    + f'while [ $code = {EXIT_STOPPED} ] && [ $(ls "$CODES" | wc -l) -lt $WORLD_SIZE ]; do sleep 0.05; done; '
+    + "exit $code"
+)
 
 
 @dataclass(frozen=True)
@@ -154,3 +161,9 @@ def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:
 
 def error(attempt: AttemptDir, rank: int) -> dict[str, Any]:
     return read_json(attempt.error(rank)) or {}
+
+
+def any_error(attempt: AttemptDir) -> dict[str, Any]:
+    """Return the first rank's error: if every rank fails by itself, torchrun ends those that are later."""
+    found = sorted((attempt.path / "errors").glob("rank-*.json"))
+    return (read_json(found[0]) or {}) if found else {}

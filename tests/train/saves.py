@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints import checkpoints, writer
 from launcher.train.checkpoints.folder import NotSavedError, complete_checkpoints

@@ -41,6 +41,29 @@ def test_a_storage_counts_once_from_birth_to_death() -> None:
     assert budget.peak == 1990 * FLOAT
 
 
+def test_what_was_made_on_the_host_does_not_count_later_until_it_is_moved_to_the_device() -> None:
+    with MemoryBudget(MIB) as budget:
+        with budget.host_side():
+            a = torch.zeros(1000)
+            with budget.host_side():
+                pass
+            b = a + 1
+        view = a[10:]
+        a.add_(b)
+        assert budget.live == 0, "an operator that returns it does not put it into the books"
+        c = a + 1
+        assert budget.live == 1000 * FLOAT, "what is computed from it is counted"
+        budget.to_host([c])
+        c.mul_(2)
+        assert budget.live == 0
+        budget.track([view])
+        assert budget.live == 1000 * FLOAT
+        del a, b, c, view
+        assert budget.live == 0
+        another = torch.zeros(1000)  # may be at the same address
+        assert budget.live == another.nbytes
+
+
 def test_a_training_step_costs_parameters_gradients_activations_and_states() -> None:
     batch, width = 8, 32
     parameters = (width * width + width) * FLOAT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from typer.testing import CliRunner
 
 from launcher.cli.main import app
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.checkpoints.export import ExportError, export
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
@@ -172,3 +174,22 @@ def test_export_says_what_is_missing(measured: dict[str, Any], folder: Path, tmp
 
 def _same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_buffer_that_a_model_makes_in_its_forward_pass_is_registered_when_it_is_read(
+    persistent: bool,
+) -> None:
+    def forward(model: nn.Module) -> None:
+        if "cache" not in model._buffers:
+            model.register_buffer("cache", torch.ones(2), persistent=persistent)
+
+    trained, fresh = nn.Linear(2, 2), nn.Linear(2, 2)
+    own = OwnState(trained, torch.device("cpu"))
+    forward(trained)
+    OwnState(fresh, torch.device("cpu")).load(
+        torch.load(io.BytesIO(own.pack()), weights_only=True), rng=False
+    )
+    forward(fresh)
+    assert torch.equal(fresh.get_buffer("cache"), torch.ones(2))
+    assert ("cache" in fresh.state_dict()) == persistent

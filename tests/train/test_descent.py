@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.planning.plan import Layout, Plan
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import Unlimited
 from launcher.train.recovery.descent import CLIMB_AFTER, Descent

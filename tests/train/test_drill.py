@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.train.budget import MIB, MemoryBudget, open_budget
 from launcher.train.drill import Drill, Drills, parse_drills, read_drills
 from launcher.train.rank import SetupError

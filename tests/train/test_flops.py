@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from launcher.planning.hardware import peak_flops
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.tasks.gpt import BYTES, PydocGPT
 from launcher.train import Task
 from launcher.train.metrics.flops import Mfu, count_flops

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.runs import shared
-from launcher.runs.layout import RunDir
-from launcher.runs.shared import handover_folder, make_handover_folder, remove_handover
+from launcher.rundir import shared
+from launcher.rundir.layout import RunDir
+from launcher.rundir.shared import handover_folder, make_handover_folder, remove_handover
 from launcher.train.recovery.packed import read_packed, write_packed
 from launcher.train.recovery.restart import Offer, refusal
 from launcher.train.recovery.room import free_for_handover
@@ -54,6 +54,11 @@ def test_on_two_nodes_each_has_all_unless_the_shards_are_spread_over_both(tmp_pa
     for name, one in found.items():
         assert one["resumed"] == [2, "shared-memory", None] and one["different"] == [[]] * 4, name
         assert one["losses"][0] == pytest.approx(one["losses"][1], rel=1e-5), name
+
+
+def test_what_is_read_does_not_count_against_a_budget(measured: dict[str, Any]) -> None:
+    for offload, (added, peak) in measured["counted"].items():
+        assert (added, peak < 1000) == (0, True), (offload, added, peak)
 
 
 def test_what_does_not_fit_together_is_taken_by_no_rank(measured: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from launcher.report.history import history
-from launcher.runs.files import read_json_lines
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import read_json_lines
+from launcher.rundir.layout import RunDir
 from launcher.train.budget import Unlimited
 from launcher.train.recovery.recovery import Recovery
 from launcher.train.where import Where

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from launcher.runs.files import read_json
-from launcher.runs.layout import RunDir
-from launcher.runs.made_with import other_data, why_not_from
+from launcher.rundir.files import read_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.made_with import other_data, why_not_from
 from launcher.spec.recipe import Recipe
 from tests.train.runs import Ended, error, job, losses, prepare, recipe, start
 
@@ -84,6 +87,22 @@ def test_what_cannot_go_on_is_the_users_error_with_what_to_set(
     failure = error(RunDir(tmp_path / "run").attempt(0), 0)
     assert failure["failure"] == "user-error" and message in failure["exception"]
     assert failure["traceback"].count("\n") == 1, "a message, not a traceback"
+
+
+@pytest.mark.parametrize("part", [".metadata", "rank-000.pt"])
+def test_a_checkpoint_that_is_refused_is_the_users_error(part: str, begun: RunDir, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    shutil.copytree(begun.checkpoints / "step-00000002", run.checkpoints / "step-00000002")
+    file = run.checkpoints / "step-00000002" / part
+    if part == ".metadata":
+        file.write_bytes(pickle.dumps(Fraction(1)))
+    else:
+        torch.save(Fraction(1), file)
+    ended = trained(run.path)
+    assert ended.codes == {0: 1}, ended.output
+    failure = error(run.attempt(0), 0)
+    assert failure["failure"] == "user-error" and str(file) in failure["exception"]
+    assert "fractions.Fraction" in failure["exception"] and failure["traceback"].startswith("launcher.train.")
 
 
 def test_other_data_is_said_and_the_training_goes_on(begun: RunDir, tmp_path: Path) -> None:

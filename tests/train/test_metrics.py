@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.runs.files import read_json, read_json_lines
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import read_json, read_json_lines
+from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import MemoryBudget
 from launcher.train.metrics.alerts import Alerts

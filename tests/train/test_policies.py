@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.train.activations import apply_activations, evenly, offloaded, outermost
 from launcher.train.budget import MIB, MemoryBudget, Unlimited
 from launcher.train.compiling import apply_compile, missing_compiler

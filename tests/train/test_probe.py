@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from launcher.train.recovery.undo import Undo
-from tests.train.changing import Changing
 from tests.train.runs import measure
 
 GLOO = 32 * 1024
@@ -85,39 +82,13 @@ def test_a_confirmation_costs_about_a_step(ranks: list[dict[str, Any]]) -> None:
         assert confirmation < 2 * step + 0.02
 
 
-def test_undo_restores_buffers_that_are_replaced_resized_or_changed_uncounted() -> None:
-    torch.manual_seed(0)
-    model = Changing(16)
-    undo = Undo(model, torch.device("cpu"))
-    classes = torch.arange(8)
-    for _ in range(3):
-        undo.take()
-        before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
-        outputs = []
-        for _ in range(3):
-            outputs.append(model(classes))
-            undo.restore()
-        assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
-        after = dict(model.named_buffers())
-        assert after.keys() == before.keys()
-        for name, (buffer, values) in before.items():
-            assert after[name] is buffer and torch.equal(buffer, values), name
-            assert torch.equal(undo.buffers()[name], values), name
-        model(classes)
-
-
-def test_undo_copies_no_constant_and_what_changes_once_for_each_type() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
-    model.register_buffer("mask", torch.ones(1000, 1000))
-    undo = Undo(model, torch.device("cpu"))
-    mask = undo.buffers()["mask"]
-    calls = []
-    original = torch._foreach_copy_
-    for _ in range(3):
-        undo.take()
-        model(torch.rand(3, 4))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "_foreach_copy_", lambda into, of: calls.append(len(into)) or original(into, of))
-        undo.take()
-    assert sorted(calls) == [2, 4], "the counts, and the means and variances"
-    assert undo.buffers()["mask"] is mask
+def test_nothing_that_the_probe_does_can_be_observed(tmp_path: Path) -> None:
+    """Parameters, states, buffers, random numbers, generators and attributes of task, data and model, global
+    names, the environment: each of them is changed by a step of this task."""
+    for ranks, found in (
+        (1, measure("traceless.py", tmp_path / "1", 1)),
+        (2, measure("traceless.py", tmp_path / "2", 2)),
+    ):
+        assert found["changed by a step"] == found["all"], "else this test shows nothing"
+        for name in ("by the probe", "by a probe that finds less", "by a refused climb", "by the comparison"):
+            assert found[name] == [[]] * ranks, name

@@ -11,8 +11,8 @@ from ruamel.yaml import YAML
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from launcher.planning.plan import Layout, Plan
-from launcher.runs.files import read_json, read_json_lines
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import read_json, read_json_lines
+from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED, OutOfMemory
 from tests.train.runs import error, job, losses, prepare, recipe, start
 
@@ -53,6 +53,38 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(stopped: RunDir, tm
     assert ours.keys() == theirs.keys() and len(ours) > 20
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
     assert all(torch.equal(a, b) for a, b in zip(_rng(resumed, 6), _rng(undisturbed, 6), strict=True))
+
+
+def test_the_state_of_a_task_is_in_its_checkpoints(tmp_path: Path) -> None:
+    """A run that is stopped after step 3 and resumed, held against one that is not."""
+    asked = {"task": "keeping:Keeping", "train": {"probe": "never"}}
+    undisturbed = prepare(tmp_path / "undisturbed", job(**asked))
+    assert start(undisturbed, recipe()).codes == {0: 0, 1: 0}
+    run = prepare(tmp_path / "run", job(**asked, args={"fault": "stop", "call": 3}))
+    assert start(run, recipe()).codes == {0: EXIT_STOPPED, 1: EXIT_STOPPED}
+    ended = start(run, recipe())
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+    assert losses(run) == losses(undisturbed)
+
+
+def test_attributes_that_no_checkpoint_holds_are_told_once_with_their_names(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(task="keeping:Forgetful", train={"probe": "never"}))
+    ended = start(run, recipe("none", micro=8), ranks=1)
+    assert ended.codes == {0: 0}, ended.output
+    [told] = [event for event in run.read_events() if event["event"] == "state-not-saved"]
+    assert {"task.mean", "task.generator"} <= {*told["names"]}
+    assert ended.output.count(told["reason"]) == 1
+
+
+def test_a_state_that_no_file_can_hold_is_refused_at_the_start(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(task="keeping:Unsaved"))
+    ended = start(run, recipe("none", micro=8), ranks=1)
+    assert ended.codes == {0: 1}
+    told = error(run.attempt(0), 0)
+    assert (
+        told["failure"] == "user-error"
+        and "state()['generator'] is of type torch._C.Generator" in told["exception"]
+    )
 
 
 @pytest.mark.thorough
@@ -162,13 +194,14 @@ def test_a_full_memory_is_told_with_the_users_own_lines_and_why_no_step_was_repe
         drill = {"TRAIN_MEMORY_FAIL": "step=2,phase=forward"}
         ended = start(run, chosen, ranks=2 if name == "ddp" else 1, env=drill)
         assert EXIT_OOM in ended.codes.values(), ended.output
+        first = next(rank for rank, code in ended.codes.items() if code == EXIT_OOM)
         assert "ragged.py" in ended.output and "in_force.py" not in ended.output, ended.output
         assert "launcher/train/budget.py" not in ended.output, ended.output
         why_not = {
             "ddp": "sharding: ddp cannot be retried after a failure in backward",
             "one": "nothing is left to give up without a restart",
         }
-        assert error(run.attempt(0), 0)["why_not_in_process"] == why_not[name]
+        assert error(run.attempt(0), first)["why_not_in_process"] == why_not[name]
         off = [event["reason"] for event in run.read_events() if event["event"] == "recovery-off"]
         assert off == ([why_not[name]] if name == "ddp" else [])
 
@@ -203,15 +236,42 @@ def test_the_demo_of_a_downgrade_runs_out_after_one_step_and_fits_in_halves(tmp_
     assert "nothing is left of the steps before" in ended.output
 
 
-def test_an_exception_of_the_user_is_the_users_and_no_other_rank_is_blamed(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", job(args={"fault": "raise", "call": 3}))
-    ended = start(run, recipe("ddp", micro=2, accumulation=2))
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("fault", "exception"), [("raise", "KeyError: 'no such label'"), ("exit", "SystemExit: no such label")]
+)
+def test_an_exception_of_the_task_ends_the_run_and_is_blamed_on_its_rank(
+    tmp_path: Path, sharding: str, fault: str, exception: str
+) -> None:
+    """Under FSDP the ranks meet first: it might have come of the zeros of a rank that ran out of memory."""
+    run = prepare(tmp_path / "run", job(args={"fault": fault, "call": 3}, train={"probe": "always"}))
+    ended = start(run, recipe(sharding, micro=2, accumulation=2))
     assert ended.codes[1] == 1
     failure = error(run.attempt(0), 1)
     assert (failure["failure"], failure["phase"], failure["step"]) == ("user-error", "forward", 2)
-    assert failure["exception"] == "KeyError: 'no such label'"
+    assert failure["exception"] == exception
     assert "ragged.py" in failure["traceback"]
     _not_blamed(run, 0)
+
+
+def test_a_sample_that_cannot_be_read_is_the_users_error_of_the_first_step(tmp_path: Path) -> None:
+    """It is asked for before, to compare a batch with its halves, where it is nobody's error."""
+    run = prepare(tmp_path / "run", job(task="ragged:BrokenData", train={"probe": "never"}))
+    assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}
+    failure = error(run.attempt(0), 0)
+    assert (failure["failure"], failure["phase"], failure["step"]) == ("user-error", "data", 1)
+    assert failure["exception"] == "KeyError: 'no such sample'"
+
+
+def test_an_exception_in_the_probe_alone_skips_the_probe_and_ends_nothing(tmp_path: Path) -> None:
+    """Of a parameter above 1 MiB a rank alone has its own rows, repeated: they are in no order."""
+    asked = job(task="ordered:Ordered", train={"probe": "always"}, steps=3)
+    run = prepare(tmp_path / "run", asked)
+    ended = start(run, recipe("fsdp"))
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+    [told] = [event["reason"] for event in run.read_events() if event["event"] == "probe-skipped"]
+    assert "the task raised ValueError: the edges are not in order" in told
+    assert ended.output.count(told) == 1 and list(losses(run)) == [1, 2, 3]
 
 
 @pytest.mark.thorough

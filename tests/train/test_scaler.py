@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.files import read_json_lines
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import read_json_lines
+from launcher.rundir.layout import RunDir
 from launcher.train.checkpoints.folder import MARKER
 from launcher.train.scaler import GROWS_AFTER, LEAST, START, LossScaler
 from tests.train.runs import job, losses, measure, prepare, recipe, start

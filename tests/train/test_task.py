@@ -18,6 +18,8 @@ class Good(Task):
     def model(self): ...
     def data(self, split): ...
     def loss(self, model, batch): ...
+class Table(Good):
+    def __init__(self, csv_path, target, rows=1): ...
 class Half(Task):
     def model(self): ...
 class Other: ...
@@ -32,6 +34,27 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("my_tasks", "broken_tasks"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"cvs_path": "a", "target": "b"}, "unknown argument 'cvs_path' (did you mean 'csv_path'?)"),
+        (
+            {"cvs_path": "a", "rosw": 2},
+            "unknown argument 'cvs_path' (did you mean 'csv_path'?); unknown argument 'rosw' (did you mean "
+            "'rows'?); missing argument 'target'",
+        ),
+        ({"csv_path": "a"}, "missing argument 'target'"),
+        ({"csv_path": "a", "target": "b", "csv_paht": "c"}, "unknown argument 'csv_paht'"),
+    ],
+)
+def test_each_argument_that_is_wrong_or_missing_is_named_as_it_is_written(
+    workdir: str, args: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(TaskError) as caught:
+        load_task("my_tasks:Table", args, workdir)
+    assert str(caught.value) == f"args of Table: {words}; it accepts: csv_path, target, rows=1"
 
 
 def test_a_task_is_found_in_the_workdir_and_gets_its_arguments(workdir: str) -> None:
@@ -49,7 +72,7 @@ def test_a_task_is_found_in_the_workdir_and_gets_its_arguments(workdir: str) -> 
         (
             "my_tasks:Good",
             {"layrs": 2},
-            r"unexpected keyword argument 'layrs' \(did you mean 'layers'\?\); it accepts: layers=4, dim=128",
+            r"unknown argument 'layrs' \(did you mean 'layers'\?\); it accepts: layers=4, dim=128",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_OOM
 from tests.train.runs import error, job, losses, prepare, recipe, start
 

@@ -51,7 +51,9 @@ class Trap(Task):
         sign: int = 1,
         stop_at: int = 0,
         empty: str = "",
+        reduction: str = "sum",
     ) -> None:
+        self.reduction = reduction
         self.tied, self.unused, self.half, self.frozen, self.sign = tied, unused, half, frozen, sign
         self.bad, self.calls, self.stop_at, self.empty = bad or [], 0, stop_at, empty
 
@@ -70,7 +72,7 @@ class Trap(Task):
             Path(os.environ["LAUNCHER_STOP_FILE"]).write_text("preempted")
         if self.empty and self.calls == 2 and os.environ["RANK"] == "1":
             return (logits.sum() * 0 if self.empty == "attached" else torch.zeros(())), 0
-        total = functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum")
+        total = functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction=self.reduction)
         if self.calls in self.bad:
             total = total * float("nan")
         return total, self.sign * batch[:, 1:].numel()
@@ -148,4 +150,23 @@ class NotANumber(Normed):
         if model.training:
             self.calls += 1
             batch = [part * float("nan") if self.calls == 3 else part for part in batch]
+        return super().loss(model, batch)
+
+
+class Counted(Trap):
+    """Logs how many tokens it guesses, and their mean place."""
+
+    metrics = ("accuracy", "place", "never")
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        targets = batch[:, 1:]
+        guesses = model(batch[:, :-1]).argmax(-1)
+        self.log("accuracy", (guesses == targets).sum(), targets.numel())
+        self.log("place", float(targets.float().mean()))
+        return super().loss(model, batch)
+
+
+class Undeclared(Trap):
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        self.log("accuracy", 1.0)
         return super().loss(model, batch)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.files import replace_json
-from launcher.runs.find import latest_checkpoint
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import replace_json
+from launcher.rundir.find import latest_checkpoint
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.login import Here, LoginError, ask
@@ -229,7 +229,7 @@ def test_events_written_on_both_sides_are_all_there_on_both(both: Both) -> None:
 
 def test_events_written_while_a_round_trip_runs_are_sent_with_the_next(both: Both) -> None:
     code = (
-        "from pathlib import Path; from launcher.runs.layout import RunDir\n"
+        "from pathlib import Path; from launcher.rundir.layout import RunDir\n"
         f"RunDir(Path({str(both.here.path)!r})).event('meanwhile')"
     )
     both.there.event("job")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.snapshot import SnapshotError, adopt, place, send, take
 from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.runpod.code import pack
 from tests.schedulers.sshd import Sshd
 
 needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
@@ -90,6 +93,37 @@ def test_the_name_is_the_content(work: Path) -> None:
     (work / "link.py").unlink()
     (work / "link.py").symlink_to("new.py")
     assert len({digest, executable, take(work).digest}) == 3
+
+
+@needs_rsync
+def test_permissions_arrive_but_for_writing_and_count(sshd: Sshd, work: Path, tmp_path: Path) -> None:
+    before = take(work).digest
+    modes = {"new.py": 0o600, "train.py": 0o640, "run.sh": 0o750}
+    for name, mode in modes.items():
+        (work / name).chmod(mode)
+    shot = take(work)
+    there = _sent(shot, sshd, tmp_path / "disk")
+    assert shot.digest != before
+    for name, mode in modes.items():
+        assert (there / name).stat().st_mode & 0o777 == mode & ~0o200
+    with tarfile.open(fileobj=io.BytesIO(pack(shot))) as archive:
+        assert {name: archive.getmember(name).mode for name in modes} == modes
+
+
+@needs_rsync
+def test_what_looks_secret_does_not_arrive_and_is_named_before(
+    sshd: Sshd, work: Path, tmp_path: Path
+) -> None:
+    for name in (".env", "id_rsa", "server.pem", ".aws/credentials", "pkg/token.json", "z.key"):
+        (work / name).parent.mkdir(exist_ok=True)
+        (work / name).write_text("s3cret")
+    shot = take(work, send=["z.key"])
+    (told,) = shot.notes
+    assert ".aws/credentials, .env, id_rsa, pkg/token.json, server.pem; " in told and "`send:`" in told
+    there = _sent(shot, sshd, tmp_path / "disk")
+    assert [path.name for path in there.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()] == [
+        "z.key"
+    ]
 
 
 @needs_rsync

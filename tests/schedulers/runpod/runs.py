@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.prepare import Limits, prepared
-from launcher.runs.layout import RunDir
+from launcher.api.prepare import Limits, prepared
+from launcher.rundir.layout import RunDir
 from launcher.schedulers import registry
 from launcher.schedulers.base import Status
 from launcher.schedulers.over_ssh.exchange import Wanted

@@ -12,7 +12,7 @@ pytest.importorskip("boto3")
 
 from launcher.cli.main import app
 from launcher.cli.runs import clean
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import Lab
@@ -77,7 +77,7 @@ def test_what_was_done_is_told(lab: Lab) -> None:
     lab.sandbox.faults()
     lab.scheduler.resume(handle)
     lab.until(run, "running")
-    assert said(run).startswith(f"{run.id}: its ranks are being ended")
+    assert said(run).startswith(f"{run.id}: its script is asked to stop by SIGTERM; ")
     lab.until(run, "cancelled")
     clean([run.id], yes=True)
     assert not run.path.exists()

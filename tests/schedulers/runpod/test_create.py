@@ -51,7 +51,7 @@ class RunPodOfOurs:
 
     def answer(self, asked: Asked, posted: Callable[[RunPodOfOurs, Asked], Reply]) -> Reply:
         if asked.method == "POST":
-            return posted(self, asked)
+            return as_graphql(posted(self, asked)) if asked.path == "/graphql" else posted(self, asked)
         name = asked.path.rpartition("/")[2]
         if asked.method == "DELETE":
             self.deleted.append(name)
@@ -62,6 +62,14 @@ class RunPodOfOurs:
             self.hidden -= 1
             return Reply(200, {"pods": [] if self.hidden >= 0 else list(self.pods.values())})
         return Reply(200, self.pods[name]) if name in self.pods else Reply(404, {})
+
+
+def as_graphql(reply: Reply) -> Reply:
+    """A pod that was made, in GraphQL's words; every other reply as it is."""
+    if reply.status != 201:
+        return reply
+    made = {"id": reply.body["id"], "costPerHr": reply.body["cost"]}
+    return Reply(200, {"data": {"podFindAndDeployOnDemand": made}})
 
 
 @pytest.fixture
@@ -92,6 +100,10 @@ def order(*offers: Offer, owner: Callable[[], str | None] = lambda: None, **sect
 
 def posts(there: RunPodOfOurs) -> list[Asked]:
     return [asked for asked in there.server.asked if asked.method == "POST"]
+
+
+def card(asked: Asked) -> str:
+    return str(asked.body["variables"]["input"]["gpuTypeId"])
 
 
 def test_of_two_that_a_lost_answer_made_one_is_kept(serve: Any) -> None:
@@ -155,7 +167,7 @@ def test_where_every_candidate_refuses_after_a_doubt_the_doubt_stays(serve: Any)
     client, there = serve(posted)
     with pytest.raises(UnclearError, match=r"(?s)503.*no room.*B .*not asked for while a pod of A may still"):
         rent(client, order(offer("A"), offer("B"), offer("A", 2.0)))
-    assert [asked.body["gpu"]["id"] for asked in posts(there)] == ["A", "A", "A"]
+    assert [card(asked) for asked in posts(there)] == ["A", "A", "A"]
     client, _ = serve(lambda *_: Reply(400, {"detail": "no room"}))
     with pytest.raises(NotRentedError, match="every candidate was refused alike"):
         rent(client, order(offer("A"), offer("B")))
@@ -194,11 +206,11 @@ def test_another_card_is_asked_for_once_every_doubtful_pod_is_accounted_for(serv
     """Each of two creations of a card is lost; of their pods, which are too dear, one may stay hidden."""
 
     def posted(there: RunPodOfOurs, asked: Asked) -> Reply:
-        number, card = len(posts(there)), asked.body["gpu"]["id"]
-        if card == "B" or not (number == 1 and hidden):
-            there.pods[f"p{number}"] = pod(f"p{number}", cost=5.0 if card == "A" else 1.0)
+        number, gpu = len(posts(there)), card(asked)
+        if gpu == "B" or not (number == 1 and hidden):
+            there.pods[f"p{number}"] = pod(f"p{number}", cost=5.0 if gpu == "A" else 1.0)
         there.hidden = NEVER if number == 1 else 0
-        return Reply(drop=True) if card == "A" else Reply(201, there.pods[f"p{number}"])
+        return Reply(drop=True) if gpu == "A" else Reply(201, there.pods[f"p{number}"])
 
     client, there = serve(posted)
     wanted = order(offer("A"), offer("B", 1.0), max_price=2.0)
@@ -262,7 +274,7 @@ def test_what_cannot_be_ended_is_said_to_cost_money(serve: Any) -> None:
     ("section", "mutation"),
     [
         ({"bid_per_gpu": 0.2}, "podRentInterruptable"),
-        ({"server_limit": True}, "podFindAndDeployOnDemand"),
+        ({}, "podFindAndDeployOnDemand"),
     ],
 )
 def test_graphql_rents_what_rest_cannot_with_an_end_that_runpod_keeps(
@@ -365,3 +377,60 @@ def test_a_data_centre_without_s3_is_refused_with_those_that_have_it() -> None:
 def test_a_profile_that_rents_nothing_is_refused(section: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         RunPod.model_validate(section)
+
+
+@pytest.mark.parametrize("limit", [True, False])
+def test_only_graphql_rents_a_pod_without_gpus_that_runpod_ends_itself(serve: Any, limit: bool) -> None:
+    def posted(there: RunPodOfOurs, asked: Asked) -> Reply:
+        there.pods["p1"] = pod("p1", cost=0.1)
+        made = {"deployCpuPod": {"id": "p1", "costPerHr": 0.1}}
+        return Reply(200, {"data": made}) if asked.path == "/graphql" else Reply(201, there.pods["p1"])
+
+    client, there = serve(posted)
+    cpu = Offer(Need(None, 0, 1, None), "SECURE", "EU-RO-1", "HIGH", 0.1, 3600, ram_gb=4.0)
+    made = RunPod(cpu_id="cpu3c", vcpu=2, volume_id="v", server_limit=limit)
+    body = {name: value for name, value in BODY.items() if name != "gpu"}
+    body["cpu"] = {"id": "cpu3c", "vcpuCount": 2}
+    assert rent(client, Order(made, (cpu,), "launcher-r-1", lambda _: body)).id == "p1"
+    (asked,) = posts(there)
+    assert asked.path == ("/graphql" if limit else "/pods")
+    if limit:
+        wanted = asked.body["variables"]["input"]
+        assert "deployCpuPodInput!" in asked.body["query"] and wanted["instanceId"] == "cpu3c-2-4"
+        assert "terminateAfter" in wanted and not {"gpuTypeId", "volumeInGb"} & set(wanted)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Reply(403, {"error": "no GraphQL for this key"}),
+        Reply(
+            200,
+            {
+                "errors": [
+                    {
+                        "message": "no field terminateAfter",
+                        "extensions": {"code": "GRAPHQL_VALIDATION_FAILED"},
+                    }
+                ]
+            },
+        ),
+    ],
+    ids=["key", "field"],
+)
+def test_a_pod_that_graphql_refuses_is_not_rented_without_its_limit(serve: Any, refusal: Reply) -> None:
+    client, there = serve(lambda *_: refusal)
+    with pytest.raises(NotRentedError, match="set `server_limit: false` in the profile"):
+        rent(client, order())
+    assert {asked.path for asked in posts(there)} == {"/graphql"}
+
+
+def test_a_cluster_of_pods_has_no_limit_of_runpods(serve: Any) -> None:
+    def posted(there: RunPodOfOurs, _: Asked) -> Reply:
+        return Reply(201, {"id": "c1"})
+
+    client, there = serve(posted)
+    there.pods |= {"p1": pod("p1"), "p2": pod("p2")}
+    several = Offer(Need("A", 2, 2, None), "SECURE", "EU-RO-1", "HIGH", 2.0, 3600)
+    assert rent(client, order(several)).cluster
+    assert [asked.path for asked in posts(there)] == ["/clusters"]

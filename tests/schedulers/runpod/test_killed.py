@@ -14,8 +14,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
 from launcher.cli.main import app
-from launcher.runs.find import runs_in
-from launcher.runs.layout import RunDir
+from launcher.rundir.find import runs_in
+from launcher.rundir.layout import RunDir
 from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.of_run import scheduler_of
@@ -27,7 +27,7 @@ SIGNALS = {"aaa": signal.SIGKILL, "bbb": signal.SIGHUP, "ccc": signal.SIGTERM}
 
 def killed(lab: Lab) -> dict[str, RunDir]:
     """A run for each signal, by its job's name."""
-    lab.sandbox.faults(slow_answer={"p": 1, "value": 15, "on": "POST /v2/pods$"})
+    lab.sandbox.faults(slow_answer={"p": 1, "value": 15, "on": "POST /(v2/pods|graphql)$"})
     profile, found = lab.profile(), dict[str, RunDir]()
     for name, number in SIGNALS.items():
         job = {"name": name, "workdir": "code", "command": ["true"], "batch": {"global": 8}}

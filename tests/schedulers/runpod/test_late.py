@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
-from launcher.runs.find import find_run
-from launcher.runs.layout import RunDir
+from launcher.rundir.find import find_run
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import UnclearError
 from launcher.schedulers.runpod.prepared import scripts_request
 from tests.lab import wait_for
@@ -28,7 +28,7 @@ def made(lab: Lab, run: RunDir, **fields: Any) -> str:
 @pytest.mark.parametrize("begun", [True, False], ids=["the second has begun", "none has begun"])
 def test_of_two_that_a_look_finds_who_has_begun_the_run_is_kept_else_the_first(lab: Lab, begun: bool) -> None:
     ready = lab.prepare()
-    lab.sandbox.faults(server_error={"p": 1, "on": "/v2/pods$"})
+    lab.sandbox.faults(server_error={"p": 1, "on": "/(v2/pods|graphql)$"})
     with pytest.raises(UnclearError):
         lab.submit(ready)
     run = find_run(ready.request.run_id)
@@ -51,7 +51,7 @@ def test_of_two_that_a_look_finds_who_has_begun_the_run_is_kept_else_the_first(l
 @pytest.mark.parametrize("card", [A5000, A6000])
 def test_a_pod_runs_with_the_plan_of_its_own_card_or_is_ended(lab: Lab, card: str) -> None:
     ready = lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"})
-    lab.sandbox.faults(server_error={"p": 1, "times": 1, "on": "POST /v2/pods$"}, no_capacity=1)
+    lab.sandbox.faults(server_error={"p": 1, "times": 1, "on": "POST /(v2/pods|graphql)$"}, no_capacity=1)
     words = rf"{A6000} \(.*\): not asked for while a pod of {A5000} may still appear"
     with pytest.raises(UnclearError, match=words):
         lab.submit(ready)

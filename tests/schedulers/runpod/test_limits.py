@@ -12,18 +12,19 @@ from typer.testing import CliRunner
 pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
+from launcher.api.prepare import Limits
 from launcher.cli.main import app
-from launcher.cli.prepare import Limits
 from launcher.cli.runpod import leaks
 from launcher.cli.runs import clean
-from launcher.runs.find import find_run
+from launcher.rundir.find import find_run
+from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.create import NotRentedError
 from launcher.schedulers.runpod.offers import spent_of
 from launcher.schedulers.runpod.overdue import overdue
 from launcher.schedulers.runpod.twins import UnendedError
 from tests.lab import wait_for
-from tests.schedulers.runpod.runs import Lab
+from tests.schedulers.runpod.runs import A5000, A6000, Lab
 
 
 def test_a_pod_above_the_limit_that_cannot_be_ended_is_kept_in_view_until_it_is(
@@ -85,7 +86,9 @@ def test_a_pod_that_is_found_late_is_held_against_the_limit(
 ) -> None:
     monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", "0.01")  # submit looks for it for 0.6 s, twice
     ready = lab.prepare(limits=limits)
-    lab.sandbox.faults(price=1, lost_response={"p": 1, "on": "POST /v2/pods"}, unlisted={"p": 1, "value": 3})
+    lab.sandbox.faults(
+        price=1, lost_response={"p": 1, "on": "POST /(v2/pods|graphql)"}, unlisted={"p": 1, "value": 3}
+    )
     with pytest.raises(UnclearError):
         lab.submit(ready)
     lab.sandbox.faults()
@@ -105,7 +108,7 @@ def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(
 ) -> None:
     monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", "0.01")
     ready = lab.prepare(limits=Limits(max_price=0.1))
-    lab.sandbox.faults(lost_response={"p": 1, "on": "POST /v2/pods"}, unlisted={"p": 1, "value": 3})
+    lab.sandbox.faults(lost_response={"p": 1, "on": "POST /(v2/pods|graphql)"}, unlisted={"p": 1, "value": 3})
     with pytest.raises(UnclearError):
         lab.submit(ready)
     lab.sandbox.faults()
@@ -120,7 +123,7 @@ def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(
 def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
     ready = lab.prepare()
     lab.sandbox.faults(
-        lost_response={"p": 1, "on": "POST /v2/pods"},
+        lost_response={"p": 1, "on": "POST /(v2/pods|graphql)"},
         unlisted={"p": 1, "value": 30},
         slow_pull={"p": 1, "value": 6},
     )
@@ -151,11 +154,51 @@ def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
 
 def test_a_pod_whose_start_script_begins_too_late_ends_itself_at_once(lab: Lab) -> None:
     lab.sandbox.faults(slow_pull={"p": 1, "value": 3})
-    run, _ = lab.submit(lab.prepare(max_hours=2 / 3600))
+    run, _ = lab.submit(lab.prepare(max_hours=2 / 3600, server_limit=False))
     wait_for(lambda: not lab.pods(run), "it ends itself", 10)
     assert not (lab.there(run) / "pod-node-0.log").exists(), "nothing was run"
     status = lab.until(run, "failed")
     assert status.failure == "time-limit" and "over when its start script began" in status.reason
+
+
+def test_a_submission_leads_with_the_price_of_the_first_offer_and_the_worst_of_all(lab: Lab) -> None:
+    first = ("submit", "job.yaml", "-c", "box.yaml", "--dry-run")
+    lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"}, max_hours=2)
+    done = CliRunner().invoke(app, (*first, "--json"))
+    cost = json.loads(done.stdout)["cost"]
+    assert cost["usd_per_hour"] == pytest.approx(0.2714, abs=1e-3) and cost["price"].startswith(
+        "1 x " + A5000
+    )
+    assert cost["worst_usd"] == pytest.approx(2 * 0.4914, abs=1e-3), (
+        "the other card, should the first be refused"
+    )
+    shown = CliRunner().invoke(app, first).stdout.splitlines()
+    assert [line.split()[0] for line in shown[:5]] == ["price", "predicted", "predicted", "worst", "job"]
+
+
+def test_a_run_says_itself_that_its_time_is_over_before_runpod_ends_its_pod(lab: Lab) -> None:
+    run, _ = lab.submit(lab.prepare(max_hours=1))
+    (pod,) = lab.pods(run)
+    (asked,) = [event for event in run.read_events() if event["event"] == "submitting"]
+    left = float(pod["env"]["LAUNCHER_DEADLINE"]) - (seconds_of(asked["time"]) or 0)
+    assert 3600 - 180 - 2 < left <= 3600 - 180 + 10
+    lab.go(run)
+    lab.until(run, "succeeded")
+
+
+@pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "cpu"])
+def test_a_pod_that_never_begins_is_ended_by_runpod_itself_and_so_is_the_next(lab: Lab, gpu: bool) -> None:
+    """Nobody looks at the run: `lab.no_pods` asks the sandbox alone."""
+    lab.sandbox.faults(slow_pull={"p": 1, "value": 600})
+    run, handle = lab.submit(lab.prepare(gpu=gpu, max_hours=2 / 3600))
+    lab.no_pods(run)
+    status = lab.until(run, "failed")
+    assert status.failure == "time-limit" and "was over before its start script began" in status.reason
+    assert status.resumable
+    lab.scheduler.resume(handle)
+    assert len(lab.pods(run)) == 1
+    lab.no_pods(run)
+    assert lab.until(run, "failed").failure == "time-limit" and lab.bill(run) == 2
 
 
 def test_a_pod_that_never_begins_is_a_leak_once_its_time_is_over_and_a_look_ends_it(
@@ -163,8 +206,8 @@ def test_a_pod_that_never_begins_is_a_leak_once_its_time_is_over_and_a_look_ends
 ) -> None:
     monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", "0.005")  # 1.5 s of grace
     lab.sandbox.faults(slow_pull={"p": 1, "value": 600})
-    first, _ = lab.submit(lab.prepare(max_hours=1 / 3600, limits=Limits(budget=0.01)))
-    second, _ = lab.submit(lab.prepare(max_hours=1 / 3600))
+    first, _ = lab.submit(lab.prepare(max_hours=1 / 3600, limits=Limits(budget=0.01), server_limit=False))
+    second, _ = lab.submit(lab.prepare(max_hours=1 / 3600, server_limit=False))
     words = "it is there more than 1 s after its creation (max_hours, or the budget)"
     wait_for(lambda: overdue(first) == overdue(second) == words, "their time is over", 10)
 
@@ -180,4 +223,4 @@ def test_a_pod_that_never_begins_is_a_leak_once_its_time_is_over_and_a_look_ends
     assert (status.state, status.reason) == ("failed", f"{words}: its pod was ended")
     assert not lab.pods(first)
     assert listed(end=True) == [True] and not lab.pods(second)
-    assert lab.until(second, "lost").resumable
+    assert lab.until(second, "failed").resumable

@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
-from launcher.cli.again import prepared_again
+from launcher.api.again import prepared_again
+from launcher.api.prepare import Limits
 from launcher.cli.main import _exit_code, app
-from launcher.cli.prepare import Limits
 from launcher.planning.plan import PlanRefusedError
 from launcher.report.story import Story
-from launcher.runs.files import replace_json
-from launcher.runs.find import find_run
-from launcher.runs.time import now
+from launcher.rundir.files import replace_json
+from launcher.rundir.find import find_run
+from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.of_run import statuses as statuses_of
@@ -38,7 +38,9 @@ from tests.schedulers.runpod.served import Reply, Served
 
 def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY", "hf_canary_value_9137")
+    (lab.folder / "code" / ".env").write_text("CANARY=hf_canary_value_9137\n")
     ready = lab.prepare(limits=Limits(budget=0.05), job={"secrets": ["CANARY"]})
+    assert any("not sent with the code" in line and ": .env; " in line for line in ready.warnings)
     # 2 vCPUs at 0.03 USD and 10 GB of disk; the budget gives less than the profile's hour.
     assert any(
         "rents CPU pod, SECURE, EU-RO-1, stock HIGH: 0.061 USD/h; at most 0.814 h" in w
@@ -48,6 +50,7 @@ def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: p
     assert handle.startswith("runpod:box:") and lab.scheduler.where(run).endswith(f"/workspace/runs/{run.id}")
     assert run.path.parent.stat().st_mode & 0o777 == 0o700, "copies are for us alone"
     lab.until(run, "running")
+    assert lab.there(run).stat().st_mode & 0o777 == 0o700
     (pod,) = lab.pods(run)
     assert pod["env"]["LAUNCHER_SUBMISSION"] == "1" and int(pod["env"]["LAUNCHER_MAX_SECONDS"]) < 3600
     lab.go(run)
@@ -99,7 +102,7 @@ def test_what_is_shown_leaves_out_what_is_packed_into_a_script_and_the_files_do_
 def test_a_lost_answer_makes_no_second_pod(lab: Lab, fault: str) -> None:
     ready = lab.prepare()
     lab.sandbox.faults(
-        **{fault: {"p": 1, "times": 1, "on": "POST /v2/pods$"}, "unlisted": {"p": 1, "value": 0.1}}
+        **{fault: {"p": 1, "times": 1, "on": "POST /(v2/pods|graphql)$"}, "unlisted": {"p": 1, "value": 0.1}}
     )
     run, handle = lab.submit(ready)
     (pod,) = lab.pods(run)
@@ -113,7 +116,7 @@ def test_a_lost_answer_makes_no_second_pod(lab: Lab, fault: str) -> None:
 def test_where_nobody_tells_the_pod_is_found_by_its_name_later(lab: Lab) -> None:
     ready = lab.prepare()
     lab.sandbox.faults(
-        lost_response={"p": 1, "times": 1, "on": "POST /v2/pods$"},
+        lost_response={"p": 1, "times": 1, "on": "POST /(v2/pods|graphql)$"},
         server_error={"p": 1, "on": "GET /v2/pods$"},
     )
     with pytest.raises(UnclearError, match="does not tell whether it has made launcher-tiny") as caught:
@@ -133,7 +136,8 @@ def test_a_pod_that_is_billed_above_the_limit_is_ended_and_the_next_card_is_rent
         f"rents 1 x {A5000}, SECURE, EU-RO-1, stock HIGH",
         f"else 1 x {A6000}, SECURE, EU-RO-1, stock MEDIUM",
     ]
-    lab.sandbox.faults(price={"p": 1, "times": 1})
+    # A pod that begins finds no GPU here, and ends at once.
+    lab.sandbox.faults(price={"p": 1, "times": 1}, slow_pull={"p": 1, "value": 60})
     run, _ = lab.submit(ready)
     (pod,) = lab.pods(run)
     assert pod["gpu"]["id"] == A6000 and lab.bill(run) == 2
@@ -235,14 +239,16 @@ def test_what_is_too_dear_or_has_no_room_leaves_nothing_behind(lab: Lab) -> None
         lab.submit(lab.prepare(limits=Limits(budget=0.001)))
     ready = lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"})
     for fault, words in {
-        "no_capacity": "every candidate was refused alike",
+        "no_capacity": "no longer any instances",
         "no_balance": "add credit",
-        "forbidden": "may not do this",
+        "forbidden": "is denied",
     }.items():
         lab.sandbox.faults(**{fault: 1})
         with pytest.raises(SchedulerError, match=words) as caught:
             lab.submit(ready)
-        assert str(caught.value).count("POST /pods") == (1 if fault == "no_balance" else 2)
+        assert len(re.findall(r"^NVIDIA .*: RunPod: ", str(caught.value), re.M)) == (
+            1 if fault == "no_balance" else 2
+        )
     assert not lab.sandbox.state()["live"]
     assert not list((lab.folder / "state").rglob("run.json"))
     runs = lab.sandbox.volume / "runs" / ready.request.run_id
@@ -352,8 +358,8 @@ def test_a_second_pod_of_the_same_submission_ends_itself(lab: Lab) -> None:
     assert lab.look(run).state == "running"
 
 
-def test_a_pod_whose_limit_runpod_keeps_itself_runs_like_any_other(lab: Lab) -> None:
-    run, _ = lab.submit(lab.prepare(gpu=True, server_limit=True))
+def test_a_pod_whose_limit_runpod_does_not_keep_runs_like_any_other(lab: Lab) -> None:
+    run, _ = lab.submit(lab.prepare(gpu=True, server_limit=False))
     lab.until(run, "running")
     lab.go(run)
     lab.until(run, "succeeded")
@@ -381,7 +387,7 @@ def test_a_pod_that_crashes_again_and_again_is_ended(lab: Lab) -> None:
 
 
 def test_a_limit_is_kept_through_crashes(lab: Lab) -> None:
-    run, _ = lab.submit(lab.prepare(limits=Limits(max_hours=6.5 / 3600)))
+    run, _ = lab.submit(lab.prepare(limits=Limits(max_hours=6.5 / 3600), server_limit=False))
     began = time.monotonic()
     for _ in range(2):
         lab.until(run, "running")

@@ -14,9 +14,9 @@ pytest.importorskip("boto3")
 
 from launcher.cli.runpod import leaks
 from launcher.render.pod import pod_name
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
-from launcher.runs.time import now
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.alone import renting
 from launcher.schedulers.runpod.prepared import scripts_request
@@ -55,7 +55,7 @@ def test_of_two_resumes_at_the_same_time_one_rents(lab: Lab) -> None:
     lab.until(run, "running")
     lab.sandbox.ask("DELETE", handle.replace("runpod:box:", "/pods/"))
     lab.until(run, "lost", "failed", "interrupted")
-    lab.sandbox.faults(slow_answer={"p": 1, "value": 3, "on": "POST /v2/pods$"})
+    lab.sandbox.faults(slow_answer={"p": 1, "value": 3, "on": "POST /(v2/pods|graphql)$"})
     command = (sys.executable, "-m", "launcher", "resume", run.id)
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
     said = [process.communicate(timeout=60)[0].decode() for process in both]

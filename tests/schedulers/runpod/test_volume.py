@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("boto3")
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.runpod.mirror import Copy
 from launcher.schedulers.runpod.volume import Volume, VolumeError, endpoint

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.slurm.remote import RemoteSlurm
 from tests.schedulers.sshd import Sshd

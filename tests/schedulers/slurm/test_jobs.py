@@ -35,6 +35,22 @@ def test_a_lost_answer_makes_no_second_job(tmp_path: Path, monkeypatch: pytest.M
     assert calls.read_text().count("call") == 1
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        "8|(null)|/runs/my-run/scripts/job.sbatch 2",
+        "8|a site's | own words|/runs/my-run/plans/002/scripts/job.sbatch 2",
+        "8||/runs/sweeps/my-run/array.sbatch 1",
+        "8||/runs/my-run/submitit/.submission_file_0f.sh 1",
+    ],
+)
+def test_a_job_without_our_comment_is_found_by_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str
+) -> None:
+    commands(tmp_path, monkeypatch, f'echo "{LOST}" >&2; exit 1', f'echo "{row}"')
+    assert submit(Here(), sbatch_command("job.sbatch"), "my-run") == "8"
+
+
 def test_a_lost_answer_of_a_job_that_was_not_queued_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.cli.prepare import prepared
+from launcher.api.prepare import prepared
 from launcher.cli.runs import cancel
-from launcher.runs.files import replace_json
-from launcher.runs.layout import RunDir
+from launcher.diagnosis.collector import Collector
+from launcher.report.why import why
+from launcher.rundir.files import read_record, replace_json
+from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.registry import slurm_at
 from launcher.schedulers.slurm.handle import handle_of
@@ -64,6 +67,80 @@ def test_slurm_has_the_word_where_the_supervisor_has_not_had_the_last_one(
 ) -> None:
     status = judged(a_run(tmp_path, **own), "7", slurm(word), "")
     assert (status.state, status.failure) == expected
+
+
+MEMORY = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
+HOST = "DataLoader worker (pid 7) is killed by signal: Killed."
+STEPS = ["step 1 loss 3.1", "step 2 loss 3.0"]
+
+
+def begun(run: RunDir, *printed: str, exits: bool = False) -> AttemptDir:
+    """An attempt whose supervisor died: rank 0 has printed this, and (`exits`) its worker wrote it down."""
+    attempt = run.attempt(0)
+    stamp = "2024-03-12T10:11:12.131415Z"
+    log = attempt.rank_log(0, 0, "err")
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"{stamp} {line}\n" for line in printed))
+    attempt.rank_log(0, 0, "out").write_text("")
+    if exits:
+        collector = Collector()
+        collector.feed("err", "".join(f"{line}\n" for line in printed).encode(), 1, 9.0)
+        clues = [clue._asdict() for clue in collector.clues()]
+        attempt.exit(0).parent.mkdir()
+        replace_json(attempt.exit(0), {"rank": 0, "node": 0, "exit_code": 1, "time": 9.5, "clues": clues})
+    return attempt
+
+
+@pytest.mark.parametrize("exits", [False, True])
+@pytest.mark.parametrize(
+    ("word", "printed", "failure", "confidence"),
+    [
+        ("OUT_OF_MEMORY", STEPS, "host-oom", "certain"),
+        ("OUT_OF_MEMORY", [HOST], "host-oom", "certain"),
+        ("OUT_OF_MEMORY", ["Connection closed by peer [10.0.0.7]:1"], "host-oom", "certain"),
+        ("TIMEOUT", STEPS, "time-limit", "certain"),
+        ("TIMEOUT", ["KeyError: 'x'"], "time-limit", "certain"),
+        ("TIMEOUT", [MEMORY], "gpu-oom", "likely"),
+        ("TIMEOUT", ["OSError: [Errno 28] No space left on device"], "disk-full", "likely"),
+        ("NODE_FAIL", ["Connection closed by peer [10.0.0.7]:1"], "node-failed", "certain"),
+        ("PREEMPTED", STEPS, "preempted", "certain"),
+        ("CANCELLED", STEPS, "cancelled", "certain"),
+        ("CANCELLED", ["KeyError: 'x'"], "user-error", "likely"),
+        ("FAILED", [MEMORY], "gpu-oom", "likely"),
+        ("FAILED", STEPS, "unknown", "guess"),
+    ],
+)
+def test_slurm_s_record_and_the_output_give_one_verdict_where_the_supervisor_died_with_its_job(
+    tmp_path: Path, word: str, printed: list[str], failure: str, confidence: str, *, exits: bool
+) -> None:
+    run = a_run(tmp_path, **RUNNING)
+    attempt = begun(run, *printed, exits=exits)
+    status = judged(run, "7", slurm(word, end=datetime(2024, 3, 12, tzinfo=timezone.utc)), "")
+    told = read_record(attempt.verdict)
+    assert (status.failure, told["failure"], told["confidence"]) == (failure, failure, confidence)
+    assert f"Slurm: 7 {word}" in told["evidence"] and "job 7" in status.reason
+    said = "\n".join(why(run, status.state, status.reason))
+    assert f"cause     {failure}" in said and f"Slurm: 7 {word}" in said
+    if failure in ("gpu-oom", "disk-full"):
+        assert "rank-000.err:1" in said
+    before = attempt.verdict.read_bytes()
+    judged(run, "7", slurm(word), "")
+    assert attempt.verdict.read_bytes() == before
+
+
+def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
+    run = a_run(tmp_path, **RUNNING)
+    attempt = begun(run, *("x" * 1000 for _ in range(2000)), MEMORY)
+    judged(run, "7", slurm("FAILED"), "")
+    assert read_record(attempt.verdict)["failure"] == "gpu-oom"
+
+
+def test_a_verdict_that_the_supervisor_wrote_stays(tmp_path: Path) -> None:
+    run = a_run(tmp_path, **RUNNING)
+    attempt = begun(run, MEMORY)
+    replace_json(attempt.verdict, {"failure": "user-error", "reason": "its own", "then": ""})
+    assert judged(run, "7", slurm("OUT_OF_MEMORY"), "").failure == "host-oom"
+    assert read_record(attempt.verdict)["reason"] == "its own"
 
 
 def test_what_slurm_says_of_the_end_is_kept_for_when_it_has_forgotten(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from pathlib import Path
 import pytest
 from submitit.core import utils
 
-from launcher.runs.files import replace_json, replace_text
-from launcher.runs.layout import RunDir
+from launcher.rundir.files import replace_json, replace_text
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import UnclearError
 from launcher.schedulers.slurm.executor import ArrayExecutor, RunExecutor, RunJob, Supervise
 from launcher.schedulers.slurm.jobs import job_id
@@ -55,7 +55,7 @@ class Queue:
 
     def has(self, **states: str) -> None:
         """`has(_12="RUNNING")`"""
-        rows = [SQUEUE.format(id=id_[1:], state=state, run="r") for id_, state in states.items()]
+        rows = [SQUEUE.format(id=id_[1:], state=state, run="run") for id_, state in states.items()]
         self.lines.write_text("".join(f"{row}\n" for row in rows))
 
 
@@ -111,17 +111,10 @@ def test_a_job_has_its_id_its_state_its_logs_and_the_verdict_as_its_result(
     assert job.stdout() == "hop"
 
 
-def test_the_lines_of_the_page_run(
-    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = a_run(tmp_path / "runs", "mine")
-    (queue.bin / "sbatch").write_text("#!/bin/sh\necho 12\n")
-    ended(run, "succeeded")
-    queue.has(_12="COMPLETED")
-    monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[3] / "docs" / "slurm.md"
-    exec(page.read_text().partition("```python\n")[2].partition("```")[0], {})
-    assert "succeeded" in (said := capsys.readouterr().out) and said.endswith(" COMPLETED\n")
+def test_a_function_is_refused_and_told_where_to_go(tmp_path: Path, queue: Queue) -> None:
+    with pytest.raises(TypeError, match=r"built-in function pow>, is for launcher\.slurm\.Executor"):
+        RunExecutor(a_run(tmp_path)).submit(pow, 1, 2)
+    assert not queue.sent.exists()
 
 
 @pytest.mark.parametrize("batch", [False, True])

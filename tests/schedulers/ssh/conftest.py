@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.supervise.process import end_processes, processes_of
 from tests.lab import supervisor_pid
 from tests.schedulers.ssh.hosts import Laptop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shlex
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.ssh.cards import FOLDER
 from tests.lab import Lab, wait_for
 from tests.schedulers.sshd import REAL_SSH, Sshd
@@ -146,9 +145,7 @@ class Laptop(Lab):
     def weights(self, run: RunDir) -> bytes:
         """Of the last checkpoint, exported where it lies."""
         to = self.folder / f"weights-{run.id}"
-        (file,) = json.loads(self.said("export", str(self.on_disk(run).path), "--to", str(to), "--json"))[
-            "files"
-        ]
+        (file,) = self.told("export", str(self.on_disk(run).path), "--to", str(to))["files"]
         return Path(file).read_bytes()
 
     def close(self) -> None:

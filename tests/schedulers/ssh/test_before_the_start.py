@@ -100,9 +100,25 @@ def test_the_commands_of_the_page_run_with_a_secret_that_is_there_only(laptop: L
     said = {line[0]: laptop.said(*line) for line in commands_of_the_page()}
     assert "token of 10" in said["logs"] and "succeeded" in said["status"] and "succeeded" in said["list"]
     on_the_host = laptop.on_disk(laptop.newest()).path
+    assert on_the_host.stat().st_mode & 0o777 == 0o700
     before = laptop.hosts[0].sshd.sessions
     assert f" {on_the_host}" in laptop.said("status", str(on_the_host)), "and is no copy"
     assert laptop.hosts[0].sshd.sessions == before
+
+
+def test_a_secrets_file_that_no_process_can_receive_is_named_here_or_there(laptop: Laptop) -> None:
+    there = laptop.hosts[0].home / "token"
+    there.write_bytes(b"a\0b")
+    said = submit(laptop, secrets=[{"name": "TOKEN", "file": "~/token"}])
+    assert "tensor01: secrets: TOKEN has no value here, nor there (~/token contains a NUL byte" in said
+    there.unlink()
+    os.mkfifo(there)
+    said = submit(laptop, secrets=[{"name": "TOKEN", "file": "~/token"}])
+    assert "tensor01: secrets: TOKEN has no value here, nor there (~/token is a pipe" in said
+    (laptop.folder / "latin1").write_bytes(b"\xe9")
+    said = submit(laptop, secrets=[{"name": "TOKEN", "file": "latin1"}])
+    assert f"secrets: TOKEN: {laptop.folder}/latin1 is not UTF-8 text" in " ".join(said.split())
+    assert nothing_is_left(laptop)
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(laptop: Laptop) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.ssh.cards import Card, choose, short_of
 from tests.lab import events, wait_for
 from tests.schedulers.ssh.hosts import ROOT, Host, Laptop
@@ -162,7 +161,7 @@ def test_of_two_submissions_the_second_is_told_who_has_the_gpus(laptop: Laptop) 
     assert "tensor01: 1 of 4 GPUs are free, the job needs 2" in refused
     assert f"GPU 2: taken by launcher's run {run.id} of {getpass.getuser()}" in refused
     assert len(list(laptop.runs.glob("[!.]*"))) == 1
-    assert len(json.loads(laptop.said("list", "--json"))) == 1
+    assert len(laptop.told("list")) == 1
     assert events(run, "submitted")[0]["gpus"] == {"tensor01": [2, 3]}
     there = laptop.on_disk(run)
     output = wait_for(lambda: list(there.path.glob("attempts/*/logs/*/rank-000.out")), "rank")[0]

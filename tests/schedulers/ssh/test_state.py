@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.files import append_json, replace_json
-from launcher.runs.layout import RunDir
-from launcher.runs.time import stamp
+from launcher.rundir.files import append_json, replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import stamp
 from launcher.schedulers.ssh.state import judged, locks_script, words
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from launcher.logs.out_of_memory import out_of_memory
+from launcher.diagnosis.memory import out_of_memory
 from launcher.spec.base import parse_bytes
 
 RECORDED: list[dict[str, Any]] = YAML(typ="safe").load(Path(__file__).with_name("out_of_memory.yaml"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.runs.downgrades import ran_out, recipe_in_force
+from launcher.rundir.downgrades import ran_out, recipe_in_force
 from launcher.spec.recipe import Recipe
 
 

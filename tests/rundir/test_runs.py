@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,11 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runs.files import append_json, read_json, read_json_lines, replace_bytes, replace_text
-from launcher.runs.find import RunNotFoundError, find_run, latest_checkpoint, runs_in
-from launcher.runs.layout import RunDir
-from launcher.runs.progress import last_metrics, progress_text
-from launcher.runs.time import STAMP_LENGTH, stamp
+from launcher.rundir.files import (
+    append_json,
+    read_json,
+    read_json_lines,
+    replace_bytes,
+    replace_json,
+    replace_text,
+)
+from launcher.rundir.find import RunNotFoundError, find_run, latest_checkpoint, remember_root, runs_in
+from launcher.rundir.layout import RunDir
+from launcher.rundir.progress import last_metrics, progress_text
+from launcher.rundir.time import STAMP_LENGTH, stamp
 from launcher.schedulers.prepare import new_run_id
 
 
@@ -45,7 +53,7 @@ def test_a_reader_never_sees_half_a_replaced_file(tmp_path):
     path = tmp_path / "state.json"
     program = (
         "import sys, json, pathlib\n"
-        "from launcher.runs.files import replace_json\n"
+        "from launcher.rundir.files import replace_json\n"
         "for n in range(1500): replace_json(pathlib.Path(sys.argv[1]), {'n': n, 'pad': 'x' * 5000})\n"
     )
     writer = subprocess.Popen([sys.executable, "-c", program, str(path)])
@@ -84,7 +92,7 @@ def test_lines_of_several_writers_do_not_mix_and_a_torn_last_line_is_left_out(tm
     path = tmp_path / "events.jsonl"
     program = (
         "import sys, pathlib\n"
-        "from launcher.runs.files import append_json\n"
+        "from launcher.rundir.files import append_json\n"
         "for n in range(300):\n"
         "    append_json(pathlib.Path(sys.argv[1]), {'who': sys.argv[2], 'pad': 'y' * 700})\n"
     )
@@ -119,6 +127,44 @@ def test_an_unknown_or_ambiguous_name_lists_what_there_is(home):
         find_run("llama")
 
 
+def test_an_id_is_found_by_its_end_and_by_every_handle_that_the_run_had(home):
+    run = make(home, "gpt-20261121-085401-3fa2")
+    make(home, "gpt-20261121-085401-77b1")
+    for handle in ("slurm:della:41", "slurm:della:42"):
+        run.event("submitted", handle=handle)
+    names = ("3fa2", "slurm:della:41", "slurm:della:42", f"ssh:one:{run.id}", f"slurm:della:run/{run.id}")
+    assert {find_run(name).path for name in names} == {run.path}
+    with pytest.raises(RunNotFoundError, match="no run 'slurm:della:4'"):
+        find_run("slurm:della:4")
+
+
+def test_the_name_of_a_job_means_its_newest_run_only_where_nothing_is_changed(home):
+    first, second = make(home, "gpt-1"), make(home, "gpt-2")
+    for run in (first, second):
+        replace_json(run.run, {**run.read_about(), "job": {"name": "gpt"}})
+    os.utime(first.run, ns=(1, 1))
+    assert find_run("gpt", by_job=True).id == "gpt-2"
+    with pytest.raises(RunNotFoundError, match="several runs"):
+        find_run("gpt")
+
+
+def test_without_a_name_only_a_run_of_this_project_is_meant(home, tmp_path, monkeypatch):
+    run = make(home, "gpt-1")
+    remember_root(home / "runs")
+    elsewhere = tmp_path / "other project"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(
+        RunNotFoundError, match=r"no run was started in .*other project.*: the newest are gpt-1"
+    ):
+        find_run(None)
+    assert find_run("gpt-1").path == run.path
+    replace_json(
+        run.run, {**run.read_about(), "project_dir": str(elsewhere)}
+    )  # its folder for runs is shared
+    assert find_run(None).path == run.path
+
+
 def test_only_complete_checkpoints_count(home):
     run = make(home, "r")
     for name in ("step-00000010", "step-00000020", "step-00000030.partial", "other"):
@@ -151,7 +197,7 @@ def test_a_damaged_record_reads_as_empty(tmp_path):
 
 
 def test_a_root_is_remembered_once(home):
-    from launcher.runs.find import known_roots, remember_root
+    from launcher.rundir.find import known_roots, remember_root
 
     for _ in range(3):
         remember_root(home / "runs")
@@ -161,6 +207,34 @@ def test_a_root_is_remembered_once(home):
         str(home / "elsewhere"),
     ]
     assert known_roots() == [home / "runs", home / "elsewhere"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a\nb", "\n/tmp", "a\rb", "a\x1eb", "a\u2028b", "a\x85b", "é ", '"quoted"', "\udcff", "\x1b[2J", " "],
+)
+def test_a_root_of_any_name_is_one_entry(home, name):
+    from launcher.rundir.find import known_roots, remember_root, runs_in
+
+    root = home / name / "runs"
+    (root / "one").mkdir(parents=True)
+    (root / "one" / "run.json").write_text("{}")
+    for _ in range(2):
+        remember_root(root)
+        remember_root(home / "other")
+    assert known_roots() == [home / "runs", root, home / "other"]
+    assert [run.path for run in runs_in()] == [root / "one"]
+    assert len((home / "state/launcher/roots").read_bytes().split(b"\n")) == 3
+
+
+def test_damaged_lines_of_the_list_of_roots_are_left_out(home):
+    from launcher.rundir.find import known_roots, remember_root, runs_in
+
+    remember_root(home / "elsewhere")
+    with open(home / "state/launcher/roots", "ab") as file:
+        file.write(b'"/cut\nrelative\n/nul\0\n"\\u0000"\n[]\n\n/not\xffutf8\n')
+    assert known_roots()[:2] == [home / "runs", home / "elsewhere"] and len(known_roots()) == 3
+    assert runs_in() == []
 
 
 def test_a_line_of_metrics_is_told_with_what_it_has() -> None:
@@ -183,3 +257,34 @@ def test_the_newest_plan_is_in_force_and_a_half_written_one_is_not(tmp_path):
         (run.path / "plans" / name).mkdir(parents=True)
     assert run.planned_at == 10
     assert {run.run.parent, run.plan.parent, run.scripts.parent} == {run.plan_from(10)}
+
+
+AS_ANOTHER = """
+import os, sys
+from pathlib import Path
+from launcher.rundir.find import RunNotFoundError, find_run, runs_in
+root = Path(sys.argv[1])
+if os.getuid() == 0:
+    os.setuid(65534)
+print([run.id for run in runs_in(root)])
+try:
+    find_run(str(root / "private"))
+except RunNotFoundError as error:
+    print(error)
+"""
+
+
+def test_private_runs_of_others_hide_no_run_of_ours():
+    with tempfile.TemporaryDirectory(dir="/tmp") as root:
+        Path(root).chmod(0o755)
+        for name in ("a", "private", "z"):
+            run = RunDir(Path(root) / name)
+            run.path.mkdir()
+            run.submitted.write_text(json.dumps({"id": name, "job": {}}))
+            run.path.chmod(0o755)
+        (Path(root) / "private").chmod(0o700 if os.getuid() == 0 else 0)
+        done = subprocess.run([sys.executable, "-c", AS_ANOTHER, root], capture_output=True, text=True)
+        (Path(root) / "private").chmod(0o700)
+    first, second = done.stdout.splitlines()
+    assert sorted(first) == sorted("['a', 'z']"), done.stderr
+    assert "private belongs to another user" in second

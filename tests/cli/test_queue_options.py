@@ -1,0 +1,65 @@
+"""Options of Slurm for one submission, without a change of the profile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.render.test_arrives import slurm_reads
+
+
+def render(folder: Path, *arguments: str, cluster: str = "slurm-a100") -> tuple[int, str, str]:
+    job = folder / "job.yaml"
+    job.write_text("name: j\ncommand: [true]\nbatch: {global: 8}\n")
+    out = folder / "out"
+    command = ["render", str(job), "-c", cluster, "-o", str(out), *arguments]
+    done = subprocess.run([sys.executable, "-m", "launcher", *command], capture_output=True, text=True)
+    script = out / "scripts" / "job.sbatch"
+    return done.returncode, script.read_text() if script.exists() else "", done.stderr
+
+
+def test_options_of_the_queue_win_over_the_profile_and_arrive_as_they_are_written(tmp_path: Path) -> None:
+    options = {
+        "partition": "a,b",
+        "account": "my project",
+        "qos": "high",
+        "reservation": "R#1",
+        "dependency": "afterok:12:13,singleton",
+        "nodelist": "n[1-3,7]",
+    }
+    given = [word for name, value in options.items() for word in (f"--{name}", value)]
+    code, script, errors = render(tmp_path, *given, "--set", "cluster.slurm.gres=[nvme:1]")
+    assert code == 0, errors
+    read = slurm_reads(script)
+    assert {f"--{name}={value}" for name, value in options.items()} | {"--gres=nvme:1"} <= set(read)
+    assert sum(option.startswith("--partition=") for option in read) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cluster", "message"),
+    [
+        (["--qos", "high"], "local", "cluster.slurm.qos=high: local has no Slurm queue"),
+        (["--qos", ""], "slurm-a100", "the value of --qos is empty"),
+        (
+            ["-s", "cluster.slurm.qoss=x"],
+            "slurm-a100",
+            "--set cluster.slurm.qoss=x: slurm.qoss: unknown field",
+        ),
+        (["-s", "cluster.slurm.gres=[gpu:2]"], "slurm-a100", "GPUs are asked for by resources.gpus_per_node"),
+        (["-s", "cluster.slurm.srun_options=[x]"], "slurm-a100", "'x' is no long option of srun"),
+        (["-s", "cluster.node.cpu_bind=[a]"], "slurm-a100", "'a' is no list of CPUs"),
+        (
+            ["-s", "cluster.node.cpu_bind=['1']", "-s", "cluster.node.numa_binding=node"],
+            *("slurm-a100", "numa_binding and cpu_bind exclude each other"),
+        ),
+    ],
+)
+def test_what_is_wrong_with_them_is_said_in_one_line(
+    tmp_path: Path, arguments: list[str], cluster: str, message: str
+) -> None:
+    code, script, errors = render(tmp_path, *arguments, cluster=cluster)
+    assert code != 0 and not script
+    assert message in errors and len(errors.splitlines()) == 1, errors

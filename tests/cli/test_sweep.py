@@ -1,0 +1,39 @@
+"""Which fields `launcher submit --sweep` takes: what nothing reads would make equal runs."""
+
+from __future__ import annotations
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.lab import Lab
+
+PROFILE = {"name": "c", "scheduler": "slurm", "max_nodes": 4, "slurm": {}}
+TASK = {"task": "launcher.tasks.gpt:PydocGPT", "args": {"layers": 1}, "steps": 9}
+
+
+@pytest.fixture
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("sweep"))
+    YAML().dump(PROFILE, lab.folder / "c.yaml")
+    return lab
+
+
+@pytest.mark.parametrize(
+    ("job", "sweep", "code", "said"),
+    [
+        ({"command": "python x.py"}, "seed=0,1", 4, "--sweep train.seed: nothing reads it in"),
+        ({"command": "python x.py"}, "recipe.loss_chunks=1,2", 4, "(--sweep env.LOSS_CHUNKS=...)"),
+        ({"command": "python x.py"}, "steps=1,2", 0, "no {steps}; it sees the values as $LAUNCHER_STEPS"),
+        ({"command": "python x.py {steps}"}, "steps=1,2", 0, ""),
+        ({"command": "python x.py", "env": {"SEED": "0"}}, "env.SEED=0,1", 0, ""),
+        (TASK, "seed=0,1", 0, ""),
+    ],
+)  # fmt: skip
+def test_a_field_that_nothing_reads_is_not_swept(
+    lab: Lab, job: dict[str, object], sweep: str, code: int, said: str
+) -> None:
+    file = str(lab.job(**job))
+    done = lab.cli("submit", file, "-c", "c.yaml", "--dry-run", "--sweep", sweep)
+    assert done.returncode == code, done.stderr
+    out = " ".join((done.stdout + done.stderr).split())
+    assert said in out if said else "--sweep" not in out

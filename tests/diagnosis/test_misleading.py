@@ -1,0 +1,282 @@
+"""Outputs that have misled a judge: each stands before or after a failure that is the true cause."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.verdicts import judged
+
+from launcher.diagnosis.cause import clue_of_exception
+from launcher.diagnosis.clue import CLASS_OF
+
+HEAD = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    step()\n'
+KEY = f"{HEAD}KeyError: 'labels'"
+OOM = f"{HEAD}RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def bars(*shares: int) -> str:
+    drawn = (f"{'█' * (one // 10)}{' ' * (10 - one // 10)}| {one}/100" for one in shares)
+    return "\n".join(
+        f"{one}%|{bar} [00:0{one // 10}<00:22, 3.98it/s, loss=2.{one}]"
+        for one, bar in zip(shares, drawn, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "except torch.cuda.OutOfMemoryError:",
+        "    except MemoryError:",
+        "bs 64: CUDA out of memory.\nbs 32: ok",
+        "allocating 12.0 GiB of pinned host memory",
+        "Tip: insufficient shared memory can be raised with --shm-size",
+        "malloc arena trim failed at tick 3",
+        "java.lang.OutOfMemoryError handler installed",
+        "spill_over memory limit: 0.7",
+        "Watching for OOMKilled pods",
+        "1342177280 bytes of device memory",
+        "This script handles CUDA out of memory.",
+        "--auto-batch  start high and halve on CUDA out of memory",
+        "* CUDA out of memory: use --fp16",
+        "oom_patterns: ['CUDA out of memory']",
+        "match_rtol: 0.001",
+        "Sequence group 145 is preempted by PreemptionMode.RECOMPUTE",
+        "Spot instance termination handler installed",
+        "cache: 12 entries Evicted",
+        "Registered handlers for SIGINT and SIGTERM",
+        "SRAM Uncorrectable ECC : 0",
+        "NVLink error counters: 0",
+        "dataset: /data/imagenet.squashfs",
+        "Loss scale reached 65536",
+        "LoRA rank 16 mismatch",
+        "disk full: no",
+        "pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer",
+        "mce: [Hardware Error]: corrected error, no action required",
+        "hardware errors: 0",
+        "GPU reset is not supported on this device",
+        "amdgpu: GPU recovery disabled.",
+        "failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected",
+        "No GPU found, using the CPU",
+        "No GPUs detected: falling back to CPU",
+        "  DiskPressure     False   Mon, 01 Jan 2024 10:00:00   KubeletHasNoDiskPressure   kubelet has no disk pressure",
+        "Port 6006 is in use, trying port 6007",
+        "Address already in use: using 7861 instead",
+        "loss scale 0.5",
+        "loss scale: 0.03125",
+        "loss is nan, skipping batch",
+        "max time limit: 4:00:00",
+        "time_limit: 3600",
+        "TIMEOUT=3600",
+        "NCCL_TIMEOUT 1800",
+        "ProcessGroupNCCL initialization options: size: 2, global rank: 0, TIMEOUT(ms): 600000, USE_HIGH_PRIORITY_STREAM: 0",
+        "HeartbeatMonitor started",
+        "Heartbeat monitor is enabled",
+        "Spot instance price: 1.20",
+        "Cache block 17 was evicted",
+        "request 12 was preempted by the scheduler, 3 blocks recomputed",
+        "Preempting sequence group 3",
+        "using different seeds across workers",
+        "shards differ across ranks by design: sharding the dataset",
+        "nvidia-container-cli version 1.14.3",
+        "license: apache-2.0",
+        "license server: 27000@host",
+        "Please cite this work and read the LICENSE file",
+        "Press Ctrl+C to stop",
+        "Ctrl-C handler installed",
+        "signal handlers: SIGINT, SIGTERM",
+        "watchdog: enabled, timeout 600 s",
+        "NCCL timeout: 1800 s",
+        "job timeout: 4 h",
+        "interrupted runs can be resumed with --resume",
+        "cancelled: 0, failed: 0",
+        "Insufficient memory to use tactic 3, skipping tactic",
+        "[TRT] [W] UNSUPPORTED_STATESkipping tactic 2 due to insufficient memory on requested size of 132096 detected",
+        "GPU memory is not enough for batch 64? then lower it",
+        "If the GPU runs out of memory, lower the batch size",
+        "free disk space: 12 GiB",
+        "the job has 4 hours of requested time",
+        "max_restarts reached: no",
+        "retry_on: ['No space left on device', 'OOMKilled']",
+        "0 hosts unreachable",
+        "exit code 0",
+        "XID filter: off",
+        "no Xid errors found",
+        "ECC errors: 0",
+        "uncorrectable ECC errors: 0",
+        "rank 0: 12 samples, rank 1: 13 samples",
+        "checkpoint has 12 params",
+        "Running on 2 GPUs that must be of the same type on all nodes",
+        "Java heap space: 4g",
+        "memory_limit: 64GB",
+        "memory: 12% of 64 GiB",
+        "preemption: enabled",
+        "grad_norm is not finite at step 3, step skipped",
+        "outputs: {'nan_count': 0}",
+        "accept: text/html",
+        f"{OOM}\n{bars(10, 20, 30)}",
+        f"{OOM}\n{{'loss': 2.3, 'epoch': 1.1}}\n{{'loss': 2.2, 'epoch': 1.2}}",
+        f"{OOM}\n iteration       10/     100 | lm loss: 2.3\n iteration       20/     100 | lm loss: 2.2",
+    ],
+)
+def test_what_comes_before_an_exception_is_not_its_cause(before: str) -> None:
+    assert judged(f"{before}\n{KEY}") == ("user-error", "likely")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "Run with --resume to continue from the last checkpoint",
+        "wandb: Network error, entering retry loop",
+        "Skipping final evaluation",
+        "No checkpoint could be recovered, exiting",
+        "Writing model shards:  10%|█ | 1/10 [00:01<00:09, 1.0it/s]\nWriting model shards:  20%|██ | 2/10 [00:02<00:08, 1.0it/s]",
+        "Epoch 3 finished with errors",
+        "step 40 took 3.2 s",
+        "slurmstepd: error: *** STEP 4857.0 ON n1 CANCELLED AT 2024-01-01T00:00:00 ***",
+    ],
+)
+def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
+    assert judged(f"{OOM}\n{after}") == ("gpu-oom", "likely")
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("RuntimeError: CUDA out of memory. Please reduce the batch size and rerun.", "gpu-oom"),
+        ("ValueError: No executable batch size found, reached zero.", "gpu-oom"),
+        ("CUDA out of memory occurred when warming up sampler with 256 dummy requests", "gpu-oom"),
+        (f"{'x' * 70000} CUDA out of memory. Tried to allocate 2 GiB", "gpu-oom"),
+        ("WARNING - step failed: CUDA out of memory. Tried to allocate 2.00 GiB", "gpu-oom"),
+        ("[rank3]: CUDA out of memory. Tried to allocate 2 GiB\n[rank0]: step 1 loss 2\n[rank0]: step 2 loss 1", "gpu-oom"),
+        ("Watchdog caught collective operation timeout\nslurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2024-01-01 ***", "nccl-timeout"),
+        ("MeanAbsoluteError: 0.312\nWatchdog caught collective operation timeout: WorkNCCL(", "nccl-timeout"),
+        (f"{HEAD}FileNotFoundError: [Errno 2] No such file or directory: 'x'", "user-error"),
+        (f"{HEAD}ValueError: cannot skip 100 batches; continue with --force", "user-error"),
+        (f"{HEAD}ValueError: Invalid option: foo", "user-error"),
+        (f"{HEAD}RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.", "user-error"),
+    ],
+)  # fmt: skip
+def test_these_are_what_they_say(text: str, failure: str) -> None:
+    assert judged(text) == (failure, "likely")
+
+
+TRACED = 'Traceback (most recent call last):\n  File "t.py", line {}, in {}\n    step()\n'
+STEPS = "\n".join(f"step {number} loss {3 - number / 100:.3f}" for number in range(1, 40))
+MEMORY = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
+ENDED = TRACED.format(3, "<module>")
+CAUGHT = TRACED.format(3, "train")
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"{ENDED}{MEMORY}\n{STEPS}",
+        f"step 1 loss 3.1\nstep 2 lo{ENDED}{MEMORY}\nss 3.0\n{STEPS}",
+        f"{TRACED.format(9, '_run_module_as_main')}{MEMORY}\n{STEPS}",
+        f"{ENDED}{MEMORY}\n{STEPS}\n{ENDED}RuntimeError: Connection closed by peer [10.0.0.7]:1",
+    ],
+)
+def test_what_stdout_held_back_is_no_progress(log: str) -> None:
+    """Python writes its stdout to a file in blocks: what is left stands after the traceback that ended it."""
+    assert judged(log) == ("gpu-oom", "likely")
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"{CAUGHT}{MEMORY}\n{STEPS}",
+        f"{ENDED}{MEMORY}\n{bars(10, 20, 30)}",
+        f"{ENDED}{MEMORY}\n2024-03-12 10:11:12 INFO step 1 loss 3\n2024-03-12 10:11:13 INFO step 2 loss 2",
+        f"batch 64: {MEMORY}\n{STEPS}",
+    ],
+    ids=["caught by a function", "bar", "logger", "printed"],
+)
+def test_progress_that_nothing_delays_is_survival(log: str) -> None:
+    assert judged(log) == ("unknown", "guess")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        f"{CAUGHT}{MEMORY}",
+        f"caught: {MEMORY}",
+        MEMORY,
+        f"2024-03-12 10:11:12 WARNING step failed: {MEMORY}",
+        f"{ENDED}{MEMORY}\n{STEPS}",
+    ],
+    ids=["traceback", "message", "type and message", "logger", "steps after it"],
+)
+def test_memory_that_a_program_outlived_is_not_the_cause_of_its_own_fault(before: str) -> None:
+    assert judged(f"{before}\nlowering the rest\n{ENDED}KeyError: 'labels'") == ("user-error", "likely")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "During handling of the above exception, another exception occurred:\n\n"
+        + ENDED
+        + "KeyError: 'labels'",
+        f"{ENDED}RuntimeError: training failed",
+        f"{ENDED}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+        "giving up",
+    ],
+    ids=["chained", "another type may tell of it", "torchrun", "no exception"],
+)
+def test_memory_stays_the_cause_of_what_may_follow_from_it(after: str) -> None:
+    assert judged(f"{CAUGHT}{MEMORY}\n\n{after}") == ("gpu-oom", "likely")
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("ValueError: unknown policy 'CUDA out of memory'", "user-error"),
+        ("KeyError: 'out of memory'", "user-error"),
+        ('ValueError: no handler for "HIP out of memory."', "user-error"),
+        (
+            "RuntimeError: worker 3 failed with error 'CUDA out of memory. Tried to allocate 2.00 GiB'",
+            "gpu-oom",
+        ),
+        ("RuntimeError: [1] RuntimeError('CUDA out of memory')", "gpu-oom"),
+        ("RuntimeError: NCCL Error 1: Cuda failure 2 'out of memory'", "gpu-oom"),
+    ],
+)
+def test_words_in_quotes_are_a_value_unless_they_report(text: str, failure: str) -> None:
+    """The same in a line of output and in the error file that torchelastic writes."""
+    assert judged(f"{ENDED}{text}") == (failure, "likely")
+    assert CLASS_OF[clue_of_exception(text).kind] == failure
+
+
+CPU_ONLY = (
+    "2024-11-14 19:38:14.382678: E external/xla/xla/stream_executor/cuda/cuda_driver.cc:152] failed call to "
+    "cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
+)
+
+
+def test_a_machine_without_a_gpu_is_no_failed_node_where_something_else_failed() -> None:
+    assert judged(f"{CPU_ONLY}\n{KEY}") == ("user-error", "likely")
+    assert judged(CPU_ONLY)[1] == "guess"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "License checkout failed.",
+        "FlexNet Licensing error:-15,10032",
+        "Error: could not check out a license for Simulink",
+        "The license of this solver has expired",
+        "You must accept the license of this repository on its page before you can download it",
+        "Access to model google/gemma-2 is restricted. You must have access to it and be authenticated.",
+    ],
+)
+def test_a_license_that_is_not_there_is_the_user_s_to_get(line: str) -> None:
+    assert judged(line)[0] == "user-error" and judged(line)[1] == "likely"
+
+
+def test_a_logger_s_error_is_the_best_guess_and_no_more() -> None:
+    told = "2024-03-12 10:11:12 ERROR the reward server went home"
+    assert judged(told) == ("user-error", "guess")
+    assert judged(f"{told}\n{OOM}") == ("gpu-oom", "likely")
+
+
+def test_a_number_may_decide_though_the_rest_of_the_line_was_seen() -> None:
+    lines = [f"process exited with status {code}" for code in (3, 5, 124)]
+    assert judged("\n".join(lines))[0] == "time-limit"

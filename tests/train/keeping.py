@@ -1,0 +1,42 @@
+"""A task with a state of its own: a curriculum that its loss follows, and a generator that it draws from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ragged import Ragged
+
+
+class Keeping(Ragged):
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.mean, self.generator = torch.zeros(()), torch.Generator().manual_seed(7)
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        total, weight = super().loss(model, batch)
+        noise = torch.rand((), generator=self.generator)
+        if model.training:
+            self.mean = 0.9 * self.mean + 0.1 * total.detach() / weight
+        return total * (1 + noise + self.mean), weight
+
+    def state(self) -> Any:
+        return {"mean": self.mean, "generator": self.generator.get_state()}
+
+    def load_state(self, state: Any) -> None:
+        self.mean = state["mean"]
+        self.generator.set_state(state["generator"])
+
+
+class Forgetful(Keeping):
+    """The same without a word about its state."""
+
+    state = Ragged.state
+    load_state = Ragged.load_state
+
+
+class Unsaved(Keeping):
+    def state(self) -> Any:
+        return {"generator": self.generator}

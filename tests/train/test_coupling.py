@@ -1,0 +1,114 @@
+"""Whether a loss couples samples is found out from one batch and its halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from launcher.train.coupling import Split, split
+
+SAMPLES = [torch.randn(16, generator=torch.Generator().manual_seed(number)) for number in range(8)]
+
+
+def apart(batch: torch.Tensor) -> Any:
+    return batch.square().sum(), len(batch)
+
+
+def mean(batch: torch.Tensor) -> Any:
+    """No sum, as it should be, but no coupling either."""
+    return batch.square().mean(), 1
+
+
+def tokens(batch: torch.Tensor) -> Any:
+    kept = batch > 0
+    return batch[kept].sum(), kept.sum()
+
+
+def noisy(batch: torch.Tensor) -> Any:
+    time = torch.rand(len(batch), 1)
+    return (batch * time + torch.randn_like(batch)).square().sum(), len(batch)
+
+
+def dropped(batch: torch.Tensor) -> Any:
+    return functional.dropout(batch, 0.5).square().sum(), len(batch)
+
+
+def contrastive(batch: torch.Tensor) -> Any:
+    logits = functional.normalize(batch) @ functional.normalize(batch + 0.1).T
+    return functional.cross_entropy(logits, torch.arange(len(batch)), reduction="sum"), len(batch)
+
+
+def noisy_contrastive(batch: torch.Tensor) -> Any:
+    return contrastive(batch + 0.1 * torch.randn_like(batch))
+
+
+def variance(batch: torch.Tensor) -> Any:
+    return len(batch) * (1 - batch.std(0)).relu().sum(), len(batch)
+
+
+def not_a_number(batch: torch.Tensor) -> Any:
+    return batch.sum() * float("nan"), len(batch)
+
+
+def averaged(batch: torch.Tensor) -> Any:
+    """Twice divided: by the task, and by launcher."""
+    return batch.square().mean(), len(batch)
+
+
+def averaged_tokens(batch: torch.Tensor) -> Any:
+    kept = batch > 0
+    return batch[kept].mean(), kept.sum()
+
+
+def averaged_dropped(batch: torch.Tensor) -> Any:
+    return functional.dropout(batch, 0.1).square().mean(), len(batch)
+
+
+def noisy_mean(batch: torch.Tensor) -> Any:
+    return (batch.square().mean(1) * (0.5 + torch.rand(len(batch)))).mean(), len(batch)
+
+
+def very_noisy_mean(batch: torch.Tensor) -> Any:
+    return (batch.square().mean(1) * torch.randn(len(batch)).exp().square()).mean(), len(batch)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        *((loss, Split.SUM) for loss in (apart, mean, tokens, noisy, dropped, not_a_number)),
+        *((loss, Split.COUPLED) for loss in (contrastive, noisy_contrastive, variance)),
+        (very_noisy_mean, Split.UNDECIDED),
+        *((loss, Split.MEAN) for loss in (averaged, averaged_tokens, averaged_dropped, noisy_mean)),
+    ],
+)
+def test_a_loss_is_a_sum_a_mean_or_couples_samples(
+    loss: Callable[[torch.Tensor], Any], expected: Split
+) -> None:
+    def sums_of(some: list[torch.Tensor]) -> tuple[float, float]:
+        total, weight = loss(torch.stack(some))
+        return float(total), float(weight)
+
+    for size in (2, 3, 8):
+        if loss is variance and size < 4:
+            continue  # of one sample there is none
+        assert split(sums_of, SAMPLES[:size], torch.manual_seed) == expected, size
+
+
+def test_what_a_batch_leaves_behind_is_no_coupling() -> None:
+    """A running mean that the loss uses, put back before each batch."""
+    state = torch.zeros(16)
+
+    def begin(seed: int) -> None:
+        torch.manual_seed(seed)
+        state.zero_()
+
+    def sums_of(some: list[torch.Tensor]) -> tuple[float, float]:
+        total = sum(float((one - state).square().sum()) for one in some)
+        state.add_(5)
+        return total, len(some)
+
+    assert split(sums_of, SAMPLES, begin) == Split.SUM

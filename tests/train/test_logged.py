@@ -1,0 +1,90 @@
+"""A task's own metrics, and the checkpoint that is kept for its held-out loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.spec.job import Job
+from launcher.train.checkpoints.folder import MARKER, best, complete_checkpoints, read_marker, remove_all_but
+from tests.train.runs import job, prepare, recipe, start
+from tests.train.test_traps import any_error
+
+TRAIN = {"eval_every": 1, "checkpoint_every": 1, "keep_best": True, "keep_checkpoints": 1}
+
+
+def trained(folder: Path, ranks: int, micro: int, env: dict[str, str] | None = None) -> RunDir:
+    run = prepare(folder, job(task="traps:Counted", steps=3, train=TRAIN))
+    accumulation = 8 // micro // ranks
+    ended = start(run, recipe("ddp" if ranks > 1 else "none", micro, accumulation), ranks=ranks, env=env)
+    assert set(ended.codes.values()) == {0}, ended.output
+    return run
+
+
+def own(run: RunDir) -> list[dict[str, Any]]:
+    names = ("accuracy", "place", "eval_accuracy", "eval_place")
+    assert all("never" not in line and "eval_never" not in line for line in run.read_metrics())
+    return [{name: line[name] for name in names} for line in run.read_metrics()]
+
+
+def test_metrics_are_those_of_the_whole_batch_however_it_is_split(tmp_path: Path) -> None:
+    """On one rank, on two, in smaller micro-batches, and in a step that is repeated when memory runs out."""
+    whole = own(trained(tmp_path / "whole", 1, 8))
+    assert len(whole) == 3 and all(0 <= line["eval_accuracy"] <= 1 for line in whole)
+    drill = {"TRAIN_MEMORY_FAIL": "step=2,phase=backward", "TRAIN_MEMORY_BUDGET": "1GiB"}
+    for name, split in {
+        "two ranks": trained(tmp_path / "ranks", 2, 2),
+        "repeated": trained(tmp_path / "repeated", 1, 4, drill),
+    }.items():
+        for one, other in zip(own(split), whole, strict=True):
+            assert one["accuracy"] == pytest.approx(other["accuracy"], abs=0.04), name  # a tie may turn
+            assert one["eval_accuracy"] == pytest.approx(other["eval_accuracy"], abs=0.04), name
+            assert one["place"] == pytest.approx(other["place"], rel=1e-5), name
+    changed = [e for e in RunDir(tmp_path / "repeated").read_events() if e["event"] == "downgrade"]
+    assert changed and changed[0]["step"] == 2
+
+
+def test_the_marker_of_a_checkpoint_tells_its_held_out_loss_and_the_best_stays(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", 1, 8)
+    losses = {line["step"]: line["eval_loss"] for line in run.read_metrics()}
+    complete = complete_checkpoints(run.checkpoints)
+    assert set(complete) == {3, min(losses, key=losses.__getitem__)}
+    assert all(
+        read_marker(path)["eval_loss"] == pytest.approx(losses[step]) for step, path in complete.items()
+    )
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 1.0), (4, None), (5, 2.0)):
+        path = tmp_path / f"step-{step:08d}"
+        path.mkdir()
+        replace_json(path / MARKER, {"step": step, **({} if loss is None else {"eval_loss": loss})})
+    remove_all_but(tmp_path, 2)
+    assert list(complete_checkpoints(tmp_path)) == [2, 4, 5]
+    assert best(complete_checkpoints(tmp_path)) == 2
+    assert best({}) is None
+
+
+@pytest.mark.parametrize("train", [{}, {"eval_every": 3}, {"eval_every": 2, "checkpoint_every": None}])
+def test_the_best_needs_an_evaluation_of_each_checkpoint(train: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="eval_every"):
+        Job.model_validate(
+            {
+                "name": "j",
+                "task": "a:B",
+                "batch": {"global": 1},
+                "steps": 1,
+                "train": {"keep_best": True, **train},
+            }
+        )
+
+
+def test_a_name_that_is_not_declared_is_refused(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(task="traps:Undeclared", steps=1))
+    assert start(run, recipe("none", 8), ranks=1).codes == {0: 1}
+    failure = any_error(run.attempt(0))
+    assert failure["failure"] == "user-error" and "'accuracy' is not in" in failure["exception"]

@@ -1,0 +1,33 @@
+"""When and where the ranks meet, so that none is a step ahead and none is waited for in vain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.rundir.shared import remove_handover
+from tests.train.runs import job, measure, prepare, recipe, start
+
+
+def test_the_ranks_meet_behind_the_micro_batch_that_failed_before_any_loader_is_asked(tmp_path: Path) -> None:
+    found = measure("slow_loader.py", tmp_path, ranks=2)
+    assert found["waited"] == [True]
+    assert ["downgrade", 3, True] in found["events"]
+    assert found["steps"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("allocation", [3, 4, 5, 6])
+def test_memory_that_runs_out_in_clipping_under_ddp_leaves_no_rank_a_step_ahead(
+    tmp_path: Path, allocation: int
+) -> None:
+    """Allocations of the optimizer's phase on the last rank: the sums over the ranks, then the norm of the
+    gradient."""
+    run = prepare(tmp_path / "run", job(train={"probe": "never", "clip_norm": 0.1}))
+    drill = f"rank=last,step=3,phase=optimizer,allocation={allocation}"
+    env = {"TRAIN_MEMORY_FAIL": drill, "LAUNCHER_SUPERVISED": "1"}
+    ended = start(run, recipe("ddp"), env=env)
+    remove_handover(run, 0)  # the supervisor's part
+    assert ended.codes[1] == 86, ended.output
+    [event] = [one for one in run.read_events() if one["event"].startswith("handover")]
+    assert (event["event"], event.get("step")) == ("handover", 2), event

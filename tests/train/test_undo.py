@@ -1,0 +1,367 @@
+"""What a repeated step begins with: everything that changes in a step is put back, wherever it is kept."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import random
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from launcher.train.recovery import undo as undo_module
+from launcher.train.recovery.fingerprint import row_sums
+from launcher.train.recovery.undo import Undo
+from launcher.train.task import Task
+from tests.train.changing import Changing
+
+
+def test_undo_restores_buffers_that_are_replaced_resized_or_changed_uncounted() -> None:
+    torch.manual_seed(0)
+    model = Changing(16)
+    undo = Undo(model, torch.device("cpu"))
+    classes = torch.arange(8)
+    for _ in range(3):
+        undo.take()
+        before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
+        outputs = []
+        for _ in range(3):
+            outputs.append(model(classes))
+            undo.restore()
+        assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+        after = dict(model.named_buffers())
+        assert after.keys() == before.keys()
+        for name, (buffer, values) in before.items():
+            assert after[name] is buffer and torch.equal(buffer, values), name
+            assert torch.equal(undo.buffers()[name], values), name
+        model(classes)
+
+
+def test_undo_copies_no_constant_and_what_changes_once_for_each_type() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    model.register_buffer("mask", torch.ones(1000, 1000))
+    undo = Undo(model, torch.device("cpu"))
+    calls = []
+    original = torch._foreach_copy_
+    for _ in range(3):
+        undo.take()
+        model(torch.rand(3, 4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "_foreach_copy_", lambda into, of: calls.append(len(into)) or original(into, of))
+        undo.take()
+    assert sorted(calls) == [2, 4], "the counts, and the means and variances"
+    assert undo.buffers()["mask"] is model.mask
+
+
+@pytest.mark.parametrize("write", ["add", "data", "numpy", "resize"])
+def test_a_large_buffer_is_followed_from_its_first_change_on_however_it_is_written(write: str) -> None:
+    model = nn.Module()
+    model.register_buffer("codes", torch.arange(600_000.0))
+    undo = Undo(model, torch.device("cpu"))
+    assert undo.secure() is None
+    _write(model.codes, write)
+    before_first_step = torch.arange(600_000.0)
+    assert undo.restore() == (True, ()) and torch.equal(model.codes, before_first_step)
+
+    undo.release()
+    _write(model.codes, write)
+    undo.take()
+    after_step = model.codes.clone()
+    _write(model.codes, write)
+    assert undo.restore() == (False, ()) and torch.equal(model.codes, after_step)
+
+
+def _write(tensor: torch.Tensor, how: str) -> None:
+    if how == "add":
+        tensor.add_(1)
+    elif how == "data":
+        tensor.data[7] = -tensor[7] - 1
+    elif how == "numpy":
+        tensor.numpy()[11] += 1
+    else:
+        tensor.data = torch.cat([tensor, tensor[:5]])
+
+
+def test_what_changed_for_the_first_time_without_a_copy_is_told_and_left() -> None:
+    model = nn.Module()
+    model.teacher = nn.Parameter(torch.zeros(600_000), requires_grad=False)
+    undo = Undo(model, torch.device("cpu"))
+    assert undo.lost() == []
+    model.teacher.data[3] = 1
+    assert undo.lost() == ["teacher"] and undo.restore() == (False, ("teacher",))
+
+
+class Keeper(Task):
+    """A task and a model with state everywhere."""
+
+    def __init__(self) -> None:
+        self.drawn, self.shuffled, self.noise = (
+            torch.Generator(),
+            random.Random(1),
+            numpy.random.default_rng(2),
+        )
+        self.calls, self.seen, self.recent = 0, {"a": [torch.zeros(2)]}, deque([1, 2], maxlen=3)
+        self.helper, self.flags = Helper(), bytearray(3)
+        self.slim, self.named = Slim(1, torch.zeros(2)), Named()
+        self.named.count, self.later = 0, functools.partial(self.helper.add, [1])
+
+    def model(self) -> nn.Module:
+        return KeepingModel()
+
+    def data(self, split: str) -> list[int]:
+        return [1]
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass
+class Slim:
+    __slots__ = ("level", "table")
+    level: int
+    table: Any
+
+
+class Named(dict):  # type: ignore[type-arg]
+    pass
+
+
+class Helper:
+    total = 0
+
+    def __init__(self) -> None:
+        self.count, self.teacher, self.table = 0, nn.Linear(2, 2), numpy.zeros(3)
+
+    def add(self, values: list[int]) -> None:
+        self.count += len(values)
+
+
+COUNTS = {"calls": 0}
+
+
+class Counting(nn.Linear):
+    uses = 0
+
+
+class KeepingModel(nn.Module):
+    passes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parametrized = nn.utils.parametrizations.weight_norm(Counting(2, 2))
+        self.layer, self.frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+        self.mean, self.steps, self.cache = torch.zeros(2), 0, {}
+
+
+def _use(task: Keeper, model: KeepingModel) -> None:
+    """Change everything, once in place and once by another object."""
+    torch.rand(1, generator=task.drawn), task.shuffled.random(), task.noise.random()
+    task.calls += 1
+    task.seen["a"][0].data.add_(1)
+    task.seen["b"] = 3
+    task.recent.append(4)
+    task.helper.count += 1
+    task.flags[1] += 1
+    task.slim.level += 1
+    task.slim.table.add_(1)
+    task.named.count += 1
+    task.later.args[0].append(2)
+    Helper.total += 1
+    KeepingModel.passes += 1
+    COUNTS["calls"] += 1
+    model.parametrized.uses += 1
+    model.eval()
+    model.layer.weight.requires_grad_(False)
+    task.helper.teacher.weight.data.mul_(0.5)
+    task.helper.table += 1
+    task.new = 5
+    model.mean = model.mean + 1
+    model.steps += 1
+    model.cache["k"] = torch.ones(1)
+    model.frozen.weight.data.mul_(0.5)
+
+
+def _everything(task: Keeper, model: KeepingModel) -> Any:
+    return (
+        [task.drawn.get_state().tolist(), task.shuffled.getstate(), task.noise.bit_generator.state],
+        [task.calls, str(task.seen), list(task.recent), sorted(vars(task))],
+        [
+            task.helper.count,
+            bytes(task.flags),
+            task.helper.teacher.weight.tolist(),
+            task.helper.table.tolist(),
+        ],
+        [model.mean.tolist(), model.steps, sorted(model.cache), model.frozen.weight.tolist()],
+    )
+
+
+def test_undo_puts_back_what_a_task_and_its_model_keep_in_attributes() -> None:
+    task = Keeper()
+    model = task.model()
+    undo = Undo(model, torch.device("cpu"), task)
+    for _ in range(3):
+        before, seen, mean = _everything(task, model), task.seen, model.mean
+        _use(task, model)
+        changed = undo.changed()
+        assert {"task.seen.a[0]", "task.drawn", "mean", "cache.k"} <= {*changed}
+        assert any(name.endswith(".table") for name in changed)
+        assert not {"task.calls", "task.recent", "steps"} & {*changed}, "counters for a log"
+        assert not [name for name in changed if name.startswith("frozen")], "checkpoints have it"
+        assert undo.restore().lost == ()
+        assert _everything(task, model) == before and task.seen is seen and model.mean is mean
+        _use(task, model)
+        undo.take()
+        assert undo.changed() == []
+
+
+def test_undo_uses_the_state_that_a_task_offers() -> None:
+    class Offering(Keeper):
+        def __init__(self) -> None:
+            super().__init__()
+            self.curriculum = ctypes.c_int(3)  # nothing could see it change
+
+        def state(self) -> Any:
+            return {"value": self.curriculum.value, "mean": self.seen["a"][0]}
+
+        def load_state(self, state: Any) -> None:
+            self.curriculum.value = state["value"]
+            self.seen["a"][0] = state["mean"]
+
+    task = Offering()
+    undo = Undo(task.model(), torch.device("cpu"), task)
+    task.curriculum.value, task.seen["a"][0] = 7, torch.ones(2)
+    assert undo.changed() == []
+    undo.restore()
+    assert task.curriculum.value == 3 and torch.equal(task.seen["a"][0], torch.zeros(2))
+    task.seen["a"][0].add_(1)  # what was given is its own now
+    assert torch.equal(undo.task_state["mean"], torch.zeros(2))
+
+
+def test_the_sums_of_rows_tell_any_change() -> None:
+    """Those of a GPU, here on the CPU, of each size and type."""
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 3, 4, 4095, 4096, 4097, 20_001):
+        for dtype in (torch.uint8, torch.bfloat16, torch.float64):
+            data = torch.randint(0, 100, (size + 1,), generator=generator).to(dtype)[1:]
+            before = row_sums(data.contiguous())
+            assert torch.equal(row_sums(data.clone()), before)
+            for place in torch.randint(0, size, (20,), generator=generator).tolist():
+                other = data.clone()
+                other[place] = -other[place] - 1
+                assert not torch.equal(row_sums(other), before), (size, dtype, place)
+    rows = torch.arange(4096.0).view(4, 1024)
+    assert not torch.equal(row_sums(rows[[1, 0, 2, 3]].flatten()), row_sums(rows.flatten()))
+    assert not torch.equal(row_sums(rows.flip(1).flatten()), row_sums(rows.flatten()))
+
+
+def test_a_data_set_is_neither_read_nor_copied_and_a_bank_of_the_task_is_put_back() -> None:
+    class Banked(Keeper):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bank = torch.zeros(600_000)
+
+    task = Banked()
+    data = torch.utils.data.TensorDataset(torch.zeros(20_000_000))
+    undo = Undo(task.model(), torch.device("cpu"), task, data)
+    with pytest.MonkeyPatch.context() as patch:
+        read = []
+        patch.setattr(undo_module, "fingerprint", lambda tensor: read.append(tensor.numel()) or tensor[:0])
+        assert undo.secure() is None
+        undo.take()
+    assert not [size for size in read if size > 4], "only the model's"
+    assert all(slot.values is None for slot in undo._slots.values() if slot.tensor.numel() > 10_000_000)
+    task.bank[3] = 1
+    assert undo.restore().lost == () and not task.bank.any()
+
+
+def test_what_an_attribute_holds_with_a_graph_is_put_back_without_it_which_nothing_keeps_alive() -> None:
+    class Logging(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last = super().forward(x)
+            self.pair, self.outputs = (self.last, 1), [self.last * 2]
+            return self.last
+
+    model = Logging(4, 4)
+    undo = Undo(model, torch.device("cpu"))
+    model(torch.ones(2, 4))
+    undo.take()
+    values, kept = model.last.detach().clone(), [weakref.ref(model.last), weakref.ref(model.outputs[0])]
+    model(torch.zeros(2, 4))
+    assert [one() for one in kept] == [None, None]
+    undo.restore()
+    assert (
+        torch.equal(model.last, values) and model.last.is_leaf and torch.equal(model.outputs[0], 2 * values)
+    )
+
+
+def test_trained_parameters_that_a_pass_writes_are_put_back() -> None:
+    """In the first step by the copy on the host, later by a copy made at each step."""
+    model = nn.ParameterDict({"small": torch.ones(4), "large": torch.ones(600_000), "other": torch.ones(3)})
+    undo = Undo(model, torch.device("cpu"))
+    assert undo.secure() is None
+
+    def passes() -> None:
+        for name in ("small", "large"):
+            model[name].data.mul_(0.5)
+
+    def update() -> None:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(0.1)
+
+    for step in range(4):
+        before = {name: p.detach().clone() for name, p in model.items()}
+        passes()
+        assert undo.restore().lost == ()
+        assert all(torch.equal(p, before[name]) for name, p in model.items()), step
+        passes()
+        undo.see_written()
+        update()
+        undo.take()
+        undo.release()
+    assert [slot.name for slot in undo._slots.values() if slot.follows] == ["large", "small"]
+
+
+def test_a_trained_parameter_that_is_written_later_is_told() -> None:
+    model = nn.ParameterDict({"weight": torch.ones(4)})
+    undo = Undo(model, torch.device("cpu"))
+    for _ in range(3):
+        undo.see_written()
+        undo.take()
+    assert undo.lost() == []
+    with torch.no_grad():
+        model["weight"].mul_(0.5)
+    assert undo.lost() == ["weight"] and undo.restore().lost == ("weight",)
+
+
+def test_of_a_step_that_is_left_out_tensors_alone_are_put_back() -> None:
+    task = Keeper()
+    model = task.model()
+    undo = Undo(model, torch.device("cpu"), task)
+    mean, calls, drawn = model.mean.clone(), task.calls, task.drawn.get_state()
+    frozen = model.frozen.weight.clone()
+    _use(task, model)
+    undo.restore(tensors_alone=True)
+    assert torch.equal(model.mean, mean) and torch.equal(model.frozen.weight, frozen)
+    assert task.calls == calls + 1 and not torch.equal(task.drawn.get_state(), drawn)
+
+
+def test_undo_tells_of_a_state_in_a_tuple_such_as_an_lstms() -> None:
+    class Carrying(nn.Module):
+        carried: tuple[torch.Tensor, ...] | None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.carried = None
+
+    model = Carrying()
+    undo = Undo(model, torch.device("cpu"))
+    undo.take()
+    model.carried = (torch.ones(2), torch.ones(2))
+    assert undo.changed() == ["carried"]
