@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.logs.show import LogOptions, show_logs
-from launcher.runs.layout import RunDir
-from launcher.runs.time import stamp
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import stamp
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL_RATIO, GOAL_MIB, GOAL_DELAY = 0.6, 300, 0.5
@@ -40,7 +40,7 @@ SHOW = """
 import sys
 from pathlib import Path
 from launcher.logs.show import LogOptions, show_logs
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 with open("/dev/null", "wb", buffering=0) as out:
     show_logs(RunDir(Path(sys.argv[1])), LogOptions(fold=sys.argv[2] == "fold"), out, sys.argv[3] == "colour")
 """
@@ -60,7 +60,7 @@ CAPTURE = """
 import os, resource, subprocess, sys
 from pathlib import Path
 from launcher.logs.capture import RankCapture
-from launcher.runs.layout import RunDir
+from launcher.rundir.layout import RunDir
 rank, result = int(os.environ["RANK"]), sys.argv[3]
 log = RunDir(Path(result)).attempt(0).rank_log
 with RankCapture(log(0, rank, "out"), log(0, rank, "err"), [b"not-in-any-line"]) as capture:

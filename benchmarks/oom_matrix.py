@@ -1,10 +1,17 @@
-"""Memory runs out everywhere: each sharding x phase x ranks x nodes, through real supervisors, to the end.
+"""Memory runs out everywhere, in three parts.
 
-Each cell is held against a run that begins with the recipe that fits: the same parameters at the end (fp32,
-to the rounding of the steps that were done before the failure), every step done, nobody left behind, in time.
-Several nodes are several supervisors on this machine, which share nothing but the run directory.
+phases    Each sharding x phase x ranks x nodes, through real supervisors, to the end. A cell is compared with
+          a run that begins with the recipe that fits: the same parameters at the end (fp32, to the rounding
+          of the steps before the failure), every step done, no process left, in time. Several nodes are
+          several supervisors on this machine, which share nothing but the run directory.
+models    Each model of tests/train/zoo x place in its own code x ranks x step x probe x sharding, in groups
+          of ranks without a supervisor. A cell is compared bit for bit with the run that changed its recipe
+          before the step: parameters, optimizer states, buffers, randomness, attributes, the task's state.
+restarts  Two cells of each model that a group cannot repeat in process, through a real supervisor. Parameters
+          and buffers at the end are compared bit for bit.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
@@ -16,7 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +33,21 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-from launcher.runs.files import read_json_lines
-from launcher.runs.layout import RunDir
-from launcher.runs.shared import handover_folder
+from launcher.rundir.files import read_json_lines
+from launcher.rundir.layout import RunDir
+from launcher.rundir.shared import handover_folder
+from launcher.spec.recipe import Recipe
 from launcher.supervise.process import processes_of
 from launcher.train.checkpoints.export import export
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "train"))
+
+from cells import FAILING, Cell, cells_of, differences, results, whole_that_knew
+from cells import STEPS as MODEL_STEPS
+from zoo import MODELS, Model
+from zoo.failing import VARIABLE
+
 STEPS, FAILS, BATCH, MICRO = 6, 4, 16, 4
 TOLERANCE = 1e-5
 "Of a parameter's largest value: the first steps added up their samples in another order."
@@ -48,43 +65,179 @@ SHARDINGS = {
 ALLOCATIONS = {"probe": 5, "data": 3, "forward": 4, "backward": 5, "optimizer": 6, "evaluation": 2}
 WHO = ("all", "first", "last")
 
-Cell = tuple[str, str, str, int]
+PhaseCell = tuple[str, str, str, int]
 "(sharding, phase, ranks that fail, nodes)"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--nodes", type=int, action="append", choices=(1, 2))
-    parser.add_argument("--only", help="cells whose names hold this text")
-    parser.add_argument("--at-once", type=int, default=2, help="cells that run at the same time")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", action="append", choices=PARTS, help="all if left out")
+    parser.add_argument("--nodes", type=int, action="append", choices=(1, 2), help="of `phases`")
+    parser.add_argument("--only", default="", help="cells whose names hold this text")
+    parser.add_argument("--at-once", type=int, default=2, help="supervised cells that run at the same time")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/oom-matrix.json")
     options = parser.parse_args()
+    sections = {part: PARTS[part](options) for part in options.part or PARTS}
+    for part, rows in sections.items():
+        wrong = [row for row in rows if row["problems"]]
+        print(f"{part}: {len(rows)} cells, {len(wrong)} with problems; {_ways(rows)}")
+    if options.save:
+        target = ROOT / "benchmarks" / "results" / "oom-matrix.json"
+        report = json.loads(target.read_text()) if target.exists() else {}
+        report |= {part: _section(part, rows) for part, rows in sections.items()}
+        target.write_text(json.dumps(report, indent=1) + "\n")
+        print(f"wrote {target.relative_to(ROOT)}")
+    return 1 if any(row["problems"] for rows in sections.values() for row in rows) else 0
+
+
+def _ways(rows: list[dict[str, Any]]) -> dict[str, int]:
+    return {way: sum(row["way"] == way for row in rows) for way in sorted({row["way"] for row in rows})}
+
+
+def _section(part: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    made = {
+        "command": f"python benchmarks/oom_matrix.py {' '.join(sys.argv[1:])}",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "torch": torch.__version__,
+        "ways": _ways(rows),
+    }
+    if part == "phases":
+        return made | {"tolerance": TOLERANCE, "cells": rows}
+    models = {row["model"]: [one for one in rows if one["model"] == row["model"]] for row in rows}
+    summary = {
+        model: {"cells": len(own), "problems": sum(bool(one["problems"]) for one in own), "ways": _ways(own)}
+        for model, own in models.items()
+    }
+    return made | {"summary": summary, "cells": rows}
+
+
+def phases(options: argparse.Namespace) -> list[dict[str, Any]]:
     cells = [
         cell
         for cell in itertools.product(SHARDINGS, ALLOCATIONS, WHO, options.nodes or (1, 2))
-        if possible(*cell) and (options.only or "") in " ".join(map(str, cell))
+        if possible(*cell) and options.only in " ".join(map(str, cell))
     ]
     with tempfile.TemporaryDirectory() as folder:
         expected = {(s, n): known(Path(folder), s, n) for s, n in sorted({(c[0], c[3]) for c in cells})}
         with ThreadPoolExecutor(options.at_once) as pool:
             jobs = [pool.submit(tried, Path(folder), cell, expected[cell[0], cell[3]]) for cell in cells]
-            rows = [job.result() for job in jobs]
-    wrong = [row for row in rows if row["problems"]]
-    ways = {way: sum(row["way"] == way for row in rows) for way in sorted({row["way"] for row in rows})}
-    print(f"{len(rows)} cells, {len(wrong)} with problems; {ways}")
-    if options.save:
-        report = {
-            "command": f"python benchmarks/oom_matrix.py {' '.join(sys.argv[1:])}",
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-            "torch": torch.__version__,
-            "tolerance": TOLERANCE,
-            "ways": ways,
-            "cells": rows,
-        }
-        target = ROOT / "benchmarks" / "results" / "oom-matrix.json"
-        target.write_text(json.dumps(report, indent=1) + "\n")
-        print(f"wrote {target.relative_to(ROOT)}")
-    return 1 if wrong else 0
+            return [job.result() for job in jobs]
+
+
+def models(options: argparse.Namespace) -> list[dict[str, Any]]:
+    every = [cell for model in MODELS for cell in cells_of(model) if options.only in str(cell)]
+    rows = []
+    for row in results(every):
+        rows.append(row)
+        said(row["cell"], row)
+    return rows
+
+
+def restarts(options: argparse.Namespace) -> list[dict[str, Any]]:
+    every = [
+        cell
+        for model in MODELS
+        for cell in (
+            Cell(model, "ddp", "backward", "last", "middle", "always"),
+            Cell(model, "fsdp", "forward", "last", "first", "never"),
+        )
+        if options.only in str(cell)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        # Forked ranks first: a process with threads cannot fork safely.
+        expected = [
+            whole_that_knew(Path(folder) / f"knew {at}", cell, FAILING[cell.step], cell.fits)
+            for at, cell in enumerate(every)
+        ]
+        with ThreadPoolExecutor(options.at_once) as pool:
+            return list(pool.map(restarted, [Path(folder)] * len(every), every, expected))
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+    "phases": phases,
+    "models": models,
+    "restarts": restarts,
+}
+
+
+def restarted(folder: Path, cell: Cell, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """One cell of a model of the zoo, through a supervisor."""
+    model, where = MODELS[cell.model], folder / cell.folder
+    row: dict[str, Any] = {
+        "cell": str(cell),
+        "model": cell.model,
+        "documented": cell.restarts,
+        "problems": [],
+    }
+    if model.coupled:
+        return row | {"way": "skipped: a smaller micro-batch is another objective"}
+    asked = cell.asked
+    job = {
+        "task": model.task,
+        "batch": {"global": asked.micro_batch_size * asked.grad_accum * cell.world},
+        "steps": MODEL_STEPS,
+        "resources": {"gpus_per_node": 0, "ranks_per_node": cell.world},
+        "recipe": asked.model_dump(),
+        "train": {**model.job.get("train", {}), "probe": cell.probe},
+        # Some of the models are found to couple samples; the rung is given all the same.
+        "retries": {"lower_micro_batch": True},
+        "env": {VARIABLE: str(cell.fails)},
+    }
+    began, problems = time.perf_counter(), row["problems"]
+    try:
+        run, codes = launched(where, job, plan=partial(give_rung, rung=cell.fits))
+        row |= told(run)
+        problems += left_behind(run)
+        if any(codes):
+            problems.append(f"exit codes {codes}: {verdict(run)}")
+        else:
+            problems += of_a_restart(run, model, expected, row)
+    except (subprocess.TimeoutExpired, OSError, RuntimeError, AssertionError) as error:
+        problems.append(f"{type(error).__name__}: {error}")
+        row.setdefault("way", "?")
+    row["seconds"] = round(time.perf_counter() - began, 1)
+    said(row["cell"], row)
+    return row
+
+
+def of_a_restart(
+    run: RunDir, model: Model, expected: dict[str, torch.Tensor], row: dict[str, Any]
+) -> list[str]:
+    """What is wrong with a run that came to its end."""
+    problems = []
+    if row["steps"] != list(range(1, MODEL_STEPS + 1)):
+        problems.append(f"steps {row['steps']}")
+    if "restart" not in row["way"] or "in process" in row["way"]:
+        problems.append(f"went on by {row['way']}")
+    differ = differences(parameters(run, MODEL_STEPS), expected)
+    if not model.forgets:
+        problems += differ
+    elif differ and not any(one["event"] == "state-not-saved" for one in run.read_events()):
+        resumed = [one["step"] for one in run.read_events() if one["event"] == "resumed"]
+        # It is told after the third step of an attempt; these runs have three in all.
+        if MODEL_STEPS - max(resumed, default=0) >= 3:
+            problems.append("attributes began anew, and nothing says so")
+    return problems
+
+
+def verdict(run: RunDir) -> str:
+    """The exception of the last attempt's ranks."""
+    errors = sorted(run.attempts()[-1].path.glob("errors/*.json"))
+    return "; ".join(json.loads(one.read_text())["exception"][:200] for one in errors)
+
+
+def give_rung(run: RunDir, rung: Recipe) -> None:
+    """The only one: what the run goes on with is known before."""
+    plan = json.loads(run.plan.read_text())
+    plan["ladder"] = [rung.model_dump(mode="json")]
+    run.plan.write_text(json.dumps(plan))
+
+
+def said(cell: str, row: dict[str, Any]) -> None:
+    seconds = row.get("seconds", 0.0)
+    print(f"{cell:72} {row['way']:44} {seconds:5.1f} s  {'; '.join(row['problems'])}", flush=True)
 
 
 def possible(sharding: str, phase: str, who: str, nodes: int) -> bool:
@@ -95,11 +248,11 @@ def possible(sharding: str, phase: str, who: str, nodes: int) -> bool:
 
 def known(folder: Path, sharding: str, nodes: int) -> dict[str, torch.Tensor]:
     """Parameters of the run that begins with the micro-batch that fits."""
-    run, _ = launched(folder / f"{sharding} {nodes}", sharding, nodes, MICRO // 2, "")
-    return parameters(run)
+    run, _ = launched(folder / f"{sharding} {nodes}", job_of(sharding, nodes, MICRO // 2, ""), nodes)
+    return parameters(run, STEPS)
 
 
-def tried(folder: Path, cell: Cell, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
+def tried(folder: Path, cell: PhaseCell, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
     sharding, phase, who, nodes = cell
     step = "" if phase == "probe" else f"step={FAILS},"
     # In the optimizer's step no micro-batch helps: what follows is another attempt with another recipe.
@@ -110,11 +263,12 @@ def tried(folder: Path, cell: Cell, expected: dict[str, torch.Tensor]) -> dict[s
     problems: list[str] = []
     row: dict[str, Any] = {"cell": list(cell)}
     try:
-        run, codes = launched(where, sharding, nodes, MICRO, drill)
+        plan = give_another_rung if phase == "optimizer" else None
+        run, codes = launched(where, job_of(sharding, nodes, MICRO, drill), nodes, plan)
         if any(codes):
             problems.append(f"exit codes {codes}")
         else:
-            row["distance"] = distance(parameters(run), expected)
+            row["distance"] = distance(parameters(run, STEPS), expected)
             if row["distance"] > TOLERANCE:
                 problems.append(f"parameters differ by {row['distance']:.1e}")
         problems += left_behind(run)
@@ -127,10 +281,7 @@ def tried(folder: Path, cell: Cell, expected: dict[str, torch.Tensor]) -> dict[s
         problems.append(f"{type(error).__name__}: {error}")
         row.setdefault("way", "?")
     row |= {"seconds": round(time.perf_counter() - began, 1), "problems": problems}
-    print(
-        f"{' / '.join(map(str, cell)):48} {row['way']:44} {row['seconds']:5.1f} s  {'; '.join(problems)}",
-        flush=True,
-    )
+    said(" / ".join(map(str, cell)), row)
     return row
 
 
@@ -156,13 +307,10 @@ def left_behind(run: RunDir) -> list[str]:
     return found
 
 
-def launched(folder: Path, sharding: str, nodes: int, micro: int, drill: str) -> tuple[RunDir, list[int]]:
-    """To its end; the exit code of each node's supervisor."""
+def job_of(sharding: str, nodes: int, micro: int, drill: str) -> dict[str, Any]:
     ranks = {"one device": 1, "hybrid": 4}.get(sharding, 2)
-    job = {
-        "name": "cell",
+    return {
         "task": "ragged:Ragged",
-        "workdir": str(ROOT / "tests" / "train"),
         "batch": {"global": BATCH},
         "steps": STEPS,
         "resources": {"nodes": nodes, "gpus_per_node": 0, "ranks_per_node": ranks // nodes},
@@ -175,6 +323,13 @@ def launched(folder: Path, sharding: str, nodes: int, micro: int, drill: str) ->
         "train": {"checkpoint_every": 5, "eval_every": 2, "probe": "always", "lr": 1e-2},
         "env": {"TRAIN_MEMORY_FAIL": drill},
     }
+
+
+def launched(
+    folder: Path, job: dict[str, Any], nodes: int = 1, plan: Callable[[RunDir], None] | None = None
+) -> tuple[RunDir, list[int]]:
+    """To its end; the exit code of each node's supervisor. `plan`: changes the plan before the start."""
+    job = {"name": "cell", "workdir": str(ROOT / "tests" / "train"), **job}
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text(json.dumps(job))
     (folder / "here.yaml").write_text(
@@ -191,8 +346,8 @@ def launched(folder: Path, sharding: str, nodes: int, micro: int, drill: str) ->
     render = [sys.executable, "-m", "launcher", "render", "job.yaml", "-c", "here.yaml", "--out", "run"]
     subprocess.run(render, cwd=folder, env=env, check=True, capture_output=True)
     run = RunDir(folder / "run")
-    if "phase=optimizer" in drill:
-        give_another_rung(run)
+    if plan is not None:
+        plan(run)
     command = [sys.executable, "-m", "launcher.supervise", str(run.path), "--nodes", str(nodes)]
     command += ["--rendezvous", address(), "--port-base", str(61000 + hash(str(folder)) % 4000)]
     with open(folder / "log", "w", encoding="utf-8") as log:
@@ -229,9 +384,9 @@ def address() -> str:
     raise SystemExit("this machine has no network address but loopback")
 
 
-def parameters(run: RunDir) -> dict[str, torch.Tensor]:
+def parameters(run: RunDir, step: int) -> dict[str, torch.Tensor]:
     out = run.path / "exported"
-    export(run.checkpoints / f"step-{STEPS:08d}", out)
+    export(run.checkpoints / f"step-{step:08d}", out)
     return {name: value for file in out.glob("*.safetensors") for name, value in load_file(file).items()}
 
 

@@ -22,8 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from launcher.runs.layout import RunDir  # noqa: E402
-from launcher.runs.time import now  # noqa: E402
+from launcher.rundir.layout import RunDir  # noqa: E402
+from launcher.rundir.time import now  # noqa: E402
 from tests.slurm.cluster import Cluster, missing, slurm_version  # noqa: E402
 from tests.slurm.shape import Shape  # noqa: E402
 
