@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo slurm slurm-stop test test-thorough test-gpu lint bench goldens clean
+.PHONY: help venv demo slurm slurm-stop test test-thorough test-newest test-gpu lint bench goldens clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
 help: ## show this
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 venv: $(STAMP) ## create .venv with every pinned dependency
 $(STAMP): pyproject.toml constraints.txt
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  $(PYTHON) -m venv $(VENV); \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0; \
 	fi
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,tasks,float8,track,runpod,sandbox,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,tasks,float8,track,frameworks,runpod,sandbox,dev]"
 	@touch $(STAMP)
 
 demo: venv ## train a small GPT on two ranks, run out of memory once, recover
@@ -41,6 +41,9 @@ test: venv ## all is tried once; components that are absent are skipped with the
 test-thorough: venv ## besides, any two values of a recipe together, and failures on four ranks
 	$(PYTEST) $(ARGS)
 
+test-newest: ## the README's installation with the newest versions, and its first verbs
+	bash tests/newest.sh
+
 test-gpu: venv ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests $(ARGS)
 
@@ -52,10 +55,11 @@ lint: venv ## ruff, mypy, import-linter, shellcheck, hadolint
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash tests/lint_scripts.sh
 
 bench: venv ## every benchmark, with its peer beside it; results go to benchmarks/results/
-	@$(BIN)/python -c "import torchx, accelerate, lightning" 2>/dev/null || \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torchx accelerate lightning
+	@$(BIN)/python -c "import torchx" 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torchx
 	$(BIN)/python benchmarks/cli.py --save
 	$(BIN)/python benchmarks/logs.py --save
+	$(BIN)/python benchmarks/verdicts.py --save
 	$(BIN)/python benchmarks/train.py --save
 	$(BIN)/python benchmarks/recipes.py --save
 	$(BIN)/python benchmarks/memory.py --save
