@@ -110,7 +110,7 @@ def _section(part: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         model: {"cells": len(own), "problems": sum(bool(one["problems"]) for one in own), "ways": _ways(own)}
         for model, own in models.items()
     }
-    return made | {"summary": summary, "cells": rows}
+    return made | {"summary": summary, "cells with problems": [row for row in rows if row["problems"]]}
 
 
 def phases(options: argparse.Namespace) -> list[dict[str, Any]]:
