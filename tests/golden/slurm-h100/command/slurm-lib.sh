@@ -53,7 +53,7 @@ judged() {
 }
 # No supervisor gave a verdict: what Slurm and they themselves said is in our own output and the nodes'.
 judge() { # EXIT CODE
-  local _said _file
+  local _said _refused _file
   _said=$(tail -q -n 50 "$_run_dir/slurm-$_job.out" "$_files"-node-*.out 2>/dev/null)
   case $_said in
     *oom-kill* | *oom_kill* | *'Out Of Memory'* | *'memory limit'*)
@@ -62,12 +62,12 @@ judge() { # EXIT CODE
     *'DUE TO NODE'* | *'Node failure'*) fail node-failed 14 "a node failed (job $_id)" ;;
   esac
   leave_dead_nodes
+  _refused=$(grep -m 1 '^srun: ' <<<"$_said" || true)
   for _file in "$_files"-node-*.out; do
     _said=$(sed -n 's/^\[launcher\] //p' "$_file" 2>/dev/null | tail -n 1)
     if [[ -n $_said ]]; then fail unknown "$1" "$_said (exit code $1); see $_file"; fi
   done
-  _said=$(grep -m 1 '^srun: ' <<<"$_said" || true)
-  fail unknown "$1" "the supervisors ended without a word (exit code $1)${_said:+: $_said}; see $_run_dir/slurm-$_job*.out"
+  fail unknown "$1" "the supervisors ended without a word (exit code $1)${_refused:+: $_refused}; see $_run_dir/slurm-$_job*.out"
 }
 die() {
   fail unknown 78 "$*"
