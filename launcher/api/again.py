@@ -14,7 +14,8 @@ from launcher.rundir.found import found_in_model
 from launcher.rundir.layout import RunDir
 from launcher.rundir.made_with import why_not_on
 from launcher.schedulers.base import Prepared, Request, SchedulerError
-from launcher.schedulers.of_run import scheduler_of, site
+from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.registry import scheduler_class
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.load import from_record
@@ -57,8 +58,10 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
 
 def _same_place(run: RunDir, before: Mapping[str, Any], cluster: Cluster) -> None:
     """A run directory does not travel. Raises SchedulerError."""
-    if site(cluster.model_dump()) != site(before):
-        where = scheduler_of(run)[0].where(run)
+    after = cluster.model_dump(mode="json", by_alias=True)
+    places = [scheduler_class(one["scheduler"]).place(one) for one in (before, after)]
+    if places[0] != places[1]:
+        where = scheduler_of(run).where(run)
         raise SchedulerError(
             f"{run.id} and its checkpoints are in {where}; the profile {cluster.name} has another login, "
             "other ssh.hosts or paths.runs: give one with the same, or submit the job there anew"

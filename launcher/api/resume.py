@@ -14,7 +14,6 @@ from launcher.schedulers.registry import of_cluster
 @dataclass(frozen=True)
 class Resumed:
     scheduler: Scheduler
-    handle: str
     before: Status
     again: Prepared | None
     "The new submission, if the run goes on with changes."
@@ -26,15 +25,16 @@ def resume(run: RunDir, sets: Sequence[str] = (), cluster: str | None = None) ->
     Raises SchedulerError where it still runs or cannot go on; with changes SpecError, PlanRefusedError and
     RenderError, too.
     """
-    scheduler, handle = scheduler_of(run)
+    scheduler = scheduler_of(run)
     again = None
     if sets or cluster:
         from launcher.api.again import prepared_again
 
         again = prepared_again(run, sets, cluster)
-    before = scheduler.status(handle)
+    before = scheduler.status(run)
     if again is not None:
         if not before.ended:
             raise SchedulerError(f"{run.id} is still {before.state}; cancel it first")
         scheduler = of_cluster(again.request.cluster)
-    return Resumed(scheduler, scheduler.resume(handle, again), before, again)
+    scheduler.resume(run, again)
+    return Resumed(scheduler, before, again)

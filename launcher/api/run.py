@@ -71,7 +71,7 @@ class Run:
     @property
     def handle(self) -> str:
         """As its scheduler knows it: `slurm:della:123456`."""
-        return scheduler_of(self.directory)[1]
+        return scheduler_of(self.directory).handle(self.directory)
 
     @property
     def job(self) -> Job:
@@ -86,8 +86,7 @@ class Run:
 
     def status(self) -> Status:
         """State, step, reason: all that `launcher status` shows."""
-        scheduler, handle = scheduler_of(self.directory)
-        return scheduler.status(handle)
+        return scheduler_of(self.directory).status(self.directory)
 
     @property
     def state(self) -> str:
@@ -181,8 +180,7 @@ class Run:
     def cancel(self) -> None:
         """Ask for a checkpoint and an end; a second call ends the ranks at once. It returns before they have
         ended: `wait()` for that. Raises SchedulerError where the run has ended already."""
-        scheduler, handle = scheduler_of(self.directory)
-        scheduler.cancel(handle)
+        scheduler_of(self.directory).cancel(self.directory)
 
     def resume(self, *, set: Values | Sequence[str] | None = None, cluster: str | None = None) -> Run:
         """Go on from the last checkpoint. `set` and `cluster` change what is left of the run, which is then
@@ -196,7 +194,7 @@ class Run:
         return self
 
     def _fetch(self, wanted: Any = None) -> None:
-        scheduler_of(self.directory)[0].fetch(self.directory, wanted)
+        scheduler_of(self.directory).fetch(self.directory, wanted)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.path == self.path

@@ -12,7 +12,6 @@ from launcher.api.listing import Filter, listed
 from launcher.api.missing import check_there
 from launcher.api.prepare import Limits, prepared
 from launcher.api.run import Run, Runs
-from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, Scheduler
 from launcher.spec.errors import UsageError
 
@@ -68,8 +67,7 @@ def submit(
         return _swept(job, cluster, sets, sweep, at_once, limits)
     scheduler, ready = prepared(job, cluster, sets, limits=limits)
     _warn(checked(scheduler, ready))
-    scheduler.submit(ready)
-    return Run(RunDir(ready.request.runs_root.absolute() / ready.request.run_id))
+    return Run(scheduler.submit(ready))
 
 
 def checked(scheduler: Scheduler, ready: Prepared) -> tuple[str, ...]:
@@ -86,17 +84,14 @@ def _warn(said: Iterable[str]) -> None:
 def _swept(
     job: JobLike, cluster: str, sets: Sequence[str], sweep: Sweep, at_once: int | None, limits: Limits
 ) -> Runs:
-    from launcher.api.sweep import checked_sweep, prepared_sweep, scheduler_of_sweep
-    from launcher.schedulers.slurm.sweep import submit as submit_array
+    from launcher.api.sweep import checked_sweep, prepared_sweep
 
     if limits != Limits():
         raise UsageError("max_price, budget and max_hours are of one run; a sweep rents nothing")
     texts = [f"{name}={','.join(as_text(name, value) for value in values)}" for name, values in sweep.items()]
-    found = prepared_sweep(job, cluster, sets, texts, at_once)
-    scheduler = scheduler_of_sweep(found)
-    _warn(checked_sweep(scheduler, found))
-    submit_array(found, scheduler)
-    return Runs(Run(RunDir(one.request.runs_root.absolute() / one.request.run_id)) for one in found.runs)
+    scheduler, found = prepared_sweep(job, cluster, sets, texts, at_once)
+    _warn(checked_sweep(found, scheduler))
+    return Runs(map(Run, scheduler.submit_sweep(found)))
 
 
 def run(

@@ -1,35 +1,33 @@
-"""From lists of values to the runs of one array."""
+"""From lists of values to the runs of one sweep."""
 
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.api.given import JobLike, given
 from launcher.api.missing import check_there
 from launcher.api.prepare import named_cluster, prepared, runs_root
-from launcher.schedulers.base import Prepared, SchedulerError
+from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping
 from launcher.schedulers.prepare import new_run_id
-from launcher.schedulers.registry import of_cluster, slurm_at
-from launcher.schedulers.slurm.sweep import Sweep, combinations, prepare
+from launcher.schedulers.registry import of_cluster
 from launcher.spec.command import environment_name, reads, seen_as, uses
 from launcher.spec.job import Batch, Job, Training
 from launcher.spec.recipe import RecipeChoice
-
-if TYPE_CHECKING:
-    from launcher.schedulers.slurm.scheduler import SlurmScheduler
 
 SECTIONS = {"train": Training, "batch": Batch, "recipe": RecipeChoice}
 
 
 def prepared_sweep(
     job: JobLike, cluster_name: str, sets: Sequence[str], sweeps: Sequence[str], at_once: int | None
-) -> Sweep:
+) -> tuple[Sweeping, PreparedSweep]:
     """Raises SpecError, PlanRefusedError, RenderError, SchedulerError."""
     cluster = named_cluster(cluster_name, sets)
-    if not of_cluster(cluster).capabilities.arrays:
+    scheduler = of_cluster(cluster)
+    if not isinstance(scheduler, Sweeping):
         raise SchedulerError(
             f"--sweep: {cluster.name} (scheduler: {cluster.scheduler}) has no queue in which the runs could "
             "wait; start them one after another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, "
@@ -50,7 +48,7 @@ def prepared_sweep(
         note for value in values if (note := _unread(first.request.job, value.partition("=")[0])) is not None
     ]
     runs[0] = replace(first, warnings=(*first.warnings, *said)), values
-    return prepare(sweep_id, runs, at_once)
+    return scheduler, scheduler.prepare_sweep(sweep_id, runs, at_once)
 
 
 def _full(text: str, args: Mapping[str, Any]) -> str:
@@ -94,14 +92,41 @@ def _names(model: Any) -> list[str]:
     return [info.alias or name for name, info in model.model_fields.items()]
 
 
-def checked_sweep(scheduler: SlurmScheduler, sweep: Sweep) -> tuple[str, ...]:
+def checked_sweep(sweep: PreparedSweep, scheduler: Sweeping) -> tuple[str, ...]:
     """Look for what would fail. Returns warnings. Raises SpecError, SchedulerError."""
     for one in sweep.runs:
         check_there(one.request)
-    first = sweep.runs[0]
-    return (*first.warnings, *scheduler.check(first, len(sweep.runs)))
+    return (*sweep.runs[0].warnings, *scheduler.check_sweep(sweep))
 
 
-def scheduler_of_sweep(sweep: Sweep) -> SlurmScheduler:
-    cluster = sweep.runs[0].request.cluster
-    return slurm_at(cluster.login, cluster.paths.runs, cluster.slurm and cluster.slurm.clusters)
+def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
+    """`lr=1,2` and `seed=0,1` -> four tuples of `--set` texts. Raises SchedulerError."""
+    axes = []
+    for text in sweeps:
+        key, equals, values = text.partition("=")
+        listed = split(values)
+        if not equals or not key or not all(listed):
+            raise SchedulerError(f"--sweep {text}: write --sweep field.name=value,value")
+        if len(set(listed)) < len(listed):
+            raise SchedulerError(f"--sweep {text}: a value stands there twice")
+        axes.append([f"{key}={value}" for value in listed])
+    return list(itertools.product(*axes))
+
+
+def split(text: str) -> list[str]:
+    """At commas outside brackets and quotes."""
+    parts, depth, quoted = [""], 0, ""
+    for char in text:
+        if char == "," and not depth and not quoted:
+            parts.append("")
+            continue
+        if quoted:
+            quoted = "" if char == quoted else quoted
+        elif char in "'\"":
+            quoted = char
+        elif char in "[{":
+            depth += 1
+        elif char in "]}":
+            depth -= 1
+        parts[-1] += char
+    return parts

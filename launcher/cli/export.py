@@ -35,7 +35,7 @@ def export(
     if dtype not in (None, "fp32", "bf16"):
         fail(f"--dtype {dtype}: there are fp32, bf16")
     found = find_run(run)
-    if (where := scheduler_of(found)[0].where(found)) != str(found.path):
+    if (where := scheduler_of(found).where(found)) != str(found.path):
         if where.startswith("runpod:"):
             instead = f"run `launcher runpod download {found.id} DIR`, then `launcher export DIR --to DIR2`"
             fail(f"its checkpoints are on {where}: {instead}", EXIT_REFUSED)

@@ -21,7 +21,7 @@ from launcher.schedulers.base import Scheduler, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
 
 
-def follow_run(scheduler: Scheduler, handle: str, run: RunDir, since: str | None = None) -> int:
+def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> int:
     """Stream what is newer than the time stamp `since` until the run ends.
 
     Returns the run's exit code, or EXIT_DETACHED when the user left it running.
@@ -29,15 +29,15 @@ def follow_run(scheduler: Scheduler, handle: str, run: RunDir, since: str | None
     scheduler.fetch(run, Wanted(logs=True))
     while True:
         try:
-            _stream(run, lambda: scheduler.status(handle), since)
+            _stream(run, lambda: scheduler.status(run), since)
             break
         except KeyboardInterrupt:
             if not _wants_cancel():
                 print(f"\ndetached; the run goes on. Again: launcher logs {run.id} -f")
                 return EXIT_DETACHED
             print(f"\ncancelling {run.id} (cancel it again to end its ranks at once)")
-            scheduler.cancel(handle)
-    status = scheduler.status(handle)
+            scheduler.cancel(run)
+    status = scheduler.status(run)
     print(f"\n{run.id}: {status.state}" + (f": {status.reason}" if status.reason else ""))
     if status.state != "succeeded":
         print("\n".join(why(run, status.state, status.reason)))

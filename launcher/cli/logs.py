@@ -36,7 +36,7 @@ def logs(
     from launcher.schedulers.over_ssh.exchange import Wanted
 
     found = find_run(run, by_job=True)
-    scheduler, handle = scheduler_of(found)
+    scheduler = scheduler_of(found)
     try:
         ranks = parse_selection(rank, "rank") if rank is not None else None
         nodes = parse_selection(node, "node") if node is not None else None
@@ -44,11 +44,11 @@ def logs(
         fail(str(error))
     scheduler.fetch(found, Wanted(logs=not supervisor, ranks=ranks, nodes=nodes))
     if supervisor and follow and isinstance(scheduler, Streaming):
-        for line in scheduler.stream(handle):
+        for line in scheduler.stream(found):
             print_harmless(line)
         return
     if supervisor:
-        print_harmless(scheduler.logs(handle, 0))
+        print_harmless(scheduler.logs(found, 0))
         return
     if stdout and stderr:
         fail("give --stdout or --stderr, not both; without them both are shown")
@@ -58,7 +58,7 @@ def logs(
     )  # fmt: skip
     try:
         show_logs(
-            found, options, sys.stdout.buffer, sys.stdout.isatty(), lambda: scheduler.status(handle).ended
+            found, options, sys.stdout.buffer, sys.stdout.isatty(), lambda: scheduler.status(found).ended
         )
     except ValueError as error:
         fail(str(error))
@@ -84,10 +84,10 @@ def why(
     from launcher.report.why import verdicts
     from launcher.report.why import why as explain
     from launcher.rundir.find import find_run
-    from launcher.schedulers.of_run import status_of
+    from launcher.schedulers.of_run import scheduler_of
 
     found = find_run(run, by_job=True)
-    now = status_of(found)
+    now = scheduler_of(found).status(found)
     if json:
         attempts = [{"attempt": n, **v.model_dump(), "then": then} for n, v, then in verdicts(found)]
         print_json({"run_id": found.id, "state": now.state, "reason": now.reason, "attempts": attempts})

@@ -42,7 +42,11 @@ def resume(
     before, again = resumed.before, resumed.again
     changed = again.about["changed"] if again is not None else {}
     if json:
-        answer = {"run_id": found.id, "handle": resumed.handle, "from_step": before.checkpoint_step}
+        answer = {
+            "run_id": found.id,
+            "handle": resumed.scheduler.handle(found),
+            "from_step": before.checkpoint_step,
+        }
         print_json(answer | ({"changed": changed} if again is not None else {}))
         return
     if again is not None:
@@ -62,4 +66,4 @@ def resume(
         start = "the start" if before.checkpoint_step is None else f"step {before.checkpoint_step}"
         print(f"{found.id} goes on from {start}")
     if follow:
-        raise SystemExit(follow_run(resumed.scheduler, resumed.handle, found, since))
+        raise SystemExit(follow_run(resumed.scheduler, found, since))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional, cast
 
 import typer
 
 from launcher.cli.options import AsJson, complete_runs
 from launcher.cli.sandbox import sandbox
+
+if TYPE_CHECKING:
+    from launcher.schedulers.runpod.scheduler import RunPodScheduler
 
 app = typer.Typer(no_args_is_help=True, help="RunPod.")
 app.command()(sandbox)
@@ -35,7 +38,7 @@ def leaks(
     from launcher.rundir.find import runs_in
     from launcher.schedulers.base import SchedulerError
     from launcher.schedulers.of_run import statuses
-    from launcher.schedulers.registry import runpod
+    from launcher.schedulers.registry import of_record
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.leaks import in_use, rented
     from launcher.schedulers.runpod.overdue import overdue
@@ -55,7 +58,9 @@ def leaks(
         if one.why is not None:
             try:
                 run = by_id[one.run_id]
-                if in_use(one, run, runpod().copy(run)):
+                if in_use(
+                    one, run, cast("RunPodScheduler", of_record(run.read_about()["cluster"])).copy(run)
+                ):
                     found[place] = replace(one, why=None)
             except SchedulerError as error:
                 stuck[one.path] = f"{one.why}; not ended, as it may have its run: {error}"
@@ -108,7 +113,7 @@ def download(
     from launcher.spec.base import format_bytes
 
     found = find_run(run)
-    scheduler = scheduler_of(found)[0]
+    scheduler = scheduler_of(found)
     if not isinstance(scheduler, RunPodScheduler):
         fail(f"{found.id} is not on RunPod: it lies in {scheduler.where(found)}")
     came = scheduler.copy(found).download(to)

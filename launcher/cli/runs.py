@@ -53,8 +53,8 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
         from launcher.cli.sweep_runs import status_of_all
 
         status_of_all(found, json)
-    scheduler, handle = scheduler_of(found)
-    now = scheduler.status(handle)
+    scheduler = scheduler_of(found)
+    now = scheduler.status(found)
     if json:
         print_json({**now.as_json(), "why": why(found, now.state, now.reason)})
     else:
@@ -77,8 +77,7 @@ def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
         return
     again = found.cancel.exists()
     task = found.read_about().get("job", {}).get("task")
-    scheduler, handle = scheduler_of(found)
-    scheduler.cancel(handle)
+    scheduler_of(found).cancel(found)
     last = (found.read_events() or [{}])[-1]
     ended_by = last.get("by") if last.get("event") == "finished" else None
     if json:

@@ -27,8 +27,8 @@ def snapshot(
     found = find_run(run)
     if not found.read_about().get("job", {}).get("task"):
         fail(f"{found.id} runs a `command:`; only the built-in entrypoint (`task:`) writes snapshots")
-    scheduler, handle = scheduler_of(found)
-    state, attempts = scheduler.status(handle).state, found.attempts()
+    scheduler = scheduler_of(found)
+    state, attempts = scheduler.status(found).state, found.attempts()
     if state != "running" or not attempts:
         fail(f"{found.id} has no running ranks to ask: it is {state}", EXIT_REFUSED)
     attempt = attempts[-1]

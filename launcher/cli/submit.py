@@ -150,7 +150,6 @@ def submit(
     from launcher.api.prepare import Limits, prepared, queue_sets
     from launcher.cli.output import console, print_json
     from launcher.report.terminal import show_plan, show_prepared
-    from launcher.rundir.find import find_run
 
     limits = Limits(max_price, budget, max_hours, unplanned or None)
     queue = queue_sets(partition, account, qos, reservation, dependency, nodelist)
@@ -189,7 +188,8 @@ def submit(
     warnings = checked(scheduler, ready)
     if not json:
         show_plan(console(), request.job, request.cluster, request.plan, warnings, ready.offered)
-    handle = scheduler.submit(ready)
+    started = scheduler.submit(ready)
+    handle = scheduler.handle(started)
     if json:
         from launcher.report.data import submitted_data
 
@@ -199,8 +199,7 @@ def submit(
     if follow:
         from launcher.cli.follow import follow_run
 
-        name = request.run_id if request.cluster.runs_elsewhere else ready.run_dir
-        raise SystemExit(follow_run(scheduler, handle, find_run(name)))
+        raise SystemExit(follow_run(scheduler, started))
     print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
 
 

@@ -17,22 +17,23 @@ def submit_sweep(
     at_once: int | None,
     dry_run: bool,
 ) -> None:
-    from launcher.api.sweep import checked_sweep, prepared_sweep, scheduler_of_sweep
+    from launcher.api.sweep import checked_sweep, prepared_sweep
     from launcher.cli.output import console
     from launcher.report.terminal import show_plan, show_prepared
-    from launcher.schedulers.slurm.sweep import submit
+    from launcher.schedulers.of_run import scheduler_of
 
-    sweep = prepared_sweep(job, cluster_name, sets, sweeps, at_once)
+    scheduler, sweep = prepared_sweep(job, cluster_name, sets, sweeps, at_once)
     first = sweep.runs[0]
     if dry_run:
         show_prepared(console(), first)
-        print(f"\n# ==> {sweep.folder / sweep.array.path} <==\n{sweep.array.text}")
+        print(f"\n# ==> {sweep.folder / sweep.script.path} <==\n{sweep.script.text}")
         print(f"{len(sweep.runs)} runs: {sweep.runs[0].request.run_id} .. {sweep.runs[-1].request.run_id}")
         return
-    request, scheduler = first.request, scheduler_of_sweep(sweep)
-    warnings = checked_sweep(scheduler, sweep)
+    request = first.request
+    warnings = checked_sweep(sweep, scheduler)
     show_plan(console(), request.job, request.cluster, request.plan, warnings)
-    handles = submit(sweep, scheduler)
+    runs = scheduler.submit_sweep(sweep)
+    handles = [scheduler_of(run).handle(run) for run in runs]
     print(f"\n{len(handles)} runs submitted as one array ({handles[0].rpartition('_')[0]})")
     for ready, handle in zip(sweep.runs, handles, strict=True):
         print(f"{ready.request.run_id}  {handle}  {' '.join(ready.about['sweep']['values'])}")

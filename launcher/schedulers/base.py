@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from launcher.spec.errors import RefusedError
 
 if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from launcher.planning.cost import Offered
     from launcher.planning.plan import Plan
@@ -26,10 +28,7 @@ if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
 class Capabilities:
     """What a scheduler can do; a request for more is refused before anything is sent."""
 
-    submit: bool
     multi_node: bool = False
-    arrays: bool = False
-    "Many runs in one submission."
 
 
 LIVING = frozenset({"submitted", "running", "stopping"})
@@ -83,6 +82,19 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     offered: Offered | None = None
     "What would be rented first, where the provider was asked."
+
+
+@dataclass(frozen=True)
+class PreparedSweep:
+    """Many runs that are sent together. Each is whole: it can be resumed by itself."""
+
+    id: str
+    folder: Path
+    "Of the sweep's own files, beside the run directories."
+    runs: tuple[Prepared, ...]
+    script: RenderedFile
+    "Starts all of them."
+    command: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -153,54 +165,122 @@ class UnclearError(SchedulerError):
 
 @runtime_checkable
 class Streaming(Protocol):
-    """A scheduler that tells its own log of a run while it is written."""
+    """A scheduler that has a log of its own for each run."""
 
-    def stream(self, handle: str) -> Iterator[bytes]:
-        """Lines, until the run ends. Raises SchedulerError."""
+    def stream(self, run: RunDir) -> Iterator[bytes]:
+        """Yield the lines of that log until the run ends. Raises SchedulerError."""
         ...
 
 
-class Scheduler(Protocol):
-    """A handle is one string, `scheduler:...`, and serves every verb."""
+@runtime_checkable
+class Sweeping(Protocol):
+    """A scheduler that takes many runs in one submission and queues those for which there is no room yet."""
 
-    capabilities: Capabilities
+    def prepare_sweep(
+        self, sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
+    ) -> PreparedSweep:
+        """`runs`: each with the `--set` texts that tell it apart; `at_once` of them run at the same time.
+        Raises SchedulerError where they cannot be sent together."""
+        ...
 
+    def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
+        """As `Scheduler.check`."""
+        ...
+
+    def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
+        """Raises SchedulerError; where nothing was submitted for certain, nothing is left."""
+        ...
+
+
+class Scheduler(abc.ABC):
+    """Where runs are started. One object serves all runs of one place.
+
+    `docs/schedulers.md` shows how to write another one.
+
+    The methods that are not abstract do what is right for a run directory on a disk of this machine.
+    """
+
+    capabilities: ClassVar[Capabilities]
+
+    @classmethod
+    @abc.abstractmethod
+    def at(cls, cluster: Mapping[str, Any]) -> Scheduler:
+        """Return the scheduler of a cluster profile, given as the JSON form of a Cluster: of this version of
+        launcher, or as an earlier one has recorded it. Raises SchedulerError."""
+
+    @classmethod
+    def place(cls, cluster: Mapping[str, Any]) -> Hashable:
+        """Return where run directories are, if that is not on a disk of this machine. Profiles of one place
+        share one object, and a run can only be resumed with a profile of the same place."""
+        return None
+
+    @classmethod
+    def is_here(cls, run: RunDir, cluster: Mapping[str, Any]) -> bool:
+        """Return whether the supervisor of the run is a process of this machine, although the profile says
+        that the run is elsewhere."""
+        return False
+
+    @abc.abstractmethod
     def prepare(self, request: Request) -> Prepared:
-        """Pure. Raises RenderError, SchedulerError."""
-        ...
+        """Return everything that `submit` would write and send; nothing is written. Raises RenderError,
+        SchedulerError."""
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
-        """Look, before anything is sent, for what would fail. Warnings; raises SchedulerError."""
-        ...
+        """Look, before anything is sent, for what would fail. Returns warnings; raises SchedulerError."""
+        return ()
 
-    def submit(self, prepared: Prepared) -> str:
-        """Write the run directory, start it, return the handle. Raises SchedulerError, OSError."""
-        ...
+    @abc.abstractmethod
+    def submit(self, prepared: Prepared) -> RunDir:
+        """Write the run directory and start the run. Raises SchedulerError, OSError; then nothing is left."""
 
-    def resume(self, handle: str, again: Prepared | None = None) -> str:
-        """Go on with a run that has ended, with `again` as it was planned again; gives the new handle.
-        Raises SchedulerError; then the run is as it was."""
-        ...
+    @abc.abstractmethod
+    def resume(self, run: RunDir, again: Prepared | None = None) -> None:
+        """Continue a run that has ended, with `again` if it was planned again.
 
-    def status(self, handle: str) -> Status: ...
+        Raises SchedulerError; then the run is as it was.
+        """
 
-    def logs(self, handle: str, since: int) -> bytes:
-        """The scheduler's own log of the run from byte `since` on; the ranks' are in the run directory."""
-        ...
+    @abc.abstractmethod
+    def handle(self, run: RunDir) -> str:
+        """Return what the scheduler calls the run, such as `slurm:della:123456`: for people and for
+        `--json`."""
 
-    def cancel(self, handle: str) -> None: ...
+    @abc.abstractmethod
+    def status(self, run: RunDir) -> Status:
+        """Look at one run, and do what the look shows to be due. Raises SchedulerError."""
+
+    def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
+        """Look at many runs, with as few questions as possible. In their order."""
+        return [self.status(run) for run in runs]
+
+    def logs(self, run: RunDir, since: int) -> bytes:
+        """Return the scheduler's own log of the run from byte `since` on. The logs of the ranks are in the
+        run directory."""
+        return b""
+
+    @abc.abstractmethod
+    def cancel(self, run: RunDir) -> None:
+        """Ask for a checkpoint and an end; a second call ends the ranks at once. Raises SchedulerError if the
+        run has ended already."""
+
+    def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled:
+        """Cancel those that have not ended; `name` is what messages call them together. Raises
+        SchedulerError."""
+        living = [run for run, now in zip(runs, self.statuses(runs), strict=True) if not now.ended]
+        for run in living:
+            self.cancel(run)
+        return Cancelled(asked=len(living))
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
-        """Have here what the run has written so far, and there what was written here. Where the run directory
-        is on this machine, there is nothing to do."""
-        ...
+        """Bring what the run has written so far to this machine, and what was written here to the run. Raises
+        SchedulerError."""
+        return
 
     def where(self, run: RunDir) -> str:
-        """Its run directory, as a person finds it: `host:path` where it is not on this machine."""
-        ...
+        """Return the run directory as a person finds it: `host:path` if it is not on this machine."""
+        return str(run.path)
 
     def remove(self, runs: Sequence[RunDir]) -> None:
         """Delete everything of runs that have ended. Raises SchedulerError, OSError."""
-        ...
-
-    def list(self) -> list[Status]: ...
+        for run in runs:
+            shutil.rmtree(run.path)

@@ -9,38 +9,46 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import open_regular, replace_json, replace_text
-from launcher.rundir.find import open_run, remember_root, runs_in
+from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import remove_handover
 from launcher.rundir.time import now
-from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.base import (
+    LIVING,
+    Capabilities,
+    Prepared,
+    Request,
+    Scheduler,
+    SchedulerError,
+    Status,
+)
 from launcher.schedulers.rundir import end_told, in_force, status_of, write_run
 from launcher.supervise.host import disk_full, signal_supervisor, supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from launcher.schedulers.over_ssh.exchange import Wanted
     from launcher.spec.cluster import Cluster
 
-PREFIX = "local:"
 START_SECONDS = 20.0
 "For the supervisor to take its lock; it needs well under one on an idle machine."
 
 
-def handle_of(run: RunDir) -> str:
-    return f"{PREFIX}{run.path}"
-
-
-class LocalScheduler:
+class LocalScheduler(Scheduler):
     """Handles are `local:<absolute run directory>`."""
 
-    capabilities = Capabilities(submit=True)
+    capabilities = Capabilities()
+
+    @classmethod
+    def at(cls, cluster: Mapping[str, Any]) -> LocalScheduler:
+        return cls()
+
+    def handle(self, run: RunDir) -> str:
+        return f"local:{run.path}"
 
     def prepare(self, request: Request) -> Prepared:
         """Every file and the command of the supervisor. Raises RenderError, SchedulerError."""
@@ -77,32 +85,30 @@ class LocalScheduler:
             )
         return ()
 
-    def submit(self, prepared: Prepared) -> str:
+    def submit(self, prepared: Prepared) -> RunDir:
         """Start the supervisor. Raises SchedulerError when it does not come up; then the reason is shown."""
         try:
             run = write_run(prepared)
         except OSError as error:
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
         remember_root(run.path.parent)
-        handle = handle_of(run)
         try:
-            run.event("submitted", handle=handle, command=list(prepared.command))
+            run.event("submitted", handle=self.handle(run), command=list(prepared.command))
             self._start(run, prepared.command)
         except OSError as error:  # no supervisor is there
             shutil.rmtree(run.path, ignore_errors=True)
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
-        return handle
+        return run
 
-    def resume(self, handle: str, again: Prepared | None = None) -> str:
+    def resume(self, run: RunDir, again: Prepared | None = None) -> None:
         """Start another supervisor on the same run; it goes on from the last checkpoint.
 
         With `again`, the run as it was planned again, that is in force from the next attempt on; what was
         before stays where it is. Raises SchedulerError; then the run is as it was.
         """
-        run = self._run(handle)
         if supervisor_alive(run):
             raise SchedulerError(f"{run.id} is still running")
-        if self.status(handle).state == "succeeded":
+        if self.status(run).state == "succeeded":
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
         about = again.about if again is not None else run.read_about()
         cluster: dict[str, Any] = about.get("cluster", {})
@@ -115,13 +121,11 @@ class LocalScheduler:
         python = cluster.get("paths", {}).get("python") or sys.executable
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
-            run.event("resubmitted", handle=handle)
+            run.event("resubmitted", handle=self.handle(run))
             self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
-        return handle
 
-    def status(self, handle: str) -> Status:
+    def status(self, run: RunDir) -> Status:
         """The true state: what the supervisor wrote last, or `lost` when it is gone without a word."""
-        run = self._run(handle)
         state = run.read_state()
         if state.get("state") in LIVING and supervisor_gone(run):
             state = run.read_state()  # it may have ended between the two looks
@@ -134,21 +138,20 @@ class LocalScheduler:
             reason = (
                 f"written by `launcher render`, not started; {run.scripts / 'start.sh'} starts it by hand"
             )
-        return status_of(run, handle_of(run), state | {"state": name, "reason": reason, "failure": failure})
+        return status_of(run, self.handle(run), state | {"state": name, "reason": reason, "failure": failure})
 
-    def logs(self, handle: str, since: int) -> bytes:
+    def logs(self, run: RunDir, since: int) -> bytes:
         """The supervisor's own output from byte `since` on."""
         try:
-            with open_regular(self._run(handle).supervisor_log) as file:
+            with open_regular(run.supervisor_log) as file:
                 file.seek(since)
                 return file.read()
         except (FileNotFoundError, PermissionError):
             return b""
 
-    def cancel(self, handle: str) -> None:
+    def cancel(self, run: RunDir) -> None:
         """Ask for a checkpoint and an end; a second call ends the ranks at once."""
-        run = self._run(handle)
-        status = self.status(handle)
+        status = self.status(run)
         if status.ended:
             self._end_orphans(run)
             raise SchedulerError(f"{run.id} is not running: {status.state}")
@@ -158,25 +161,10 @@ class LocalScheduler:
             if not signal_supervisor(run, signal.SIGINT):
                 raise SchedulerError(f"cannot write {run.cancel}: {error.strerror}") from None
 
-    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
-        pass
-
-    def where(self, run: RunDir) -> str:
-        return str(run.path)
-
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
             remove_handover(run, 0)  # of a run whose every process was killed
             shutil.rmtree(run.path)
-
-    def list(self) -> list[Status]:
-        """Every local run below the known roots, the newest first."""
-        from launcher.schedulers.of_run import statuses
-
-        return [one for one in statuses(runs_in()) if one.handle.startswith(PREFIX)]
-
-    def _run(self, handle: str) -> RunDir:
-        return open_run(Path(handle.removeprefix(PREFIX)))
 
     def _end_orphans(self, run: RunDir) -> None:
         end_processes(lambda: processes_of(run.path), grace=3.0)
@@ -211,7 +199,7 @@ class LocalScheduler:
         if process.poll() is not None and run.read_state().get("state") != "submitted":
             return  # the whole run was shorter than our look at it
         process.kill()  # one that comes up after all would not know that nobody believes in it
-        said = self.logs(handle_of(run), start).decode(errors="replace").strip()
+        said = self.logs(run, start).decode(errors="replace").strip()
         reason = f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}"
         raise _not_started(run, before, reason)
 

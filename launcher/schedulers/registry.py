@@ -1,55 +1,64 @@
-"""Which scheduler serves a cluster."""
+"""Which scheduler serves a cluster: those of launcher, and those that other packages register.
+
+A package registers a scheduler as an entry point of the group `launcher.schedulers`; the name of the entry
+point is the `scheduler:` of a cluster profile, and its object a subclass of `Scheduler`.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+import importlib
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from launcher.schedulers.base import Scheduler
+from launcher.schedulers.base import Scheduler, SchedulerError
 
 if TYPE_CHECKING:
-    from launcher.schedulers.runpod.scheduler import RunPodScheduler
-    from launcher.schedulers.slurm.scheduler import SlurmScheduler
-    from launcher.schedulers.ssh.scheduler import SshHosts
     from launcher.spec.cluster import Cluster
 
 
+class UnknownSchedulerError(SchedulerError):
+    """The package that registers the scheduler of a profile is not installed."""
+
+
+BUILT_IN = {
+    "local": "launcher.schedulers.local:LocalScheduler",
+    "slurm": "launcher.schedulers.slurm.scheduler:SlurmScheduler",
+    "ssh": "launcher.schedulers.ssh.scheduler:SshHosts",
+    "runpod": "launcher.schedulers.runpod.scheduler:RunPodScheduler",
+}
+
+
 def of_cluster(cluster: Cluster) -> Scheduler:
-    if cluster.scheduler == "slurm":
-        return slurm_at(cluster.login, cluster.paths.runs, cluster.slurm and cluster.slurm.clusters)
-    if cluster.ssh is not None:
-        return ssh_at(cluster.ssh.hosts, cluster.paths.runs)
-    if cluster.scheduler == "runpod":
-        return runpod()
-    from launcher.schedulers.local import LocalScheduler
-
-    return LocalScheduler()
+    """Raises SchedulerError."""
+    return of_record(cluster.model_dump(mode="json", by_alias=True))
 
 
-@functools.cache
-def slurm_at(login: str | None, runs: str | None, clusters: str | None = None) -> SlurmScheduler:
-    """On this host, or at a login node that has its runs in the folder `runs`. One for each place: what it
-    prepares, it also sends."""
-    if login is not None:
-        from launcher.schedulers.slurm.remote import RemoteSlurm
+def of_record(cluster: Mapping[str, Any]) -> Scheduler:
+    """The scheduler of a profile as `run.json` holds it. Raises SchedulerError."""
+    kind = scheduler_class(str(cluster.get("scheduler")))
+    place = kind.place(cluster)
+    if (kind, place) not in opened:
+        opened[kind, place] = kind.at(cluster)
+    return opened[kind, place]
 
-        return RemoteSlurm(login, runs, clusters)
-    from launcher.schedulers.slurm.scheduler import SlurmScheduler
 
-    return SlurmScheduler(clusters)
+opened: dict[tuple[type[Scheduler], Hashable], Scheduler] = {}
+"One object for each place: what it prepares, it also sends."
 
 
 @functools.cache
-def runpod() -> RunPodScheduler:
-    """One: what it prepares, it also sends."""
-    from launcher.schedulers.runpod.scheduler import RunPodScheduler
+def scheduler_class(name: str) -> type[Scheduler]:
+    """Raises UnknownSchedulerError."""
+    if name in BUILT_IN:
+        module, _, found = BUILT_IN[name].partition(":")
+        kind: type[Scheduler] = getattr(importlib.import_module(module), found)
+    else:
+        from launcher.spec.plugins import registered
 
-    return RunPodScheduler()
-
-
-@functools.cache
-def ssh_at(hosts: tuple[str, ...], runs: str | None) -> SshHosts:
-    """Hosts that have their runs in the folder `runs`. One for each place, as `slurm_at`."""
-    from launcher.schedulers.ssh.scheduler import SshHosts
-
-    return SshHosts(hosts, runs)
+        if (entry := registered().get(name)) is None:
+            raise UnknownSchedulerError(
+                f"there is no scheduler {name!r} here; is the package installed that has it?"
+            )
+        kind = entry.load()
+    return kind

@@ -7,7 +7,7 @@ import difflib
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -84,6 +84,8 @@ _parsed = functools.lru_cache(maxsize=8)(parse)
 
 def validate(model: type[Model], document: Document) -> Model:
     """Check every field. Raises SpecError with all problems in the order of the file."""
+    if model is Cluster:
+        model = _with_its_section(model, document.data)
     typed = Typed()
     data = typed.of(model, document.data)
     problems = _no_values(document, typed)
@@ -105,6 +107,12 @@ def validate(model: type[Model], document: Document) -> Model:
     if problems:
         raise SpecError(sorted(dict.fromkeys(problems), key=lambda p: _line(p.where)))
     return value
+
+
+def _with_its_section(model: type[Model], data: dict[str, Any]) -> type[Model]:
+    from launcher.spec.plugins import cluster_model
+
+    return cast("type[Model]", cluster_model(data.get("scheduler")))
 
 
 def _no_values(document: Document, typed: Typed) -> list[Problem]:

@@ -58,9 +58,13 @@ class Copies:
         folder = for_us_alone(self.mirror.here)
         return write_run(replace(prepared, run_dir=str(folder / prepared.request.run_id)))
 
-    def lately(self, handle: str, look: Callable[[], Status]) -> Status:
+    def lately(self, run: RunDir, look: Callable[[], Status]) -> Status:
         """What was seen last, for a moment: a follower asks more often than there is news."""
-        if self._last is not None and self._last[0] > time.monotonic() and self._last[1].handle == handle:
+        if (
+            self._last is not None
+            and self._last[0] > time.monotonic()
+            and self._last[1].path == str(run.path)
+        ):
             return self._last[1]
         began = time.monotonic()
         found = look()

@@ -60,13 +60,6 @@ def handle_of(run: RunDir) -> Handle:
     return Handle(profile, None, run.id)
 
 
-def answers_to(run: RunDir, handle: str) -> bool:
-    """Also to what it was called before its pod was known, and to its earlier pods."""
-    if handle.startswith(PREFIX) and handle.endswith(f":run/{run.id}"):
-        return True
-    return str(handle_of(run)) == handle or any(e.get("handle") == handle for e in run.read_events())
-
-
 def claim(submission: int) -> str:
     """The file in the run directory in which the pod that has begun the run puts its id."""
     return f"runpod-submission-{submission}"

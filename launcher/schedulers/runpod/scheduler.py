@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import replace_json
-from launcher.rundir.find import RunNotFoundError, remember_root, runs_in
+from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
-from launcher.schedulers.base import Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.base import Capabilities, Prepared, Request, Scheduler, SchedulerError, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, for_us_alone, in_force, rewrite_run, write_run
 from launcher.schedulers.runpod.alone import renting
@@ -25,7 +24,6 @@ from launcher.schedulers.runpod.looks import Looks
 from launcher.schedulers.runpod.place import (
     PREFIX,
     Handle,
-    answers_to,
     copies_of,
     folder_on_volume,
     handle_of,
@@ -47,14 +45,12 @@ LOOK_SECONDS = 2.0
 "Between two looks of one process at a run."
 
 
-class RunPodScheduler:
+class RunPodScheduler(Scheduler):
     """The run directory must lie on a network volume that has an S3 API."""
 
-    capabilities = Capabilities(submit=True, multi_node=True)
+    capabilities = Capabilities(multi_node=True)
 
     def __init__(self) -> None:
-        self.known: list[RunDir] = []
-        "Where the run of a handle is looked for first."
         self._made: Client | None = None
         self._volumes: dict[tuple[str, str | None], Volume] = {}
         self._markets: dict[str, Market] = {}
@@ -64,6 +60,18 @@ class RunPodScheduler:
         self._last: dict[Path, tuple[float, Status]] = {}
         self._looks = Looks(lambda: self.client, self.copy)
         self._renewal = Renewal(self._looks)
+
+    @classmethod
+    def at(cls, cluster: Mapping[str, Any]) -> RunPodScheduler:
+        return cls()
+
+    @classmethod
+    def place(cls, cluster: Mapping[str, Any]) -> Hashable:
+        volume = (cluster.get("runpod") or {}).get("volume_id")
+        return volume, (cluster.get("paths") or {}).get("runs")
+
+    def handle(self, run: RunDir) -> str:
+        return str(handle_of(run))
 
     @property
     def client(self) -> Client:
@@ -126,7 +134,7 @@ class RunPodScheduler:
             raise SchedulerError("nothing can be rented:\n" + "\n".join(market.left_out))
         return () if known else told(market, section.budget)
 
-    def submit(self, prepared: Prepared) -> str:
+    def submit(self, prepared: Prepared) -> RunDir:
         """Raises SchedulerError; where there is certainly no pod, nothing is left behind."""
         from launcher.schedulers.runpod.create import NotRentedError
         from launcher.schedulers.runpod.lease import lease
@@ -162,20 +170,20 @@ class RunPodScheduler:
         try:
             with renting(run):
                 self._send_code(prepared, copy.volume)
-                return lease(self.client, copy, "submitted", market, planned_for)
+                lease(self.client, copy, "submitted", market, planned_for)
+                return run
         except NotRentedError:
             self._withdraw(run, copy)
             raise
 
-    def resume(self, handle: str, again: Prepared | None = None) -> str:
+    def resume(self, run: RunDir, again: Prepared | None = None) -> None:
         """A new pod for the run, which goes on from its last checkpoint."""
-        run = self.run_of(handle)
         if run.path in self._renewal.renewed:  # the look at its state has just done it
-            return str(handle_of(run))
+            return
         with renting(run):
-            return self._resume(run, again)
+            self._resume(run, again)
 
-    def _resume(self, run: RunDir, again: Prepared | None) -> str:
+    def _resume(self, run: RunDir, again: Prepared | None) -> None:
         from launcher.schedulers.runpod.lease import lease, leased, market_again, told_again
         from launcher.schedulers.runpod.owner import adopt, other_than
         from launcher.schedulers.runpod.prepared import PodPrepared
@@ -202,49 +210,45 @@ class RunPodScheduler:
             market = market_again(self.client, leased(run))
             for line in told_again(run, market):
                 print(line, file=sys.stderr)
-            return lease(self.client, self.copy(run), "resubmitted", market)
+            lease(self.client, self.copy(run), "resubmitted", market)
 
-    def status(self, handle: str) -> Status:
+    def status(self, run: RunDir) -> Status:
         """Where an interruptible pod was taken away, this rents another one."""
-        run = self.run_of(handle)
         if (last := self._last.get(run.path)) is not None and last[0] > time.monotonic():
             return last[1]
         found = self._renewal.state(run)
         self._last[run.path] = (time.monotonic() + LOOK_SECONDS * pace(), found)
         return found
 
-    def statuses(self, runs: Iterable[RunDir]) -> list[Status]:
+    def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
         """Of many: nothing is rented by looking at them."""
         return [self._looks.state(run) for run in runs]
 
-    def logs(self, handle: str, since: int) -> bytes:
+    def logs(self, run: RunDir, since: int) -> bytes:
         """What the pods' own scripts and the supervisors printed, from byte `since` on."""
-        run = self.run_of(handle)
         parts = [file.read_bytes() for file in sorted(run.path.glob("pod-node-*.log"))]
         return b"".join(parts)[since:]
 
-    def stream(self, handle: str) -> Iterator[bytes]:
+    def stream(self, run: RunDir) -> Iterator[bytes]:
         """The log of the run's first pod, image pulls included, until the run ends."""
         from launcher.schedulers.runpod.stream import follow
 
-        run = self.run_of(handle)
         told: str | None = None
         while True:
             pod = self._first_pod(handle_of(run))
             if pod is not None and pod != told:
                 told = pod
-                for line in follow(self.client, pod, lambda: self.status(handle).ended):
+                for line in follow(self.client, pod, lambda: self.status(run).ended):
                     yield f"{line.ts} {line.source}: {line.line}\n".encode()
-            if self.status(handle).ended:
+            if self.status(run).ended:
                 return
             time.sleep(LOOK_SECONDS * pace())
 
-    def cancel(self, handle: str) -> None:
+    def cancel(self, run: RunDir) -> None:
         """A checkpoint is asked for; a second call ends the ranks. Where the volume says that the run has not
         begun, its pod is ended."""
         from launcher.schedulers.runpod.doubt import ended_before_it_began
 
-        run = self.run_of(handle)
         status = self._looks.state(run)
         if status.ended:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
@@ -285,18 +289,6 @@ class RunPodScheduler:
             self._looks.end(handle_of(run))
             self.copy(run).remove()
             shutil.rmtree(run.path)
-
-    def list(self) -> list[Status]:
-        from launcher.schedulers.of_run import statuses
-
-        return [one for one in statuses(runs_in()) if one.handle.startswith(PREFIX)]
-
-    def run_of(self, handle: str) -> RunDir:
-        """Raises RunNotFoundError."""
-        for run in itertools.chain(self.known, runs_in()):
-            if answers_to(run, handle):
-                return run
-        raise RunNotFoundError(f"no run of {handle} is known here")
 
     def copy(self, run: RunDir) -> Copy:
         """Raises SchedulerError."""

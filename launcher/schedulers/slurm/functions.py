@@ -18,7 +18,6 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING, Prepared, Request, SchedulerError
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
-from launcher.schedulers.slurm import sweep
 from launcher.schedulers.slurm.executor import RunJob
 from launcher.schedulers.slurm.handle import handle_of, job_in
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
@@ -195,19 +194,20 @@ class Executor(core.Executor):
             for warning in scheduler.check(ready[0]):
                 warnings.warn(warning, stacklevel=4)
             if count == 1:
-                handles = [scheduler.submit(ready[0])]
+                runs = [scheduler.submit(ready[0])]
             else:
                 at_once = self.parameters.get("array_parallelism")
-                array = sweep.prepare(first, [(one, ()) for one in ready], at_once)
-                handles = sweep.submit(array, scheduler)
+                runs = scheduler.submit_sweep(
+                    scheduler.prepare_sweep(first, [(one, ()) for one in ready], at_once)
+                )
         except BaseException:
             for name in names:
                 utils.JobPaths(self.folder, name).submitted_pickle.unlink(missing_ok=True)
             raise
         tasks = range(ready[0].request.plan.layout.ranks)
         return [
-            FunctionJob(self.folder, job_in(handle), tasks, RunDir(Path(one.run_dir)))
-            for handle, one in zip(handles, ready, strict=True)
+            FunctionJob(self.folder, job_in(scheduler.handle(run)), tasks, RunDir(Path(one.run_dir)))
+            for run, one in zip(runs, ready, strict=True)
         ]
 
     def _prepared(self, scheduler: SlurmScheduler, run_id: str, delayed: utils.DelayedSubmission) -> Prepared:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import Cancelled, Capabilities, SchedulerError, Status
+from launcher.schedulers.base import Cancelled, SchedulerError, Status
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.login import LoginError
@@ -31,14 +31,11 @@ from launcher.schedulers.slurm.sweep import folder_text, forget_text
 from launcher.supervise.secret_file import LONGEST
 
 if TYPE_CHECKING:
-    from launcher.schedulers.base import Prepared, Request
-    from launcher.schedulers.slurm.sweep import Sweep
+    from launcher.schedulers.base import Prepared, PreparedSweep, Request
 
 
 class RemoteSlurm(SlurmScheduler):
     """`runs` is a folder on a file system that the login node shares with the nodes."""
-
-    capabilities = Capabilities(submit=True, multi_node=True, arrays=True)
 
     def __init__(self, login: str, runs: str | None, clusters: str | None = None) -> None:
         super().__init__()
@@ -52,34 +49,30 @@ class RemoteSlurm(SlurmScheduler):
         ready = self._prepared(request, f"{self.there}/{request.run_id}", workdir)
         return replace(ready, warnings=(*ready.warnings, *told))
 
-    def status(self, handle: str) -> Status:
-        return self.copies.lately(handle, lambda: super(RemoteSlurm, self).status(handle))
+    def status(self, run: RunDir) -> Status:
+        return self.copies.lately(run, lambda: super(RemoteSlurm, self).status(run))
 
-    def statuses(self, runs: Iterable[RunDir]) -> list[Status]:
-        chosen = list(runs)
-        living = [run for run in chosen if lives(run.read_state())]
+    def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
+        living = [run for run in runs if lives(run.read_state())]
         self.copies.mirror.choose(living, self.copies.wanted)
-        return super().statuses(chosen)
+        return super().statuses(runs)
 
     def _bring(self) -> None:
         self.login.run(":")
 
-    def cancel(self, handle: str) -> None:
+    def cancel(self, run: RunDir) -> None:
         """In one round trip, in which also comes whether the run was still going on; a job that waits costs a
         second one."""
-        run = self.run_of(handle)
         job = handle_of(run).job
-        if job is None or not lives(
-            run.read_state()
-        ):  # the answer of sbatch was lost; there is nothing to do
+        if job is None or not lives(run.read_state()):  # sbatch's answer was lost; there is nothing to do
             with self.copies.asking_to_stop(run):
-                return super().cancel(handle)
+                return super().cancel(run)
         with self.copies.asking_to_stop(run), self.copies.strictly([run]):
             refused = self._ask_to_stop(run, job)
         if not lives(state := run.read_state()):
             raise SchedulerError(f"{run.id} is not running: {state.get('state')}")
         if handle_of(run).job != job:  # it went on in a linked job meanwhile
-            return self.cancel(str(handle_of(run)))
+            return self.cancel(run)
         self._see_it_off(run, refused, waits=not begun(run))
         return None
 
@@ -130,7 +123,7 @@ class RemoteSlurm(SlurmScheduler):
     def _sbatch(self, run: RunDir, event: str) -> str:
         return self._submit([run], run.id, Submission(event, self._command(run)))
 
-    def send_array(self, sweep: Sweep, runs: Sequence[RunDir]) -> str:
+    def send_array(self, sweep: PreparedSweep, runs: Sequence[RunDir]) -> str:
         array = Submission("submitted", sweep.command, folder_text(sweep, runs), task="_$i")
         try:
             return self._submit(runs, sweep.id, array)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import replace_json, replace_text
-from launcher.rundir.find import RunNotFoundError, remember_root, runs_in
+from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 from launcher.schedulers.base import (
@@ -22,6 +21,7 @@ from launcher.schedulers.base import (
     Capabilities,
     Prepared,
     Request,
+    Scheduler,
     SchedulerError,
     Status,
 )
@@ -34,7 +34,7 @@ from launcher.schedulers.slurm.cancel_all import (
     out_of_queue,
     see_off,
 )
-from launcher.schedulers.slurm.handle import PREFIX, UNKNOWN, Handle, handle_of, job_in
+from launcher.schedulers.slurm.handle import Handle, handle_of, job_in
 from launcher.schedulers.slurm.identity import another, is_of
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
@@ -53,8 +53,7 @@ from launcher.schedulers.slurm.records import Records, look_up
 from launcher.schedulers.slurm.site import Site, questions, site
 
 if TYPE_CHECKING:
-    from launcher.schedulers.over_ssh.exchange import Wanted
-    from launcher.schedulers.slurm.sweep import Sweep
+    from launcher.schedulers.base import PreparedSweep
 
 DEFAULT_PYTHON = "python3"
 
@@ -70,17 +69,34 @@ class Seen:
     "Where one run is asked about that waits for something of the site's."
 
 
-class SlurmScheduler:
+class SlurmScheduler(Scheduler):
     """The run directory must lie on a file system that the nodes share."""
 
-    capabilities = Capabilities(submit=True, multi_node=True, arrays=True)
+    capabilities = Capabilities(multi_node=True)
 
     def __init__(self, clusters: str | None = None) -> None:
         """`clusters`: the one of a site's clusters that is meant, where that is not the default."""
         self.login: Login = Here(asking(clusters))
         self._seen: Seen | None = None
-        self.known: list[RunDir] = []
-        "Where the run of a handle is looked for first."
+
+    @classmethod
+    def at(cls, cluster: Mapping[str, Any]) -> SlurmScheduler:
+        """On this host, or at a login node."""
+        clusters = (cluster.get("slurm") or {}).get("clusters")
+        if (login := cluster.get("login")) is None:
+            return SlurmScheduler(clusters)
+        from launcher.schedulers.slurm.remote import RemoteSlurm
+
+        return RemoteSlurm(login, (cluster.get("paths") or {}).get("runs"), clusters)
+
+    @classmethod
+    def place(cls, cluster: Mapping[str, Any]) -> Hashable:
+        login, clusters = cluster.get("login"), (cluster.get("slurm") or {}).get("clusters")
+        runs = (cluster.get("paths") or {}).get("runs") if login is not None else None
+        return (login, runs, clusters) if login or clusters else None
+
+    def handle(self, run: RunDir) -> str:
+        return str(handle_of(run))
 
     def prepare(self, request: Request) -> Prepared:
         """Raises RenderError, SchedulerError."""
@@ -107,7 +123,7 @@ class SlurmScheduler:
             warnings=(*request.plan.warnings, *notes(where)),
         )
 
-    def submit(self, prepared: Prepared) -> str:
+    def submit(self, prepared: Prepared) -> RunDir:
         """Raises SchedulerError; where there is certainly no job, nothing is left behind."""
         try:
             run = self.write(prepared)
@@ -115,10 +131,11 @@ class SlurmScheduler:
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
         remember_root(run.path.parent)
         try:
-            return self._send(run, "submitted")
+            self._send(run, "submitted")
         except NotSubmittedError:
             self.withdraw([run])
             raise
+        return run
 
     def check(self, prepared: Prepared, tasks: int = 1) -> tuple[str, ...]:
         """`tasks`: as many such jobs in one array."""
@@ -133,6 +150,21 @@ class SlurmScheduler:
         except SecretError as error:
             raise SchedulerError(f"secrets: {error}") from None
         return self._ask_before_the_queue(prepared, self.login, tasks)
+
+    def prepare_sweep(
+        self, sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
+    ) -> PreparedSweep:
+        from launcher.schedulers.slurm.sweep import prepare
+
+        return prepare(sweep_id, runs, at_once)
+
+    def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
+        return self.check(sweep.runs[0], len(sweep.runs))
+
+    def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
+        from launcher.schedulers.slurm.sweep import submit
+
+        return submit(sweep, self)
 
     def _ask_before_the_queue(self, prepared: Prepared, login: Login, tasks: int) -> tuple[str, ...]:
         from launcher.schedulers.slurm.checks import problems
@@ -153,10 +185,9 @@ class SlurmScheduler:
         for run in runs:
             shutil.rmtree(run.path)
 
-    def resume(self, handle: str, again: Prepared | None = None) -> str:
+    def resume(self, run: RunDir, again: Prepared | None = None) -> None:
         """A new job for the run, which goes on from its last checkpoint."""
-        run = self.run_of(handle)
-        status = self.status(handle)
+        status = self.status(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {_doing(status)}")
         if status.state == "succeeded":
@@ -165,27 +196,26 @@ class SlurmScheduler:
             run.cancel.unlink(missing_ok=True)
             for name in ("slurm-excluded", "slurm-unfit"):  # a person may have mended them
                 (run.path / name).unlink(missing_ok=True)
-            return self._send(run, "resubmitted")
+            self._send(run, "resubmitted")
 
-    def status(self, handle: str) -> Status:
-        return self.statuses([self.run_of(handle)])[0]
+    def status(self, run: RunDir) -> Status:
+        return self.statuses([run])[0]
 
-    def statuses(self, runs: Iterable[RunDir]) -> list[Status]:
+    def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
         """In one round trip for all that have not ended by their own records; those that the controller does
         not know or that ended badly take another."""
-        chosen = list(runs)
         jobs: dict[Path, str | None] = {}
-        for run in chosen:
+        for run in runs:
             if lives(run.read_state()):
                 jobs[run.path] = handle_of(run).job
         known, trouble = Records(), ""
         here: Site | None = None
-        if unknown := [run for run in chosen if jobs.get(run.path, "") is None]:
+        if unknown := [run for run in runs if jobs.get(run.path, "") is None]:
             found_now, trouble = self._by_comment(unknown)
             jobs |= found_now
         if any(jobs.values()):
             try:
-                asked = [run for run in chosen if jobs.get(run.path) is not None]
+                asked = [run for run in runs if jobs.get(run.path) is not None]
                 seen = self._see(asked, [jobs[run.path] or "" for run in asked])
             except LoginError as error:
                 trouble = str(error)
@@ -195,13 +225,12 @@ class SlurmScheduler:
         # A job may have handed over to a linked one while Slurm was asked for it.
         moved = [
             run
-            for run in chosen
+            for run in runs
             if not trouble and run not in unknown and jobs.get(run.path) not in (None, handle_of(run).job)
         ]
         later = {status.path: status for status in self.statuses(moved)} if moved else {}
         return [
-            later.get(str(run.path)) or judged(run, jobs.get(run.path), known, trouble, here)
-            for run in chosen
+            later.get(str(run.path)) or judged(run, jobs.get(run.path), known, trouble, here) for run in runs
         ]
 
     def _by_comment(self, runs: Sequence[RunDir]) -> tuple[dict[Path, str | None], str]:
@@ -215,12 +244,6 @@ class SlurmScheduler:
         named = found(answer, set[str]().union(*map(jobs_of, runs)))
         return {run.path: _named_job(run, named) for run in runs}, ""
 
-    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
-        pass
-
-    def where(self, run: RunDir) -> str:
-        return str(run.path)
-
     def remove(self, runs: Sequence[RunDir]) -> None:
         from launcher.schedulers.slurm.sweep import forget
 
@@ -228,15 +251,14 @@ class SlurmScheduler:
         for run in runs:
             shutil.rmtree(run.path)
 
-    def logs(self, handle: str, since: int) -> bytes:
+    def logs(self, run: RunDir, since: int) -> bytes:
         """What the batch scripts and the supervisors of all jobs printed, from byte `since` on."""
-        parts = [file.read_bytes() for file in self.run_of(handle).path.glob("slurm-*.out")]
+        parts = [file.read_bytes() for file in run.path.glob("slurm-*.out")]
         return b"".join(parts)[since:]
 
-    def cancel(self, handle: str) -> None:
+    def cancel(self, run: RunDir) -> None:
         """A job that waits is cancelled. A running one is asked for a checkpoint; a second call ends it."""
-        run = self.run_of(handle)
-        status = self.status(handle)
+        status = self.status(run)
         if status.ended:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         if not (job := job_in(status.handle)):
@@ -300,20 +322,6 @@ class SlurmScheduler:
                 raise SchedulerError(f"{run.id} was not asked to stop: {found[run].reason}")
         return jobs, [run for run, one in found.items() if one.state == "submitted"]
 
-    def list(self) -> list[Status]:
-        from launcher.schedulers.of_run import statuses
-
-        return [one for one in statuses(runs_in()) if one.handle.startswith(PREFIX)]
-
-    def run_of(self, handle: str) -> RunDir:
-        """Raises RunNotFoundError."""
-        for run in itertools.chain(self.known, runs_in()):
-            if handle.startswith(PREFIX) and handle.endswith(f":{UNKNOWN}{run.id}"):
-                return run
-            if str(handle_of(run)) == handle or any(e.get("handle") == handle for e in run.read_events()):
-                return run
-        raise RunNotFoundError(f"no run of {handle} is known here")
-
     def _see(self, runs: Sequence[RunDir], ids: Sequence[str]) -> Seen:
         """Raises LoginError."""
         if self._seen is not None and self._seen.ids == ids:
@@ -336,7 +344,7 @@ class SlurmScheduler:
     def _bring(self) -> None:
         """What the runs have written, where it is not here: Slurm need not be asked for that."""
 
-    def _send(self, run: RunDir, event: str) -> str:
+    def _send(self, run: RunDir, event: str) -> None:
         before = run.read_state()
         replace_json(run.state, {"state": "submitted", "time": now()})
         run.event("submitting")
@@ -348,7 +356,6 @@ class SlurmScheduler:
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))
         self.record(run, event, handle, self._command(run))
-        return handle
 
     def _command(self, run: RunDir) -> tuple[str, ...]:
         return sbatch_command(run.scripts / "job.sbatch", submission_of(run))
@@ -361,13 +368,13 @@ class SlurmScheduler:
 
         return str(RunExecutor(run, self.login).submit(Supervise(str(run.path))).job_id)
 
-    def send_array(self, sweep: Sweep, runs: Sequence[RunDir]) -> str:
+    def send_array(self, sweep: PreparedSweep, runs: Sequence[RunDir]) -> str:
         """The array's id. Raises SchedulerError."""
         from launcher.schedulers.slurm.executor import ArrayExecutor, Supervise
         from launcher.schedulers.slurm.sweep import write_folder
 
         write_folder(sweep, runs)
-        executor = ArrayExecutor(sweep.folder, sweep.id, sweep.array.path, self.login)
+        executor = ArrayExecutor(sweep.folder, sweep.id, sweep.script.path, self.login)
         try:
             jobs = executor.submit_array([Supervise(str(run.path)) for run in runs])
         except NotSubmittedError:

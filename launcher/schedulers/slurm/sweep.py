@@ -1,21 +1,20 @@
-"""Sweeps: the product of some values, a run for each combination, one array of Slurm for all of them."""
+"""Sweeps: one array of Slurm for many runs."""
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.render.render import RenderedFile, render_array
+from launcher.render.render import render_array
 from launcher.rundir.files import replace_text
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import Prepared, SchedulerError
+from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError
 from launcher.schedulers.slurm.handle import Handle
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command
 
@@ -26,23 +25,9 @@ FOLDER = "sweeps"
 "Below the runs' root: `sweeps/<id>/array.sbatch`, and a link `<task>` to each run's directory."
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Everything that will be written and sent. Each run is whole: it can be resumed by itself."""
-
-    id: str
-    folder: Path
-    runs: tuple[Prepared, ...]
-    array: RenderedFile
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return sbatch_command(self.folder / self.array.path)
-
-
 def prepare(
     sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
-) -> Sweep:
+) -> PreparedSweep:
     """Of runs with the `--set` texts that tell them apart, of which `at_once` run at the same time.
 
     Raises SchedulerError where the runs do not fit into one array.
@@ -62,7 +47,8 @@ def prepare(
         replace(one, about={**one.about, "sweep": {"id": sweep_id, "task": task, "values": list(values)}})
         for task, (one, values) in enumerate(runs)
     ]
-    return Sweep(sweep_id, folder, tuple(told), array)
+    command = sbatch_command(folder / array.path)
+    return PreparedSweep(sweep_id, folder, tuple(told), array, command)
 
 
 def _asked(prepared: Prepared) -> list[str]:
@@ -72,8 +58,8 @@ def _asked(prepared: Prepared) -> list[str]:
     return [line for line in lines if not line.startswith(("job-name=", "comment=", "output="))]
 
 
-def submit(sweep: Sweep, scheduler: SlurmScheduler) -> list[str]:
-    """The handle of each run. Raises SchedulerError; where there is certainly no job, nothing stays."""
+def submit(sweep: PreparedSweep, scheduler: SlurmScheduler) -> list[RunDir]:
+    """Raises SchedulerError; where there is certainly no job, nothing stays."""
     runs: list[RunDir] = []
     try:
         for prepared in sweep.runs:
@@ -92,28 +78,28 @@ def submit(sweep: Sweep, scheduler: SlurmScheduler) -> list[str]:
     handles = [str(Handle(cluster, f"{array}_{task}")) for task in range(len(runs))]
     for run, handle in zip(runs, handles, strict=True):
         scheduler.record(run, "submitted", handle, sweep.command)
-    return handles
+    return runs
 
 
-def write_folder(sweep: Sweep, runs: Sequence[RunDir]) -> None:
+def write_folder(sweep: PreparedSweep, runs: Sequence[RunDir]) -> None:
     """Raises SchedulerError."""
     try:
         sweep.folder.mkdir(parents=True)
         for task, run in enumerate(runs):
             (sweep.folder / str(task)).symlink_to(Path("../..") / run.id)
-        replace_text(sweep.folder / sweep.array.path, sweep.array.text, sweep.array.mode)
+        replace_text(sweep.folder / sweep.script.path, sweep.script.text, sweep.script.mode)
     except OSError as error:
         raise SchedulerError(f"cannot write {sweep.folder}: {error.strerror}") from None
 
 
-def folder_text(sweep: Sweep, runs: Sequence[RunDir]) -> str:
+def folder_text(sweep: PreparedSweep, runs: Sequence[RunDir]) -> str:
     """Shell that does the same; more than once does no harm."""
     ids = " ".join(shlex.quote(run.id) for run in runs)
-    folder, script = shlex.quote(str(sweep.folder)), shlex.quote(sweep.array.text)
+    folder, script = shlex.quote(str(sweep.folder)), shlex.quote(sweep.script.text)
     return (
         f"(mkdir -p {folder} && cd {folder} || exit\n"
         f'i=0; for r in {ids}; do ln -sfn "../../$r" $i || exit; i=$((i + 1)); done\n'
-        f"printf %s {script} >{sweep.array.path}) || exit\n"
+        f"printf %s {script} >{sweep.script.path}) || exit\n"
     )
 
 
@@ -142,36 +128,3 @@ def _links(runs: Sequence[RunDir], root: Path | None = None) -> dict[Path, list[
         if sweep := run.read_about().get("sweep"):
             found.setdefault((root or run.path.parent) / FOLDER / sweep["id"], []).append(str(sweep["task"]))
     return found
-
-
-def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
-    """`lr=1,2` and `seed=0,1` -> four tuples of `--set` texts. Raises SchedulerError."""
-    axes = []
-    for text in sweeps:
-        key, equals, values = text.partition("=")
-        listed = split(values)
-        if not equals or not key or not all(listed):
-            raise SchedulerError(f"--sweep {text}: write --sweep field.name=value,value")
-        if len(set(listed)) < len(listed):
-            raise SchedulerError(f"--sweep {text}: a value stands there twice")
-        axes.append([f"{key}={value}" for value in listed])
-    return list(itertools.product(*axes))
-
-
-def split(text: str) -> list[str]:
-    """At commas outside brackets and quotes."""
-    parts, depth, quoted = [""], 0, ""
-    for char in text:
-        if char == "," and not depth and not quoted:
-            parts.append("")
-            continue
-        if quoted:
-            quoted = "" if char == quoted else quoted
-        elif char in "'\"":
-            quoted = char
-        elif char in "[{":
-            depth += 1
-        elif char in "]}":
-            depth -= 1
-        parts[-1] += char
-    return parts

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import replace_json, replace_text
-from launcher.rundir.find import RunNotFoundError, remember_root, runs_in
+from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
-from launcher.schedulers.base import LIVING, Capabilities, Prepared, Request, SchedulerError, Status
+from launcher.schedulers.base import (
+    LIVING,
+    Capabilities,
+    Prepared,
+    Request,
+    Scheduler,
+    SchedulerError,
+    Status,
+)
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
@@ -31,30 +38,39 @@ if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.exchange import Wanted
     from launcher.schedulers.over_ssh.snapshot import Snapshot
 
-PREFIX = "ssh:"
 CHOSEN_BY_US = "CUDA_VISIBLE_DEVICES"
 
 
-def handle_of(run: RunDir) -> str:
-    return f"{PREFIX}{run.read_about().get('cluster', {}).get('name', '')}:{run.id}"
-
-
-class SshHosts:
+class SshHosts(Scheduler):
     """A job on n nodes takes the first n of `hosts` that can take it. The run directory lies on the first of
     these, in the folder `runs`; run.json names them. Where they do not share this folder, each has a run
     directory, and the first one's tells of all."""
 
-    capabilities = Capabilities(submit=True, multi_node=True)
+    capabilities = Capabilities(multi_node=True)
 
     def __init__(self, hosts: tuple[str, ...], runs: str | None) -> None:
         self.there = absolute(runs, f"ssh.hosts {hosts[0]}")
         self.hosts = hosts
-        self.known: list[RunDir] = []
-        "Where the run of a handle is looked for first."
         self._copies: dict[str, Copies] = {}
         self._codes: dict[str, Snapshot] = {}
         self._chosen: dict[str, Chosen] = {}
         "Run id -> what `check` has found."
+
+    @classmethod
+    def at(cls, cluster: Mapping[str, Any]) -> SshHosts:
+        return cls(*cls.place(cluster))
+
+    @classmethod
+    def place(cls, cluster: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
+        return tuple(cluster["ssh"]["hosts"]), (cluster.get("paths") or {}).get("runs")
+
+    @classmethod
+    def is_here(cls, run: RunDir, cluster: Mapping[str, Any]) -> bool:
+        """On the host itself: the run directory, and no copy of it."""
+        return str(run.path) == f"{cluster['paths']['runs'].rstrip('/')}/{run.id}"
+
+    def handle(self, run: RunDir) -> str:
+        return f"ssh:{run.read_about().get('cluster', {}).get('name', '')}:{run.id}"
 
     def prepare(self, request: Request) -> Prepared:
         """The code as it is now is part of it. Raises RenderError, SchedulerError, OSError."""
@@ -84,7 +100,7 @@ class SshHosts:
         alone = notes([host.name for host in chosen.hosts], prepared.about) if chosen.apart else ()
         return (*chosen.notes, *alone)
 
-    def submit(self, prepared: Prepared) -> str:
+    def submit(self, prepared: Prepared) -> RunDir:
         """Raises SchedulerError; where nothing was started, nothing is left behind."""
         chosen = self._chosen.pop(prepared.request.run_id, None) or self._choose((), prepared.about)
         copies = self._on(chosen.hosts[0].name)
@@ -93,19 +109,17 @@ class SshHosts:
         except OSError as error:
             raise SchedulerError(f"cannot write {copies.mirror.here}: {error.strerror}") from None
         remember_root(run.path.parent)
-        self.known.append(run)
         try:
             self._start(run, chosen, "submitted")
         except (NotSentError, HostError):
             self._withdraw(run)
             raise
-        return handle_of(run)
+        return run
 
-    def resume(self, handle: str, again: Prepared | None = None) -> str:
+    def resume(self, run: RunDir, again: Prepared | None = None) -> None:
         """New supervisors for the run, which go on from its last checkpoint."""
-        run = self.run_of(handle)
         self.fetch(run)
-        status = self.status(handle)
+        status = self.status(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {status.state}")
         if status.state == "succeeded":
@@ -125,25 +139,22 @@ class SshHosts:
                 with suppress(SchedulerError):
                     self.fetch(run)
                 raise
-        return handle_of(run)
 
-    def status(self, handle: str) -> Status:
-        run = self.run_of(handle)
-        return self._of(run).lately(handle, lambda: self.statuses([run])[0])
+    def status(self, run: RunDir) -> Status:
+        return self._of(run).lately(run, lambda: self.statuses([run])[0])
 
-    def statuses(self, runs: Iterable[RunDir]) -> list[Status]:
+    def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
         """In one round trip to each host for all that have not ended by their own records."""
-        chosen = list(runs)
         living: dict[str, list[RunDir]] = {}
-        for run in chosen:
+        for run in runs:
             if run.read_state().get("state", "submitted") in LIVING:
                 living.setdefault(self._of(run).ssh.name, []).append(run)
         told: dict[str, tuple[str, str]] = {}
         for one in all_of(side_by_side(lambda its: self._locks(*its), living.items())):
             told |= one
         return [
-            status_of(run, handle_of(run), judged(run, *told.get(run.id, ("", "")), self.where(run)))
-            for run in chosen
+            status_of(run, self.handle(run), judged(run, *told.get(run.id, ("", "")), self.where(run)))
+            for run in runs
         ]
 
     def _locks(self, host: str, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
@@ -157,15 +168,14 @@ class SshHosts:
         locks = words(done.stdout) | dict.fromkeys(copies.mirror.lost, "lost")
         return {run: (lock, "") for run, lock in locks.items()}
 
-    def cancel(self, handle: str) -> None:
+    def cancel(self, run: RunDir) -> None:
         """Ask for a checkpoint and an end; a second call ends the ranks at once."""
-        run = self.run_of(handle)
         if not (before := self.statuses([run])[0]).ended:
             copies = self._of(run)
             with copies.asking_to_stop(run), copies.strictly([run]):
                 replace_text(run.cancel, f"{time.time()}\n")
                 copies.mirror.run(":")
-            before = status_of(run, handle, run.read_state())
+            before = status_of(run, self.handle(run), run.read_state())
         if before.ended:
             raise SchedulerError(f"{run.id} is not running: {before.state}")
 
@@ -194,22 +204,10 @@ class SshHosts:
         for run in runs:
             shutil.rmtree(run.path)
 
-    def logs(self, handle: str, since: int) -> bytes:
+    def logs(self, run: RunDir, since: int) -> bytes:
         """What the supervisors of all hosts printed, from byte `since` on."""
-        parts = [file.read_bytes() for file in sorted(self.run_of(handle).path.glob("supervisor*.log"))]
+        parts = [file.read_bytes() for file in sorted(run.path.glob("supervisor*.log"))]
         return b"".join(parts)[since:]
-
-    def list(self) -> list[Status]:
-        from launcher.schedulers.of_run import statuses
-
-        return [one for one in statuses(runs_in()) if one.handle.startswith(PREFIX)]
-
-    def run_of(self, handle: str) -> RunDir:
-        """Raises RunNotFoundError."""
-        for run in itertools.chain(self.known, runs_in()):
-            if run.id == handle.rpartition(":")[2] and handle_of(run) == handle:
-                return run
-        raise RunNotFoundError(f"no run of {handle} is known here")
 
     def _on(self, host: str) -> Copies:
         if host not in self._copies:
@@ -234,7 +232,7 @@ class SshHosts:
         if chosen.apart:
             spread = partial(bring, run, self.there, [self._on(host.name) for host in chosen.hosts])
         start = Start(
-            chosen.hosts, first, there, run.read_about(), chosen.place, event, handle_of(run), spread
+            chosen.hosts, first, there, run.read_about(), chosen.place, event, self.handle(run), spread
         )
         try:
             copies.deliver([run], (), start.everywhere)

@@ -25,7 +25,7 @@ def lab(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     from tests.schedulers.runpod.runs import Lab
 
     yield Lab(sandbox, tmp_path, monkeypatch)
-    registry.runpod.cache_clear()  # it knows this sandbox
+    registry.opened.clear()  # it knows this sandbox
     sandbox.faults()
     for pod in sandbox.state()["live"]:
         sandbox.ask("DELETE", f"/pods/{pod['id']}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -55,7 +55,7 @@ class Lab:
         for kind in ("STATE", "CONFIG", "CACHE"):
             monkeypatch.setenv(f"XDG_{kind}_HOME", str(folder / kind.lower()))
         monkeypatch.chdir(folder)
-        registry.runpod.cache_clear()
+        registry.opened.clear()
         sandbox.volume.mkdir(parents=True, exist_ok=True)
         (sandbox.volume / "python").write_text(SUPERVISOR)  # a pod has a /tmp of its own
         (sandbox.volume / "python").chmod(0o755)
@@ -64,7 +64,8 @@ class Lab:
 
     @property
     def scheduler(self) -> RunPodScheduler:
-        return registry.runpod()
+        profile = {"scheduler": "runpod", "runpod": {"volume_id": VOLUME}}
+        return cast(RunPodScheduler, registry.of_record(profile))
 
     def profile(self, gpu: bool = False, **section: Any) -> Path:
         what: dict[str, Any] = {"cpu_id": "cpu3c", "vcpu": 2}
@@ -104,10 +105,9 @@ class Lab:
         assert isinstance(ready, PodPrepared)
         return ready
 
-    def submit(self, ready: PodPrepared) -> tuple[RunDir, str]:
+    def submit(self, ready: PodPrepared) -> RunDir:
         self.scheduler.check(ready)
-        handle = self.scheduler.submit(ready)
-        return self.scheduler.run_of(handle), handle
+        return self.scheduler.submit(ready)
 
     def there(self, run: RunDir) -> Path:
         """The run directory as its pod sees it."""
@@ -118,7 +118,7 @@ class Lab:
 
     def look(self, run: RunDir) -> Status:
         self.scheduler.fetch(run, Wanted(logs=True))
-        return self.scheduler.status(self.handle(run))
+        return self.scheduler.status(run)
 
     def handle(self, run: RunDir) -> str:
         from launcher.schedulers.runpod.place import handle_of

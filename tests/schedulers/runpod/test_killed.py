@@ -50,7 +50,7 @@ def sent(lab: Lab, name: str) -> bool:
 
 def said(*verb: str) -> tuple[int, str]:
     """As a process of its own: what others have looked up is not known to it."""
-    registry.runpod.cache_clear()
+    registry.opened.clear()
     done = CliRunner().invoke(app, verb)
     words = str(done.exception) if isinstance(done.exception, SchedulerError) else done.output
     return done.exit_code, words
@@ -59,11 +59,10 @@ def said(*verb: str) -> tuple[int, str]:
 def test_each_is_known_by_itself_whatever_killed_its_submission(lab: Lab) -> None:
     runs = killed(lab)
     schedulers = {name: scheduler_of(run) for name, run in runs.items()}
-    handles = {name: handle for name, (_, handle) in schedulers.items()}
+    handles = {name: scheduler.handle(runs[name]) for name, scheduler in schedulers.items()}
     assert handles == {name: f"runpod:box:run/{run.id}" for name, run in runs.items()}
     for name in ("ccc", "aaa", "bbb"):  # as `launcher logs -f` asks, again and again
-        scheduler, handle = schedulers[name]
-        assert {scheduler.status(handle).run_id for _ in range(3)} == {runs[name].id}
+        assert {schedulers[name].status(runs[name]).run_id for _ in range(3)} == {runs[name].id}
         lab.until(runs[name], "running")
     assert said("cancel", runs["aaa"].id)[0] == 0
     lab.until(runs["aaa"], "cancelled")

@@ -146,7 +146,7 @@ def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
     wait_for(lambda: not lab.sandbox.state()["live"], "the pods end themselves", 20)
     assert lab.bill(run) == 2
     assert json.loads((lab.there(run) / "state.json").read_text())["state"] == "cancelled"
-    lab.scheduler.resume(unknown)
+    lab.scheduler.resume(run)
     lab.until(run, "running")
     lab.go(run)
     lab.until(run, "succeeded")
@@ -154,7 +154,7 @@ def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
 
 def test_a_pod_whose_start_script_begins_too_late_ends_itself_at_once(lab: Lab) -> None:
     lab.sandbox.faults(slow_pull={"p": 1, "value": 3})
-    run, _ = lab.submit(lab.prepare(max_hours=2 / 3600, server_limit=False))
+    run = lab.submit(lab.prepare(max_hours=2 / 3600, server_limit=False))
     wait_for(lambda: not lab.pods(run), "it ends itself", 10)
     assert not (lab.there(run) / "pod-node-0.log").exists(), "nothing was run"
     status = lab.until(run, "failed")
@@ -177,7 +177,7 @@ def test_a_submission_leads_with_the_price_of_the_first_offer_and_the_worst_of_a
 
 
 def test_a_run_says_itself_that_its_time_is_over_before_runpod_ends_its_pod(lab: Lab) -> None:
-    run, _ = lab.submit(lab.prepare(max_hours=1))
+    run = lab.submit(lab.prepare(max_hours=1))
     (pod,) = lab.pods(run)
     (asked,) = [event for event in run.read_events() if event["event"] == "submitting"]
     left = float(pod["env"]["LAUNCHER_DEADLINE"]) - (seconds_of(asked["time"]) or 0)
@@ -190,12 +190,12 @@ def test_a_run_says_itself_that_its_time_is_over_before_runpod_ends_its_pod(lab:
 def test_a_pod_that_never_begins_is_ended_by_runpod_itself_and_so_is_the_next(lab: Lab, gpu: bool) -> None:
     """Nobody looks at the run: `lab.no_pods` asks the sandbox alone."""
     lab.sandbox.faults(slow_pull={"p": 1, "value": 600})
-    run, handle = lab.submit(lab.prepare(gpu=gpu, max_hours=2 / 3600))
+    run = lab.submit(lab.prepare(gpu=gpu, max_hours=2 / 3600))
     lab.no_pods(run)
     status = lab.until(run, "failed")
     assert status.failure == "time-limit" and "was over before its start script began" in status.reason
     assert status.resumable
-    lab.scheduler.resume(handle)
+    lab.scheduler.resume(run)
     assert len(lab.pods(run)) == 1
     lab.no_pods(run)
     assert lab.until(run, "failed").failure == "time-limit" and lab.bill(run) == 2
@@ -206,8 +206,8 @@ def test_a_pod_that_never_begins_is_a_leak_once_its_time_is_over_and_a_look_ends
 ) -> None:
     monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", "0.005")  # 1.5 s of grace
     lab.sandbox.faults(slow_pull={"p": 1, "value": 600})
-    first, _ = lab.submit(lab.prepare(max_hours=1 / 3600, limits=Limits(budget=0.01), server_limit=False))
-    second, _ = lab.submit(lab.prepare(max_hours=1 / 3600, server_limit=False))
+    first = lab.submit(lab.prepare(max_hours=1 / 3600, limits=Limits(budget=0.01), server_limit=False))
+    second = lab.submit(lab.prepare(max_hours=1 / 3600, server_limit=False))
     words = "it is there more than 1 s after its creation (max_hours, or the budget)"
     wait_for(lambda: overdue(first) == overdue(second) == words, "their time is over", 10)
 

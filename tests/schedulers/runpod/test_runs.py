@@ -46,7 +46,8 @@ def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: p
         "rents CPU pod, SECURE, EU-RO-1, stock HIGH: 0.061 USD/h; at most 0.814 h" in w
         for w in ready.warnings
     )
-    run, handle = lab.submit(ready)
+    run = lab.submit(ready)
+    handle = lab.handle(run)
     assert handle.startswith("runpod:box:") and lab.scheduler.where(run).endswith(f"/workspace/runs/{run.id}")
     assert run.path.parent.stat().st_mode & 0o777 == 0o700, "copies are for us alone"
     lab.until(run, "running")
@@ -56,7 +57,7 @@ def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: p
     lab.go(run)
     assert lab.until(run, "succeeded").exit_code == 0
     lab.no_pods(run)
-    assert b"secret 20" in lab.scheduler.logs(handle, 0), "the pod had the secret's value"
+    assert b"secret 20" in lab.scheduler.logs(run, 0), "the pod had the secret's value"
     submitted = next(event for event in run.read_events() if event["event"] == "submitted")
     assert submitted["usd_per_hour"] == 0.06
     assert [one.state for one in statuses_of([run])] == ["succeeded"]
@@ -76,7 +77,7 @@ def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: p
     assert copied.read_bytes() == big.read_bytes()
     assert lab.scheduler.copy(run).download(lab.folder / "all") == 0
     with pytest.raises(SchedulerError, match="has succeeded"):
-        lab.scheduler.resume(handle)
+        lab.scheduler.resume(run)
     lab.scheduler.remove([run])
     assert not run.path.exists() and not [p for p in lab.there(run).rglob("*") if p.is_file()]
 
@@ -104,7 +105,8 @@ def test_a_lost_answer_makes_no_second_pod(lab: Lab, fault: str) -> None:
     lab.sandbox.faults(
         **{fault: {"p": 1, "times": 1, "on": "POST /(v2/pods|graphql)$"}, "unlisted": {"p": 1, "value": 0.1}}
     )
-    run, handle = lab.submit(ready)
+    run = lab.submit(ready)
+    handle = lab.handle(run)
     (pod,) = lab.pods(run)
     assert handle.endswith(pod["id"])
     lab.go(run)
@@ -127,7 +129,7 @@ def test_where_nobody_tells_the_pod_is_found_by_its_name_later(lab: Lab) -> None
     assert _exit_code(caught.value) == 5
     found = lab.until(run, "running")
     (pod,) = lab.pods(run)
-    assert found.handle.endswith(pod["id"]) and scheduler_of(run) == (lab.scheduler, found.handle)
+    assert found.handle.endswith(pod["id"]) and scheduler_of(run) is lab.scheduler
 
 
 def test_a_pod_that_is_billed_above_the_limit_is_ended_and_the_next_card_is_rented(lab: Lab) -> None:
@@ -138,7 +140,7 @@ def test_a_pod_that_is_billed_above_the_limit_is_ended_and_the_next_card_is_rent
     ]
     # A pod that begins finds no GPU here, and ends at once.
     lab.sandbox.faults(price={"p": 1, "times": 1}, slow_pull={"p": 1, "value": 60})
-    run, _ = lab.submit(ready)
+    run = lab.submit(ready)
     (pod,) = lab.pods(run)
     assert pod["gpu"]["id"] == A6000 and lab.bill(run) == 2
     assert run.read_about()["cluster"]["node"]["gpu"]["type"] == A6000, "the plan is the one for that card"
@@ -184,13 +186,13 @@ def test_a_card_of_which_nobody_knows_whether_the_job_fits_is_rented_on_demand_o
 def test_a_run_that_was_rented_on_demand_is_resumed_so_and_not_on_a_profile_that_does_not_say_it(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, handle = lab.submit(lab.prepare(gpu=True, job=HELD, limits=Limits(unplanned=True, budget=3)))
+    run = lab.submit(lab.prepare(gpu=True, job=HELD, limits=Limits(unplanned=True, budget=3)))
     lab.until(run, "running")
-    lab.scheduler.cancel(handle)
+    lab.scheduler.cancel(run)
     lab.until(run, "cancelled")
     with pytest.raises(SchedulerError, match=r"nothing is rented: .*--unplanned"):
-        lab.scheduler.resume(handle, prepared_again(run, [], str(lab.profile(gpu=True))))
-    lab.scheduler.resume(handle, prepared_again(run, ["env.NEW=1"], None))
+        lab.scheduler.resume(run, prepared_again(run, [], str(lab.profile(gpu=True))))
+    lab.scheduler.resume(run, prepared_again(run, ["env.NEW=1"], None))
     lab.until(run, "running")
     said = capsys.readouterr().err
     assert re.search(rf"^rents 1 x {A5000}, .* USD/h; at most", said) and "of 3.00 USD of the budget" in said
@@ -216,14 +218,14 @@ def test_community_is_not_rented_and_the_reason_is_told(lab: Lab) -> None:
 
 
 def test_a_run_is_resumed_with_another_job_on_its_volume(lab: Lab) -> None:
-    run, handle = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
     lab.until(run, "running")
-    lab.scheduler.cancel(handle)
+    lab.scheduler.cancel(run)
     lab.until(run, "cancelled")
     lab.no_pods(run)
     again = prepared_again(run, ["env.NEW=1"], None)
     (lab.folder / "code" / "train.py").write_text("print(2)\n")
-    lab.scheduler.resume(handle, again)
+    lab.scheduler.resume(run, again)
     lab.until(run, "running")
     scripts = lab.there(run) / "plans" / "000" / "scripts"
     assert "NEW" in (scripts / "start.sh").read_text()
@@ -274,28 +276,30 @@ def test_a_volume_that_is_not_there_and_one_that_cannot_be_read_are_refused(
 
 def test_a_pod_that_has_not_begun_is_cancelled_by_ending_it_and_a_run_by_asking_it(lab: Lab) -> None:
     lab.sandbox.faults(slow_pull={"p": 1, "value": 30, "times": 1})
-    run, handle = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
     assert "is STARTING (CPU, SECURE, EU-RO-1" in lab.until(run, "submitted").reason or lab.pods(run)
-    lab.scheduler.cancel(handle)
+    lab.scheduler.cancel(run)
     assert lab.look(run).state == "cancelled"
     lab.no_pods(run)
     with pytest.raises(SchedulerError, match="is not running: cancelled"):
-        lab.scheduler.cancel(handle)
-    handle = lab.scheduler.resume(handle)
+        lab.scheduler.cancel(run)
+    lab.scheduler.resume(run)
     lab.until(run, "running")
-    lab.scheduler.cancel(handle)
+    lab.scheduler.cancel(run)
     assert lab.until(run, "cancelled").exit_code == 18
     lab.no_pods(run)
 
 
 def test_a_pod_that_somebody_ended_is_a_lost_run_that_can_be_resumed(lab: Lab) -> None:
-    run, handle = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
+    handle = lab.handle(run)
     lab.until(run, "running")
     lab.sandbox.ask("DELETE", handle.replace("runpod:box:", "/pods/"))
     lost = lab.until(run, "lost", "failed", "interrupted")
     if lost.state == "lost":
         assert "is gone before its run was over" in lost.reason
-    again = lab.scheduler.resume(handle)
+    lab.scheduler.resume(run)
+    again = lab.handle(run)
     assert again != handle
     lab.until(run, "running")
     lab.go(run)
@@ -305,7 +309,8 @@ def test_a_pod_that_somebody_ended_is_a_lost_run_that_can_be_resumed(lab: Lab) -
 
 
 def test_an_interruptible_pod_that_is_taken_away_is_replaced_by_who_looks(lab: Lab) -> None:
-    run, handle = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2))
+    run = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2))
+    handle = lab.handle(run)
     lab.until(run, "running")
     lab.sandbox.interrupt(handle.rpartition(":")[2])
     wait_for(lambda: lab.look(run).handle != handle, "another pod", 10)
@@ -323,19 +328,21 @@ def test_an_interruptible_pod_that_is_taken_away_is_replaced_by_who_looks(lab: L
 def test_without_room_for_another_pod_the_run_waits_for_one(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, handle = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2))
+    run = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2))
+    handle = lab.handle(run)
     lab.until(run, "running")
     lab.sandbox.faults(no_capacity={"p": 1, "times": 2})
     lab.sandbox.interrupt(handle.rpartition(":")[2])
     wait_for(lambda: "waits for a pod" in lab.look(run).reason, "it waits", 10)
     assert statuses_of([run])[0].state == "submitted" and not lab.pods(run), "looking at a list rents nothing"
     lab.until(run, "running")
-    lab.scheduler.cancel(lab.handle(run))
+    lab.scheduler.cancel(run)
     lab.until(run, "cancelled")
 
 
 def test_with_a_budget_that_is_spent_no_other_pod_is_waited_for(lab: Lab) -> None:
-    run, handle = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2, limits=Limits(budget=1)))
+    run = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2, limits=Limits(budget=1)))
+    handle = lab.handle(run)
     lab.until(run, "running")
     about = run.read_about()
     about["cluster"]["runpod"]["budget"] = 0.001
@@ -346,7 +353,8 @@ def test_with_a_budget_that_is_spent_no_other_pod_is_waited_for(lab: Lab) -> Non
 
 
 def test_a_second_pod_of_the_same_submission_ends_itself(lab: Lab) -> None:
-    run, handle = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
+    handle = lab.handle(run)
     lab.until(run, "running")
     (pod,) = lab.pods(run)
     keep = {name: pod[name] for name in ("name", "image", "args", "env", "mounts", "disk")}
@@ -359,7 +367,7 @@ def test_a_second_pod_of_the_same_submission_ends_itself(lab: Lab) -> None:
 
 
 def test_a_pod_whose_limit_runpod_does_not_keep_runs_like_any_other(lab: Lab) -> None:
-    run, _ = lab.submit(lab.prepare(gpu=True, server_limit=False))
+    run = lab.submit(lab.prepare(gpu=True, server_limit=False))
     lab.until(run, "running")
     lab.go(run)
     lab.until(run, "succeeded")
@@ -374,7 +382,7 @@ def crash(lab: Lab) -> None:
 
 
 def test_a_pod_that_crashes_again_and_again_is_ended(lab: Lab) -> None:
-    run, _ = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
     (pod,) = lab.pods(run)
     starts = lab.there(run) / f"pod-{pod['id']}.starts"
     for number in range(1, 5):
@@ -387,7 +395,7 @@ def test_a_pod_that_crashes_again_and_again_is_ended(lab: Lab) -> None:
 
 
 def test_a_limit_is_kept_through_crashes(lab: Lab) -> None:
-    run, _ = lab.submit(lab.prepare(limits=Limits(max_hours=6.5 / 3600), server_limit=False))
+    run = lab.submit(lab.prepare(limits=Limits(max_hours=6.5 / 3600), server_limit=False))
     began = time.monotonic()
     for _ in range(2):
         lab.until(run, "running")
@@ -406,7 +414,8 @@ def lines(file: Path) -> int:
 def test_leaked_pods_are_found_and_only_those_are_ended(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     from launcher.cli.runpod import leaks
 
-    run, handle = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
+    handle = lab.handle(run)
     lab.until(run, "running")
     leaked = lab.sandbox.create(name=f"launcher-{run.id}-7")
     stranger = lab.sandbox.create(name="launcher-of-another-machine-1")
@@ -431,12 +440,12 @@ def test_leaked_pods_are_found_and_only_those_are_ended(lab: Lab, capsys: pytest
 
 def test_an_image_that_cannot_be_pulled_is_changed_before_the_run_goes_on(lab: Lab) -> None:
     lab.sandbox.faults(pull_error={"p": 1, "times": 1})
-    run, handle = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
     failed = lab.until(run, "failed")
     assert f"`launcher resume {run.id} --set image=NAME`" in failed.reason and failed.failure == "unknown"
     said = " ".join(CliRunner().invoke(app, ("status", run.id)).output.split())
     assert f"next see the reason; then launcher resume {run.id}" in said
-    lab.scheduler.resume(handle, prepared_again(run, ["image=sandbox/other"], None))
+    lab.scheduler.resume(run, prepared_again(run, ["image=sandbox/other"], None))
     lab.until(run, "running")
     assert [pod["image"] for pod in lab.pods(run)] == ["sandbox/other"]
 
@@ -445,18 +454,19 @@ def test_several_nodes_are_a_cluster_that_begins_and_ends_together(lab: Lab) -> 
     job = {"resources": {"nodes": 2}}
     ready = lab.prepare(gpu=True, job=job)
     assert ready.command == ("POST", "/v2/clusters")
-    run, handle = lab.submit(ready)
+    run = lab.submit(ready)
+    handle = lab.handle(run)
     assert handle.startswith("runpod:box:cluster/")
     lab.until(run, "running")
-    lab.scheduler.cancel(handle)
+    lab.scheduler.cancel(run)
     lab.until(run, "cancelled")
     lab.sandbox.ask("DELETE", handle.replace("runpod:box:cluster/", "/clusters/"))
 
 
 def test_the_log_is_streamed_until_the_run_ends(lab: Lab) -> None:
-    run, handle = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
     lines = b""
-    for line in lab.scheduler.stream(handle):
+    for line in lab.scheduler.stream(run):
         lines += line
         if b"supervisor 0" in line:
             lab.go(run)
@@ -465,7 +475,7 @@ def test_the_log_is_streamed_until_the_run_ends(lab: Lab) -> None:
 
 
 def test_a_damaged_state_on_the_volume_is_told_and_neither_believed_nor_a_leak(lab: Lab) -> None:
-    run, _ = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
     lab.until(run, "running")
     (pod,) = lab.pods(run)
     good = (lab.there(run) / "state.json").read_bytes()

@@ -31,7 +31,7 @@ class Quoting:
         self.behind = lab.sandbox.environ["LAUNCHER_RUNPOD_API"].removesuffix("/v2")
         monkeypatch.setenv("LAUNCHER_RUNPOD_API", f"{self.served.url}/v2")
         monkeypatch.setenv("LAUNCHER_RUNPOD_GRAPHQL", f"{self.served.url}/graphql")
-        registry.runpod.cache_clear()
+        registry.opened.clear()
 
     def answer(self, asked: Asked) -> Reply:
         if self.refuses and asked.method == "POST":
@@ -67,14 +67,14 @@ def test_a_request_that_runpod_quotes_is_told_without_its_secrets(lab: Lab, quot
         lab.submit(lab.prepare(gpu=True, job={"secrets": ["CANARY"]}, bid_per_gpu=0.2))
     quoted(caught.value)
     quoting.refuses = False
-    run, handle = lab.submit(lab.prepare(job={"secrets": ["CANARY"]}))
+    run = lab.submit(lab.prepare(job={"secrets": ["CANARY"]}))
     lab.until(run, "running")
-    lab.scheduler.cancel(handle)
+    lab.scheduler.cancel(run)
     lab.until(run, "cancelled")
     lab.no_pods(run)
     quoting.refuses = True
     with pytest.raises(SchedulerError) as caught:
-        lab.scheduler.resume(handle)
+        lab.scheduler.resume(run)
     quoted(caught.value)
     assert any(event["event"] == "refused" and "***" in event["reason"] for event in run.read_events())
     for file in run.path.rglob("*"):
@@ -87,7 +87,7 @@ def test_a_job_that_prints_its_environment_does_not_tell_the_key(lab: Lab, secre
     real = f'#!/bin/bash\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
     (lab.sandbox.volume / "python").write_text(real)
     printing = ["python", "-c", "import os; print(dict(os.environ)); raise SystemExit(3)"]
-    run, _ = lab.submit(lab.prepare(job={"command": printing, "secrets": secrets}))
+    run = lab.submit(lab.prepare(job={"command": printing, "secrets": secrets}))
     lab.until(run, "failed", seconds=30)
     lab.no_pods(run)  # it still had the key to end itself with
     to = lab.folder / "whole"

@@ -51,7 +51,8 @@ def ended_by_leaks(capsys: pytest.CaptureFixture[str]) -> set[str]:
 
 
 def test_of_two_resumes_at_the_same_time_one_rents(lab: Lab) -> None:
-    run, handle = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
+    handle = lab.handle(run)
     lab.until(run, "running")
     lab.sandbox.ask("DELETE", handle.replace("runpod:box:", "/pods/"))
     lab.until(run, "lost", "failed", "interrupted")
@@ -68,13 +69,14 @@ def test_of_two_resumes_at_the_same_time_one_rents(lab: Lab) -> None:
 
 
 def test_while_a_follower_rents_another_pod_none_is_rented_on_demand(lab: Lab) -> None:
-    run, handle = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2))
+    run = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2))
+    handle = lab.handle(run)
     lab.until(run, "running")
     with renting(run):  # as `logs -f` has it
         lab.sandbox.interrupt(handle.rpartition(":")[2])
         assert lab.until(run, "interrupted").handle == handle
         with pytest.raises(SchedulerError, match=f"renting a pod for {run.id}: `launcher status"):
-            lab.scheduler.resume(handle)
+            lab.scheduler.resume(run)
     wait_for(lambda: lab.look(run).handle != handle, "another pod", 10)
     assert lab.bill(run) == 2
 
@@ -84,7 +86,8 @@ def test_the_pod_that_trains_is_followed_and_never_ended_as_leaked(
     lab: Lab, capsys: pytest.CaptureFixture[str], told: bool
 ) -> None:
     (lab.sandbox.volume / "python").write_text(LOCKED)
-    run, handle = lab.submit(lab.prepare())
+    run = lab.submit(lab.prepare())
+    handle = lab.handle(run)
     lab.until(run, "running")
     first = handle.rpartition(":")[2]
     second = resumed_besides(lab, run, **({} if told else {"slow_pull": {"p": 1, "value": 60, "times": 1}}))
@@ -109,8 +112,8 @@ def test_the_pod_that_trains_is_followed_and_never_ended_as_leaked(
         there.write_text(text)
         assert ended_by_leaks(capsys) == set()
     with pytest.raises(SchedulerError, match=f"goes on in pods/{first}: nothing is rented"):
-        lab.scheduler.resume(lab.handle(run))
-    lab.scheduler.cancel(lab.handle(run))
+        lab.scheduler.resume(run)
+    lab.scheduler.cancel(run)
     assert lab.until(run, "cancelled").exit_code == 18
     lab.no_pods(run)
     assert lab.bill(run) == 2

@@ -28,7 +28,6 @@ def on_both_sides(
     replace_json(run.submitted, {"id": run.id, "cluster": {"name": "c", "scheduler": "slurm"}})
     replace_json(run.state, {"state": state})
     run.event("submitted", handle="slurm:c:7")
-    slurm.known.append(run)
     slurm.fetch(run)
     return slurm, run, RunDir(tmp_path / "runs" / run.id)
 
@@ -40,10 +39,10 @@ def test_a_request_that_slurm_did_not_answer_is_taken_back_over_there_unless_the
     slurm, run, there = on_both_sides(sshd, tmp_path, monkeypatch, "submitted", down)
     for _ in range(2):
         with pytest.raises(SchedulerError, match="no controller; demo-1 has not begun and was not cancelled"):
-            slurm.cancel("slurm:c:7")
+            slurm.cancel(run)
         assert not run.cancel.exists() and not there.cancel.exists()
     there.event("job", handle="slurm:c:7")
-    slurm.cancel("slurm:c:7")
+    slurm.cancel(run)
     assert "demo-1 has begun, and stops all the same" in capsys.readouterr().err
     assert there.cancel.exists()
     assert (tmp_path / "asked").read_text() == "--state=PENDING 7\n" * 3
@@ -55,19 +54,19 @@ def test_a_request_that_could_not_be_sent_leaves_what_was_sent_before(
     slurm, run, there = on_both_sides(sshd, tmp_path, monkeypatch, "running")
     sshd.stop()
     with pytest.raises(SchedulerError, match="demo-1 was not asked to stop and goes on: cancel it again"):
-        slurm.cancel("slurm:c:7")
+        slurm.cancel(run)
     sshd.start()
     slurm.fetch(run)
     assert not run.cancel.exists() and not there.cancel.exists()
 
-    slurm.cancel("slurm:c:7")
+    slurm.cancel(run)
     first = there.cancel.read_bytes(), os.stat(there.cancel).st_ino
     sshd.stop()
     with pytest.raises(SchedulerError, match="was not asked to stop"):
-        slurm.cancel("slurm:c:7")
+        slurm.cancel(run)
     sshd.start()
     slurm.fetch(run)
     assert (there.cancel.read_bytes(), os.stat(there.cancel).st_ino) == first, "no second request"
-    slurm.cancel("slurm:c:7")
+    slurm.cancel(run)
     assert there.cancel.read_bytes() != first[0]
     assert (tmp_path / "asked").read_text() == "--state=PENDING 7\n7\n"

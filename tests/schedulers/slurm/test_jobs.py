@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.api.sweep import combinations, split
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.over_ssh.login import Here
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submit
-from launcher.schedulers.slurm.sweep import combinations, split
 
 LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"

@@ -17,7 +17,7 @@ from launcher.report.why import why
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.registry import slurm_at
+from launcher.schedulers.registry import opened
 from launcher.schedulers.slurm.handle import handle_of
 from launcher.schedulers.slurm.judged import judged
 from launcher.schedulers.slurm.records import NO_ACCOUNTING, JobRecord, Records
@@ -208,7 +208,7 @@ def test_cancel_says_what_it_did(
     with open(queue.bin / "scancel", "a") as scancel:
         scancel.write(f"sed -i s/{state}/{then}/ {queue.lines}\n")
     monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
-    slurm_at.cache_clear()
+    opened.clear()
     cancel(str(run.path))
     assert said in capsys.readouterr().out
     assert "scancel --state=PENDING 7" in queue.sent.read_text()
@@ -227,16 +227,15 @@ def test_a_cancel_that_slurm_refuses_is_heeded_by_a_run_that_has_begun_and_else_
         (queue.bin / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
     scheduler = SlurmScheduler()
-    scheduler.known.append(run)
     if has_begun:
         run.event("job", handle="slurm:c:7")
-        scheduler.cancel("slurm:c:7")
+        scheduler.cancel(run)
         assert "scancel: no; run has begun, and stops all the same" in capsys.readouterr().err
         assert run.cancel.exists()
         return
     for _ in range(2):
         with pytest.raises(SchedulerError, match="scancel: no; run has not begun and was not cancelled"):
-            scheduler.cancel("slurm:c:7")
+            scheduler.cancel(run)
         assert not run.cancel.exists()
     assert queue.sent.read_text().count("scancel --state=PENDING 7") == 2, "neither is the second request"
 
@@ -265,11 +264,10 @@ def test_after_a_lost_answer_the_job_is_looked_for_before_another_is_submitted(
     run = a_run(tmp_path, state="submitted")
     run.event("submitting")
     scheduler = SlurmScheduler()
-    scheduler.known.append(run)
     assert handle_of(run).job is None
     assert scheduler.statuses([run])[0].handle == "slurm:c:9", "7 is the job before"
     with pytest.raises(SchedulerError, match="still in the queue"):
-        scheduler.resume(str(handle_of(run)))
+        scheduler.resume(run)
     assert not (tmp_path / "sent").exists()
     run.event("refused")
     assert str(handle_of(run)) == "slurm:c:7"
@@ -282,12 +280,8 @@ def test_of_two_runs_without_an_answer_each_has_a_handle_of_its_own(tmp_path: Pa
         run = RunDir(a_run(tmp_path / name, state="submitted").path.rename(tmp_path / name / name))
         run.event("submitting")
         runs.append(run)
-    scheduler = SlurmScheduler()
-    scheduler.known += runs
     handles = [str(handle_of(run)) for run in runs]
     assert handles == ["slurm:c:run/first", "slurm:c:run/second"]
-    runs[0].event("submitted", handle="slurm:c:8")  # the next question about it is by the old handle
-    assert [scheduler.run_of(handle) for handle in handles] == runs
     assert judged(runs[1], None, Records(), "its controller is down").handle == handles[1]
 
 
@@ -305,5 +299,6 @@ def test_a_run_is_known_from_any_folder_before_sbatch_is_asked(
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     (tmp_path / "c.yaml").write_text(json.dumps({"name": "c", "scheduler": "slurm", "slurm": {}}))
     ready = prepared(tmp_path / "job.yaml", str(tmp_path / "c.yaml"), [])[1]
-    assert SlurmScheduler().submit(ready) == "slurm:c:12"
+    scheduler = SlurmScheduler()
+    assert scheduler.handle(scheduler.submit(ready)) == "slurm:c:12"
     assert (tmp_path / "then").read_text() == f"{tmp_path}/runs\n"
