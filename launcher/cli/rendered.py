@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.render.eject import diff_rendered
-from launcher.render.render import RenderedFile, render_image, render_run
+from launcher.render.render import RenderedFile, render_image
 from launcher.rundir.files import replace_text
 from launcher.schedulers.base import Prepared
+from launcher.schedulers.registry import scheduler_class
 from launcher.schedulers.rundir import write_run
 
 
@@ -38,7 +39,9 @@ def show_diff(ready: Prepared, files: Sequence[RenderedFile], folder: Path | Non
     if image:
         shipped = render_image(ready.request.cluster)
     else:
-        shipped = render_run(replace(ready.target, project_dir=None))
+        shipped = scheduler_class(ready.target.cluster.scheduler).scripts(
+            replace(ready.target, project_dir=None)
+        )
     with tempfile.TemporaryDirectory() as name:
         for file in shipped:
             (Path(name) / file.path).write_text(file.text, encoding="utf-8")

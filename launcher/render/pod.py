@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
+import json
 import posixpath
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher import __version__
 from launcher.logs.mask import POD_KEY
 from launcher.planning.cost import max_seconds
-from launcher.render import quote
+from launcher.render import quote, render
 from launcher.render.environment import RenderError
+from launcher.render.render import Packed, RenderedFile, as_render_error, rendered, start_script
 from launcher.render.values import Target, setup_lines
-from launcher.spec.base import format_bytes
 from launcher.spec.cluster import MODES, Cluster, RunPod
 from launcher.spec.job import Job, Secret
 
@@ -43,17 +44,6 @@ class Carried:
     mode: str
     replace: bool
     "Scripts are written anew; what the run itself goes on writing is kept."
-
-
-@dataclass(frozen=True)
-class Packed:
-    """What travels inside a rendered file."""
-
-    what: str
-    base64: str
-
-    def __str__(self) -> str:
-        return f"{self.what}, {format_bytes(len(self.base64) * 3 // 4)} in base64"
 
 
 @dataclass(frozen=True)
@@ -105,6 +95,56 @@ class RequestValues:
     args: str
 
 
+CHANGE_ME = "CHANGE-ME"
+"What shipped profiles have in the place of a network volume's id."
+NO_VOLUME_YET = (
+    f"runpod.volume_id is still {CHANGE_ME}: put your network volume's id into the profile. RunPod's console "
+    "lists the volumes under Storage, its API under GET /v2/network-volumes"
+)
+
+
+@as_render_error
+def scripts(target: Target) -> tuple[RenderedFile, ...]:
+    """start.sh, on-pod.sh, and create-pod.json (one node) or create-cluster.json. Raises RenderError."""
+    if (runtime := target.cluster.container.runtime) not in ("runpod", "none"):
+        raise RenderError(f"container.runtime {runtime}: a pod is a container itself; write runpod")
+    start = start_script(target)
+    values = on_pod_values(target, start.text)
+    on_pod = rendered(target, "on-pod.sh", "runpod/on-pod.sh.j2", values)
+    name = "create-cluster.json" if target.nodes > 1 else "create-pod.json"
+    request = rendered(target, name, f"runpod/{name}.j2", request_values(target, on_pod.text), 0o644)
+    try:
+        body = json.loads(request.text)
+    except json.JSONDecodeError as error:
+        raise RenderError(f"templates/runpod/{name}.j2 does not make valid JSON: {error}") from error
+    return (
+        start,
+        replace(on_pod, inside=in_on_pod(values)),
+        replace(request, text=json.dumps(body, indent=2) + "\n", inside=in_request(on_pod.text)),
+    )
+
+
+def notes(target: Target) -> tuple[str, ...]:
+    """What a person should know before anything is rented."""
+    found, runpod = list[str](), _section(target.cluster)
+    if runpod.volume_id == CHANGE_ME:
+        found.append(NO_VOLUME_YET)
+    if runpod.volume_id is None:
+        found.append(
+            "runpod.volume_id is not set: the run directory lies on the pod's disk and is lost with it"
+        )
+    if target.code is None and target.workdir != target.run_dir:
+        found.append(f"workdir is absolute: the job's code must be on the pod, in {target.workdir}")
+    found += [
+        f"secret {secret.name} is added to the request when it is sent; it is in no file"
+        for secret in added_at_creation(target)
+    ]
+    if target.nodes > 1 and target.cluster.network.interface is None:
+        found.append("network.interface is not set: only ens1 and its siblings connect RunPod's pods")
+    found.append(f"the pod ends itself after {runpod.max_hours:g} h at the latest")
+    return (*found, *render.notes(target))
+
+
 def pod_run_dir(cluster: Cluster, run_id: str) -> str:
     """Where a run lies on the pod's volume."""
     return posixpath.join(cluster.paths.runs or posixpath.join(_section(cluster).volume_path, "runs"), run_id)
@@ -135,8 +175,6 @@ def pod_name(run_id: str, submission: int) -> str:
 
 def added_at_creation(target: Target) -> tuple[Secret, ...]:
     """Secrets whose values the sender puts into the request's `env`: they are in no file."""
-    if target.cluster.scheduler != "runpod":
-        return ()
     return tuple(secret for secret in target.job.secrets if secret.runpod is None)
 
 

@@ -225,6 +225,29 @@ class Scheduler(abc.ABC):
         """Return everything that `submit` would write and send; nothing is written. Raises RenderError,
         SchedulerError."""
 
+    @classmethod
+    def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
+        """Return the files of the run's `scripts/`, with `start.sh`, which starts the ranks of one node.
+
+        Raises RenderError.
+        """
+        from launcher.render.environment import RenderError
+        from launcher.render.render import start_script
+
+        if (runtime := target.cluster.container.runtime) != "none":
+            raise RenderError(
+                f"container.runtime {runtime}: scheduler {target.cluster.scheduler} starts no container, but "
+                "the interpreter paths.python of the profile; write `none`, or leave `container:` out"
+            )
+        return (start_script(target),)
+
+    @classmethod
+    def notes(cls, target: Target) -> tuple[str, ...]:
+        """Return what a person should know before the run is sent."""
+        from launcher.render.render import notes
+
+        return notes(target)
+
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Look, before anything is sent, for what would fail. Returns warnings; raises SchedulerError."""
         return ()

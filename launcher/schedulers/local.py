@@ -32,6 +32,8 @@ from launcher.supervise.process import end_processes, processes_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from launcher.render.render import RenderedFile
+    from launcher.render.values import Target
     from launcher.spec.cluster import Cluster
 
 START_SECONDS = 20.0
@@ -50,9 +52,16 @@ class LocalScheduler(Scheduler):
     def handle(self, run: RunDir) -> str:
         return f"local:{run.path}"
 
+    @classmethod
+    def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
+        if target.nodes > 1:
+            from launcher.render.environment import RenderError
+
+            raise RenderError("scheduler local starts one node; the job asks for more")
+        return super().scripts(target)
+
     def prepare(self, request: Request) -> Prepared:
         """Every file and the command of the supervisor. Raises RenderError, SchedulerError."""
-        from launcher.render.render import notes, render_run
         from launcher.schedulers.prepare import about, target
 
         if not request.workdir.is_dir():
@@ -63,11 +72,11 @@ class LocalScheduler(Scheduler):
         return Prepared(
             request=request,
             run_dir=run_dir,
-            files=render_run(where),
+            files=self.scripts(where),
             target=where,
             command=(python, "-m", "launcher.supervise", run_dir),
             about=about(request),
-            warnings=(*request.plan.warnings, *notes(where)),
+            warnings=(*request.plan.warnings, *self.notes(where)),
         )
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from launcher.planning.plan import make_plan
 from launcher.render import shipped
-from launcher.render.render import RenderedFile, Target, render_image, render_run
+from launcher.render.render import RenderedFile, Target, render_image
 from launcher.schedulers import prepare
 from launcher.schedulers.base import Request
 from launcher.schedulers.registry import of_cluster
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.load import load_cluster
+from tests.render.run import render_run
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CODE = Path(__file__).parent / "code"

@@ -16,11 +16,12 @@ from pydantic import ValidationError
 
 from launcher.render.environment import RenderError
 from launcher.render.pod import _args
-from launcher.render.render import Target, render_run
+from launcher.render.render import Target
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.variables import travelling
 from tests.render import nasty, stubs
+from tests.render.run import render_run
 
 SLURM = {"name": "s", "scheduler": "slurm", "max_nodes": 4, "slurm": {"signal_seconds": 1}}
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

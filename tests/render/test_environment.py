@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from launcher.render import eject, quote, shipped
 from launcher.render.context import check_shell_template
 from launcher.render.environment import RenderError, kind_of, render_template
-from launcher.render.render import notes, render_image, render_run
+from launcher.render.render import render_image
 from launcher.render.values import SecretValues
 from tests.render.examples import clusters, target
+from tests.render.run import notes, render_run
 
 NAME = "slurm/own.sbatch.j2"
 JINJA = jinja2.Environment(

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from launcher.render.render import notes
 from tests.render.examples import GOLDEN, clusters, rendered, target
+from tests.render.run import notes
 
 ROOT = GOLDEN.parent.parent
 FILES = sorted(path for path in GOLDEN.rglob("*") if path.is_file())

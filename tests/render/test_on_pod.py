@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from launcher.planning.plan import make_plan
-from launcher.render.render import RenderError, Target, added_at_creation, notes, render_run
+from launcher.render.pod import added_at_creation
+from launcher.render.render import RenderError, Target
 from launcher.render.values import PodCode
 from launcher.schedulers.base import Request
 from launcher.schedulers.over_ssh import snapshot
@@ -27,6 +28,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from tests.lab import wait_for
 from tests.render import stubs
+from tests.render.run import notes, render_run
 
 CLUSTER = {
     "name": "pods",
@@ -95,6 +97,7 @@ class Pod:
             nodes=nodes,
             ranks_per_node=2,
             carried={"run.json": NASTY, "attempts/000/recipe.json": "{}"},
+            secrets_given=True,
         )
 
     def start(self, api: Api, target: Target, /, **env: str) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.render.render import RenderError, Target, notes, render_run
+from launcher.render.render import RenderError, Target
 from launcher.spec.cluster import Cluster, Node
 from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_CODES, FailureClass
 from launcher.supervise.interface import own_address
 from tests.render import stubs
+from tests.render.run import notes, render_run
 from tests.render.test_arrives import slurm_reads
 
 CLUSTER = Cluster.model_validate(

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.render.render import RenderError, Target, render_run
+from launcher.render.render import RenderError, Target
 from launcher.spec.cluster import Cluster, Network
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.supervise.interface import addresses
 from tests.render import stubs
+from tests.render.run import render_run
 
 SLURM = Cluster.model_validate(
     {

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from launcher.render.render import RenderError, Target, render_run
+from launcher.render.render import RenderError, Target
 from launcher.rundir.layout import RunDir
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -26,6 +26,7 @@ from launcher.supervise.worker import Worker
 from tests.lab import wait_for
 from tests.render import stubs, test_sbatch
 from tests.render.examples import GOLDEN
+from tests.render.run import render_run
 from tests.render.test_on_pod import Api, Pod, pod
 from tests.render.test_start import SLURM, render
 from tests.render.test_start import run as run_start

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.planning.cost import hours_of, max_seconds
-from launcher.render.pod import TooLongError, brings_code, pod_workdir
-from launcher.render.render import notes, pod_run_dir, render_run
+from launcher.render.pod import TooLongError, brings_code, notes, pod_run_dir, pod_workdir, scripts
 from launcher.render.values import PodCode
 from launcher.rundir.find import default_root
 from launcher.schedulers.base import Prepared, Request, SchedulerError
@@ -157,16 +156,16 @@ def _one(request: Request, digest: str | None, packed: bytes | None) -> PodPrepa
         "plan.json": json.dumps(request.plan.model_dump(mode="json"), ensure_ascii=False),
     }
     python = request.cluster.paths.python or DEFAULT_PYTHON
-    base = target(request, run_dir, workdir, python, carried)
+    base = replace(target(request, run_dir, workdir, python, carried), secrets_given=True)
     archive = None
     where = base if digest is None else replace(base, code=PodCode(digest, packed))
     try:
-        files = render_run(where)
+        files = scripts(where)
     except TooLongError:
         if digest is None:
             raise
         where, archive = replace(base, code=PodCode(digest, None)), packed
-        files = render_run(where)
+        files = scripts(where)
     return PodPrepared(
         request=request,
         run_dir=run_dir,

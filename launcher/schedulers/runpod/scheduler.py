@@ -33,6 +33,8 @@ from launcher.schedulers.runpod.renew import Renewal
 from launcher.schedulers.runpod.watch import pace, waits
 
 if TYPE_CHECKING:
+    from launcher.render.render import RenderedFile
+    from launcher.render.values import Target
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.mirror import Copy
     from launcher.schedulers.runpod.offers import Market, Offer
@@ -101,9 +103,21 @@ class RunPodScheduler(Scheduler):
         lines = preparing.told(found, ready.section.budget)
         return replace(preparing.with_prices(preparing.first(ready, found), lines), offered=found.offered)
 
+    @classmethod
+    def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
+        from launcher.render.pod import scripts
+
+        return scripts(target)
+
+    @classmethod
+    def notes(cls, target: Target) -> tuple[str, ...]:
+        from launcher.render.pod import notes
+
+        return notes(target)
+
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Raises SchedulerError."""
-        from launcher.render.render import CHANGE_ME, NO_VOLUME_YET
+        from launcher.render.pod import CHANGE_ME, NO_VOLUME_YET
         from launcher.schedulers.runpod.lease import secret_values
         from launcher.schedulers.runpod.offers import s3_refusal
         from launcher.schedulers.runpod.prepared import PodPrepared, told

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from launcher.planning.hardware import memory_of
 from launcher.planning.plan import Plan
-from launcher.render.values import cpus_per_node
 from launcher.schedulers.slurm.cards import likely_cards
 from launcher.schedulers.slurm.limits import Asked, associations, default_qos, exceeded, flags
+from launcher.schedulers.slurm.scripts import cpus_per_node
 from launcher.schedulers.slurm.site import Nodes, Partition, Site, default_memory
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.cluster import Cluster, Slurm

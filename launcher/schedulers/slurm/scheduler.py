@@ -53,6 +53,8 @@ from launcher.schedulers.slurm.records import Records, look_up
 from launcher.schedulers.slurm.site import Site, questions, site
 
 if TYPE_CHECKING:
+    from launcher.render.render import RenderedFile
+    from launcher.render.values import Target
     from launcher.schedulers.base import PreparedSweep
 
 DEFAULT_PYTHON = "python3"
@@ -107,7 +109,6 @@ class SlurmScheduler(Scheduler):
 
     def _prepared(self, request: Request, run_dir: str, workdir: str) -> Prepared:
         """With the paths as the nodes know them."""
-        from launcher.render.render import notes, render_run
         from launcher.schedulers.prepare import about, look_at_code, target
 
         look_at_code(request.workdir)
@@ -116,12 +117,25 @@ class SlurmScheduler(Scheduler):
         return Prepared(
             request=request,
             run_dir=run_dir,
-            files=render_run(where),
+            files=self.scripts(where),
             target=where,
             command=sbatch_command(f"{run_dir}/scripts/job.sbatch"),
             about={**about(request), "workdir": workdir},
-            warnings=(*request.plan.warnings, *notes(where)),
+            warnings=(*request.plan.warnings, *self.notes(where)),
         )
+
+    @classmethod
+    def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
+        from launcher.schedulers.slurm.scripts import scripts
+
+        return scripts(target)
+
+    @classmethod
+    def notes(cls, target: Target) -> tuple[str, ...]:
+        from launcher.schedulers.slurm.scripts import cpus_note
+
+        note = cpus_note(target)
+        return (*([note] if note is not None else []), *super().notes(target))
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Raises SchedulerError; where there is certainly no job, nothing is left behind."""

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.render.render import render_array
 from launcher.rundir.files import replace_text
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError
 from launcher.schedulers.slurm.handle import Handle
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command
+from launcher.schedulers.slurm.scripts import array_script
 
 if TYPE_CHECKING:
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
@@ -42,7 +42,7 @@ def prepare(
                 "an array asks for the same resources for each of its tasks, but here "
                 f"{', '.join(different)} differ: submit these apart"
             )
-    array = render_array(first.target, sweep_id, str(folder), len(runs), at_once)
+    array = array_script(first.target, sweep_id, str(folder), len(runs), at_once)
     told = [
         replace(one, about={**one.about, "sweep": {"id": sweep_id, "task": task, "values": list(values)}})
         for task, (one, values) in enumerate(runs)

@@ -74,8 +74,6 @@ class SshHosts(Scheduler):
 
     def prepare(self, request: Request) -> Prepared:
         """The code as it is now is part of it. Raises RenderError, SchedulerError, OSError."""
-        from launcher.render.render import notes as rendered
-        from launcher.render.render import render_run
         from launcher.schedulers.prepare import about, target
 
         _leave_gpus_to_us(request)
@@ -87,11 +85,11 @@ class SshHosts(Scheduler):
         return Prepared(
             request=request,
             run_dir=run_dir,
-            files=render_run(where),
+            files=self.scripts(where),
             target=where,
             command=("ssh", either, python, "-m", "launcher.supervise", run_dir),
             about={**about(request), "workdir": workdir},
-            warnings=(*request.plan.warnings, *rendered(where), *told, *([unused] if where.image else [])),
+            warnings=(*request.plan.warnings, *self.notes(where), *told, *([unused] if where.image else [])),
         )
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:

@@ -1,0 +1,321 @@
+"""The scripts of a Slurm job, and the values that their templates see."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from launcher import __version__
+from launcher.render import quote, shipped
+from launcher.render.container import container
+from launcher.render.environment import RenderError
+from launcher.render.render import RenderedFile, as_render_error, rendered, start_script
+from launcher.render.values import Pairs, SecretValues, Target, secret_values, setup_lines, uses_modules
+from launcher.spec.cluster import Cluster, Slurm
+from launcher.spec.job import Job
+
+
+@as_render_error
+def scripts(target: Target) -> tuple[RenderedFile, ...]:
+    """start.sh, job.sbatch, slurm-lib.sh, check-node.sh and on-node.sh. Raises RenderError."""
+    _check_own_templates(target)
+    start, values = start_script(target), batch_values(target)
+    return (
+        start,
+        rendered(target, "job.sbatch", "slurm/job.sbatch.j2", values),
+        rendered(target, "slurm-lib.sh", "slurm/slurm-lib.sh.j2", values, 0o644),
+        rendered(target, "check-node.sh", "slurm/check-node.sh.j2", values),
+        rendered(target, "on-node.sh", "slurm/on-node.sh.j2", values),
+    )
+
+
+@as_render_error
+def array_script(
+    target: Target, sweep_id: str, folder: str, tasks: int, at_once: int | None = None
+) -> RenderedFile:
+    """The batch script of `tasks` runs that ask for what `target` asks for. Raises RenderError."""
+    values = array_values(target, sweep_id, folder, tasks, at_once)
+    return rendered(target, "array.sbatch", "slurm/array.sbatch.j2", values)
+
+
+def _check_own_templates(target: Target) -> None:
+    """Refuse copies of templates that nothing reads any more: their changes would be lost without a word."""
+    own = shipped.project_templates(target.project_dir) if target.project_dir is not None else None
+    if own is None:
+        return
+    for name in sorted(shipped.IN_LIBRARY):
+        if (own / name).is_file():
+            raise RenderError(
+                f"{own / name} is read no more: its functions are in {shipped.LIBRARY} now. Eject that, take "
+                "your changes over into the copy, and delete the file"
+            )
+
+
+@dataclass(frozen=True)
+class BatchValues:
+    """slurm/job.sbatch.j2 and slurm/on-node.sh.j2."""
+
+    version: str
+    job_name: str
+    run_id: str
+    run_dir: str
+    python: str
+    nodes: int
+    output: str
+    step_output: str
+    "The restart count and the node follow."
+    options: Pairs
+    "Further #SBATCH options with a value."
+    flags: tuple[str, ...]
+    "Further #SBATCH options without one."
+    requeue: bool
+    handle_prefix: str
+    "The id of the job follows."
+    signal_seconds: int
+    retries_same: int
+    retries_preemptions: int
+    retries_time_limits: int
+    check_seconds: int
+    exclude: str
+    "Nodes that the profile itself excludes; sbatch takes one such option."
+    gpus: int
+    shm_mib: int
+    needed_paths: tuple[str, ...]
+    "Of the host: what the container is made of and binds."
+    check_python: bool
+    setup: tuple[quote.Written, ...]
+    uses_modules: bool
+    secrets: tuple[SecretValues, ...]
+    "What is hidden in the output of `setup`."
+    step_options: tuple[str, ...]
+    "Further srun options (pyxis)."
+    with_comment: bool
+    prefix: tuple[str, ...]
+    "What the payload is started through (apptainer exec ...)."
+    contained: bool
+    exported: tuple[str, ...]
+    "Names that Apptainer must be told apart."
+
+
+# What job.sbatch sets itself, or what would break the step.
+_MANAGED = frozenset(
+    {
+        "job-name",
+        "comment",
+        "nodes",
+        "ntasks",
+        "ntasks-per-node",
+        "output",
+        "error",
+        "open-mode",
+        "signal",
+        "requeue",
+    }
+    | {"no-requeue", "export", "array", "time", "cpus-per-task", "gpus", "gres", "gpus-per-node"}
+    | {"gpus-per-task", "partition", "account", "qos", "constraint", "reservation", "exclusive", "wrap"}
+)
+# With these sbatch submits nothing, waits, answers in other words, asks another cluster or as another user,
+# or the step has other tasks or nodes than the supervisors expect.
+_UNFIT = frozenset(
+    {"test-only", "wait", "parsable", "quiet", "verbose", "help", "usage", "version", "uid", "gid", "input"}
+    | {"cluster-constraint", "export-file", "get-user-env", "no-kill", "ntasks-per-gpu"}
+)
+
+CHECK_SECONDS = 300
+"For all nodes to answer the check before the start; a first import from a cold file system is slow."
+
+_MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
+
+
+def batch_values(target: Target) -> BatchValues:
+    options, flags = _sbatch_options(target)
+    slurm = target.cluster.slurm or Slurm()
+    inside = container(target)
+    return BatchValues(
+        version=__version__,
+        job_name=target.job.name,
+        run_id=target.run_id,
+        run_dir=target.run_dir,
+        python=target.python,
+        nodes=target.nodes,
+        output=quote.slurm_file(target.run_dir) + "/slurm-%j.out",
+        step_output=quote.slurm_file(target.run_dir) + "/slurm-%j-",
+        options=options,
+        flags=flags,
+        requeue=target.job.requeue,
+        handle_prefix=f"slurm:{target.cluster.name}:",
+        signal_seconds=target.job.stop_seconds(slurm.signal_seconds),
+        retries_same=target.job.retries.same,
+        retries_preemptions=target.job.retries.preemptions,
+        retries_time_limits=target.job.retries.time_limits,
+        check_seconds=CHECK_SECONDS,
+        exclude=str(slurm.extra.get("exclude", "")),
+        gpus=target.gpus_per_node if slurm.gpu_request != "none" else 0,
+        shm_mib=(target.cluster.container.shm or 0) // 2**20,
+        needed_paths=(*filter(None, [inside.image_file]), *(path for path, _ in inside.mounts)),
+        check_python=target.cluster.container.runtime == "none",
+        setup=setup_lines(target.cluster),
+        uses_modules=uses_modules(target.cluster),
+        secrets=secret_values(target),
+        step_options=(*_srun_options(slurm), *inside.step_options),
+        with_comment=slurm.comment,
+        prefix=inside.prefix,
+        contained=target.cluster.container.runtime != "none",
+        exported=inside.exported,
+    )
+
+
+@dataclass(frozen=True)
+class ArrayValues:
+    """slurm/array.sbatch.j2."""
+
+    version: str
+    job_name: str
+    run_id: str
+    run_dir: str
+    array: str
+    nodes: int
+    output: str
+    options: Pairs
+    flags: tuple[str, ...]
+    with_comment: bool
+    requeue: bool
+
+
+def array_values(target: Target, sweep_id: str, folder: str, tasks: int, at_once: int | None) -> ArrayValues:
+    """Of `tasks` runs that ask for what `target` asks for; `folder` holds a link to each. Slurm runs no more
+    than `at_once` of them at the same time."""
+    options, flags = _sbatch_options(target)
+    return ArrayValues(
+        version=__version__,
+        job_name=target.job.name,
+        run_id=sweep_id,
+        run_dir=folder,
+        array=f"0-{tasks - 1}" + (f"%{at_once}" if at_once is not None else ""),
+        nodes=target.nodes,
+        output=quote.slurm_file(folder) + "/%a/slurm-%j.out",
+        options=options,
+        flags=flags,
+        with_comment=target.cluster.slurm is None or target.cluster.slurm.comment,
+        requeue=target.job.requeue,
+    )
+
+
+def cpus_per_node(job: Job, cluster: Cluster, gpus: int, ranks: int) -> int | None:
+    """CPUs of each node that the job asks Slurm for; None where it takes what the site gives."""
+    node, slurm = cluster.node, cluster.slurm or Slurm()
+    if job.resources.cpus_per_node is not None:
+        return job.resources.cpus_per_node
+    if node.cpus is not None:  # a fair share: the GPUs asked for of all that the node has
+        return node.cpus * gpus // node.gpu.count if node.gpu and node.gpu.count and gpus else node.cpus
+    if ranks == 1 or slurm.exclusive or "cpus-per-gpu" in slurm.extra:
+        return None
+    return ranks  # Slurm gives one task one core, and all ranks of the node would share it
+
+
+def cpus_note(target: Target) -> str | None:
+    """What a Slurm job gets where the profile does not tell how many CPUs a node has."""
+    slurm, ranks = target.cluster.slurm, target.ranks_per_node
+    if slurm is None or slurm.exclusive or target.cluster.node.cpus or "cpus-per-gpu" in slurm.extra:
+        return None
+    if target.job.resources.cpus_per_node is not None:
+        return None
+    given = "what the site gives, mostly one core" if ranks == 1 else f"{ranks} CPUs of each node, one a rank"
+    return f"node.cpus is not set in the profile: the job gets {given}; set it, or resources.cpus_per_node"
+
+
+def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
+    resources, slurm = target.job.resources, target.cluster.slurm
+    if slurm is None:
+        raise RenderError(f"cluster {target.cluster.name} has no `slurm:` section")
+    warned = target.job.stop_seconds(slurm.signal_seconds)
+    options: list[tuple[str, str]] = []
+    flags: list[str] = []
+    gres = list(slurm.gres)
+    for name in ("clusters", "partition", "account", "qos", "constraint", "reservation"):
+        value = getattr(slurm, name)
+        if value is not None:
+            options.append((name, value))
+    gpus = target.gpus_per_node
+    if gpus and slurm.gpu_request != "none":
+        asked = f"{slurm.gres_type}:{gpus}" if slurm.gres_type else str(gpus)
+        if slurm.gpu_request == "gres":
+            gres.insert(0, f"gpu:{asked}")
+        else:
+            options.append((slurm.gpu_request, asked))
+    if gres:
+        options.append(("gres", ",".join(gres)))
+    if cpus := cpus_per_node(target.job, target.cluster, gpus, target.ranks_per_node):
+        options.append(("cpus-per-task", str(cpus)))
+    if resources.memory_per_node is not None:
+        options.append(("mem", f"{math.ceil(resources.memory_per_node / 2**20)}M"))
+    elif slurm.exclusive and _MEMORY.isdisjoint(slurm.extra):
+        # Many sites give DefMemPerCPU even to a job that has the node for itself; 0 is all of it.
+        options.append(("mem", "0"))
+    if resources.time is not None:
+        if resources.time <= warned:
+            name = "stop_timeout" if target.job.stop_timeout else "slurm.signal_seconds"
+            raise RenderError(
+                f"resources.time ({resources.time} s) is not longer than {name}"
+                f" ({warned} s): the job would be asked to stop at its start"
+            )
+        options.append(("time", _clock(resources.time)))
+    options.append(("signal", f"B:USR2@{warned}"))
+    if "propagate" not in slurm.extra:
+        # The limits (ulimit) of the host that submits would win over those that slurmd has for jobs.
+        options.append(("propagate", "NONE"))
+    if slurm.exclusive:
+        flags.append("exclusive")
+    for name, extra in slurm.extra.items():
+        if re.fullmatch(r"[a-z][a-z0-9-]*", name) is None:
+            raise RenderError(f"slurm.extra {name!r} is not the long name of an sbatch option")
+        if name == "comment" and not slurm.comment:
+            pass
+        elif name in _MANAGED or name.startswith("container-"):
+            raise RenderError(f"slurm.extra {name}: launcher sets this option itself")
+        if name == "clusters":
+            raise RenderError("slurm.extra clusters: write slurm.clusters, which launcher follows")
+        if name in _UNFIT:
+            raise RenderError(f"slurm.extra {name}: launcher could not submit or follow such a job")
+        if name in _MEMORY and resources.memory_per_node is not None:
+            raise RenderError(f"slurm.extra {name} and resources.memory_per_node exclude each other")
+        if extra is True:
+            flags.append(name)
+        elif extra is not False:
+            options.append((name, str(extra)))
+    for name, value in options:
+        if not value:
+            raise RenderError(f"slurm: the value of --{name} is empty; leave it out, or write one")
+    return tuple(options), tuple(flags)
+
+
+# What job.sbatch sets on srun, what a step repeats in vain, and what would give it other tasks or nodes.
+_MANAGED_ON_SRUN = frozenset(
+    {"nodes", "nodelist", "exclude", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "multi-prog", "het-group"}
+    | {"kill-on-bad-exit", "wait", "export", "unbuffered", "open-mode", "output", "error", "input", "label"}
+    | {"pty", "gpus", "gpus-per-node", "gpus-per-task", "gres", "job-name", "jobid", "no-kill", "partition"}
+    | {"container-image", "container-mounts", "container-env", "no-container-entrypoint", "help", "version"}
+    | {"test-only", "no-allocate", "relative", "preserve-env", "chdir", "container-mount-home"}
+    | {"no-container-mount-home", "clusters", "overlap"}
+)
+
+
+def _srun_options(slurm: Slurm) -> tuple[str, ...]:
+    """Raises RenderError."""
+    names = [option[2:].partition("=")[0] for option in slurm.srun_options]
+    for name in names:
+        if name.endswith("container-mount-home"):
+            raise RenderError(f"slurm.srun_options --{name}: write container.mount_home: true or false")
+        if name in _MANAGED_ON_SRUN:
+            raise RenderError(f"slurm.srun_options --{name}: launcher sets this of the step itself")
+    # torchrun starts the ranks: where MpiDefault is pmix, a PMIx server would start for each node in vain.
+    return (*(() if "mpi" in names else ("--mpi=none",)), *slurm.srun_options)
+
+
+def _clock(seconds: int) -> str:
+    """Slurm's `D-HH:MM:SS`."""
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days}-{hour:02d}:{minute:02d}:{second:02d}"
