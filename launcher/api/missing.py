@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePath
 
 from launcher.schedulers.base import Request
+from launcher.schedulers.registry import scheduler_class
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job
 
@@ -44,7 +45,8 @@ def _runs_here(request: Request) -> bool:
     cluster = request.cluster
     own_python = cluster.paths.python is None and cluster.container.runtime == "none"
     settings = (*request.job.env, *cluster.env, *cluster.setup)
-    return cluster.scheduler == "local" and own_python and not any("PYTHONPATH" in one for one in settings)
+    here = scheduler_class(cluster.scheduler).uses_this_python
+    return here and own_python and not any("PYTHONPATH" in one for one in settings)
 
 
 def _problems(request: Request) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from launcher.render.shipped import clusters_dir
 from launcher.rundir.find import default_root
 from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerError
 from launcher.schedulers.prepare import new_run_id
-from launcher.schedulers.registry import of_cluster
+from launcher.schedulers.registry import of_cluster, scheduler_class
 from launcher.spec.cluster import Cluster
 from launcher.spec.find import cluster_folders, find_cluster
 from launcher.spec.job import Job
@@ -47,21 +47,8 @@ def queue_sets(
 
 
 def with_gpus(cluster: Cluster, job: Job) -> Cluster:
-    """`node.gpu: auto` filled in: from this machine, or from the hosts behind ssh where the job wants any.
-
-    Raises SchedulerError.
-    """
-    if cluster.scheduler == "local" and cluster.ssh is None:
-        from launcher.schedulers.local import with_detected_gpus
-
-        return with_detected_gpus(cluster)
-    if cluster.ssh is None:
-        return cluster
-    if cluster.node.gpu is not None or job.resources.gpus_per_node == 0:
-        return cluster
-    from launcher.schedulers.ssh.detect import with_gpus_of_hosts
-
-    return with_gpus_of_hosts(cluster)
+    """`node.gpu: auto` filled in. Raises SchedulerError."""
+    return scheduler_class(cluster.scheduler).with_gpus(cluster, job)
 
 
 def runs_root(cluster: Cluster) -> Path:

@@ -148,7 +148,7 @@ def _worst_elsewhere(
     if job.resources.time is None:
         return None, "no limit: resources.time is not set"
     again = job.retries.time_limits + job.retries.preemptions
-    jobs = 1 + again if cluster.scheduler == "slurm" and job.requeue else 1
+    jobs = 1 + again if cluster.slurm is not None and job.requeue else 1
     each = f"{format_duration(job.resources.time)} (resources.time)"
     why = each if jobs == 1 else f"{jobs} jobs of {each} each, one after the other (retries)"
     if price is None:

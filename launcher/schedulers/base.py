@@ -201,6 +201,8 @@ class Scheduler(abc.ABC):
     """
 
     capabilities: ClassVar[Capabilities]
+    uses_this_python: ClassVar[bool] = False
+    "A job runs in the interpreter that launcher runs in, unless the profile names another."
 
     @classmethod
     @abc.abstractmethod
@@ -224,6 +226,11 @@ class Scheduler(abc.ABC):
     def prepare(self, request: Request) -> Prepared:
         """Return everything that `submit` would write and send; nothing is written. Raises RenderError,
         SchedulerError."""
+
+    @classmethod
+    def with_gpus(cls, cluster: Cluster, job: Job) -> Cluster:
+        """Return the profile with `node.gpu: auto` replaced by what is there. Raises SchedulerError."""
+        return cluster
 
     @classmethod
     def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:

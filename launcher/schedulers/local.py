@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
     from launcher.spec.cluster import Cluster
+    from launcher.spec.job import Job
 
 START_SECONDS = 20.0
 "For the supervisor to take its lock; it needs well under one on an idle machine."
@@ -44,6 +45,7 @@ class LocalScheduler(Scheduler):
     """Handles are `local:<absolute run directory>`."""
 
     capabilities = Capabilities()
+    uses_this_python = True
 
     @classmethod
     def at(cls, cluster: Mapping[str, Any]) -> LocalScheduler:
@@ -51,6 +53,11 @@ class LocalScheduler(Scheduler):
 
     def handle(self, run: RunDir) -> str:
         return f"local:{run.path}"
+
+    @classmethod
+    def with_gpus(cls, cluster: Cluster, job: Job) -> Cluster:
+        """Ask nvidia-smi; a machine without it has no GPU."""
+        return cluster if cluster.node.gpu is not None else _with_detected_gpus(cluster)
 
     @classmethod
     def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
@@ -237,10 +244,7 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
 
 
-def with_detected_gpus(cluster: Cluster) -> Cluster:
-    """Fill `node.gpu: auto` in from nvidia-smi; a machine without it has no GPU."""
-    if cluster.scheduler != "local" or cluster.node.gpu is not None:
-        return cluster
+def _with_detected_gpus(cluster: Cluster) -> Cluster:
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout

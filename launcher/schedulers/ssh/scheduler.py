@@ -37,6 +37,8 @@ from launcher.schedulers.ssh.state import judged, locks_script, words
 if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.exchange import Wanted
     from launcher.schedulers.over_ssh.snapshot import Snapshot
+    from launcher.spec.cluster import Cluster
+    from launcher.spec.job import Job
 
 CHOSEN_BY_US = "CUDA_VISIBLE_DEVICES"
 
@@ -68,6 +70,15 @@ class SshHosts(Scheduler):
     def is_here(cls, run: RunDir, cluster: Mapping[str, Any]) -> bool:
         """On the host itself: the run directory, and no copy of it."""
         return str(run.path) == f"{cluster['paths']['runs'].rstrip('/')}/{run.id}"
+
+    @classmethod
+    def with_gpus(cls, cluster: Cluster, job: Job) -> Cluster:
+        """Ask the hosts, where the job wants any GPU."""
+        if cluster.node.gpu is not None or job.resources.gpus_per_node == 0:
+            return cluster
+        from launcher.schedulers.ssh.detect import with_gpus_of_hosts
+
+        return with_gpus_of_hosts(cluster)
 
     def handle(self, run: RunDir) -> str:
         return f"ssh:{run.read_about().get('cluster', {}).get('name', '')}:{run.id}"
