@@ -185,7 +185,8 @@ class Decider:
         found = [self.evaluate.traces.untraced] if self.evaluate.traces.untraced is not None else []
         if self.room.host is None:
             found.append(
-                f"nobody says what host memory a node has (node.memory): {format_bytes(on_host)} are needed"
+                "the profile does not say how much host memory a node has (node.memory); "
+                f"the job needs {format_bytes(on_host)}"
             )
         if (learnt := self.evaluate.learnt(recipe)) is not None:
             differs = f", which differ in {', '.join(learnt.differs)}" if learnt.differs else ""

@@ -11,7 +11,7 @@ from launcher.memory.estimate import Estimate, When
 from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decision
 from launcher.planning.questions import Comparison
-from launcher.report.terminal import cost_rows, plan_rows, recipe_line
+from launcher.report.terminal import cost_lines, ladder_line, plan_rows, recipe_line
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -106,14 +106,53 @@ def in_cells(sizes: Sequence[int], capacity: int, width: int) -> list[int]:
     return [end - start for start, end in pairwise(ends)]
 
 
-def head(page: Page) -> list[tuple[str, str]]:
+def lead(page: Page) -> list[tuple[str, str]]:
+    """The answer in at most eleven rows: does it fit, how long does it take, what does it cost, which recipe
+    and why."""
     decision = page.decision
     if decision is None:
         return [("job", page.job.name), ("cluster", page.cluster.name)]
-    rows = plan_rows(page.job, page.cluster, decision.plan)
-    cost = cost_rows(page.job, page.cluster, decision.plan)
+    plan = decision.plan
+    job, cluster, recipe, batch, why = plan_rows(page.job, page.cluster, plan)
     frozen = f", {decision.trained:,} of them trained" if decision.trained != decision.parameters else ""
-    return [*cost, rows[0], ("model", f"{decision.parameters:,} parameters{frozen}"), *rows[1:]]
+    below = ladder_line(plan)
+    return [
+        ("fits", _fits(decision)),
+        ("host memory", _host(decision)),
+        ("time", _duration(page, decision)),
+        *cost_lines(page.job, page.cluster, plan),
+        ("model", f"{job[1]}: {decision.parameters:,} parameters{frozen}"),
+        cluster,
+        recipe,
+        batch,
+        why,
+        *([("if memory runs out", below)] if below else []),
+    ]
+
+
+def _fits(decision: Decision) -> str:
+    estimate, card = decision.chosen.estimate, decision.room.card
+    needed = f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}"
+    if card is None:
+        return f"not judged without a GPU; the tensors of a rank need {needed}"
+    spare = format_bytes(card - estimate.needed * (1 + estimate.band))
+    return f"yes: {needed} of {format_bytes(card)} on each GPU, {spare} to spare"
+
+
+def _host(decision: Decision) -> str:
+    needed, there = format_bytes(decision.chosen.estimate.host_per_node), decision.room.host
+    has = "how much a node has is not known" if there is None else f"of {format_bytes(there)}"
+    return f"{needed} on each node; {has}" if there is None else f"{needed} {has} on each node"
+
+
+def _duration(page: Page, decision: Decision) -> str:
+    step = decision.chosen.time
+    if step is None:
+        return "not known: there are no figures for the speed of this hardware"
+    pace = f"{seconds(step.total)} a step, {speed(step.samples_per_second, page.tokens_per_sample)}"
+    if page.job.steps is None:
+        return f"{pace}; for how many steps is not known before the data is read"
+    return f"{format_duration(page.job.steps * step.total)}: {page.job.steps:,} steps, {pace}"
 
 
 def memory_rows(decision: Decision) -> list[tuple[str, str]]:

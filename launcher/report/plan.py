@@ -17,10 +17,10 @@ from launcher.report.content import (
     Page,
     bars,
     comparison_table,
-    head,
     host_rows,
     in_cells,
     ladder_rows,
+    lead,
     memory_rows,
     notes,
     time_rows,
@@ -39,8 +39,8 @@ BESIDE_THE_BAR = 36
 
 
 def show_page(console: Console, page: Page) -> None:
-    console.print(grid(head(page)))
-    decision = page.decision
+    console.print(grid(lead(page)))
+    decision = page.decision if page.explain else None
     if decision is not None:
         _memory(console, decision)
         _section(console, "host memory of a node", grid(host_rows(decision)))
@@ -48,8 +48,7 @@ def show_page(console: Console, page: Page) -> None:
             _section(console, "predicted time of a step", grid(time))
         if rungs := ladder_rows(decision):
             _section(console, "if memory runs out, each against the one above", _table(LADDER, rungs))
-        if page.explain:
-            _lines(console, "why", decision.explained)
+        _lines(console, "why", decision.explained)
     for one in page.comparisons:
         columns, rows = comparison_table(page, one)
         _section(console, one.question, _table(columns, rows))
@@ -58,6 +57,9 @@ def show_page(console: Console, page: Page) -> None:
     _lines(console, "notes", notes(page))
     if decision is not None:
         _lines(console, "not modelled", decision.chosen.estimate.not_modelled)
+    elif page.decision is not None:
+        console.print()
+        console.print("--explain: the memory of each moment, the parts of a step, why not another recipe")
 
 
 def _memory(console: Console, decision: Decision) -> None:

@@ -15,9 +15,9 @@ from launcher.report.content import (
     Page,
     bars,
     comparison_table,
-    head,
     host_rows,
     ladder_rows,
+    lead,
     memory_rows,
     notes,
     time_rows,
@@ -37,7 +37,7 @@ def as_html(page: Page) -> str:
     compared = [(one, *comparison_table(page, one)) for one in page.comparisons]
     values: dict[str, Any] = {
         "page": page,
-        "head": head(page),
+        "head": lead(page),
         "compared": compared,
         "notes": notes(page),
         "gib": format_bytes,

@@ -57,6 +57,13 @@ def _rung(recipe: Recipe, above: Recipe) -> str:
     return ", ".join(f"{name} {new}" for name, (_, new) in recipe.changes_from(above).items())
 
 
+def ladder_line(plan: Plan) -> str:
+    """The recipes below the chosen one; empty where there are none."""
+    steps = zip(plan.ladder, (plan.recipe, *plan.ladder), strict=False)
+    below = " -> ".join(_rung(recipe, above) for recipe, above in steps)
+    return f"{below}, the global batch unchanged" if below else ""
+
+
 def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     """(what, value) in plain text."""
     from launcher.spec.base import format_bytes
@@ -91,6 +98,20 @@ def cost_rows(
     return [] if cost is None else cost.rows()
 
 
+def cost_lines(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
+    """The same in one row; empty where nothing is paid by the hour."""
+    from launcher.planning.cost import cost_of, usd
+
+    cost = cost_of(job, cluster, plan)
+    if cost is None:
+        return []
+    total = "not known" if cost.usd is None else usd(cost.usd)
+    most = cost.worst if cost.worst_usd is None else f"{usd(cost.worst_usd)} ({cost.worst})"
+    price = cost.price if cost.usd_per_hour is None else f"{usd(cost.usd_per_hour)}/h {cost.price}"
+    beyond = cost.usd is not None and cost.worst_usd is not None and cost.usd > cost.worst_usd
+    return [("cost", f"{total} predicted, {price}; {'but it ends at' if beyond else 'at most'} {most}")]
+
+
 def show_plan(
     console: Console,
     job: Job,
@@ -100,11 +121,9 @@ def show_plan(
     offered: Offered | None = None,
 ) -> None:
     rows = [*cost_rows(job, cluster, plan, offered), *plan_rows(job, cluster, plan)]
-    if plan.ladder:
-        steps = zip(plan.ladder, (plan.recipe, *plan.ladder), strict=False)
-        below = " -> ".join(_rung(recipe, above) for recipe, above in steps)
+    if below := ladder_line(plan):
         why = next(number for number, (name, _) in enumerate(rows) if name == "why")
-        rows.insert(why, ("if memory runs out", f"{below}, the global batch unchanged"))
+        rows.insert(why, ("if memory runs out", below))
     rows += [("[yellow]note[/]", warning) for warning in warnings]
     console.print(grid(rows))
 

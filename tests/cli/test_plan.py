@@ -151,6 +151,15 @@ def test_the_page_in_a_terminal_is_80_characters_wide_and_says_that_nothing_was_
     )
 
 
+def test_without_explain_a_plan_is_the_answer_in_a_few_rows(lab: Lab) -> None:
+    text = plan(lab, "-c", "two.yaml").stdout
+    rows = [line for line in text.partition("\nnotes")[0].splitlines() if line[0] != " "]
+    names = [re.split(r"  +", row)[0] for row in rows]
+    assert names[:3] == ["fits", "host memory", "time"] and names[-1] == "if memory runs out"
+    assert len(names) <= 11 and re.match(r"fits +yes: [\d.]+ [GM]iB \+- \d+% of 23.6 GiB", rows[0])
+    assert re.search(r"time +\S.*: \d+ steps, ", rows[2]) and "--explain" in text and "MODULE" not in text
+
+
 def test_a_second_plan_takes_less_than_a_second_and_imports_no_torch(lab: Lab) -> None:
     plan(lab, "-c", "two.yaml")
     script = (
@@ -300,7 +309,7 @@ def test_the_html_page_has_the_same_figures_and_reaches_nothing_outside(lab: Lab
 
 def test_a_cpu_is_planned_by_its_host_memory_alone(lab: Lab) -> None:
     done = plan(lab, job="cpu.yaml")
-    assert done.returncode == 0 and "tensors of the ranks" in done.stdout
+    assert done.returncode == 0 and "the tensors of a rank need" in done.stdout
     assert "samples/s" not in done.stdout and "measurements on a GPU" not in done.stdout
 
 
