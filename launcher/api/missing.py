@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import glob
 import importlib.util
 import re
 import shutil
@@ -78,9 +79,36 @@ def _problems(request: Request) -> Iterator[tuple[str, str]]:
     if name in classes:
         if not _is_assigned(tree, name):
             yield from _arguments(classes[name], job, file)
+            if _sees_these_files(request):
+                yield from _data(classes[name], request)
     elif not _may_have(tree, name):
         others = f"; it has {', '.join(classes)}" if classes else ""
         yield "task", f"{file} has no class {name}{others}"
+
+
+def _sees_these_files(request: Request) -> bool:
+    """Whether a path means the same file here and where the job runs."""
+    record = request.cluster.model_dump(mode="json")
+    inside = request.cluster.container.runtime != "none"
+    return not inside and scheduler_class(request.cluster.scheduler).place(record) is None
+
+
+def _data(task: ast.ClassDef, request: Request) -> Iterator[tuple[str, str]]:
+    """Look for the files that the arguments name: those annotated as `Path`, and `data` of launcher's own
+    tasks, which may be a pattern. What `setup:` mentions may be made there."""
+    own = (request.job.task or "").startswith("launcher.tasks.")
+    inits = [one for one in task.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    arguments = [argument for init in inits for argument in (*init.args.args, *init.args.kwonlyargs)]
+    for argument in arguments:
+        value = request.job.args.get(argument.arg)
+        annotation = ast.unparse(argument.annotation) if argument.annotation is not None else ""
+        is_path = re.search(r"\bPath\b", annotation) or (own and argument.arg == "data")
+        if not isinstance(value, str) or not is_path:
+            continue
+        made = any(PurePath(value).name in line for line in request.cluster.setup)
+        pattern = str(request.workdir / Path(value).expanduser())
+        if not made and not glob.glob(pattern, recursive=True):  # noqa: PTH207 (an absolute pattern)
+            yield f"args.{argument.arg}", f"there is no {value} (looked from {request.workdir})"
 
 
 _FLAGS = re.compile("-[bBdEiIOPqsSuvx]+")

@@ -30,6 +30,9 @@ class Twice(Task):
     def __init__(self, one): ...
     def __init__(self, other): ...
 
+class Reads(Task):
+    def __init__(self, corpus: Path | None = None, note: str = ""): ...
+
 class Made(Task):
     def __init__(self, one): ...
 Made = Imported(Made)
@@ -71,7 +74,8 @@ def check(**fields: Any) -> None:
         ({"command": "python train.py", "workdir": "pack"}, "there is no train.py in {here}/pack"),
         ({"task": "nowhere.there:Mine"}, "there is no module nowhere.there: neither in {here} nor installed"),
         ({"task": "launcher.tasks.gbt:PydocGPT"}, "task: there is no module launcher.tasks.gbt"),
-        ({"task": "mine:Yours"}, "{here}/mine.py has no class Yours; it has Mine, Free, Bare, Twice, Made"),
+        ({"task": "mine:Yours"},
+         "{here}/mine.py has no class Yours; it has Mine, Free, Bare, Twice, Reads, Made"),
         ({"task": "pack.inner:B"}, "task: {here}/pack/inner.py has no class B; it has A"),
         ({"task": "torn:A"}, "task: {here}/torn.py:1: "),
         (
@@ -80,6 +84,11 @@ def check(**fields: Any) -> None:
             "the job: args.rate: is missing: Mine in {here}/mine.py needs it",
         ),
         ({"task": "launcher.tasks.gpt:PydocGPT", "args": {"layer": 1}}, "args.layer: PydocGPT in "),
+        ({"task": "mine:Reads", "args": {"corpus": "a.txt"}}, "args.corpus: there is no a.txt (looked from"),
+        (
+            {"task": "launcher.tasks.llama:LanguageModel", "args": {"shape": "tiny", "data": "/data/*.bin"}},
+            "args.data: there is no /data/*.bin (looked from {here})",
+        ),
     ],
 )  # fmt: skip
 def test_it_is_named(project: Path, fields: dict[str, Any], said: str) -> None:
@@ -118,6 +127,8 @@ def test_it_is_named(project: Path, fields: dict[str, Any], said: str) -> None:
         {"task": "mine:Bare", "args": {"whatever": 1}},
         {"task": "pack.inner:A"},
         {"task": "launcher.tasks.gpt:PydocGPT", "args": {"layers": 1}},
+        {"task": "mine:Reads", "args": {"corpus": "tra*.py", "note": "a.txt"}},
+        {"task": "launcher.tasks.llama:LanguageModel", "args": {"shape": "tiny", "data": "pack/*.py"}},
     ],
     ids=str,
 )
