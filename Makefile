@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo slurm slurm-stop test test-thorough test-newest test-gpu lint bench goldens clean
+.PHONY: help venv demo slurm slurm-stop test test-all test-newest test-gpu lint bench goldens clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -34,11 +34,12 @@ slurm: venv ## a real Slurm cluster of four nodes on this machine, to try launch
 slurm-stop: venv ## end it
 	@$(BIN)/python -m tests.slurm.play stop
 
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25
-test: venv ## all is tried once; components that are absent are skipped with the reason
-	$(PYTEST) -m "not thorough" $(ARGS)
+# Tests wait as much as they compute: two for each core.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 25
+test: venv ## every feature once, for real, in minutes; components that are absent are skipped with the reason
+	$(PYTEST) -m "not slow and not thorough" $(ARGS)
 
-test-thorough: venv ## besides, any two values of a recipe together, and failures on four ranks
+test-all: venv ## everything: every case of every feature, any two values of a recipe together, four ranks
 	$(PYTEST) $(ARGS)
 
 test-newest: ## the README's installation with the newest versions, and its first verbs

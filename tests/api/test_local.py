@@ -86,6 +86,7 @@ def test_a_run_is_waited_for_cancelled_resumed_and_told_of_as_the_command_line_d
     assert len(launcher.runs(name="other")) == 0 and repr(launcher.runs(name="other")) == "no runs"
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_metrics_and_checkpoints_of_a_task(lab: Lab) -> None:
     run = launcher.run(TASK, set={"train.checkpoint_every": 2})

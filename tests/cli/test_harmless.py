@@ -35,6 +35,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return lab
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb", ["why", "status", "list", "logs", "logs --supervisor", "why --json", "status --json"]
 )

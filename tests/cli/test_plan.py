@@ -114,6 +114,7 @@ def needs(candidate: dict[str, Any]) -> float:
     return candidate["estimate"]["needed"] * (1 + candidate["estimate"]["band"])
 
 
+@pytest.mark.slow
 def test_json_has_every_peak_in_bytes_and_what_the_model_prints_goes_to_stderr(lab: Lab) -> None:
     done = plan(lab, "-c", "two.yaml", "--json")
     assert done.returncode == 0 and "hello from the model" in done.stderr
@@ -176,6 +177,7 @@ def test_a_second_plan_takes_less_than_a_second_and_imports_no_torch(lab: Lab) -
     assert "hello from the model" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_if_stands_beside_the_chosen_one(lab: Lab) -> None:
     asked = ("--what-if", "optimizer=adamw-8bit", "--what-if", "offload=cpu,sharding=ddp")
     eight, invalid = question(lab, "-c", "two.yaml", *asked)["answers"]
@@ -198,6 +200,7 @@ def test_cards_are_compared_and_the_fastest_comes_first(lab: Lab) -> None:
     assert fast > slow and asked["conclusion"] == "the fastest: 2 x A100 80GB (79.1 GiB)"
 
 
+@pytest.mark.slow
 def test_one_sample_more_than_the_largest_micro_batch_does_not_fit(lab: Lab) -> None:
     asked = question(lab, "-c", "two.yaml", "--max-micro-batch")
     [answer] = asked["answers"]
@@ -211,6 +214,7 @@ def test_one_sample_more_than_the_largest_micro_batch_does_not_fit(lab: Lab) -> 
     assert done.returncode == 4 and "more than there is" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_fewest_gpus_are_those_on_which_it_fits(lab: Lab) -> None:
     """The states of 16 bytes a parameter are 3 GiB, a card has 3.4 with the CUDA context."""
     fixed = ("--set", "recipe.offload=none", "--set", "recipe.optimizer=adamw", "--min-gpus")
@@ -220,6 +224,7 @@ def test_the_fewest_gpus_are_those_on_which_it_fits(lab: Lab) -> None:
     assert asked["conclusion"] == "the fewest: 2"
 
 
+@pytest.mark.slow
 def test_tokens_cost_what_the_profile_says_and_the_cheapest_cluster_comes_first(lab: Lab) -> None:
     asked = question(lab, "-c", "two.yaml", "-c", "one.yaml", "--tokens", "1e9")
     first, second = asked["answers"]
@@ -229,6 +234,7 @@ def test_tokens_cost_what_the_profile_says_and_the_cheapest_cluster_comes_first(
     assert asked["conclusion"] == "the cheapest: one"
 
 
+@pytest.mark.slow
 def test_the_largest_of_a_family_is_found_in_whatever_order_it_is_asked(lab: Lab) -> None:
     fixed = ("--set", "recipe.offload=none", "--set", "recipe.optimizer=adamw", "-c", "two.yaml")
     asked = question(lab, *fixed, "--largest", "depth=12,6000,6,600")
@@ -237,6 +243,7 @@ def test_the_largest_of_a_family_is_found_in_whatever_order_it_is_asked(lab: Lab
     assert asked["conclusion"] == "the largest that fits: depth=12; not asked about: depth=6000"
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_with_what_would(lab: Lab) -> None:
     fixed = ("--set", "recipe.offload=none", "--set", "recipe.optimizer=adamw")
     done = plan(lab, "-c", "tiny.yaml", *fixed)

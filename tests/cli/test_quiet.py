@@ -23,6 +23,7 @@ raise ImportError("a stand-in")
 """
 
 
+@pytest.mark.slow
 def test_a_cold_plan_prints_nothing_to_stderr(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "triton").mkdir()

@@ -6,6 +6,7 @@ import io
 import tracemalloc
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +116,7 @@ def test_the_job_s_own_words_come_first() -> None:
     assert found is not None and found.failure == "disk-full"
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded_whatever_is_printed() -> None:
     collector = Collector()
     for number in range(3):
@@ -155,6 +157,7 @@ def test_how_output_arrives_does_not_change_what_is_found(pieces: list[str], dat
     assert whole.clues() == parts.clues()
 
 
+@pytest.mark.slow
 def test_looking_for_words_first_finds_what_looking_for_all_finds() -> None:
     """A row is tried only on lines that hold one of the words that it needs."""
     for log in logs():

@@ -54,6 +54,7 @@ def test_memory_that_is_only_mentioned_is_not_lowered() -> None:
     assert taken == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*HEADS, *TAILS])
 def test_what_stands_around_a_failure_changes_nothing(name: str) -> None:
     """On one log in twelve; the benchmark takes all."""

@@ -25,7 +25,7 @@ from tests.e2e.test_handover import _flat, resumed
 from tests.e2e.test_together import SUPERVISE, own_address
 from tests.lab import HELD, HELD_JOB, Lab, events, metrics, verdicts, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 STEPS, BATCH = 8, 32
 TOKEN = "5d1e0a3b8a9f2b7c"

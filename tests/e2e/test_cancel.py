@@ -31,6 +31,7 @@ def stop(lab: Lab, run: RunDir, how: signal.Signals | None) -> None:
     wait_for(lambda: len(events(run, "stopping")) > before, "request to stop")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"), [(signal.SIGUSR2, None), (signal.SIGTERM, None), (None, signal.SIGUSR2)]
 )
@@ -46,6 +47,7 @@ def test_a_first_cancel_beside_a_stop_for_another_reason_costs_no_checkpoint(
     assert verdicts(run)[0]["reason"] == "cancelled by the user; a checkpoint was written"
 
 
+@pytest.mark.slow
 def test_a_second_cancel_ends_the_ranks_whatever_they_were_asked_before(lab: Lab) -> None:
     run = in_a_long_step(lab)
     for how in (signal.SIGUSR2, None, None):

@@ -93,6 +93,7 @@ def test_memory_that_ran_out_is_the_cause_whatever_is_printed_after_it(lab: Lab,
     assert failed["memory"]["requested"] == 2 * 2**30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "kind"), [("signal.SIGKILL", "host"), ("signal.SIGBUS", "shared")])
 def test_a_dead_worker_of_a_loader_is_host_memory(lab: Lab, number: str, kind: str) -> None:
     lab.script(START + WORKER.replace("SIGNAL", number))
@@ -110,6 +111,7 @@ def test_memory_that_ran_out_in_a_program_that_finished_is_no_failure(lab: Lab) 
     assert done.returncode == 0 and [one["failure"] for one in verdicts(lab.newest())] == ["succeeded"]
 
 
+@pytest.mark.slow
 def test_a_script_that_hangs_after_its_failure_is_ended_and_judged(lab: Lab) -> None:
     lab.script(START + HANGS)
     job = lab.job(command="python train.py", resources=ONE_RANK, recipe="auto", stall_timeout=20)
@@ -129,6 +131,7 @@ print("trained with", micro, os.environ["LAUNCHER_GRAD_ACCUM"])
 """
 
 
+@pytest.mark.slow
 def test_one_rank_of_four_runs_out_while_the_others_wait_for_it(lab: Lab) -> None:
     lab.script(START + ONE_OF_FOUR)
     resources = {"gpus_per_node": 0, "ranks_per_node": 4}

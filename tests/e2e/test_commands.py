@@ -138,6 +138,7 @@ def test_an_exception_counts_though_the_script_crashes_on_its_way_out(lab: Lab, 
     assert f"raised an exception and was then ended by {how}" in verdict["reason"]
 
 
+@pytest.mark.slow
 def test_memory_that_ran_out_counts_though_the_script_crashes_on_its_way_out(lab: Lab) -> None:
     lab.script(ABORTING)
     job = lab.job(command="python train.py memory SIGABRT {micro_batch_size}", retries={"lower": 1})
@@ -145,6 +146,7 @@ def test_memory_that_ran_out_counts_though_the_script_crashes_on_its_way_out(lab
     assert [verdict["failure"] for verdict in verdicts(lab.newest())] == ["gpu-oom", "gpu-oom"]
 
 
+@pytest.mark.slow
 def test_a_crash_without_an_exception_is_tried_again(lab: Lab) -> None:
     lab.script(ABORTING)
     job = lab.job(command="python train.py nothing SIGABRT", retries={"same": 1})
@@ -169,12 +171,14 @@ def test_memory_running_out_halves_the_micro_batch_of_a_foreign_script(lab: Lab)
     assert "fits 1 4" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_command_that_does_not_exist_is_one_clear_verdict(lab: Lab) -> None:
     done = lab.cli("run", str(lab.job(command="no-such-program --x")))
     assert done.returncode == EXIT_CODES["user-error"]
     assert "cannot start 'no-such-program': No such file or directory" in lab.cli("why").stdout
 
 
+@pytest.mark.slow
 def test_secrets_reach_the_ranks_and_nothing_else(lab: Lab) -> None:
     value = "s3cr3t-v4lue-91f2"
     lab.script(
@@ -215,6 +219,7 @@ def test_what_a_rank_leaves_running_is_ended_with_the_attempt(lab: Lab) -> None:
     assert processes_of(run.path) == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_ignores_sigterm_is_ended_all_the_same(lab: Lab) -> None:
     lab.script(
         "import signal, time, os\n"
@@ -229,6 +234,7 @@ def test_a_rank_that_ignores_sigterm_is_ended_all_the_same(lab: Lab) -> None:
     assert processes_of(run.path) == []
 
 
+@pytest.mark.slow
 def test_the_run_survives_the_closing_of_its_terminal(lab: Lab) -> None:
     """The CLI runs on a real pseudo-terminal, which is then closed."""
     lab.script("import time\nfor i in range(4):\n    print('tick', i, flush=True)\n    time.sleep(1)\n")
@@ -272,6 +278,7 @@ def test_ctrl_c_asks_whether_to_detach_or_cancel(lab: Lab, answer: str, state: s
         assert len(processes_of(run.path)) >= 2, "the ranks go on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "failure"),
     [(signal.SIGTERM, "preempted"), (signal.SIGUSR2, "time-limit"), (signal.SIGHUP, "preempted")],
@@ -288,6 +295,7 @@ def test_signals_to_the_supervisor_end_a_foreign_command_with_their_verdict(
     assert processes_of(run.path) == []
 
 
+@pytest.mark.slow
 def test_a_rendered_run_directory_can_be_started_by_hand(lab: Lab) -> None:
     lab.script("import sys\nprint('got', *sys.argv[1:])\n")
     job = lab.job(command="python train.py {micro_batch_size} {checkpoint_dir}")
@@ -302,6 +310,7 @@ def test_a_rendered_run_directory_can_be_started_by_hand(lab: Lab) -> None:
     assert f"got 4 {folder}/checkpoints" in logged
 
 
+@pytest.mark.slow
 def test_an_ejected_template_changes_what_runs(lab: Lab) -> None:
     lab.script("import os\nprint('colour is', os.environ['COLOUR'])\n")
     job = lab.job(command="python train.py")
@@ -321,6 +330,7 @@ def test_an_ejected_template_changes_what_runs(lab: Lab) -> None:
     assert broken.returncode == 2 and "templates/torchrun/start.sh.j2:1: 'jobb' is undefined" in broken.stderr
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_cannot_start_leaves_a_true_state(lab: Lab) -> None:
     lab.script("import time\ntime.sleep(300)\n")
     lab.environ["MY_TOKEN"] = "s3cr3t-v4lue-91f2"
@@ -346,6 +356,7 @@ def test_a_rendered_run_that_nobody_started_is_not_called_lost(lab: Lab) -> None
     assert resumed.returncode == 4 and "start its scripts there again" in resumed.stderr
 
 
+@pytest.mark.slow
 def test_a_child_in_its_own_session_does_not_outlive_a_killed_supervisor(lab: Lab) -> None:
     run = lab.submit(str(lab.job(command=["bash", "-c", "setsid sleep 777 & echo up; wait"])))
     wait_for(lambda: "up" in run.attempt(0).rank_log(0, 1, "out").read_text(), "both ranks")
@@ -354,6 +365,7 @@ def test_a_child_in_its_own_session_does_not_outlive_a_killed_supervisor(lab: La
     assert lab.status(run)["state"] == "lost"
 
 
+@pytest.mark.slow
 def test_one_damaged_run_hides_no_other(lab: Lab) -> None:
     lab.script("print('hi')\n")
     assert lab.cli("run", str(lab.job(command="python train.py"))).returncode == 0
@@ -368,6 +380,7 @@ def test_one_damaged_run_hides_no_other(lab: Lab) -> None:
     assert refused.returncode == 3 and (lab.folder / "runs/broken").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_succeeded_is_not_run_again(lab: Lab) -> None:
     lab.script("print('hi')\n")
     assert lab.cli("run", str(lab.job(command="python train.py"))).returncode == 0
@@ -375,6 +388,7 @@ def test_a_run_that_succeeded_is_not_run_again(lab: Lab) -> None:
     assert resumed.returncode == 4 and "has succeeded" in resumed.stderr
 
 
+@pytest.mark.slow
 def test_a_cancellation_between_two_attempts_starts_no_other(lab: Lab) -> None:
     lab.script("import os, time\nos.kill(os.getpid(), 9)\n")
     run = lab.submit(str(lab.job(command="python train.py", retries={"same": 9})))

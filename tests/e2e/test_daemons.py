@@ -50,6 +50,7 @@ def _submit(lab: Lab, ranks: int, *arguments: str) -> RunDir:
     return lab.submit(str(lab.job(command=["python", "train.py", *arguments], resources=resources)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_daemon_that_hides_ends_with_the_attempt(lab: Lab, pids: Path, ranks: int) -> None:
     run = _submit(lab, ranks, str(pids))
@@ -57,6 +58,7 @@ def test_a_daemon_that_hides_ends_with_the_attempt(lab: Lab, pids: Path, ranks: 
     assert len(list(pids.iterdir())) == ranks and _living(pids) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_daemon_that_hides_ends_when_the_supervisor_is_killed(lab: Lab, pids: Path, ranks: int) -> None:
     run = _submit(lab, ranks, str(pids), "stay")
@@ -87,6 +89,7 @@ print("zombies left:", left)
 """
 
 
+@pytest.mark.slow
 def test_orphans_that_end_while_the_rank_goes_on_leave_no_zombies(lab: Lab) -> None:
     lab.script(ENDS_EARLY)
     run = lab.submit(str(lab.job(command="python train.py")))

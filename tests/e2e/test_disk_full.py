@@ -42,6 +42,7 @@ def test_a_script_that_fills_the_disk_with_its_log_still_ends_well(lab: Lab, sma
     assert lab.status(run)["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_training_without_space_for_checkpoints_goes_on_and_ends_with_a_verdict(
     lab: Lab, small_disk: Path
 ) -> None:

@@ -57,6 +57,7 @@ def supervisor(lab: Lab, run: RunDir) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "failure", "state"), [("cancelled", "cancelled", "cancelled"), ("", "preempted", "interrupted")]
 )
@@ -74,6 +75,7 @@ def test_ranks_that_end_before_the_supervisor_heard_of_it_are_no_failure(
     assert len(run.attempts()) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_saves_no_step_in_three_starts_stays_out_of_the_queue(lab: Lab, run: RunDir) -> None:
     for start in (1, 2, 3):
         with supervisor(lab, run) as process:

@@ -21,7 +21,7 @@ from launcher.train.checkpoints.folder import complete_checkpoints
 from tests.e2e.places import PLACES, Place
 from tests.lab import Lab, events, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 CANARY = "canary-7f2a91c4e0"
 STEPS = 8

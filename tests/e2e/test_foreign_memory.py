@@ -55,6 +55,7 @@ def job(lab: Lab, script: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_script_is_lowered_by_its_environment(lab: Lab) -> None:
     done = lab.cli("run", job(lab, READS_ITS_ENVIRONMENT))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -73,6 +74,7 @@ def test_a_script_is_lowered_until_it_fits_and_the_error_that_ends_it_then_is_it
     assert failures == ["gpu-oom", "gpu-oom", "gpu-oom", "user-error"]
 
 
+@pytest.mark.slow
 def test_a_script_that_nothing_reaches_is_left_after_three_attempts_with_the_reason(lab: Lab) -> None:
     path = job(lab, READS_NOTHING)
     done = lab.cli("run", path)

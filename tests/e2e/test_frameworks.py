@@ -45,8 +45,9 @@ GLOBAL_BATCH = 16
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])], ids=str
+)
 def test_a_framework_goes_on_from_its_checkpoint_with_half_the_micro_batch(lab: Lab, case: Case) -> None:
     for package in (*case.packages.split(), "wandb", "tensorboard"):
         if importlib.util.find_spec(package) is None:

@@ -69,6 +69,7 @@ def _flat(tree: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:
     return [pair for key, value in pairs for pair in _flat(value, f"{name}/{key}")]
 
 
+@pytest.mark.slow
 def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> None:
     ours = run(
         lab,
@@ -109,6 +110,7 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
     assert [name for name in mine if not torch.equal(mine[name], other[name])] == []
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_meet_again_after_a_failure_are_ended_within_seconds_and_lose_no_step(
     lab: Lab,
 ) -> None:
@@ -142,6 +144,7 @@ def test_half_an_update_is_nobodys_and_the_checkpoint_is_taken(lab: Lab) -> None
     assert not handover_folder(first, 0).parent.exists()
 
 
+@pytest.mark.slow
 def test_a_rank_killed_while_it_hands_over_costs_the_steps_since_the_checkpoint(lab: Lab) -> None:
     """And in the next attempt two ranks fail at once, for different reasons: nothing hangs either."""
     found = run(
@@ -161,6 +164,7 @@ def test_a_rank_killed_while_it_hands_over_costs_the_steps_since_the_checkpoint(
         assert _seconds_from_failure_to_end(attempt) < 25
 
 
+@pytest.mark.slow
 def test_the_end_of_the_ladder_names_every_rung(lab: Lab) -> None:
     recipe = {"sharding": "ddp", "precision": "fp32", "micro_batch_size": 4, "grad_sync": "each"}
     found = run(lab, [-1, 1, "backward", 2], code=EXIT_CODES["gpu-oom"], recipe=recipe)
@@ -171,6 +175,7 @@ def test_the_end_of_the_ladder_names_every_rung(lab: Lab) -> None:
     assert "; tried before: micro-batch 4 -> 2, accumulation 4 -> 8" in then
 
 
+@pytest.mark.slow
 def test_a_job_fits_into_a_budget_only_after_it_falls_back_to_offload_cpu(lab: Lab) -> None:
     """Its peak is 11.2 MiB with micro-batch 2, and 4.6 MiB without shards, gradients and states."""
     found = run(

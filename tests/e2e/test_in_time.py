@@ -49,6 +49,7 @@ def stuck(lab: Lab, **train: Any) -> RunDir:
     return run
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_end_in_time_is_given_up_and_the_one_before_saved(lab: Lab) -> None:
     """Rank 1 waits in a collective for rank 0 meanwhile."""
     run = stuck(lab)
@@ -64,6 +65,7 @@ def test_a_step_that_does_not_end_in_time_is_given_up_and_the_one_before_saved(l
     assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_where_nothing_would_be_saved_the_step_keeps_its_time(lab: Lab) -> None:
     run = stuck(lab, checkpoint_every=1)
     skipped = wait_for(lambda: events(run, "handover-skipped"), "try", timeout=2 * SECONDS)

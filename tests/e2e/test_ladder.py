@@ -36,6 +36,7 @@ def wide(lab: Lab, **fields: Any) -> Any:
     return lab.cli("run", str(lab.job(**{**base, **fields})))
 
 
+@pytest.mark.slow
 def test_under_ddp_the_probe_finds_that_only_grad_sync_each_fits(lab: Lab) -> None:
     recipe = {"sharding": "ddp", "micro_batch_size": 2, "offload": "none"}
     done = wide(lab, recipe=recipe)
@@ -51,6 +52,7 @@ def test_under_ddp_the_probe_finds_that_only_grad_sync_each_fits(lab: Lab) -> No
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("grad_sync", "ends"), [("last", "gpu-oom"), ("each", "succeeded")])
 def test_that_budget_is_too_small_for_last_at_a_micro_batch_of_one(
     lab: Lab, grad_sync: str, ends: str
@@ -95,6 +97,7 @@ def contrastive(lab: Lab, **fields: Any) -> Any:
     return lab.cli("run", str(lab.job(**{**base, **fields})))
 
 
+@pytest.mark.slow
 def test_a_fixed_micro_batch_of_a_loss_that_couples_samples_is_not_lowered(lab: Lab) -> None:
     assert contrastive(lab).returncode == EXIT_CODES["gpu-oom"]
     run = lab.newest()
@@ -104,6 +107,7 @@ def test_a_fixed_micro_batch_of_a_loss_that_couples_samples_is_not_lowered(lab: 
         assert "recipe.micro_batch_size, which is lowered only with retries.lower_micro_batch: true" in told
 
 
+@pytest.mark.slow
 def test_neither_is_it_by_the_probe(lab: Lab) -> None:
     drill = {"TRAIN_MEMORY_FAIL": "phase=probe,micro_batch=8"}
     done = contrastive(lab, env=drill, train={"probe": "always"})
@@ -114,6 +118,7 @@ def test_neither_is_it_by_the_probe(lab: Lab) -> None:
     assert events(run, "downgrade") == []
 
 
+@pytest.mark.slow
 def test_where_the_job_allows_it_the_words_say_what_it_costs(lab: Lab) -> None:
     done = contrastive(lab, retries={"lower_micro_batch": True})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -138,6 +143,7 @@ def test_it_gives_up_first_what_takes_a_restart_and_only_then_the_micro_batch(la
     assert "the objective may have changed" in second["reason"]
 
 
+@pytest.mark.slow
 def test_the_micro_batch_of_a_command_stays_too_where_the_job_says_so(lab: Lab) -> None:
     lab.script("raise RuntimeError('CUDA out of memory. Tried to allocate 20.00 GiB')\n")
     command = "python train.py {micro_batch_size} {grad_accum} {checkpoint_dir}"

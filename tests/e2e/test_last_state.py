@@ -55,6 +55,7 @@ def why(lab: Lab, run: RunDir, word: str) -> str:
     return line.removeprefix(word).strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharding", "place", "step", "saved"), [("ddp", "backward", 5, 4), ("fsdp", "evaluation", 6, 6)]
 )
@@ -84,6 +85,7 @@ def test_a_run_that_may_not_step_down_keeps_its_last_step(
     same(lab, ended, run(lab, **fields))
 
 
+@pytest.mark.slow
 def test_a_run_at_the_end_of_its_ladder_keeps_its_last_step(lab: Lab) -> None:
     recipe = {"sharding": "ddp", "precision": "fp32", "micro_batch_size": 4, "grad_sync": "each"}
     first = [0, 1, "backward", 3]
@@ -98,6 +100,7 @@ def test_a_run_at_the_end_of_its_ladder_keeps_its_last_step(lab: Lab) -> None:
     same(lab, ended, run(lab, first, recipe=recipe))
 
 
+@pytest.mark.slow
 def test_a_handover_that_the_last_attempt_did_not_come_to_take_up_is_kept(lab: Lab) -> None:
     faults = [[0, 1, "backward", 5], [1, -1, "no model", 0]]
     ended = run(lab, *faults, code=EXIT_CODES["user-error"])
@@ -109,6 +112,7 @@ def test_a_handover_that_the_last_attempt_did_not_come_to_take_up_is_kept(lab: L
     assert why(lab, ended, "lost") == "steps 1 to 4 are lost: ValueError: no model today"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "failure"), [("cancelled", "cancelled"), ("preempted", "preempted")])
 def test_memory_that_runs_out_while_a_run_is_stopped_costs_no_step(lab: Lab, how: str, failure: Any) -> None:
     ended = run(lab, [0, -1, f"{how} in time", 5], [0, 1, "backward", 5], code=EXIT_CODES[failure])
@@ -122,6 +126,7 @@ def test_memory_that_runs_out_while_a_run_is_stopped_costs_no_step(lab: Lab, how
     same(lab, ended, run(lab))
 
 
+@pytest.mark.slow
 def test_a_second_cancel_ends_the_saving_at_once(lab: Lab) -> None:
     faults = [[0, -1, "cancelled in time", 5], [0, 1, "backward", 5], [0, -1, "save held", 0]]
     found = lab.submit(job(lab, *faults))
@@ -136,6 +141,7 @@ def test_a_second_cancel_ends_the_saving_at_once(lab: Lab) -> None:
     assert why(lab, found, "lost") == "steps 1 to 4 are lost: no time was left to save"
 
 
+@pytest.mark.slow
 def test_a_state_that_cannot_be_written_is_told_as_lost(lab: Lab) -> None:
     ended = run(lab, [0, -1, "unwritable", 5], [0, 1, "backward", 5], code=OOM, retries=NEVER)
     assert not processes_of(ended.path)
@@ -145,6 +151,7 @@ def test_a_state_that_cannot_be_written_is_told_as_lost(lab: Lab) -> None:
     assert "steps 1 to 4 are lost" in ended.read_state()["then"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_checkpoint_before(lab: Lab, small_disk: Path) -> None:
     lab.environ["LAUNCHER_RUNS"] = str(small_disk / "runs")
     done = lab.cli(
@@ -168,6 +175,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(lab: Lab, small_disk: Path) ->
     assert lost.startswith("steps 1 to 2 are lost: NotSavedError: ") and "No space left on device" in lost
 
 
+@pytest.mark.slow
 def test_steps_that_could_not_be_handed_over_are_told_as_lost(lab: Lab) -> None:
     train = {"checkpoint_every": 1}
     ended = run(lab, [0, 1, "optimizer", 3], code=OOM, retries=NEVER, train=train)

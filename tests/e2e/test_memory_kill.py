@@ -83,6 +83,7 @@ def test_a_rank_that_the_kernel_kills_ran_out_of_host_memory(lab: Lab, limited: 
     assert any(one.startswith("oom_kill +") for one in verdict["evidence"])
 
 
+@pytest.mark.slow
 def test_a_kill_by_nobody_known_near_the_limit_is_taken_for_the_kernel_s(lab: Lab, limited: Path) -> None:
     """What ended it counts nothing in the cgroup, such as a daemon that watches the pressure."""
     limit_of(limited).write_text(f"{2 * 2**30}\n")  # a tenth of it holds launcher itself

@@ -91,6 +91,7 @@ def submit(lab: Lab, job: Path, cluster: str, *more: str) -> RunDir:
     return lab.newest()
 
 
+@pytest.mark.slow
 def test_a_job_runs_out_of_memory_goes_on_smaller_and_ends_its_pod(sandbox: Sandbox, lab: Lab) -> None:
     shutil.copy(FAULTY, lab.folder / "faults.py")  # the job's own code travels to the pod
     job = lab.job(
@@ -203,6 +204,7 @@ def test_a_pod_that_costs_more_than_the_limit_is_ended_at_once(sandbox: Sandbox,
     assert state["live"] == [] and len(state["gone"]) >= 1 and state["fell"]["price"] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "word"),
     [

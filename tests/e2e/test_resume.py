@@ -53,6 +53,7 @@ def content(run: RunDir) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_two_ranks_and_then_with_one_as_if_nothing_had_changed(lab: Lab) -> None:
     assert lab.cli("run", job(lab, 999)).returncode == 0
     undisturbed = losses(lab.newest())
@@ -83,6 +84,7 @@ def test_a_run_goes_on_with_two_ranks_and_then_with_one_as_if_nothing_had_change
     assert run.scripts == run.plan_from(2) / "scripts"
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_and_the_run_stays_as_it_was(lab: Lab) -> None:
     lab.script("raise ValueError('as it was asked to')")
     command = lab.job(command="python train.py", resources={"gpus_per_node": 0}, recipe="auto")
@@ -118,6 +120,7 @@ def test_a_larger_batch_and_another_schedule_are_the_users_to_ask_for_and_are_no
     assert max(losses(run)) == 6
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_training_is_refused_before_anything_is_written(lab: Lab) -> None:
     assert lab.cli("run", job(lab, 2, steps=None, epochs=1)).returncode == EXIT_CODES["user-error"]
     run = lab.newest()

@@ -41,6 +41,7 @@ def _files_with(run: RunDir, text: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_exception_under_torchelastics_record_is_masked_in_every_file(lab: Lab, ranks: int) -> None:
     """The message is cut in the middle of the token: it is masked before."""
@@ -60,6 +61,7 @@ def test_an_exception_under_torchelastics_record_is_masked_in_every_file(lab: La
     assert verdicts(run)[0]["exception"].startswith("RuntimeError: refused: x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_bash_and_the_dynamic_linker_print_is_masked(lab: Lab, ranks: int) -> None:
     """The linker quotes LD_PRELOAD before a rank's program begins, bash whatever a line of `setup:` does."""
@@ -79,6 +81,7 @@ def test_what_bash_and_the_dynamic_linker_print_is_masked(lab: Lab, ranks: int) 
     assert _files_with(run, PIECE) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("access", "mode"), [(None, 0o700), ("group", 0o750), ("all", 0o755)])
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_a_run_directory_is_for_whom_the_profile_says(
@@ -98,6 +101,7 @@ def test_a_run_directory_is_for_whom_the_profile_says(
     assert not list(Path("/dev/shm").glob(f"launcher-*/{run.id}*"))
 
 
+@pytest.mark.slow
 def test_a_relative_file_is_the_one_in_the_working_directory(lab: Lab) -> None:
     """Whoever checks it and whoever reads it, from wherever."""
     (lab.folder / "code").mkdir()

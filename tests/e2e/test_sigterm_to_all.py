@@ -65,6 +65,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("all_of_it", [True, False])
 def test_a_script_that_saves_is_told_once_and_has_its_time(lab: Lab, all_of_it: bool) -> None:
     """Also when another rank has ended already, of which torchrun would make a failure."""
@@ -88,6 +89,7 @@ def test_a_script_that_saves_is_told_once_and_has_its_time(lab: Lab, all_of_it: 
     assert json.loads(run.attempts()[0].exit(0).read_text())["exit_code"] == 85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saves", [True, False])
 def test_what_does_not_end_in_its_time_is_killed_and_says_so(lab: Lab, saves: bool) -> None:
     lab.script("import os, signal, time, pathlib\n"

@@ -41,6 +41,7 @@ def test_a_running_job_writes_the_snapshot_that_was_asked_for_and_goes_on(lab: L
     assert refused.returncode == 4 and "no running ranks to ask: it is cancelled" in refused.stderr
 
 
+@pytest.mark.slow
 def test_where_nothing_counts_memory_a_snapshot_is_refused_with_the_reason(lab: Lab) -> None:
     job = lab.job(
         task="launcher.tasks.gpt:PydocGPT",

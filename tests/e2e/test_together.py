@@ -38,6 +38,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_do_not_meet(lab: Lab) -> None:
     lab.script(MEET)
     job = lab.job(command="python train.py")
@@ -49,7 +50,6 @@ def test_two_runs_at_once_do_not_meet(lab: Lab) -> None:
         assert "met 2" in lab.cli("logs", run.id).stdout
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_twenty_concurrent_starts_all_succeed(lab: Lab) -> None:
     lab.script("import os\nprint('rank', os.environ['RANK'])\n")
@@ -121,6 +121,7 @@ def test_two_nodes_meet_and_agree_on_success(lab: Lab, two_nodes) -> None:
     assert sorted(path.name for path in run.attempt(0).logs.iterdir()) == ["node-00", "node-01"]
 
 
+@pytest.mark.slow
 def test_no_attempt_is_opened_after_a_request_to_stop_and_every_node_hears_of_it(lab: Lab, two_nodes) -> None:
     """Here only node 0 sees the request."""
     run, supervisors = two_nodes(MEET, cancelled=True, command="python train.py")
@@ -128,6 +129,7 @@ def test_no_attempt_is_opened_after_a_request_to_stop_and_every_node_hears_of_it
     assert run.attempts() == [] and lab.status(run)["state"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_memory_running_out_on_one_node_lowers_the_recipe_of_both(lab: Lab, two_nodes) -> None:
     script = (
         "import os, sys, time\n"

@@ -67,6 +67,7 @@ def test_memory_running_out_costs_an_attempt_and_no_optimizer_step(lab: Lab) -> 
     assert "gpu-oom" in lab.cli("why").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "victim", ["rank", *(pytest.param(who, marks=pytest.mark.thorough) for who in ("worker", "torchrun"))]
 )
@@ -97,6 +98,7 @@ def _pid(run, victim: str) -> int:
     raise AssertionError(f"no {victim} among the processes")
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_leaves_no_orphan_a_true_state_and_a_run_that_goes_on(lab: Lab) -> None:
     run = lab.submit(str(job(lab, steps=60)))
     wait_for(lambda: events(run, "checkpoint"), "a checkpoint", 90)
@@ -130,6 +132,7 @@ def test_cancel_writes_a_checkpoint_and_resume_goes_on_from_it(lab: Lab) -> None
     assert lab.cli("clean", run.id, "--yes").returncode == 0 and not run.path.exists()
 
 
+@pytest.mark.slow
 def test_a_time_limit_signal_writes_a_checkpoint(lab: Lab) -> None:
     run = lab.submit(str(job(lab, steps=100000, train={"checkpoint_every": None})))
     wait_for(lambda: len(metrics(run)) > 3, "some steps", 90)
@@ -139,6 +142,7 @@ def test_a_time_limit_signal_writes_a_checkpoint(lab: Lab) -> None:
     assert status["checkpoint_step"] and "a checkpoint was written" in status["reason"]
 
 
+@pytest.mark.slow
 def test_the_time_limit_of_a_local_job_is_kept(lab: Lab) -> None:
     limited = job(lab, steps=100000, train={"checkpoint_every": None}, resources={**CPU, "time": "20s"})
     done = lab.cli("run", str(limited))
@@ -147,6 +151,7 @@ def test_the_time_limit_of_a_local_job_is_kept(lab: Lab) -> None:
     assert status["checkpoint_step"] and "a checkpoint was written" in status["reason"]
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_users_task_names_rank_phase_and_step(lab: Lab) -> None:
     lab.script(
         "import os, torch\n"

@@ -48,6 +48,7 @@ JOB: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_shortage_that_passed_lowers_no_later_run_for_ever(lab: Lab) -> None:
     lab.script(TASK, "regression.py")
     lab.script("", "shortage")

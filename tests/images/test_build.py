@@ -32,7 +32,7 @@ runtime = "runc"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 """
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,7 @@ def inside(storage: Storage, container: str, *command: str, options: tuple[str, 
     return storage.buildah("run", *options, container, "--", *command).stdout
 
 
+@pytest.mark.slow
 def test_verify_finds_what_the_catalogue_says(storage: Storage) -> None:
     done = storage.launcher("images", "verify", "cpu", "--with", "buildah", "--tag", TAG)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -73,6 +74,7 @@ def test_the_image_says_what_it_is_and_how_it_starts(storage: Storage) -> None:
     assert config["Labels"]["launcher.image"] == "cpu" and config["Labels"]["launcher.torch"] == CPU.torch
 
 
+@pytest.mark.slow
 def test_the_demo_runs_out_of_memory_and_recovers_inside(storage: Storage, container: str) -> None:
     run = "launcher run /examples/demo-oom.yaml -c local --set steps=3 && launcher why && id -u"
     command = ("/opt/venv/bin/dumb-init", "--", "/usr/local/bin/launcher-start", "sh", "-c", run)
@@ -99,6 +101,7 @@ def test_the_health_check_is_quick_and_says_what_is_wrong(storage: Storage, cont
     assert inside(storage, container, "/opt/venv/bin/python", "-c", check) == "None False\n"
 
 
+@pytest.mark.slow
 def test_no_secret_of_the_builder_is_in_any_layer(storage: Storage, container: str) -> None:
     root = Path(storage.buildah("mount", container).stdout.strip())
     try:

@@ -266,6 +266,7 @@ def test_1100_files_are_merged_with_64_file_handles(run: RunDir) -> None:
     assert python(program, str(run.path)).count("\n") >= 2200
 
 
+@pytest.mark.slow
 def test_the_merge_of_200_mib_takes_little_memory(run: RunDir) -> None:
     text = [(at / 10, b"step %06d " % at + b"x" * 80) for at in range(8000)]
     first = write_rank(run, 0, text)

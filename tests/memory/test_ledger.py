@@ -256,6 +256,7 @@ def test_a_run_that_tells_nothing_gives_no_entry(tmp_path):
     assert entry_of_run(run) is None
 
 
+@pytest.mark.slow
 def test_real_ranks_leave_what_an_entry_needs(tmp_path):
     run = runs.prepare(
         tmp_path / "runs" / "run-1",

@@ -78,6 +78,7 @@ def test_under_ddp_the_brain_runs_out_of_memory_where_the_plan_says(plan: Plan) 
     assert gib(giant.numel) == 6.26  # one byte an element: the state that was asked for
 
 
+@pytest.mark.slow
 def test_two_a5000_train_13_billion_with_everything_on_the_host(plan: Plan) -> None:
     """The report concluded that they cannot."""
     decision = plan("llama-13b", "runpod-2xa5000.yaml").decide()
@@ -90,6 +91,7 @@ def test_two_a5000_train_13_billion_with_everything_on_the_host(plan: Plan) -> N
     assert "nothing fits" in small and "host" in small
 
 
+@pytest.mark.slow
 def test_7_billion_on_one_a6000(plan: Plan) -> None:
     decision = plan("llama-7b", "runpod-a6000.yaml").decide()
     assert gib(decision.chosen.estimate.reserved) == pytest.approx(41.0, abs=0.3)
@@ -97,12 +99,14 @@ def test_7_billion_on_one_a6000(plan: Plan) -> None:
     assert (held["parameters"], held["gradients"], held["optimizer states"]) == (12.55, 12.55, 13.48)
 
 
+@pytest.mark.slow
 def test_70_billion_on_eight_h100(plan: Plan) -> None:
     decision = plan("llama-70b", "runpod-8xh100.yaml").decide()
     assert decision.parameters == pytest.approx(70.6e9, rel=0.01)
     assert gib(decision.chosen.estimate.reserved) == pytest.approx(70.0, abs=0.5)
 
 
+@pytest.mark.slow
 def test_405_billion_on_128_h100_need_more_than_their_states(plan: Plan) -> None:
     """30 GiB of states a GPU with fp32 parameters are a third of what a step needs: two blocks of 3.2 billion
     are gathered, one's gradients wait in bf16 and again in fp32."""
@@ -115,6 +119,7 @@ def test_405_billion_on_128_h100_need_more_than_their_states(plan: Plan) -> None
     assert peak(decision, "steady state", "backward")["gathered parameters"] > 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("frames", "least"), [(50, 25), (100, 30)])
 def test_the_video_model_needs_memory_by_its_frames(plan: Plan, frames: int, least: float) -> None:
     """The report's 4 to 6 GB count no gradients and no states of an optimizer."""
@@ -122,6 +127,7 @@ def test_the_video_model_needs_memory_by_its_frames(plan: Plan, frames: int, lea
     assert gib(decision.chosen.estimate.needed) > least
 
 
+@pytest.mark.slow
 def test_seven_billion_are_decided_with_five_traces(plan: Plan) -> None:
     """Without them it takes milliseconds, with each one about a second."""
     decider = plan("llama-7b", "slurm-a100.yaml", "recipe=auto")
@@ -145,6 +151,7 @@ def test_seven_billion_are_decided_with_five_traces(plan: Plan) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_rough_figures_are_never_above_those_of_a_trace(plan: Plan) -> None:
     decider = plan("llama-tiny", "slurm-a100.yaml", "recipe=auto", "batch.global=16")
     space, ask = decider.space(), decider.evaluate

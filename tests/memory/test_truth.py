@@ -51,7 +51,6 @@ def said(one: Case, configs: Path) -> dict[str, dict[str, int]]:
     return peaks(predicted(one.job(configs), one.recipe, one.ranks, "cpu"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("one", ALONE + TOGETHER, ids=lambda one: one.name)
 def test_every_moment_of_a_real_run_peaks_as_predicted(
     one: Case, true: dict[Case, Any], configs: Path
@@ -62,13 +61,11 @@ def test_every_moment_of_a_real_run_peaks_as_predicted(
         assert predicted_peak == pytest.approx(measured, rel=MOST, abs=1024), moment
 
 
-@pytest.mark.slow
 def test_half_of_the_peaks_are_within_two_percent(true: dict[Case, Any], configs: Path) -> None:
     errors = {one.name: peak(said(one, configs)) / peak(true[one]["peaks"]) - 1 for one in true}
     assert statistics.median(map(abs, errors.values())) <= MEDIAN, errors
 
 
-@pytest.mark.slow
 def test_the_count_of_storages_is_what_the_allocator_gave_out(true: dict[Case, Any]) -> None:
     for moment, size in true[PROFILED]["profiled"].items():
         assert max(true[PROFILED]["peaks"][moment].values()) == pytest.approx(size, rel=0.002)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,6 +140,7 @@ def checked(walk: Walk) -> Iterator[str]:
         yield "no reason at the end"
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_each_rung_is_tried_or_excluded_with_a_reason_none_twice_and_it_ends(data: Draw) -> None:

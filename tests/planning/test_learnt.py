@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from launcher.memory.ledger import Entry, capacity_of, family_of, record
 from launcher.memory.store import TraceStore
 from launcher.planning.batches import with_micro_batch
@@ -98,6 +100,7 @@ def test_not_on_another_device_nor_where_the_job_says_what_it_wants(tmp_path):
     assert planned(tmp_path, job(micro_batch_size=16)).recipe.micro_batch_size == 16
 
 
+@pytest.mark.slow
 def test_a_plan_by_estimate_also_tells_the_run_what_to_try_again(tmp_path):
     sets = ("recipe=auto", "batch.global=64", "resources.gpus_per_node=2")
     asked, gpus = (

@@ -45,6 +45,7 @@ def test_the_page_shows_the_table_as_it_is():
     assert table() in (DOCS / "speed.md").read_text(), "python -m tests.planning.anchors prints the table"
 
 
+@pytest.mark.slow
 def test_the_work_in_closed_form_is_about_what_a_trace_counts():
     """So what was fitted to the one holds for the other."""
     from launcher.train.tracing.source import TaskSource

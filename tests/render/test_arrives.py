@@ -49,6 +49,7 @@ def user_argv(argv: list[bytes]) -> list[bytes]:
     return rest[3:]
 
 
+@pytest.mark.slow
 @FEW
 @given(
     name=nasty.names,

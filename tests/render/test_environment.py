@@ -265,6 +265,7 @@ PARTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(before=st.lists(PARTS, max_size=5), after=st.lists(PARTS, max_size=5))
 @example(before=["$''", "read -r "], after=[])

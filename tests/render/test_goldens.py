@@ -56,6 +56,7 @@ def test_bash_parses_every_script() -> None:
         subprocess.run(["bash", "-n", script], check=True)
 
 
+@pytest.mark.slow
 def test_shellcheck_finds_nothing() -> None:
     done = subprocess.run([tool("shellcheck"), "--shell=bash", *SCRIPTS], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

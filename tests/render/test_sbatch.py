@@ -634,6 +634,7 @@ def ended_early(
     return code, json.loads((folder / "run" / "state.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "code", "state", "requeues"),
     [
@@ -654,6 +655,7 @@ def test_a_job_that_ends_during_the_look_at_its_nodes_blames_none(
     assert (last["event"], last.get("reason")) != ("requeued", "unhealthy-node")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"requeue": False}, {"retries": {"preemptions": 0}}])
 def test_one_that_may_not_go_on_is_preempted_for_good(tmp_path: Path, fields: dict[str, object]) -> None:
     stub = stubs.make(tmp_path / "stubs")

@@ -226,6 +226,7 @@ def test_what_no_process_can_be_given_is_refused_by_name(
         render(tmp_path, stub, **fields)
 
 
+@pytest.mark.slow
 def test_the_longest_that_a_process_can_be_given_arrives(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
     longest = "$" * (2**16 - 1)  # which torchrun gets doubled

@@ -142,6 +142,7 @@ def test_what_bash_does_not_pass_on_is_refused() -> None:
                 usable_name(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_any_word_of_a_script_reaches_the_rank_as_variable_and_as_secret(tmp_path: Path, ranks: int) -> None:
     """Through the supervisor's own start, real bash, real torchrun and the real worker."""
@@ -233,6 +234,7 @@ def test_a_secret_that_would_break_the_pod_is_refused(pod: Pod, name: str) -> No
     assert render_run(pod.target(secrets=["RUNPOD_API_KEY"]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     names=st.lists(

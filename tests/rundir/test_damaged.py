@@ -106,6 +106,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_one_damaged_run_hides_no_other_and_no_verb_shows_a_traceback(
     root: Path, healthy: Path, damage: Callable[[RunDir], None]
@@ -251,6 +252,7 @@ raise SystemExit(int(os.environ["CODE"]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "state"), [(0, "succeeded"), (3, "failed")])
 def test_a_run_whose_state_cannot_be_written_ended_as_its_events_tell(
     lab: Lab, code: int, state: str

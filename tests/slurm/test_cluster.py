@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from launcher.rundir.files import append_json
 from launcher.rundir.time import now
 from tests.lab import wait_for
@@ -29,6 +31,7 @@ def test_accounting_knows_how_a_job_ended(slurm_lab: SlurmLab) -> None:
     assert slurm_lab.accounted(job, "ExitCode") == [["FAILED", "3:0"]]
 
 
+@pytest.mark.slow
 def test_no_verb_takes_a_job_of_the_same_number_for_the_runs(slurm_lab: SlurmLab) -> None:
     """As on a login node of another cluster that shares the home, whose job has the number of ours."""
     slurm_lab.script("import time\ntime.sleep(600)\n")

@@ -15,7 +15,7 @@ from tests.lab import events, wait_for
 from tests.slurm.lab import GPT, SlurmLab, handles, job_id
 from tests.slurm.test_runs import ONE_RANK, Told, tells
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 # As from a cold file system, which takes long to import what the check of a node asks for.
 COLD = f"""#!/bin/bash
@@ -67,6 +67,7 @@ def cancelled_in_the_check_of_two(lab: SlurmLab) -> Told:
     return Told(lab, run, lab.wait(run))
 
 
+@pytest.mark.slow
 @tells(cancelled_in_setup, cancelled_in_the_check_of_a_node, cancelled_in_the_check_of_two)
 def test_a_job_that_is_cancelled_before_its_supervisors_start_is_cancelled(it: Told) -> None:
     assert (it.status["state"], it.status["failure"]) == ("cancelled", "cancelled"), it.lab.all_logs(it.run)
@@ -83,6 +84,7 @@ def preempted_in_the_check(lab: SlurmLab) -> Told:
     return Told(lab, run, lab.wait(run, "succeeded", "failed"))
 
 
+@pytest.mark.slow
 @tells(preempted_in_the_check)
 def test_a_job_that_is_preempted_without_grace_in_the_check_is_one_job_in_the_queue_again(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
@@ -119,6 +121,7 @@ def crash_in_the_check(lab: SlurmLab) -> Told:
     return Told(lab, run, status, {"victim": victim})
 
 
+@pytest.mark.slow
 @tells(crash_in_the_check)
 def test_a_node_that_dies_in_the_check_costs_a_requeue_without_it(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)

@@ -13,7 +13,7 @@ import pytest
 from tests.lab import wait_for
 from tests.slurm.lab import SlurmLab
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
 

@@ -29,7 +29,7 @@ from tests.slurm.conftest import started
 from tests.slurm.lab import SlurmLab
 from tests.slurm.shape import CLUSTER, PARTITIONS, Shape
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 ENFORCED = Shape(
     nodes=2,
@@ -177,6 +177,7 @@ def said_of(lab: SlurmLab, job: str) -> list[str] | None:
     return [state, reason] if state == "RUNNING" or reason.startswith(("QOS", "Assoc", "Max")) else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("set_", "resources", "slurm", "said"), [*REFUSED[:4], *seldom(REFUSED[4:])])
 def test_a_limit_that_the_job_exceeds_by_itself_is_named_with_its_field(
     cluster: Cluster,
@@ -293,6 +294,7 @@ def test_what_accounting_said_is_kept_and_refuses_nothing_that_was_allowed_since
     assert submitted()[0] == 4, "sbatch --test-only knows it"
 
 
+@pytest.mark.slow
 def test_accounting_that_hangs_holds_no_verb_up(cluster: Cluster, slurm_lab: SlurmLab) -> None:
     lab = slurm_lab
     calls = counting(lab, "squeue", "scontrol", "sacct")
@@ -318,6 +320,7 @@ def test_accounting_that_hangs_holds_no_verb_up(cluster: Cluster, slurm_lab: Slu
     assert "sacct" not in calls.read_text(), "the controller knows the job"
 
 
+@pytest.mark.slow
 def test_nor_where_the_profile_names_the_cluster(cluster: Cluster, slurm_lab: SlurmLab) -> None:
     """Asked for a cluster by its name, each of Slurm's commands asks slurmdbd where that is."""
     lab = slurm_lab

@@ -19,7 +19,7 @@ from tests.slurm.conftest import clean_up, started
 from tests.slurm.lab import SlurmLab, job_id
 from tests.slurm.shape import Shape
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 ONE_RANK = {"nodes": 1, "ranks_per_node": 1}
 
@@ -55,6 +55,7 @@ def jobs_of(lab: SlurmLab) -> list[str]:
     return [number for number, folder in rows if folder.startswith(str(lab.folder))]
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_down_at_submission_is_named_and_no_job_appears_later(lab: SlurmLab) -> None:
     written = job(lab)
     lab.cluster.stop_controller()
@@ -121,6 +122,7 @@ def test_a_controller_that_comes_back_during_submission_gets_the_job_once(lab: S
     assert lab.wait(lab.newest())["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_silent_is_asked_again_and_gets_the_job_once(lab: SlurmLab) -> None:
     """It takes requests, is silent for longer than sbatch waits, then does as told."""
     written = job(lab)
@@ -194,6 +196,7 @@ def plain_lab(tmp_path: Path, plain: Cluster) -> Iterator[SlurmLab]:
     clean_up(lab)
 
 
+@pytest.mark.slow
 def test_on_a_cluster_without_accounting_every_verb_works(plain_lab: SlurmLab) -> None:
     lab = plain_lab
     good, endless = lab.submit(job(lab)), lab.submit(job(lab, 1000))

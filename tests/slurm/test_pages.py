@@ -17,7 +17,7 @@ from tests.slurm.cluster import ROOT
 from tests.slurm.lab import GPT
 from tests.slurm.laptop import Laptop
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 JOB = {**GPT, "steps": 4, "resources": {"nodes": 1, "ranks_per_node": 1}}
 

@@ -16,7 +16,7 @@ from tests.slurm.lab import GPT, job_id
 from tests.slurm.laptop import Laptop
 from tests.slurm.test_runs import ONE_RANK, Told, tells
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,7 @@ def cancelled_and_resumed(lab: Laptop) -> Told:
     return Told(lab, run, lab.wait(run), more)
 
 
+@pytest.mark.slow
 @tells(cancelled_and_resumed)
 def test_a_run_that_is_cancelled_and_resumed_goes_on_from_its_checkpoint(it: Told) -> None:
     cancelled, lab = it.more["cancelled"], it.lab

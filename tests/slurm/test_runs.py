@@ -18,7 +18,7 @@ from tests.lab import HELD, HELD_JOB, events, metrics, verdicts, wait_for
 from tests.slurm.lab import GPT, SlurmLab, exported, handles, job_id
 from tests.slurm.shape import CLUSTER
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 # In its first start the job is slow, so that something can happen to it.
 SLOW = """
@@ -98,12 +98,13 @@ def test_two_nodes_with_two_ranks_each_train_to_the_end(it: Told) -> None:
 
 def as_a_site_wants(lab: SlurmLab) -> Told:
     lab.profile(clusters=CLUSTER, comment=False, srun_options=["--cpu-bind=none"], extra={"comment": "ours"})
-    job = {"command": ["bash", "-c", "ulimit -Sn; ulimit -Hn"], "batch": {"global": 1}}
+    job = {"name": "alone", "command": ["bash", "-c", "ulimit -Sn; ulimit -Hn"], "batch": {"global": 1}}
     file = lab.job(**job, resources={**ONE_RANK, "time": "5m"})
     run = lab.submit(str(file), "--partition", "short", "--dependency", "singleton")
     return Told(lab, run, lab.wait(run))
 
 
+@pytest.mark.slow
 @tells(as_a_site_wants)
 def test_a_run_in_a_named_cluster_without_our_comment_is_followed_to_its_end(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
@@ -171,6 +172,7 @@ def time_limit(lab: SlurmLab) -> Told:
     return Told(lab, run, status, {"reference": reference})
 
 
+@pytest.mark.slow
 @tells(time_limit)
 def test_a_time_limit_costs_a_requeue_and_no_bit_of_the_result(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)

@@ -16,7 +16,7 @@ from tests.lab import wait_for
 from tests.slurm.lab import SlurmLab, job_id
 from tests.slurm.test_runs import slow, steps
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
@@ -87,6 +87,7 @@ def test_a_sweep_is_looked_at_cancelled_and_deleted_as_a_whole(lab: SlurmLab) ->
     assert not folder.exists() and not any(run.path.exists() for run in runs)
 
 
+@pytest.mark.slow
 def test_a_second_cancel_ends_those_that_were_asked_before(lab: SlurmLab) -> None:
     """A program that ends slowly; one of the runs is asked alone, then all."""
     lab.script(
@@ -113,6 +114,7 @@ def test_a_second_cancel_ends_those_that_were_asked_before(lab: SlurmLab) -> Non
     assert states == {"cancelled": 3}
 
 
+@pytest.mark.slow
 def test_of_runs_that_wait_one_is_cancelled_alone_and_the_others_together(
     lab: SlurmLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

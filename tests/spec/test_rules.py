@@ -92,6 +92,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_every_recipe_is_valid_or_has_a_valid_neighbour_and_what_is_valid_runs():
     assert VALUES.keys() | SIZES == Recipe.model_fields.keys()
     sizes = {"micro_batch_size": 4, "grad_accum": 2}

@@ -127,6 +127,7 @@ def test_a_dead_node_0_does_not_hold_the_others_for_ever(four: list[Nodes]) -> N
         four[1].wait_for_announcement(attempt)
 
 
+@pytest.mark.slow
 def test_a_request_to_stop_ends_the_wait(tmp_path: Path) -> None:
     waiting = Nodes(RunDir(tmp_path), NodePlace(1, 2, "10.0.0.1"), replace_json, lambda: True)
     with pytest.raises(NodesError, match="asked to stop"):

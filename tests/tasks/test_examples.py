@@ -33,6 +33,7 @@ def test_an_example_has_a_task_that_exists_and_a_plan(path: Path, monkeypatch: p
     assert plan.recipe.loss_chunks == 1 or task.uses_loss_chunks
 
 
+@pytest.mark.slow
 def test_a_task_trains_the_same_sharded_and_on_one_rank(tmp_path: Path) -> None:
     """BatchNorm sees each rank's samples only: its losses differ from those of one rank."""
     script = str(Path(__file__).parent / "sharded.py")

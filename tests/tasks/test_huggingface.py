@@ -89,6 +89,7 @@ def test_a_config_alone_begins_at_random_with_its_buffers_right_in_bf16(tmp_path
     assert set(weights["model.norm.weight"].tolist()) == {1.0}
 
 
+@pytest.mark.slow
 def test_tied_weights_stay_one_parameter_on_two_ranks_and_over_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def test_what_is_wrong_with_a_path_is_named(tmp_path: Path) -> None:
         built(CausalLM(str(tmp_path / "three"), context=32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_transformers_loads_what_export_writes(tmp_path: Path, pretrained: bool) -> None:
     checkpoint(llama(), tmp_path / "model")

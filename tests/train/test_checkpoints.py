@@ -35,6 +35,7 @@ def measured(folder: Path) -> dict[str, Any]:
     return measure("saves.py", folder, ranks=2)
 
 
+@pytest.mark.slow
 def test_ranks_with_buffers_of_their_own_resume_bit_for_bit(measured: dict[str, Any]) -> None:
     for sharding, found in measured["resumes"].items():
         assert found["restored"] == 3
@@ -118,6 +119,7 @@ def test_a_kill_during_a_save_in_the_background_leaves_the_last_good_one(tmp_pat
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000004", "step-00000005"]
 
 
+@pytest.mark.slow
 def test_a_stop_that_comes_during_a_save_waits_for_it_and_does_nothing_else(tmp_path: Path) -> None:
     args = {"dim": 256, "fault": "stop while saving", "call": 4}
     run = prepare(tmp_path / "run", job(args=args, train={"checkpoint_every": 2, "async_checkpoints": True}))

@@ -22,6 +22,7 @@ def job(**fields: Any) -> Job:
     return Job.model_validate({"name": "declared", "batch": {"global": 8}, "steps": 1, **fields})
 
 
+@pytest.mark.slow
 def test_a_commands_model_is_traced_from_its_config(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     transformers.LlamaConfig(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.train.runs import measure
 
 
+@pytest.mark.slow
 def test_shards_of_uneven_rows_hold_what_one_rank_would_draw(tmp_path: Path) -> None:
     found = measure("draws.py", tmp_path, ranks=2)
     assert len(found["equal"]) == 10 and set(found["equal"].values()) == {True}, found["equal"]

@@ -9,6 +9,7 @@ import pytest
 from tests.train.runs import job, prepare, recipe, start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_", range(2))
 def test_a_finished_training_ends_every_rank(tmp_path: Path, round_: int) -> None:
     """Once, in about fifty ends, DDP's and gloo's destructors waited for the other rank for ever."""

@@ -31,6 +31,7 @@ def own(run: RunDir) -> list[dict[str, Any]]:
     return [{name: line[name] for name in names} for line in run.read_metrics()]
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_the_whole_batch_however_it_is_split(tmp_path: Path) -> None:
     """On one rank, on two, in smaller micro-batches, and in a step that is repeated when memory runs out."""
     whole = own(trained(tmp_path / "whole", 1, 8))
@@ -48,6 +49,7 @@ def test_metrics_are_those_of_the_whole_batch_however_it_is_split(tmp_path: Path
     assert changed and changed[0]["step"] == 2
 
 
+@pytest.mark.slow
 def test_the_marker_of_a_checkpoint_tells_its_held_out_loss_and_the_best_stays(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", 1, 8)
     losses = {line["step"]: line["eval_loss"] for line in run.read_metrics()}
@@ -83,6 +85,7 @@ def test_the_best_needs_an_evaluation_of_each_checkpoint(train: dict[str, Any]) 
         )
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_declared_is_refused(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(task="traps:Undeclared", steps=1))
     assert start(run, recipe("none", 8), ranks=1).codes == {0: 1}

@@ -59,6 +59,7 @@ def test_eight_chunks_need_an_eighth_of_the_memory_for_logits() -> None:
     assert peaks[8] == pytest.approx(3 * logits / 8, rel=0.5)
 
 
+@pytest.mark.slow
 def test_a_task_that_builds_the_whole_logits_refuses_a_recipe_with_chunks(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job())
     assert start(run, recipe("none", micro=8, loss_chunks=4), ranks=1).codes == {0: 1}

@@ -25,6 +25,7 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return measure("lowers.py", tmp_path_factory.mktemp("lowers"), request.param, 2)
 
 
+@pytest.mark.slow
 def test_all_is_bit_for_bit_as_in_a_run_that_changed_in_time(
     measured: dict[str, Any],
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_failure_that_passed_is_forgiven_once(measured: dict[str, Any]) -> Non
     assert found["comes again"] == [["downgrade", 2], ["climb", 5], ["downgrade", 6]]
 
 
+@pytest.mark.slow
 def test_what_was_thrown_away_is_lost_and_not_part_of_the_step_that_counts(tmp_path: Path) -> None:
     """Four losses of 0.1 s a step, memory runs out after the second one or later; then eight."""
     run = prepare(tmp_path / "run", job(steps=4, args={"pace": 0.1}, train={"probe": "never"}))

@@ -37,12 +37,14 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return RunDir(path)
 
 
+@pytest.mark.slow
 def test_the_marker_says_what_the_training_was_made_with(begun: RunDir) -> None:
     marker = read_json(begun.checkpoints / "step-00000002" / "complete.json") or {}
     said = {name: marker[name] for name in ("optimizer", "batch", "samples", "seed")}
     assert said == {"optimizer": "adamw", "batch": 8, "samples": 40, "seed": 0}
 
 
+@pytest.mark.slow
 def test_the_jobs_weight_decay_is_in_force_and_not_that_of_the_checkpoint(
     begun: RunDir, tmp_path: Path
 ) -> None:
@@ -63,6 +65,7 @@ def test_the_jobs_weight_decay_is_in_force_and_not_that_of_the_checkpoint(
     assert curves["host"] == pytest.approx(curves["on"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "fields", "message"),
     [
@@ -89,6 +92,7 @@ def test_what_cannot_go_on_is_the_users_error_with_what_to_set(
     assert failure["traceback"].count("\n") == 1, "a message, not a traceback"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [".metadata", "rank-000.pt"])
 def test_a_checkpoint_that_is_refused_is_the_users_error(part: str, begun: RunDir, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
@@ -105,6 +109,7 @@ def test_a_checkpoint_that_is_refused_is_the_users_error(part: str, begun: RunDi
     assert "fractions.Fraction" in failure["exception"] and failure["traceback"].startswith("launcher.train.")
 
 
+@pytest.mark.slow
 def test_other_data_is_said_and_the_training_goes_on(begun: RunDir, tmp_path: Path) -> None:
     ended = trained(tmp_path / "run", begun=begun, args={"samples": 41}, train={"seed": 1})
     assert ended.codes == {0: 0}, ended.output

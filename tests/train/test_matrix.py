@@ -19,7 +19,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]
     return dict(zip(names, curves(plain, tmp_path_factory.mktemp("plain"), 1), strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("together", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_each_value_of_a_recipe_trains_and_any_two_together(
@@ -37,7 +36,6 @@ def test_each_value_of_a_recipe_trains_and_any_two_together(
     assert not far, json.dumps(far, indent=1)
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_eight_bit_states_stay_beside_32_bit_ones_for_200_steps(tmp_path: Path) -> None:
     """The mean loss of the last 20 of 200 steps, on real text: within 1 % of the 32-bit optimizer's."""

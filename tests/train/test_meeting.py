@@ -10,6 +10,7 @@ from launcher.rundir.shared import remove_handover
 from tests.train.runs import job, measure, prepare, recipe, start
 
 
+@pytest.mark.slow
 def test_the_ranks_meet_behind_the_micro_batch_that_failed_before_any_loader_is_asked(tmp_path: Path) -> None:
     found = measure("slow_loader.py", tmp_path, ranks=2)
     assert found["waited"] == [True]
@@ -17,6 +18,7 @@ def test_the_ranks_meet_behind_the_micro_batch_that_failed_before_any_loader_is_
     assert found["steps"] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocation", [3, 4, 5, 6])
 def test_memory_that_runs_out_in_clipping_under_ddp_leaves_no_rank_a_step_ahead(
     tmp_path: Path, allocation: int

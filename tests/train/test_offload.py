@@ -41,7 +41,6 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [json.loads((folder / f"rank {rank}.json").read_text()) for rank in range(request.param)]
 
 
-@pytest.mark.slow
 def test_a_run_changes_its_offload_at_every_checkpoint_and_stays_equal_bit_for_bit(
     ranks: list[dict[str, Any]],
 ) -> None:
@@ -55,12 +54,10 @@ def test_a_run_changes_its_offload_at_every_checkpoint_and_stays_equal_bit_for_b
             assert found["digests"][0] == found["digests"][1], name
 
 
-@pytest.mark.slow
 def test_scratch_files_have_no_name_that_could_be_left_behind(ranks: list[dict[str, Any]]) -> None:
     assert all(found["left in nvme_dir"] == [] for rank in ranks for found in rank["chains"].values())
 
 
-@pytest.mark.slow
 def test_every_optimizer_trains_under_hybrid_as_under_ddp_and_its_replicas_stay_equal(
     ranks: list[dict[str, Any]],
 ) -> None:
@@ -71,7 +68,6 @@ def test_every_optimizer_trains_under_hybrid_as_under_ddp_and_its_replicas_stay_
         assert first != second and [first, second] == others, name
 
 
-@pytest.mark.slow
 def test_a_model_built_on_meta_is_filled_where_its_shards_live(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         kept, on_host = rank["from meta"]

@@ -77,6 +77,7 @@ def test_without_bitsandbytes_the_recipe_is_refused_with_what_to_do(monkeypatch:
         row_of(recipe(optimizer="lion-8bit")).make([{"params": parameters((2, 2))}], (), lr=1.0)
 
 
+@pytest.mark.slow
 def test_bitsandbytes_is_imported_only_when_a_recipe_needs_it() -> None:
     code = "import sys, launcher.train.loop; sys.exit('bitsandbytes' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

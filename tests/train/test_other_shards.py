@@ -15,6 +15,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_small_parameters_are_real_and_whole_whatever_their_rows(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["nothing was sent"]

@@ -36,6 +36,7 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return measure("policies.py", tmp_path_factory.mktemp("policies"), request.param)
 
 
+@pytest.mark.slow
 def test_no_policy_changes_a_bit_of_the_gradient_with_dropout(measured: dict[str, Any]) -> None:
     for sharding, found in measured.items():
         assert set(found["equal"].values()) == {True}, (sharding, found["equal"])
@@ -170,6 +171,7 @@ def test_each_node_is_one_row_of_the_hybrid_mesh(tmp_path: Path) -> None:
     assert mesh.mesh_dim_names == ("replicate", "shard"), "FSDP2 shards over the second"
 
 
+@pytest.mark.slow
 def test_hybrid_on_one_node_is_refused(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job())
     start(run, recipe("hybrid"))
@@ -177,7 +179,6 @@ def test_hybrid_on_one_node_is_refused(tmp_path: Path) -> None:
     assert any("2 ranks, 2 on a node, are not several full nodes" in message for message in messages)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(missing_compiler(CPU) is not None, reason="no C++ compiler")
 @pytest.mark.thorough
 def test_compiled_blocks_share_one_graph_and_have_the_gradient_of_eager_ones(tmp_path: Path) -> None:

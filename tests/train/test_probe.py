@@ -22,6 +22,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank {number}.json").read_text()) for number in (0, 1)]
 
 
+@pytest.mark.slow
 def test_steps_with_probes_before_them_equal_steps_without_bit_for_bit(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert len(rank["untouched"]) == 7
@@ -82,6 +83,7 @@ def test_a_confirmation_costs_about_a_step(ranks: list[dict[str, Any]]) -> None:
         assert confirmation < 2 * step + 0.02
 
 
+@pytest.mark.slow
 def test_nothing_that_the_probe_does_can_be_observed(tmp_path: Path) -> None:
     """Parameters, states, buffers, random numbers, generators and attributes of task, data and model, global
     names, the environment: each of them is changed by a step of this task."""

@@ -128,6 +128,7 @@ def test_damaged_metadata_are_one_error(checkpoint: Path, content: bytes) -> Non
         read_metadata(checkpoint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["whole", "key", "index"])
 def test_metadata_nested_millions_deep_are_one_error(checkpoint: Path, where: str) -> None:
     deep = b")" + b"\x85" * 3_000_000

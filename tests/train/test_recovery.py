@@ -29,6 +29,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return run
 
 
+@pytest.mark.slow
 def test_a_stop_seen_by_one_rank_ends_all_after_the_same_step_with_a_checkpoint(stopped: RunDir) -> None:
     assert [path.name for path in stopped.checkpoints.iterdir()] == ["step-00000003"]
     assert list(losses(stopped)) == [1, 2, 3]
@@ -55,6 +56,7 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(stopped: RunDir, tm
     assert all(torch.equal(a, b) for a, b in zip(_rng(resumed, 6), _rng(undisturbed, 6), strict=True))
 
 
+@pytest.mark.slow
 def test_the_state_of_a_task_is_in_its_checkpoints(tmp_path: Path) -> None:
     """A run that is stopped after step 3 and resumed, held against one that is not."""
     asked = {"task": "keeping:Keeping", "train": {"probe": "never"}}
@@ -67,6 +69,7 @@ def test_the_state_of_a_task_is_in_its_checkpoints(tmp_path: Path) -> None:
     assert losses(run) == losses(undisturbed)
 
 
+@pytest.mark.slow
 def test_attributes_that_no_checkpoint_holds_are_told_once_with_their_names(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(task="keeping:Forgetful", train={"probe": "never"}))
     ended = start(run, recipe("none", micro=8), ranks=1)
@@ -76,6 +79,7 @@ def test_attributes_that_no_checkpoint_holds_are_told_once_with_their_names(tmp_
     assert ended.output.count(told["reason"]) == 1
 
 
+@pytest.mark.slow
 def test_a_state_that_no_file_can_hold_is_refused_at_the_start(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(task="keeping:Unsaved"))
     ended = start(run, recipe("none", micro=8), ranks=1)
@@ -152,6 +156,7 @@ def test_memory_that_ran_out_in_the_probe_is_told_like_any_other(tmp_path: Path)
         assert "ragged.py" in text and "in_force.py" not in text
 
 
+@pytest.mark.slow
 def test_a_probe_that_finds_something_smaller_leaves_no_snapshot(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(steps=1, train={"probe": "always"}))
     ended = start(run, recipe("none", micro=8), ranks=1, env={"TRAIN_MEMORY_BUDGET": "150KiB"})
@@ -161,6 +166,7 @@ def test_a_probe_that_finds_something_smaller_leaves_no_snapshot(tmp_path: Path)
     assert run.attempt(0).oom_snapshot(0) is None
 
 
+@pytest.mark.slow
 def test_a_job_that_forbids_downgrades_is_not_probed_and_fails(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(steps=1, retries={"lower": 0}, train={"probe": "always"}))
     ended = start(run, recipe("none", micro=8), ranks=1, env={"TRAIN_MEMORY_BUDGET": "150KiB"})
@@ -171,6 +177,7 @@ def test_a_job_that_forbids_downgrades_is_not_probed_and_fails(tmp_path: Path) -
     assert run.read_events() == []
 
 
+@pytest.mark.slow
 def test_with_batch_norm_the_probe_leaves_the_micro_batch_to_what_else_the_plan_has(tmp_path: Path) -> None:
     asked = job(task="normed:Normed", steps=1, train={"probe": "always"})
     run, chosen = prepare(tmp_path / "run", asked), recipe("none", micro=8)
@@ -187,6 +194,7 @@ def test_with_batch_norm_the_probe_leaves_the_micro_batch_to_what_else_the_plan_
     assert [event["micro_batch_size"] for event in run.read_events() if event["event"] == "probe"] == [4]
 
 
+@pytest.mark.slow
 def test_a_full_memory_is_told_with_the_users_own_lines_and_why_no_step_was_repeated(tmp_path: Path) -> None:
     """Where it passes through launcher, and at the end of the rungs, where it is raised once more."""
     for name, chosen in {"ddp": recipe("ddp", 4), "one": recipe("none", 1, 8)}.items():
@@ -206,6 +214,7 @@ def test_a_full_memory_is_told_with_the_users_own_lines_and_why_no_step_was_repe
         assert off == ([why_not[name]] if name == "ddp" else [])
 
 
+@pytest.mark.slow
 def test_a_fire_drill_can_strike_a_save_and_one_that_never_struck_is_told(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(steps=2, train={"checkpoint_every": 1}))
     drills = {"TRAIN_MEMORY_FAIL": "step=1,phase=checkpoint,attempt=0;step=2,phase=evaluation,attempt=1"}
@@ -221,6 +230,7 @@ def test_a_fire_drill_can_strike_a_save_and_one_that_never_struck_is_told(tmp_pa
     assert "never came about: step=2,phase=evaluation,attempt=1" in ended.output
 
 
+@pytest.mark.slow
 def test_the_demo_of_a_downgrade_runs_out_after_one_step_and_fits_in_halves(tmp_path: Path) -> None:
     shown = job(**YAML(typ="safe").load(EXAMPLES / "demo-oom.yaml"))
     run = prepare(tmp_path / "run", shown.model_copy(update={"steps": 3}))
@@ -236,6 +246,7 @@ def test_the_demo_of_a_downgrade_runs_out_after_one_step_and_fits_in_halves(tmp_
     assert "nothing is left of the steps before" in ended.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     ("fault", "exception"), [("raise", "KeyError: 'no such label'"), ("exit", "SystemExit: no such label")]
@@ -254,6 +265,7 @@ def test_an_exception_of_the_task_ends_the_run_and_is_blamed_on_its_rank(
     _not_blamed(run, 0)
 
 
+@pytest.mark.slow
 def test_a_sample_that_cannot_be_read_is_the_users_error_of_the_first_step(tmp_path: Path) -> None:
     """It is asked for before, to compare a batch with its halves, where it is nobody's error."""
     run = prepare(tmp_path / "run", job(task="ragged:BrokenData", train={"probe": "never"}))
@@ -263,6 +275,7 @@ def test_a_sample_that_cannot_be_read_is_the_users_error_of_the_first_step(tmp_p
     assert failure["exception"] == "KeyError: 'no such sample'"
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_probe_alone_skips_the_probe_and_ends_nothing(tmp_path: Path) -> None:
     """Of a parameter above 1 MiB a rank alone has its own rows, repeated: they are in no order."""
     asked = job(task="ordered:Ordered", train={"probe": "always"}, steps=3)
@@ -295,6 +308,7 @@ def test_a_full_disk_costs_checkpoints_until_the_last_one_which_ends_the_attempt
     assert list(losses(run, attempt=1)) == [3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_recipe_that_this_machine_cannot_run_is_refused_with_one_that_can(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job())
     ended = start(run, recipe("none", micro=8, precision="float8"), ranks=1)

@@ -37,6 +37,7 @@ def test_without_a_scaler_the_loss_is_untouched_and_every_step_is_taken() -> Non
     assert scaler.factor == 1.0 and scaler.accepts(float("inf")) and scaler.state() is None
 
 
+@pytest.mark.slow
 def test_an_overflow_on_one_rank_is_left_out_on_all_and_else_the_gradient_is_that_of_fp32(
     tmp_path: Path,
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from launcher.train.failure import MAX_TEXT
 from tests.train.runs import HERE, error, job, prepare, recipe, start
 
@@ -22,6 +24,7 @@ class Leaky(Ragged):
 """
 
 
+@pytest.mark.slow
 def test_the_error_file_of_a_rank_holds_no_secret_in_any_form(tmp_path: Path) -> None:
     token = 'first"half\\second\nthird-line'
     (tmp_path / "leaky.py").write_text(TASK)
@@ -49,6 +52,7 @@ class Leaky(Ragged):
 """
 
 
+@pytest.mark.slow
 def test_a_secret_is_masked_before_a_long_message_is_cut(tmp_path: Path) -> None:
     """Also one that the task has taken out of its environment."""
     (tmp_path / "leaky.py").write_text(CUT)

@@ -37,6 +37,7 @@ def recipe(**fields: Any) -> Recipe:
     return Recipe.model_validate({"micro_batch_size": 1, "grad_accum": 1, **chosen})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of", "fields", "world"),
     [
@@ -59,6 +60,7 @@ def test_five_blocks_stand_for_all(of: Any, fields: dict[str, Any], world: int) 
     assert whole == traced.sample(chosen, ranks, 1, complete=True)
 
 
+@pytest.mark.slow
 def test_sizes_are_a_law_of_the_micro_batch() -> None:
     traced, chosen, ranks = tracer(*LLAMA), recipe(activations="checkpoint"), Ranks(4, 4, on_gpu=True)
     law, seven = traced.trace(chosen, ranks), traced.sample(chosen, ranks, 7)

@@ -25,6 +25,7 @@ def trap(path: Path, train: dict[str, Any] | None = None, **args: Any) -> RunDir
     return prepare(path, job(task="traps:Trap", steps=3, args=args, train=train or {}))
 
 
+@pytest.mark.slow
 def test_weights_that_a_block_shares_with_the_rest_stay_one_parameter_under_fsdp(tmp_path: Path) -> None:
     curves = {}
     for sharding, ranks in (("none", 1), ("ddp", 2), ("fsdp", 2)):
@@ -36,6 +37,7 @@ def test_weights_that_a_block_shares_with_the_rest_stay_one_parameter_under_fsdp
     assert curves["ddp"] == pytest.approx(curves["none"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_that_two_blocks_share_are_refused_under_fsdp_with_what_to_do(tmp_path: Path) -> None:
     run = trap(tmp_path / "run", tied="layers")
     assert set(start(run, recipe("fsdp")).codes.values()) <= {1, 128 + signal.SIGTERM}
@@ -52,6 +54,7 @@ def test_a_parameter_without_dimensions_is_refused_under_fsdp_with_what_to_do() 
         check_dimensions(model)
 
 
+@pytest.mark.slow
 def test_parameters_without_part_in_the_loss_run_under_fsdp_and_under_ddp_when_asked(tmp_path: Path) -> None:
     for sharding, asked in (("fsdp", False), ("ddp", True)):
         run = trap(tmp_path / sharding, unused=True, train={"find_unused_parameters": asked})
@@ -64,6 +67,7 @@ def test_parameters_without_part_in_the_loss_run_under_fsdp_and_under_ddp_when_a
     assert "train.find_unused_parameters: true" in failure["exception"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 48)])
 def test_ranks_that_take_different_branches_have_the_gradients_of_one(
     sizes: tuple[int, int], tmp_path: Path
@@ -79,6 +83,7 @@ def test_ranks_that_take_different_branches_have_the_gradients_of_one(
     assert norms["fsdp"] == pytest.approx(norms["none"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_where_fsdp_cannot_do_that_it_is_refused_and_no_step_is_done(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(task="traps:Branching", steps=1, args={"by_itself": True}))
     assert set(start(run, recipe("fsdp")).codes.values()) <= {1, 128 + signal.SIGTERM}
@@ -87,6 +92,7 @@ def test_where_fsdp_cannot_do_that_it_is_refused_and_no_step_is_done(tmp_path: P
     assert not run.metrics.exists() or not run.metrics.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_a_run_with_a_parameter_that_never_had_a_gradient_resumes_bit_for_bit(
     sharding: str, tmp_path: Path
@@ -105,6 +111,7 @@ def test_a_run_with_a_parameter_that_never_had_a_gradient_resumes_bit_for_bit(
     assert curves["stopped"] == curves["whole"] and len(curves["whole"]) == 4
 
 
+@pytest.mark.slow
 def test_a_step_that_is_left_out_leaves_batch_norms_statistics_as_they_were(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(task="traps:NotANumber", steps=4))
     ended = start(run, recipe("none", micro=4, accumulation=2), ranks=1)
@@ -118,6 +125,7 @@ def test_a_step_that_is_left_out_leaves_batch_norms_statistics_as_they_were(tmp_
     assert int(weights["1.1.num_batches_tracked"]) == 6, "two of eight micro-batches do not count"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sharding", "ranks", "micro"), [("none", 1, 1), ("none", 1, 8), ("fsdp", 2, 4)])
 def test_a_loss_that_is_a_mean_is_refused_before_the_first_step(
     sharding: str, ranks: int, micro: int, tmp_path: Path
@@ -129,12 +137,14 @@ def test_a_loss_that_is_a_mean_is_refused_before_the_first_step(
     assert not run.metrics.exists()
 
 
+@pytest.mark.slow
 def test_a_loss_in_16_bit_is_refused(tmp_path: Path) -> None:
     run = trap(tmp_path / "run", half=True)
     assert start(run, recipe("none", micro=8, precision="bf16"), ranks=1).codes == {0: 1}
     assert "adds up in torch.bfloat16" in any_error(run.attempt(0))["exception"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_a_batch_without_a_target_takes_part_in_the_backward_pass(sharding: str, tmp_path: Path) -> None:
     run = trap(tmp_path / "attached", empty="attached")
@@ -143,6 +153,7 @@ def test_a_batch_without_a_target_takes_part_in_the_backward_pass(sharding: str,
     assert sorted(losses(run)) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_loss_that_does_not_come_from_the_parameters_is_refused_with_what_to_do(tmp_path: Path) -> None:
     run = trap(tmp_path / "run", empty="detached")
     start(run, recipe("fsdp"))
@@ -172,6 +183,7 @@ def test_recomputation_counts_no_micro_batch_twice_in_batch_norm(tmp_path: Path)
         assert all(torch.equal(found[name], weights["keep"][name]) for name in weights["keep"])
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_a_number_leaves_its_step_out_on_every_rank(tmp_path: Path) -> None:
     run = trap(tmp_path / "run", bad=[2])
     ended = start(run, recipe("fsdp"))
@@ -182,6 +194,7 @@ def test_a_loss_that_is_not_a_number_leaves_its_step_out_on_every_rank(tmp_path:
     assert [line["loss"] is None for line in lines] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_a_diverged_training_ends_before_it_is_written_over_the_good_checkpoint(tmp_path: Path) -> None:
     asked = job(
         task="traps:Trap",
@@ -197,6 +210,7 @@ def test_a_diverged_training_ends_before_it_is_written_over_the_good_checkpoint(
     assert "train_step" not in failure["traceback"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -213,6 +227,7 @@ def test_what_cannot_be_trained_is_the_users_error(
     assert failure["failure"] == "user-error" and message in failure["exception"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
 def test_a_model_takes_and_returns_fp32_in_every_precision(
@@ -239,6 +254,7 @@ def test_batch_norm_is_torchs_own_whatever_the_types_are() -> None:
     torch.testing.assert_close(halves.running_var, theirs.running_var, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_selective_recomputation_of_a_block_with_units_of_its_own(tmp_path: Path) -> None:
     """FSDP gathers the inner units once more while the block is computed again."""
     brain = job(

@@ -30,6 +30,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return run
 
 
+@pytest.mark.slow
 def test_workers_change_nothing_and_a_resumed_run_with_them_goes_on_bit_for_bit(
     undisturbed: RunDir, tmp_path: Path
 ) -> None:
@@ -45,6 +46,7 @@ def test_workers_change_nothing_and_a_resumed_run_with_them_goes_on_bit_for_bit(
     assert resumed == {step: loss for step, loss in losses(undisturbed).items() if step > 6}
 
 
+@pytest.mark.slow
 def test_augmentation_does_not_depend_on_the_split_of_the_batch(undisturbed: RunDir, tmp_path: Path) -> None:
     plain = {"args": {}}  # dropout does depend on it
     whole, split = (prepare(tmp_path / name, noisy(0, **plain)) for name in ("whole", "split"))
@@ -61,6 +63,7 @@ def test_a_killed_worker_is_the_hosts_memory_and_none_is_left_behind(tmp_path: P
     assert not [process for process in psutil.process_iter(["environ"]) if _of(process, run)]
 
 
+@pytest.mark.slow
 def test_what_a_worker_raises_is_the_users_error_with_the_workers_trace(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", noisy(1, args={"fault": "raise", "call": 9}))
     assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}

@@ -45,7 +45,6 @@ def test_a_model_that_ran_out_of_memory_ends_as_the_run_that_knew(
     assert not [(row["cell"], row["problems"]) for row in few[model] if row["problems"]]
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("model", MODELS)

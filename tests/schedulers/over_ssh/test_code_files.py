@@ -47,6 +47,7 @@ def _git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", str(folder), *name, *arguments], check=True, capture_output=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(IGNORE)
 def test_without_git_the_same_files_are_code_as_with_it(ignore: dict[str, list[str]]) -> None:
@@ -60,6 +61,7 @@ def test_without_git_the_same_files_are_code_as_with_it(ignore: dict[str, list[s
         assert code_files(plain) == code_files(known)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(IGNORE)
 def test_launcherignore_says_what_gitignore_would(ignore: dict[str, list[str]]) -> None:

@@ -18,7 +18,7 @@ from tests.lab import events, metrics, verdicts, wait_for
 from tests.schedulers.ssh.hosts import Laptop
 from tests.schedulers.ssh.test_runs import CANARY, STEPS, job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 SPACE = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--mount", "--map-root-user"]
 

@@ -44,6 +44,7 @@ def nothing_is_left(laptop: Laptop) -> bool:
     return laptop.said("list", "--json") == "[]\n" and not list(laptop.runs.glob("[!.]*"))
 
 
+@pytest.mark.slow
 def test_a_host_that_is_away_or_not_ours_is_named_with_sshs_own_words(laptop: Laptop) -> None:
     (laptop.hosts[0].folder / "authorized").write_text("")
     assert "cannot log in to tensor01: " in (said := submit(laptop)) and "Permission denied" in said
@@ -68,6 +69,7 @@ def test_a_host_with_another_key_than_before_is_not_trusted(laptop: Laptop) -> N
     assert "cannot log in to tensor01: Host key verification failed" in said and "`ssh tensor01`" in said
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_is_not_there_or_has_nothing_is_named(laptop: Laptop) -> None:
     laptop.profile("wrong.yaml", NAMES[:1], paths={"python": "/no/python", "runs": str(laptop.runs)})
     assert "tensor01: there is no interpreter /no/python" in submit(laptop, "wrong.yaml")
@@ -86,6 +88,7 @@ def commands_of_the_page() -> list[list[str]]:
     return [line.split()[2:] for line in lines if line.startswith("$ launcher")]
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_the_commands_of_the_page_run_with_a_secret_that_is_there_only(laptop: Laptop) -> None:
     assert "tensor01: secrets: TOKEN has no value" in submit(laptop, secrets=["TOKEN"])
@@ -106,6 +109,7 @@ def test_the_commands_of_the_page_run_with_a_secret_that_is_there_only(laptop: L
     assert laptop.hosts[0].sshd.sessions == before
 
 
+@pytest.mark.slow
 def test_a_secrets_file_that_no_process_can_receive_is_named_here_or_there(laptop: Laptop) -> None:
     there = laptop.hosts[0].home / "token"
     there.write_bytes(b"a\0b")
@@ -187,6 +191,7 @@ def test_findings_name_the_host_and_say_what_to_do() -> None:
     assert trouble.refusals == ("a: nvidia-smi gave no answer",)
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_tell(laptop: Laptop) -> None:
     """The host has started it; the answer does not come."""
     slow = laptop.folder / "slow"
@@ -228,7 +233,6 @@ def test_a_refusal_of_the_host_is_one_message(here: Laptop) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 def test_where_one_host_cannot_start_the_other_is_not_left_waiting(laptop: Laptop) -> None:
     """The first host's GPU is taken between the look and the start."""
     gpu = {"type": "NVIDIA RTX A6000", "count": 1, "memory": "47.4GiB"}

@@ -8,9 +8,10 @@ from tests.lab import wait_for
 from tests.schedulers.ssh.hosts import Laptop
 from tests.schedulers.ssh.test_runs import waiting
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.slow
 def test_a_request_that_could_not_be_sent_is_not_kept_and_one_that_may_have_been_is_said_to(
     laptop: Laptop,
 ) -> None:

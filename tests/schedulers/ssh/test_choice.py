@@ -34,8 +34,8 @@ def lab_of(laptop: Laptop, gpu: Any = GPU) -> str:
     return str(laptop.job("job.yaml", command="python train.py", resources=ONE_GPU))
 
 
-@pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.e2e
 def test_a_busy_host_is_passed_over_and_every_verb_finds_the_run_on_the_next(laptop: Laptop) -> None:
     job = lab_of(laptop, "auto")
     first, second = laptop.hosts

@@ -148,8 +148,8 @@ def test_a_gpu_that_tells_nothing_of_its_memory_is_judged_by_its_processes(machi
     owner.communicate()
 
 
-@pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.e2e
 def test_of_two_submissions_the_second_is_told_who_has_the_gpus(laptop: Laptop) -> None:
     laptop.hosts[0].gpus(4)
     laptop.hosts[0].busy(0)

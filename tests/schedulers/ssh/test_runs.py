@@ -19,7 +19,7 @@ from tests.lab import events, metrics, supervisor_pid, verdicts, wait_for
 from tests.schedulers.ssh.conftest import on_two_hosts
 from tests.schedulers.ssh.hosts import Laptop
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 CANARY = "sesame-5d1e0a3b"
 TASK = """
@@ -128,6 +128,7 @@ def test_memory_that_runs_out_costs_a_rung_there(reference: Reference) -> None:
     assert "micro-batch 4 -> 2" in reference.lab.said("why", run.id)
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_where_no_step_can_be_repeated_costs_a_restart_there(lab: Laptop) -> None:
     """DDP: all ranks end, and the supervisor on the host starts them again one rung lower."""
     file = job(lab, "ddp", 0, steps=5, sharding="ddp", ranks_per_node=2)
