@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
 
+from launcher.rundir.table import COPIED_NAMES, GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS
+
 PART = 4 * 2**20
 "Bytes that one round trip brings at most; there are as many as it takes."
 LARGEST_LOG = 2**30
@@ -18,13 +20,8 @@ UNSEEN = "new"
 
 _NEWER = "changed there meanwhile:"
 
-_FOLDERS = ("checkpoints", "tensorboard", "wandb", "nodes", "submitit", ".*")
-"Of a run directory: never copied. `nodes` are heartbeats."
-_LOGS = ("logs", "memory")
-_NAMES = (
-    *("*.out", "*.err", "*.log", "*.jsonl", "*.json", "*.exit", "*.stop"),
-    *("*.sh", "*.sbatch", "cancel", "stop", "slurm-excluded", "slurm-unfit"),
-)
+_FOLDERS = (*NOT_COPIED_FOLDERS, ".*")
+_GROWS = "|".join(suffix[1:] for suffix in GROWING)
 _SEEN = "%i %s %T@"
 
 
@@ -53,7 +50,7 @@ class Wanted:
     def covers(self, path: str) -> bool:
         """Whether a round trip would bring `path` (below a run) if it were new."""
         parts = path.split("/")
-        if not set(_LOGS) & set(parts[:-1]):
+        if not set(LOG_FOLDERS) & set(parts[:-1]):
             return True
         if not self.logs:
             return False
@@ -71,7 +68,7 @@ class Wanted:
                 chosen.append(rf"\( {either} \)")
         if not chosen:
             return ""
-        inside = " -o ".join(f"-path '*/{name}/*'" for name in _LOGS)
+        inside = " -o ".join(f"-path '*/{name}/*'" for name in LOG_FOLDERS)
         return rf"\( ! \( {inside} \) -o {' '.join(chosen)} \)"
 
 
@@ -184,7 +181,7 @@ part == 1 && index(had, " " substr(path, 1, index(path, "/") - 1) " ") { next }
 part == 1 { inode[path] = $1; size[path] = bytes; time[path] = $3; next }
 {
   seen[path] = 1
-  grows = path ~ /\.(out|err|log|jsonl)$/
+  grows = path ~ "[.](" growing ")$"
   sent = inode[path] == "new"
   if (sent && bytes == size[path]) { say("same", 0, 0); next }
   if (inode[path] == $1 && bytes == size[path] && (grows || time[path] == $3)) next
@@ -248,9 +245,10 @@ def _get(mark: str, root: str, runs: Sequence[str], known: Mapping[str, Known], 
     if not runs:
         return []
     table = (f"{was.seen} {path}" for path, was in known.items() if wanted.covers(path.partition("/")[2]))
-    pruned = " -o ".join(f"-name '{name}'" for name in (*_FOLDERS, *(() if wanted.logs else _LOGS)))
-    names = " -o ".join(f"-name '{name}'" for name in _NAMES)
+    pruned = " -o ".join(f"-name '{name}'" for name in (*_FOLDERS, *(() if wanted.logs else LOG_FOLDERS)))
+    names = " -o ".join(f"-name '{name}'" for name in COPIED_NAMES)
     limits = f"-v left={PART} -v log_limit={LARGEST_LOG} -v record_limit={LARGEST_RECORD}"
+    limits += f" -v growing='{_GROWS}'"
     return [
         f"root={quote(root)}",
         f"set -- {' '.join(map(quote, runs))}",

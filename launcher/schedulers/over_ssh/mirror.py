@@ -8,6 +8,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from launcher.rundir.files import parsed, read_record, replace_bytes
 from launcher.rundir.forms import STATE, fits
 from launcher.rundir.layout import RunDir
+from launcher.rundir.table import DELETED, GROWING, SENT, expression
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
@@ -30,11 +32,7 @@ INDEX = ".mirror.json"
 "In the copy of a run: its files as of the last round trip."
 SLOWEST = 2**18
 "Bytes per second at which what was written here goes over: a sweep brings many runs."
-_REMOVED = ("cancel", "slurm-excluded", "slurm-unfit")
 _MODE = 0o755
-_TOP = (*_REMOVED, "events.jsonl", "state.json", "run.json", "plan.json")
-_BELOW = ("scripts/*", "plans/*/*.json", "plans/*/scripts/*", "attempts/*/snapshot.json")
-"Of a run directory, what is written from outside. Everything else is only ever read."
 
 
 class RefusedError(SchedulerError):
@@ -187,12 +185,12 @@ def _changes(here: Path, index: Mapping[str, Mapping[str, Known]]) -> Changes:
                 changes.written[f"{run}/{name}"] = None
             elif before.here == now.st_mtime_ns:
                 continue
-            elif not name.endswith(".jsonl"):
+            elif not name.endswith(GROWING):
                 changes.written[f"{run}/{name}"] = before
             elif now.st_size > before.size:
                 changes.grown[f"{run}/{name}"] = before.size
         for name in known:
-            if name not in found and any(PurePosixPath(name).match(one) for one in (*_REMOVED, *_BELOW[1:3])):
+            if name not in found and any(re.fullmatch(expression(one), name) for one in DELETED):
                 changes.removed[f"{run}/{name}"] = known[name]
     return changes
 
@@ -211,8 +209,7 @@ def _taken(here: Path, index: Mapping[str, Mapping[str, Known]], send: bool) -> 
 
 
 def _ours(run: Path) -> list[str]:
-    files = [run / name for name in _TOP if (run / name).is_file()]
-    files += [file for pattern in _BELOW for file in run.glob(pattern) if not _hidden(file, run)]
+    files = (file for pattern in SENT for file in run.glob(pattern) if not _hidden(file, run))
     return sorted(str(file.relative_to(run)) for file in files)
 
 

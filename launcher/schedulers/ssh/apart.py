@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.layout import RunDir
+from launcher.rundir.table import SUBMITTED
 from launcher.schedulers.over_ssh.copies import NotSentError
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.mirror import packed
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.copies import Copies
     from launcher.schedulers.ssh.choose import About, Chosen
 
-_SENT = ("run.json", "plan.json", "scripts", "plans")
 _SHARED = 75
 _MARK = r"""
 mkdir -p {folder}/checkpoints && cd {folder} || exit 73
@@ -55,7 +55,7 @@ def _bring(run: RunDir, there: str, rank: int, copies: Copies) -> subprocess.Com
     if rank == 0:
         return copies.mirror.run(script)
     script += "rm -rf plans scripts && tar -xf -"
-    parcel = packed(run.path, _SENT)
+    parcel = packed(run.path, SUBMITTED)
     return copies.deliver([run], (), lambda: copies.mirror.run(script, stdin=parcel), copied=False)
 
 

@@ -15,64 +15,53 @@ from typing import Any
 
 from launcher.rundir.files import append_json, replace_bytes
 from launcher.rundir.layout import RunDir
+from launcher.rundir.table import ATTEMPT, FILES, RunFile, expression
 from launcher.supervise.apart.wire import WireError
 
 PART = 2**20
 "Bytes of one file that are sent before it is the next one's turn."
-_ATTEMPT = "attempts/*"
 _EVENTS = "events.jsonl"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Files of one `folder` whose name matches the expression `name`. `attempts/*` is any start's."""
+    """The files of one row of the table, or those of them that belong to one node."""
 
-    folder: str
-    name: str
-    grows: bool = False
+    row: RunFile
+    node: int | None = None
+
+    @property
+    def grows(self) -> bool:
+        return self.row.change == "grows"
 
     def covers(self, path: str) -> bool:
-        folder = re.escape(self.folder).replace(r"\*", r"\d+(-save)?")
-        return re.fullmatch(f"{folder}/{self.name}" if folder else self.name, path) is not None
+        if path.startswith("attempts/") and re.match(r"attempts/\d+(-save)?/", path) is None:
+            return False
+        return re.fullmatch(expression(self.row.path, self.node), path) is not None
 
     def paths(self, run: RunDir, attempts: Sequence[str]) -> Iterator[str]:
-        folders = [self.folder]
-        if self.folder.startswith(_ATTEMPT):
-            folders = [self.folder.replace("*", attempt) for attempt in attempts]
-        for folder in folders:
+        for attempt in attempts if self.row.path.startswith(ATTEMPT) else ("",):
+            path = self.row.path.replace(ATTEMPT, f"attempts/{attempt}")
+            if self.node is not None:
+                path = path.replace("{node}", f"{self.node:02d}")
+            folder, _, name = path.rpartition("/")
             try:
                 names = sorted(os.listdir(run.path / folder))
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            yield from (f"{folder}/{name}".lstrip("/") for name in names if re.fullmatch(self.name, name))
+            yield from (f"{folder}/{one}".lstrip("/") for one in names if re.fullmatch(expression(name), one))
 
 
 def up(node: int) -> tuple[Kind, ...]:
-    """From another node to node 0. Who reads a later one looks for the ones before: they must be there.
+    """What another node sends to node 0.
 
     Both sides may write `stop`, to the same end: rank 0, which is on node 0, sees to it.
     """
-    return (
-        Kind("", re.escape(_EVENTS), grows=True),
-        Kind("", rf"supervisor\.{node:02d}\.log", grows=True),
-        Kind(f"{_ATTEMPT}/logs/node-{node:02d}", r"(rank-\d+\.(out|err)|torchrun\.err)", grows=True),
-        Kind(f"{_ATTEMPT}/memory", r"rank-\d+\.jsonl", grows=True),
-        Kind(_ATTEMPT, "stop"),
-        Kind(f"{_ATTEMPT}/errors", r"rank-\d+\.json"),
-        Kind(f"{_ATTEMPT}/exits", r"rank-\d+\.json"),
-        Kind(f"{_ATTEMPT}/nodes", rf"node-{node:02d}\.(alive|ended)\.json"),
-    )
+    return tuple(Kind(row, node) for row in FILES if row.nodes == "to node 0")
 
 
-DOWN = (
-    Kind("", "cancel"),
-    Kind("", r"closed\.json"),
-    Kind(_ATTEMPT, r"(recipe|snapshot)\.json"),
-    Kind(f"{_ATTEMPT}/nodes", r"(abort|node-00\.alive)\.json"),
-    Kind(_ATTEMPT, r"next\.json"),
-    Kind(_ATTEMPT, r"open\.json"),
-)
-"From node 0 to the others."
+DOWN = tuple(Kind(row) for row in FILES if row.nodes == "from node 0")
+"What node 0 sends to the others."
 
 
 class Outbox:
