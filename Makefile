@@ -35,7 +35,7 @@ slurm-stop: venv ## end it
 	@$(BIN)/python -m tests.slurm.play stop
 
 # Tests wait as much as they compute: two for each core.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 25
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --durations 25
 test: venv ## every feature once, for real, in minutes; components that are absent are skipped with the reason
 	$(PYTEST) -m "not slow and not thorough" $(ARGS)
 

@@ -30,6 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+    for item in items:  # a file stays on one worker, and all that share one Slurm cluster do
+        name = "slurm" if item.path.parent.name == "slurm" else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(name))
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ def block(language: str) -> str:
 
 
 @pytest.fixture
-def spool(lab: Lab) -> Lab:
+def spool(lab: Lab) -> Iterator[Lab]:
     """A project of a user who has installed the package of the page, with a profile for its scheduler."""
     site = lab.folder / "site"
     (info := site / "spool_queue-1.0.dist-info").mkdir(parents=True)
@@ -40,7 +42,10 @@ def spool(lab: Lab) -> Lab:
     lab.environ["PYTHONPATH"] = str(site)
     lab.script(HELD, "held.py")
     lab.job(**HELD_JOB, name="held")
-    return lab
+    yield lab
+    for left in lab.folder.glob("runs/*/spool.pid"):  # of a failed test: its queue would go on
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(left.read_text()), signal.SIGKILL)
 
 
 def submit(lab: Lab, *more: str) -> RunDir:
