@@ -1,4 +1,4 @@
-"""Cluster: one machine room as launcher needs to know it. One YAML profile per cluster."""
+"""Cluster: a place where jobs run. One YAML profile per cluster."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ class Gpu(Value):
     """The GPUs of one node."""
 
     type: str
-    "As the vendor writes it, e.g. NVIDIA RTX A6000."
+    "Name that `nvidia-smi` shows."
     count: NonNegativeInt
+    "GPUs of one node."
     memory: Bytes
-    "Memory that a process can use on one GPU (`nvidia-smi` total), e.g. 47.4GiB."
+    "Memory of one GPU that a process can use: the total that `nvidia-smi` shows."
     overhead: Bytes | None = None
-    "What a rank holds there beside PyTorch's memory: CUDA context, NCCL. Left out, launcher's own figures."
+    "Memory of a rank outside of PyTorch: CUDA context, NCCL. Default: launcher's own figures."
 
 
 def _as_gpu(value: Any) -> Any:
@@ -72,20 +73,21 @@ def _as_gpu(value: Any) -> Any:
 
 
 class Node(Value):
-    """One node; all nodes of a cluster are taken to be alike."""
+    """One node. All nodes of a cluster are taken to be alike."""
 
     gpu: Annotated[
         Gpu | None,
         BeforeValidator(_as_gpu, json_schema_input_type=Literal["auto"] | Gpu | None),
     ] = None
-    "`auto` asks nvidia-smi: of this machine (local), of the hosts (ssh)."
+    "GPUs of a node. `auto` asks nvidia-smi on this machine (local) or on the hosts (ssh)."
     cpus: PositiveInt | None = None
+    "CPUs of a node. A job gets its share of them: its GPUs of the node's."
     memory: Bytes | None = None
     "Host memory of one node."
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = None
-    "torchrun's --numa-binding: each rank on CPUs near its GPU. The nodes need numactl."
+    "torchrun's --numa-binding: each rank on CPUs near its GPU. Needs torch 2.9 and numactl on the nodes."
     cpu_bind: tuple[Annotated[str, AfterValidator(_as_taskset_takes_it)], ...] = ()
-    "In place of numa_binding: the CPUs of each rank of a node, e.g. [0-15, 16-31]."
+    "CPUs of each rank of a node, instead of `numa_binding`."
 
     @model_validator(mode="after")
     def _bound_once(self) -> Node:
@@ -95,27 +97,32 @@ class Node(Value):
 
 
 class Network(Value):
+    """How nodes reach each other."""
+
     interface: str | None = Field(None, pattern=r"^[A-Za-z0-9_.,:=^-]+$")
-    """NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of a job on several nodes; left out, gloo gets the
-    interface that leads to the first node, and NCCL where it would take another one first."""
+    """NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of a job on several nodes. Default: gloo gets the interface
+    that leads to the first node; NCCL gets it too if it would pick another one."""
     env: Env = {}
-    "NCCL variables this cluster needs, each with its reason as a comment."
+    "NCCL variables that this cluster needs."
     inter_node: Rate | None = None
-    "What all network cards of one node carry together in one direction, e.g. 400Gb/s; for predicted speed."
+    "Bandwidth of all network cards of a node, one direction, for predicted speed. Default: 100 Gb/s assumed."
 
 
 class Container(Value):
+    """Containers in which jobs run."""
+
     runtime: Literal["none", "docker", "pyxis", "apptainer", "runpod"] = "none"
+    "What starts the container."
     image: str | None = None
-    "Used when the job names none."
+    "Image of jobs that name none, or `catalog:NAME`."
     base: str | None = None
     "Image that a rendered Dockerfile or Apptainer definition builds on."
     mounts: dict[str, str] = {}
-    "Host path -> path in the container."
+    "Paths of the host and where they appear in the container."
     shm: Bytes | None = None
-    "Size of /dev/shm; Docker's 64 MiB break DataLoader workers."
+    "Size of /dev/shm. Docker's default of 64 MiB breaks DataLoader workers."
     mount_home: bool | None = None
-    "Whether your home directory is there inside; left out, as the site has it. For pyxis and Apptainer."
+    "Whether the container has your home directory (pyxis, Apptainer). Default: as the site has it."
 
 
 def _one_cluster(name: str) -> str:
@@ -125,66 +132,80 @@ def _one_cluster(name: str) -> str:
 
 
 class Slurm(Value):
-    """sbatch options. Only the batch script asks for GPUs: a step that repeats a typed GRES fails."""
+    """Options of sbatch."""
 
     partition: str | None = None
+    "Partition, or several with commas."
     account: str | None = None
+    "Account to charge."
     qos: str | None = None
+    "Quality of service."
     constraint: str | None = None
+    "Features that the nodes must have."
     reservation: str | None = None
+    "Reservation to use."
     gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    "Option that asks for GPUs. none: the site gives them without being asked."
     gres_type: str | None = None
-    "The name between `gpu:` and the count, e.g. a100."
+    "GPU type as Slurm names it: the word between `gpu:` and the count."
     gres: tuple[Annotated[str, AfterValidator(_other_than_gpu)], ...] = ()
-    "Generic resources of each node other than GPUs, as sbatch takes them, e.g. [nvme:1]."
+    "Generic resources of each node other than GPUs."
     clusters: Annotated[str, AfterValidator(_one_cluster)] | None = Field(None, pattern=r"^[A-Za-z0-9_.-]+$")
-    "The name of this cluster, where a site has several and this host's default is another one."
+    "Name of this cluster (`--clusters`), if the site has several and another one is the default."
     exclusive: bool = False
+    "Ask for whole nodes; without `memory_per_node` of the job also for all their memory."
     signal_seconds: PositiveInt = 120
-    "USR2 reaches the batch shell this long before the time limit."
+    "How long before the time limit the run is asked to save and stop."
     extra: dict[
         str, Annotated[str | bool, BeforeValidator(number_as_text, json_schema_input_type=str | bool | int)]
     ] = {}
-    "Any other sbatch option by its long name; true for a bare flag."
+    "Any other option of sbatch by its long name; true for a flag."
     srun_options: tuple[Annotated[str, AfterValidator(_long_option)], ...] = ()
-    "Further options of the one `srun` that starts the ranks, e.g. [--cpu-bind=none]."
+    "Further options of the `srun` that starts the ranks."
     comment: bool = True
-    "Jobs have the run's id as their comment. false: for a site that uses comments itself; see `extra`."
+    "Give jobs the id of their run as comment. false: for sites that use comments themselves."
 
 
 class RunPod(Value):
-    """What may be rented, and for how much."""
+    """What launcher may rent, and for how much."""
 
     gpu_id: str | None = None
-    "As RunPod's catalogue names the card of `node.gpu`."
+    "Id of the GPU type in RunPod's catalogue; `node.gpu` describes it."
     other_gpus: dict[str, Bytes] = {}
-    "Further GPU types that may be rented, with the memory of one card: the job is planned for each."
+    "Further GPU types to rent, with the memory of one GPU. The job is planned for each."
     cpu_id: str | None = None
-    "Flavor of the pods of jobs without a GPU, e.g. cpu5c."
+    "Flavor of the pods of jobs without a GPU."
     vcpu: int | None = Field(None, ge=2)
-    "vCPUs of such a pod: a power of two."
+    "vCPUs of a pod without a GPU: a power of two."
     clouds: tuple[Literal["SECURE", "COMMUNITY"], ...] = Field(("SECURE",), min_length=1)
+    "Clouds to rent in. Network volumes exist in SECURE only, so launcher never rents COMMUNITY."
     data_centers: tuple[str, ...] = ()
+    "Data centre of the volume, if the API key may not ask for it. Pods must be in the same one."
     disk_gb: PositiveInt = 50
+    "Disk of the pod in GB."
     volume_id: str | None = None
-    "Network volume, mounted at `volume_path`; the run directory lives there."
+    "Network volume, mounted at `volume_path`. Run directories lie on it."
     volume_path: str = "/workspace"
+    "Where the pod sees the network volume."
     registry_id: str | None = None
+    "RunPod's id of the credentials for a private image registry. Not for spot pods or several nodes."
     cuda_versions: tuple[str, ...] = ()
+    "Rent only hosts whose driver runs one of these CUDA versions."
     ports: tuple[str, ...] = ()
+    "Ports of the pod to expose, as RunPod writes them."
     max_hours: PositiveFloat = 24
-    "Of one pod: it ends after this long, whatever the training does."
+    "Time limit of one pod, from its creation, whatever the training does."
     max_price: PositiveFloat | None = None
-    "USD per hour of all pods of a run together; what costs more is not rented, or ended at once."
+    "Highest price of all pods of a run together, in USD per hour. A pod billed above it is ended at once."
     budget: PositiveFloat | None = None
-    "USD for all pods that a run ever has: what is left of it limits the hours."
+    "USD for all pods that a run ever has. What is left of it limits the hours."
     unplanned: bool = False
-    "A card is rented although it is not known whether the job fits on it."
+    "Rent although launcher does not know whether the job fits."
     bid_per_gpu: PositiveFloat | None = None
-    "USD per hour: rents an interruptible (spot) pod. RunPod takes it away when somebody pays more."
+    "USD per hour: rent an interruptible (spot) pod, which RunPod takes away when somebody pays more."
     server_limit: bool = True
-    """RunPod itself ends each pod after its time, too, though its start script may never have run. It has no
-    such limit for clusters of pods. false: rented without one; an interruptible pod always has it."""
+    """Let RunPod end each pod after its time, even if the start script never ran. RunPod has no such limit
+    for pods of several nodes. false rents without it; a spot pod always has it."""
 
     @model_validator(mode="after")
     def _something_to_rent(self) -> RunPod:
@@ -200,10 +221,10 @@ class RunPod(Value):
 
 
 class Ssh(Value):
-    """Hosts without a batch system."""
+    """Hosts without a batch system, reached over ssh."""
 
     hosts: Annotated[tuple[Host, ...], Field(min_length=1)]
-    "As `ssh` takes them. A job on n nodes takes the first n that have room; the run lies on the first."
+    "Hosts as `ssh` takes them. A job on n nodes takes the first n that have enough free GPUs."
 
     @field_validator("hosts")
     @classmethod
@@ -214,12 +235,14 @@ class Ssh(Value):
 
 
 class Paths(Value):
+    """Paths on the cluster."""
+
     runs: str | None = None
-    "Where run directories are kept; left out, $LAUNCHER_RUNS or `runs/` in the current directory."
+    "Folder of the run directories. Default: $LAUNCHER_RUNS, else `runs/` in the current directory."
     access: Literal["private", "group", "all"] = "private"
-    "Who may enter a run directory: you alone (mode 0700), your group (0750) or every user (0755)."
+    "Who may read a run directory: you alone (mode 0700), your group (0750) or every user (0755)."
     python: str | None = None
-    "Interpreter on the nodes with launcher and torch; left out, the one in use (local) or python3."
+    "Interpreter on the nodes, with launcher and torch. Default: the one in use (local), else python3."
 
 
 MODES = {"private": 0o700, "group": 0o750, "all": 0o755}
@@ -227,27 +250,40 @@ MODES = {"private": 0o700, "group": 0o750, "all": 0o755}
 
 
 class Cluster(Value):
-    """A profile. `setup` is shell text of the profile's author and runs as written, before the job."""
+    """A cluster profile."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    "Name of the profile, as after `-c`."
     description: str = ""
+    "One line for `launcher clusters list`."
     scheduler: Literal["local", "slurm", "runpod", "ssh"]
+    "How jobs are started."
     login: Host | None = None
-    "The login node, as `ssh` takes it (user@host, or a name of your ssh config); left out, this host."
+    "Login node of a Slurm cluster: user@host, or a Host of your ssh config. Default: this host."
     max_nodes: PositiveInt = 1
+    "Most nodes of one job. Default with `ssh`: the number of hosts."
     node: Node = Node()
+    "GPUs, CPUs and memory of a node."
     network: Network = Network()
+    "How nodes reach each other."
     container: Container = Container()
+    "Containers in which jobs run."
     paths: Paths = Paths()
+    "Paths on the cluster."
     env: Env = {}
+    "Environment variables of launcher's scripts, torchrun and the ranks."
     setup: tuple[str, ...] = ()
-    "Lines of shell, e.g. `module load cuda`."
+    "Lines of shell that run as written, before the job."
     slurm: Slurm | None = None
+    "Options of sbatch, with `scheduler: slurm`."
     runpod: RunPod | None = None
+    "What to rent, with `scheduler: runpod`."
     ssh: Ssh | None = None
+    "Hosts, with `scheduler: ssh`."
     usd_per_gpu_hour: NonNegativeFloat | None = None
+    "Price of one GPU in USD per hour, for predicted and actual cost."
     failures: tuple[FailurePattern, ...] = ()
-    "Words that tell of a failure on this cluster, such as those of its own scripts."
+    "Lines of output that tell of a failure on this cluster."
 
     @model_validator(mode="before")
     @classmethod

@@ -29,18 +29,25 @@ from launcher.spec.text import no_nul
 
 
 class Batch(Value):
+    """Size of an optimizer step."""
+
     global_: PositiveInt = Field(alias="global")
     "Samples per optimizer step over all ranks. No recipe changes it."
 
 
 class Resources(Value):
+    """What one submission asks of the cluster."""
+
     nodes: PositiveInt = 1
+    "Number of nodes."
     gpus_per_node: NonNegativeInt | None = None
-    "GPUs on each node; 0 trains on the CPU; left out, all that the cluster's nodes have."
+    "GPUs on each node. 0 trains on the CPU. Default: all GPUs of the cluster's nodes."
     ranks_per_node: PositiveInt | None = None
-    "Processes on each node; left out, one per GPU (one in all without GPUs)."
+    "Processes on each node. Default: one per GPU; without GPUs, one."
     cpus_per_node: PositiveInt | None = None
+    "CPUs on each node. Default: the job's share of `node.cpus` of the profile."
     memory_per_node: Bytes | None = None
+    "Host memory on each node. The plan is checked against it."
     time: Seconds | None = None
     "Wall-clock limit of one submission."
 
@@ -49,58 +56,63 @@ class Training(Value):
     """Settings of the built-in entrypoint (`task:` jobs)."""
 
     lr: PositiveFloat = 3e-4
-    "Peak of the learning rate: linear warm-up, then a cosine to a tenth of it at the last step."
+    "Peak learning rate: linear warm-up, then a cosine to a tenth of the peak at the last step."
     weight_decay: NonNegativeFloat = 0.1
+    "Decoupled from the gradient; applies to parameters with two or more dimensions."
     warmup_steps: NonNegativeInt = 0
+    "Steps of linear warm-up."
     clip_norm: PositiveFloat | None = 1.0
+    "Largest norm of the whole gradient over all ranks. `null` does not clip."
     seed: NonNegativeInt = 0
+    "Seed of the parameters, the order of the samples and every random draw."
     eval_every: PositiveInt | None = None
-    "Steps between two evaluations on the held-out data; left out, none."
+    "Steps between two evaluations on the held-out data. Default: no evaluation."
     checkpoint_every: PositiveInt | None = 100
-    "Steps between two checkpoints; the last step and a requested stop always write one."
+    "Steps between two checkpoints. The last step and a requested stop always write one."
     keep_checkpoints: PositiveInt = 2
+    "Number of checkpoints to keep, the newest."
     keep_best: bool = False
-    "The checkpoint with the lowest held-out loss stays besides. `eval_every` divides `checkpoint_every`."
+    "Also keep the checkpoint with the lowest held-out loss. `eval_every` must divide `checkpoint_every`."
     workers: NonNegativeInt = 0
-    "DataLoader processes of each rank; 0 fetches samples in the rank itself."
+    "DataLoader processes per rank. 0 fetches samples in the rank itself."
     find_unused_parameters: bool = False
-    "DDP looks in each step for parameters that took no part in the loss, at some cost."
+    "Let DDP search each step for parameters that took no part in the loss. Costs time."
     collective_timeout: Seconds = 600
-    "How long a rank waits for the others in one collective before it gives up; NCCL's own default."
+    "How long a rank waits in one collective before the run ends as `nccl-timeout`."
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    "Where metrics go besides metrics.jsonl; needs launcher's extra `track`."
+    "Where metrics go besides metrics.jsonl. Needs launcher's extra `track`."
     memory_alert: Threshold = "95%"
-    "A line and an event when a rank's peak passes it: of the device's memory (90%), or a size (45GiB)."
+    "Report a rank whose peak passes this share of the device's memory, or this size."
     probe: Literal["auto", "always", "never"] = "auto"
-    "Before the first step, find the largest micro-batch that fits; auto: on GPUs, and under a memory budget."
+    "Before the first step, find the largest micro-batch that fits. auto: on GPUs and under a memory budget."
     record_memory: bool = False
-    "Record every allocation on the GPU with its stack, so that the snapshot of an OOM tells who made it."
+    "Record the stack of every allocation on the GPU for the snapshot that an OOM leaves."
     async_checkpoints: bool | None = None
-    "Written while the training goes on, from a copy in host memory; left out, on GPUs only."
+    "Write checkpoints during training, from a copy in host memory. Default: on GPUs only."
     nvme_dir: Annotated[str, AfterValidator(no_nul)] | None = None
-    "Where `offload: nvme-optimizer` keeps its scratch files: a directory on a local NVMe disk of each node."
+    "Directory on a local NVMe disk of each node, for the files of `offload: nvme-optimizer`."
 
 
 class Model(Value):
-    """What cannot be seen without importing the user's code."""
+    """Properties of the model that launcher cannot see without importing your code."""
 
     batch_norm: bool = False
-    "The model has BatchNorm layers: its statistics need a micro-batch of two or more."
+    "The model has BatchNorm layers; no recipe then has a micro-batch of one."
     couples_samples: bool = False
-    "The loss of one sample depends on the others of its micro-batch: a smaller one is another objective."
+    "The loss of a sample depends on the other samples of its micro-batch, as in a contrastive loss."
 
 
 class Declared(Value):
-    """What the planner cannot see by itself."""
+    """What the planner cannot find out by itself."""
 
     model: str | None = Field(None, pattern=r"^hf:.+$")
-    "Of a `command:`: `hf:PATH`, a transformers config.json or a directory with one, relative to `workdir`."
+    "Model that a `command:` trains: `hf:PATH` to a transformers config.json or its directory, in `workdir`."
     length: PositiveInt | None = None
-    "Tokens of a sample, with `model`."
+    "Tokens per sample. Required with `model`."
     params: PositiveInt | None = None
-    "Of a `command:` of which no more is known: how many parameters its model has, such as 8.5e9."
+    "Number of parameters of the model that a `command:` trains, if nothing else is known."
     vary: dict[str, tuple[JsonValue, ...]] = {}
-    "Arguments of the task that may be lowered, each with its values in falling order, the job's own first."
+    "Arguments of the task that a run may lower, each with its values from high to low, the job's own first."
 
 
 def _as_home_or_path(file: str) -> str:
@@ -117,14 +129,16 @@ def _as_inside(pattern: str) -> str:
 
 
 class Secret(Value):
-    """The name of an environment variable, and where its value is read at start. Never the value."""
+    """The name of an environment variable and where its value is read at start. Never the value."""
 
     name: EnvName
+    "Variable that the ranks get. `[NAME]` is short for `[{name: NAME}]`."
     env: EnvName | None = None
+    "Variable of your environment that holds the value. Default: `name`."
     file: Annotated[str, AfterValidator(_as_home_or_path)] | None = Field(None, min_length=1)
-    "Relative to `workdir`, or absolute; a leading `~/` is the home directory of the machine that reads it."
+    "File that holds the value: absolute, below `~/`, or relative to `workdir`."
     runpod: str | None = None
-    "The name of a RunPod secret."
+    "Name of a secret that RunPod stores."
 
     @model_validator(mode="after")
     def _one_source(self) -> Secret:
@@ -134,17 +148,19 @@ class Secret(Value):
 
 
 class Retries(Value):
-    """Budgets: how often each kind of restart may happen in one run."""
+    """How often each kind of restart may happen in one run."""
 
     lower: NonNegativeInt = 8
-    "Restarts with a recipe that needs less memory."
+    "Changes to a recipe that needs less memory. 0 ends the run at its first OOM and turns the probe off."
     lower_micro_batch: bool | None = None
-    """Whether memory that runs out may lower the micro-batch. Left out: yes, unless the job fixes
+    """Whether an OOM may lower the micro-batch. Default: yes, unless the job fixes
     `recipe.micro_batch_size` and the loss couples samples."""
     same: NonNegativeInt = 3
-    "Restarts with the same recipe after a lost node, a network failure or an unknown one."
+    "Restarts with the same recipe after a lost node, a network failure or an unknown failure."
     preemptions: NonNegativeInt = 20
+    "New submissions after a preemption."
     time_limits: NonNegativeInt = 20
+    "New submissions after a time limit."
 
 
 def _as_secret(item: Any) -> Any:
@@ -185,40 +201,54 @@ class Job(Value):
     """One training job. Give `task` (the built-in entrypoint) or `command` (any script)."""
 
     name: Annotated[str, AfterValidator(no_nul)] = Field(min_length=1, max_length=100)
+    "Name of the job. The ids of its runs begin with it."
     task: str | None = Field(None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    "`package.module:Class`, a launcher.train.Task."
+    "Class to train with the built-in entrypoint, as `package.module:Class`; a `launcher.train.Task`."
     args: dict[str, JsonValue] = {}
     "Keyword arguments of the task."
     command: _Command | None = None
-    "Started once per rank by torchrun, without a shell; `{micro_batch_size}` and its kin are filled in."
+    "Script to start once per rank, without a shell: text or a list. Placeholders are filled in."
     workdir: str = "."
-    "Where the processes start; relative to the job file."
+    "Directory in which the processes start, relative to the job file."
     batch: Batch
+    "The global batch."
     steps: PositiveInt | None = None
+    "Number of optimizer steps. A task needs `steps` or `epochs`."
     epochs: PositiveInt | None = None
+    "Number of passes over the training data."
     resources: Resources = Resources()
+    "Nodes, GPUs, memory and time of one submission."
     recipe: _Recipe = RecipeChoice()
+    "`auto`, or the fields of the recipe to fix."
     train: Training = Training()
+    "Settings of the built-in entrypoint."
     model: Model = Model()
+    "Properties of the model."
     plan: Declared = Declared()
+    "What to tell the planner."
     env: Env = {}
+    "Environment variables of the ranks, as text."
     secrets: tuple[_AnySecret, ...] = ()
+    "Environment variables whose values are read at start and never written."
     send: tuple[Annotated[str, AfterValidator(_as_inside)], ...] = ()
-    """Files or folders below `workdir` that go to another machine with the code although they look like
-    secrets or are ignored, such as `certs/test.pem` or `certs/*.pem`."""
+    """Files or patterns below `workdir` to send to another machine although they look like secrets or
+    are ignored."""
     image: str | None = None
+    "Container image, or `catalog:NAME`. Default: `container.image` of the profile."
     requeue: bool = True
     "Go on in a new submission after a preemption or a time limit."
     retries: Retries = Retries()
+    "How often the run may restart."
     stall_timeout: Seconds | None = None
-    """An attempt is ended and judged when none of its ranks has printed anything for this long; left out,
-    never. For commands that may hang after a failure that they caught."""
+    """End an attempt when no rank has printed anything for this long. Default: never. For scripts that may
+    hang after a failure that they caught."""
     stop_timeout: Seconds | None = None
-    """How long ranks may take to save and end when the run is to stop, before they are killed; left out,
+    """How long the ranks may take to save and end when the run is to stop, before they are killed. Default:
     `slurm.signal_seconds` of the profile, elsewhere 2 minutes. A scheduler may leave less."""
     failures: tuple[FailurePattern, ...] = ()
-    "Words of your own program that tell why it failed."
+    "Lines of your program's output that tell why it failed."
     tags: tuple[str, ...] = ()
+    "Words to find the run by: `launcher list --tag`."
 
     @field_validator("name")
     @classmethod

@@ -22,37 +22,37 @@ SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
 
 
 class Recipe(Value):
-    """Every decision about memory, complete.
+    """Every decision that changes how much memory a job needs.
 
     Always: global batch = micro_batch_size x grad_accum x data-parallel ranks.
     """
 
     precision: Precision
-    "fp32; bf16 (pure); bf16-mixed (fp32 shards, bf16 compute); fp16-mixed; float8 (products in the blocks)."
+    "Types of parameters and computation."
     optimizer: Optimizer
-    "Which optimizer, and in how many bits it keeps its states."
+    "Optimizer and the type of its states."
     sharding: Sharding
-    "none (one device), ddp, fsdp (FSDP2), fsdp-keep (parameters kept after forward), hybrid."
+    "How parameters, gradients and states are spread over the ranks."
     offload: Offload = "none"
-    "none; cpu: parameters, gradients and states; cpu-optimizer or nvme-optimizer: the states alone."
+    "What moves from the GPU to host memory or NVMe."
     activations: Activations = "keep"
-    "keep all; selective or full recomputation; offload to the CPU."
+    "What a block keeps for its backward pass."
     checkpoint_ratio: float = Field(1.0, gt=0, le=1)
-    "With activations: checkpoint, the part of the blocks that is recomputed, spread evenly."
+    "With `activations: checkpoint`, the share of the blocks that is recomputed, spread evenly."
     micro_batch_size: PositiveInt
     "Samples per rank and forward pass."
     grad_accum: PositiveInt
     "Micro-batches per optimizer step."
     grad_sync: GradSync = "each"
-    "Gradients meet with each micro-batch, or with the last only, which keeps them whole on every rank."
+    "Whether ranks exchange gradients after each micro-batch or after the last one only."
     loss_chunks: PositiveInt = 1
-    "Parts in which the loss is computed over the vocabulary; 1 builds the whole logits."
+    "Parts in which the loss over the vocabulary is computed. 1 builds all logits at once."
     compile: bool = False
-    "torch.compile."
+    "Compile each block with torch.compile. Needs a compiler on the node."
     grad_scaler: bool = False
-    "Dynamic loss scaling; only fp16 needs it."
+    "Dynamic loss scaling. Required with `fp16-mixed`, refused with bf16."
     expandable_segments: bool = True
-    "PyTorch's CUDA allocator maps memory on demand, which cures most fragmentation."
+    "Let PyTorch's CUDA allocator map memory on demand, which avoids most fragmentation."
 
     def changes_from(self, other: Recipe) -> dict[str, tuple[object, object]]:
         """`{field: (value in other, value here)}` for every field that differs."""
@@ -61,7 +61,7 @@ class Recipe(Value):
 
 
 class RecipeChoice(Value):
-    """What a job file may fix of its Recipe. A field left out is chosen by the planner."""
+    """The fields of a Recipe that a job fixes. The planner chooses the others."""
 
     precision: Precision | None = None
     optimizer: Optimizer | None = None
@@ -69,8 +69,8 @@ class RecipeChoice(Value):
     offload: Offload | None = None
     activations: Activations | None = None
     checkpoint_ratio: float | None = Field(None, gt=0, le=1)
-    micro_batch_size: PositiveInt | None = Field(None, description="samples per rank and forward pass")
-    grad_accum: PositiveInt | None = Field(None, description="micro-batches per optimizer step")
+    micro_batch_size: PositiveInt | None = None
+    grad_accum: PositiveInt | None = None
     grad_sync: GradSync | None = None
     loss_chunks: PositiveInt | None = None
     compile: bool | None = None

@@ -18,9 +18,11 @@ def json_schema(name: str) -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of `job` or `cluster`. Raises KeyError for another name."""
     schema = MODELS[name].model_json_schema(by_alias=True)
     models = {model.__name__: model for module in (job, cluster, recipe) for model in _models(module)}
+    models["RecipeChoice"] = recipe.Recipe  # the same fields, described once
     for title, definition in {**schema.get("$defs", {}), MODELS[name].__name__: schema}.items():
         if title in models:
-            _describe(definition, models[title])
+            for field, text in descriptions(models[title]).items():
+                definition["properties"][field]["description"] = text
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -30,17 +32,19 @@ def _models(module: Any) -> list[type[BaseModel]]:
     ]
 
 
-def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
-    """Put the string below each field into its schema.
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Return the string below each field of a model, by the field's name in a file.
 
     pydantic's `use_attribute_docstrings` does the same, but at every start of launcher: 60 ms.
     """
     body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
     assert isinstance(body, ast.ClassDef)
+    texts = {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         text = below.value if isinstance(below, ast.Expr) else None
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
         if isinstance(text, ast.Constant) and isinstance(text.value, str):
             info = model.model_fields[field.target.id]
-            definition["properties"][info.alias or field.target.id]["description"] = text.value
+            texts[info.alias or field.target.id] = " ".join(text.value.split())
+    return texts
