@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo slurm slurm-stop test test-all test-newest test-gpu lint bench goldens clean
+.PHONY: help venv demo slurm slurm-stop test test-all test-newest test-gpu lint docs bench goldens clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  $(PYTHON) -m venv $(VENV); \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0; \
 	fi
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,tasks,float8,track,frameworks,runpod,sandbox,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,tasks,float8,track,frameworks,runpod,sandbox,docs,dev]"
 	@touch $(STAMP)
 
 demo: venv ## train a small GPT on two ranks, run out of memory once, recover
@@ -55,6 +55,10 @@ lint: venv ## ruff, mypy, import-linter, shellcheck, hadolint
 	$(BIN)/lint-imports
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash tests/lint_scripts.sh
 
+docs: venv ## the documentation site, in site/; a broken link is an error
+	$(BIN)/python -m tests.docs.update_reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: venv ## every benchmark, with its peer beside it; results go to benchmarks/results/
 	@$(BIN)/python -c "import torchx" 2>/dev/null || \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torchx
@@ -75,4 +79,4 @@ goldens: venv ## write the golden files of every rendered template again
 	$(BIN)/python -m tests.images.update_goldens
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
