@@ -1,7 +1,7 @@
 """How long a step takes: a roofline over the work of the trace, the states, and the data sheets.
 
 Kernels run one after the other: those that FLOPs bound and those that memory traffic bounds add up. A pass
-and the communication beside it overlap, but for a stated share. docs/speed.md holds this against published
+and the communication beside it overlap, but for a stated share. docs/speed.md compares this with published
 throughputs. Not in it: the time to launch a kernel, which bounds small models on fast GPUs; the data loader;
 evaluation and checkpoints.
 """
@@ -18,7 +18,7 @@ from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.recipe import SHARDED, Optimizer, Recipe
 
-# Shares of a data sheet's figure that training reaches. "Fitted": to the rows so marked in docs/speed.md.
+# Shares of a data sheet's figure that training reaches. "Fitted": to rows of the table in benchmarks/results.
 REACHED = {
     "Ampere": 0.77,  # fitted (A100)
     "Hopper": 0.57,  # fitted (H100): its power limit holds it below the clock of the data sheet

@@ -115,7 +115,7 @@ def _trackers_are_on(folder: Path) -> None:
 
 def test_the_lines_that_the_page_shows_are_those_of_the_scripts() -> None:
     sections = re.split(r"^## ", PAGE, flags=re.M)
-    shown = {match[1]: section for section in sections if (match := re.search(r"/(with_\w+)\.py\)", section))}
+    shown = {match[1]: section for section in sections if (match := re.search(r"/(with_\w+)\.py`", section))}
     assert set(shown) == {case.script for case in CASES} == {file.stem for file in SCRIPTS.glob("with_*.py")}
     for script, section in shown.items():
         lines = (SCRIPTS / f"{script}.py").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Published training throughputs, and what `step_time` says of them: the table of docs/speed.md, which
+"""Published training throughputs, and what `step_time` says of them: the table of speed-published.md, which
 `python -m tests.planning.anchors` prints.
 
 The work of a decoder in closed form: products as in launcher.train.metrics.flops (attention in full), memory
