@@ -257,7 +257,7 @@ class Cluster(Value):
     description: str = ""
     "One line for `launcher clusters list`."
     scheduler: Literal["local", "slurm", "runpod", "ssh"]
-    "How jobs are started."
+    "How jobs are started. Other packages can add schedulers."
     login: Host | None = None
     "Login node of a Slurm cluster: user@host, or a Host of your ssh config. Default: this host."
     max_nodes: PositiveInt = 1
