@@ -14,7 +14,7 @@ import typer
 from launcher.cli.main import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 CLI = typer.main.get_command(app)
 FOREIGN = {"--array"}
 "Options of other programs that a page names alone."
