@@ -54,9 +54,9 @@ def sandbox(
     from launcher.cli.output import fail
 
     try:
-        from launcher.schedulers.runpod.sandbox.cloud import Pace
-        from launcher.schedulers.runpod.sandbox.faults import Fault, parse, read
-        from launcher.schedulers.runpod.sandbox.server import Options, serve
+        from launcher.sandbox.cloud import Pace
+        from launcher.sandbox.faults import Fault, parse, read
+        from launcher.sandbox.server import Options, serve
     except ModuleNotFoundError as error:
         fail(
             f"the sandbox needs {error.name}: install launcher's checkout with the extra `sandbox`: "

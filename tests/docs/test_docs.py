@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 SHIPPED = ("docs", "launcher", "templates", "clusters", "containers", "examples", ".github")
 ON_A_CLUSTER = {"slurm", "remote-login", "runpod", "runpod-sandbox", "ssh-hosts"}
-"Pages whose commands tests/slurm, tests/schedulers/runpod and tests/schedulers/ssh run, where there is one."
+"Pages whose commands tests/slurm, tests/sandbox, tests/schedulers/runpod and tests/schedulers/ssh run."
 
 
 def commands(page: Path) -> list[str]:

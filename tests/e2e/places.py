@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from launcher.rundir.layout import RunDir
 from tests.lab import Lab
-from tests.schedulers.runpod import sandbox
+from tests.sandbox import server as sandbox
 from tests.schedulers.ssh.conftest import on_two_hosts
 from tests.slurm.cluster import Cluster, missing
 from tests.slurm.lab import SlurmLab

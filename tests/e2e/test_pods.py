@@ -16,7 +16,7 @@ pytest.importorskip("boto3")
 
 from launcher.rundir.layout import RunDir
 from tests.lab import Lab, events, metrics, verdicts, wait_for
-from tests.schedulers.runpod.sandbox import Sandbox, start
+from tests.sandbox.server import Sandbox, start
 
 pytestmark = pytest.mark.e2e
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:  # both need what is optional
+    from tests.sandbox.server import Sandbox
     from tests.schedulers.runpod.runs import Lab
-    from tests.schedulers.runpod.sandbox import Sandbox
 
 
 @pytest.fixture(scope="module")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    from tests.schedulers.runpod.sandbox import start
+    from tests.sandbox.server import start
 
     with start(tmp_path_factory.mktemp("runpod") / "sandbox") as running:
         yield running

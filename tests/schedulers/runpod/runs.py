@@ -16,7 +16,7 @@ from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.runpod.prepared import PodPrepared
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from tests.lab import wait_for
-from tests.schedulers.runpod.sandbox import VOLUME, Sandbox
+from tests.sandbox.server import VOLUME, Sandbox
 
 A5000, A6000 = "NVIDIA RTX A5000", "NVIDIA RTX A6000"
 SUPERVISOR = r"""#!/bin/bash

@@ -14,7 +14,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
 from tests.docs.test_docs import ROOT, commands, files
-from tests.schedulers.runpod.sandbox import start
+from tests.sandbox.server import start
 
 PAGE = ROOT / "docs" / "runpod.md"
 

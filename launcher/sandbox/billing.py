@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from launcher.schedulers.runpod.sandbox.problem import ProblemError
-from launcher.schedulers.runpod.sandbox.records import Ledger, seconds
+from launcher.sandbox.problem import ProblemError
+from launcher.sandbox.records import Ledger, seconds
 
 _SIZES = ("hour", "day", "week", "month", "year")
 

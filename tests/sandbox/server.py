@@ -19,7 +19,7 @@ import httpx
 from tests.lab import wait_for
 
 VOLUME = "sandbox"
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 OPENAPI = Path(os.environ.get("RUNPOD_OPENAPI", ROOT.parent / "shared" / "facts" / "runpod_openapi_v2.json"))
 
 

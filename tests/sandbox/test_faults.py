@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from launcher.schedulers.runpod.sandbox.faults import KINDS, Dice, Fault, parse, read
+from launcher.sandbox.faults import KINDS, Dice, Fault, parse, read
 from tests.lab import wait_for
-from tests.schedulers.runpod.sandbox import Sandbox, body, start
+from tests.sandbox.server import Sandbox, body, start
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ pytest.importorskip("uvicorn")
 
 from launcher.schedulers.over_ssh.snapshot import take
 from tests.lab import wait_for
-from tests.schedulers.runpod.sandbox import OPENAPI, Sandbox, body, launch, start
+from tests.sandbox.server import OPENAPI, Sandbox, body, launch, start
 
 GPU = {"id": "NVIDIA RTX A5000", "count": 2}
 

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from launcher.schedulers.runpod.sandbox.cloud import Cloud
-from launcher.schedulers.runpod.sandbox.contract import Contract
-from launcher.schedulers.runpod.sandbox.problem import ProblemError
-from launcher.schedulers.runpod.sandbox.records import Pod
+from launcher.sandbox.cloud import Cloud
+from launcher.sandbox.contract import Contract
+from launcher.sandbox.problem import ProblemError
+from launcher.sandbox.records import Pod
 
 Model = TypeVar("Model", bound=BaseModel)
 Endpoint = Callable[[Request], Awaitable[Response]]

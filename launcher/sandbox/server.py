@@ -18,16 +18,16 @@ from typing import IO
 import uvicorn
 from starlette.applications import Starlette
 
-from launcher.schedulers.runpod.sandbox.cloud import Cloud, Pace
-from launcher.schedulers.runpod.sandbox.contract import Contract
-from launcher.schedulers.runpod.sandbox.control import Control
-from launcher.schedulers.runpod.sandbox.faults import Dice, Fault
-from launcher.schedulers.runpod.sandbox.graphql import GraphQL
-from launcher.schedulers.runpod.sandbox.guard import Guard
-from launcher.schedulers.runpod.sandbox.isolation import find_isolation
-from launcher.schedulers.runpod.sandbox.records import Volume
-from launcher.schedulers.runpod.sandbox.rest import Rest
-from launcher.schedulers.runpod.sandbox.s3 import S3
+from launcher.sandbox.cloud import Cloud, Pace
+from launcher.sandbox.contract import Contract
+from launcher.sandbox.control import Control
+from launcher.sandbox.faults import Dice, Fault
+from launcher.sandbox.graphql import GraphQL
+from launcher.sandbox.guard import Guard
+from launcher.sandbox.isolation import find_isolation
+from launcher.sandbox.records import Volume
+from launcher.sandbox.rest import Rest
+from launcher.sandbox.s3 import S3
 
 VOLUME = "sandbox"
 "Id of the network volume that is there from the start."

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from launcher.schedulers.runpod.sandbox import catalogue
-from launcher.schedulers.runpod.sandbox.asked import Container, CreatePod, GpuConfig
-from launcher.schedulers.runpod.sandbox.faults import Dice
-from launcher.schedulers.runpod.sandbox.problem import ProblemError
-from launcher.schedulers.runpod.sandbox.records import Volume
+from launcher.sandbox import catalogue
+from launcher.sandbox.asked import Container, CreatePod, GpuConfig
+from launcher.sandbox.faults import Dice
+from launcher.sandbox.problem import ProblemError
+from launcher.sandbox.records import Volume
 
 
 def place(body: Container, gpu: GpuConfig | None, volumes: dict[str, Volume], dice: Dice) -> str:

@@ -11,9 +11,9 @@ import signal
 import sys
 from pathlib import Path
 
-from launcher.schedulers.runpod.sandbox.isolation import Isolation, first_process, kill_marked
-from launcher.schedulers.runpod.sandbox.podlog import LONGEST, PodLog
-from launcher.schedulers.runpod.sandbox.records import Pod
+from launcher.sandbox.isolation import Isolation, first_process, kill_marked
+from launcher.sandbox.podlog import LONGEST, PodLog
+from launcher.sandbox.records import Pod
 
 MARK = "RUNPOD_POD_ID"
 _KEPT = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "LD_LIBRARY_PATH")

@@ -18,7 +18,7 @@ pytest.importorskip("boto3")
 
 from launcher.cli.main import app
 from tests.lab import wait_for
-from tests.schedulers.runpod.sandbox import Sandbox, start
+from tests.sandbox.server import Sandbox, start
 
 # Stands for `python -m launcher.supervise RUN_DIR ...` on the pod: begins, trains a while, says how it ended.
 SUPERVISOR = """\

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from launcher.schedulers.runpod.sandbox.records import seconds, stamp
+from launcher.sandbox.records import seconds, stamp
 
 KEPT = 20_000
 "Lines in memory; all are on disk."

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from launcher.schedulers.runpod.sandbox import billing, catalogue
-from launcher.schedulers.runpod.sandbox.asked import CreateCluster, CreatePod, CreateVolume, PodAction
-from launcher.schedulers.runpod.sandbox.cloud import Cloud, allowed
-from launcher.schedulers.runpod.sandbox.guard import Guard, account, own
-from launcher.schedulers.runpod.sandbox.problem import ProblemError
-from launcher.schedulers.runpod.sandbox.records import Cluster, Pod, Volume
+from launcher.sandbox import billing, catalogue
+from launcher.sandbox.asked import CreateCluster, CreatePod, CreateVolume, PodAction
+from launcher.sandbox.cloud import Cloud, allowed
+from launcher.sandbox.guard import Guard, account, own
+from launcher.sandbox.problem import ProblemError
+from launcher.sandbox.records import Cluster, Pod, Volume
 
 
 class Rest:

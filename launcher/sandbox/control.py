@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from launcher.schedulers.runpod.sandbox import faults
-from launcher.schedulers.runpod.sandbox.cloud import Cloud
+from launcher.sandbox import faults
+from launcher.sandbox.cloud import Cloud
 
 
 class Control:

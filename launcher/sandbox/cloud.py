@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.schedulers.runpod.sandbox import catalogue
-from launcher.schedulers.runpod.sandbox.asked import Container as Body
-from launcher.schedulers.runpod.sandbox.asked import CreateCluster, CreatePod, GpuConfig
-from launcher.schedulers.runpod.sandbox.container import MARK, Container
-from launcher.schedulers.runpod.sandbox.faults import Dice
-from launcher.schedulers.runpod.sandbox.isolation import Isolation, kill_marked
-from launcher.schedulers.runpod.sandbox.placing import place, price_of
-from launcher.schedulers.runpod.sandbox.podlog import PodLog
-from launcher.schedulers.runpod.sandbox.problem import ProblemError
-from launcher.schedulers.runpod.sandbox.records import ACTIONS, Cluster, Ledger, Pod, Seat, Volume
+from launcher.sandbox import catalogue
+from launcher.sandbox.asked import Container as Body
+from launcher.sandbox.asked import CreateCluster, CreatePod, GpuConfig
+from launcher.sandbox.container import MARK, Container
+from launcher.sandbox.faults import Dice
+from launcher.sandbox.isolation import Isolation, kill_marked
+from launcher.sandbox.placing import place, price_of
+from launcher.sandbox.podlog import PodLog
+from launcher.sandbox.problem import ProblemError
+from launcher.sandbox.records import ACTIONS, Cluster, Ledger, Pod, Seat, Volume
 
 INTERRUPTED_GRACE = 5.0
 "Seconds between SIGTERM and SIGKILL when a spot pod is taken away."

@@ -14,11 +14,11 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
-from launcher.schedulers.runpod.sandbox.faults import DEFAULTS, KINDS
+from launcher.sandbox.faults import DEFAULTS, KINDS
 from tests.docs.test_docs import files
 from tests.lab import wait_for
 
-PAGE = Path(__file__).parents[3] / "docs" / "runpod-sandbox.md"
+PAGE = Path(__file__).parents[2] / "docs" / "runpod-sandbox.md"
 
 
 @pytest.mark.e2e

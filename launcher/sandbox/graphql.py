@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from launcher.schedulers.runpod.sandbox import catalogue
-from launcher.schedulers.runpod.sandbox.asked import Asked, CreatePod, Text
-from launcher.schedulers.runpod.sandbox.cloud import Cloud
-from launcher.schedulers.runpod.sandbox.guard import Guard, account
-from launcher.schedulers.runpod.sandbox.problem import ProblemError
-from launcher.schedulers.runpod.sandbox.records import Pod, seconds
+from launcher.sandbox import catalogue
+from launcher.sandbox.asked import Asked, CreatePod, Text
+from launcher.sandbox.cloud import Cloud
+from launcher.sandbox.guard import Guard, account
+from launcher.sandbox.problem import ProblemError
+from launcher.sandbox.records import Pod, seconds
 
 _FIELD = re.compile(
     r"\b(?P<name>podRentInterruptable|podFindAndDeployOnDemand|deployCpuPod|podTerminate|podStop|podResume|pod"

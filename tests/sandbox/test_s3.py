@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from tests.lab import wait_for
-from tests.schedulers.runpod.sandbox import VOLUME, Sandbox, start
+from tests.sandbox.server import VOLUME, Sandbox, start
 
 
 def client(sandbox: Sandbox, access: str | None = None) -> Any:
