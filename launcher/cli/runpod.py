@@ -40,18 +40,17 @@ def leaks(
     from launcher.schedulers.of_run import statuses
     from launcher.schedulers.registry import of_record
     from launcher.schedulers.runpod.api import Client
-    from launcher.schedulers.runpod.leaks import in_use, rented
-    from launcher.schedulers.runpod.overdue import overdue
-    from launcher.schedulers.runpod.twins import UnendedError
-    from launcher.schedulers.runpod.twins import end as end_one
+    from launcher.schedulers.runpod.errors import UnendedError
+    from launcher.schedulers.runpod.leaks import in_use, is_past_deadline, rented
+    from launcher.schedulers.runpod.pods import end as end_one
 
     if pods and not end:
         fail("ids are given to end them: add --end")
     client, runs = Client(), [run for run in runs_in() if run.read_about().get("runpod") is not None]
     first = rented(client, runs)
     named = {one.run_id for one in first}
-    # Brings their records up to date; it would end what is overdue, which is for --end.
-    statuses([run for run in runs if run.id in named and overdue(run) is None])
+    # Brings their records up to date; it would end a pod past its deadline, which is for --end.
+    statuses([run for run in runs if run.id in named and not is_past_deadline(run)])
     by_id, stuck = {run.id: run for run in runs}, dict[str, str]()
     found = rented(client, runs)
     for place, one in enumerate(found):

@@ -22,7 +22,7 @@ from launcher.render.render import RenderError, Target
 from launcher.render.values import PodCode
 from launcher.schedulers.base import Request
 from launcher.schedulers.over_ssh import snapshot
-from launcher.schedulers.runpod.code import pack
+from launcher.schedulers.runpod.request import pack
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job

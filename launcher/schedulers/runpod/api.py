@@ -24,7 +24,7 @@ from launcher.schedulers.runpod.errors import (
     clean,
     fate_of,
 )
-from launcher.schedulers.runpod.keys import api_key
+from launcher.schedulers.runpod.settings import api_key, pause_seconds
 
 BASE = "https://api.runpod.io/v2"
 GRAPHQL = "https://api.runpod.io/graphql"
@@ -54,21 +54,6 @@ def secure(url: str, name: str) -> str:
     ):
         return url
     raise ApiError(f"{name}: {clean(url)}: RunPod's keys are sent by https only, or to this machine itself")
-
-
-def pause_seconds() -> float:
-    """Before a second try; each further pause is twice as long. A sandbox needs less patience.
-
-    Raises ApiError.
-    """
-    written = os.environ.get("LAUNCHER_RUNPOD_PAUSE", "1")
-    try:
-        pause = float(written)
-    except ValueError:
-        pause = -1.0
-    if not 0 <= pause < float("inf"):
-        raise ApiError(f"LAUNCHER_RUNPOD_PAUSE: {clean(written)!r} is no number of seconds, e.g. 0.5")
-    return pause
 
 
 class Client:

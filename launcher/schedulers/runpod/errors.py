@@ -59,6 +59,16 @@ class HostileAnswerError(ApiError):
     """An answer that RunPod's API does not give: too large, of another form, from somewhere else."""
 
 
+class UnendedError(SchedulerError):
+    """A pod that is not wanted could not be ended, and goes on costing money."""
+
+    def __init__(
+        self, message: str, path: str, usd_per_hour: float | None = None, limit: float | None = None
+    ):
+        super().__init__(message)
+        self.path, self.usd_per_hour, self.limit = path, usd_per_hour, limit
+
+
 SHOWN = 400
 "Characters of somebody else's text in one of our messages."
 

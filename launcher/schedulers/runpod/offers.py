@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from launcher.planning import cost
 from launcher.planning.cost import affordable
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.runpod.answers import CpuTypes, GpuTypes, Place, Stock, Volume, read
 from launcher.schedulers.runpod.errors import ApiError
+from launcher.schedulers.runpod.lifecycle import lasting
+from launcher.schedulers.runpod.pods import Answer, Id, Money, Name, get
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -28,7 +31,60 @@ SHORTEST = 600
 "Seconds that a budget must pay for: what is shorter goes into pulling the image."
 CLOUD = "SECURE"
 "The one that has network volumes, which every run needs."
+Stock = Literal["NONE", "LOW", "MEDIUM", "HIGH"]
 _STOCK: dict[Stock, int] = {"HIGH": 0, "MEDIUM": 1, "LOW": 2, "NONE": 3}
+
+
+class Place(Answer):
+    id: Name
+    availability: Stock
+
+
+class Prices(Answer):
+    secure: Money
+    community: Money
+
+
+class Counts(Answer):
+    secure: int
+    community: int
+
+
+class GpuType(Answer):
+    id: Name
+    memory: int
+    secure: bool
+    community: bool
+    price: Prices
+    "USD per hour of one GPU."
+    maxCount: Counts  # noqa: N815
+    availability: Stock | None = None
+    dataCenters: list[Place] = []  # noqa: N815
+
+
+class GpuTypes(Answer):
+    gpus: list[GpuType]
+
+
+class CpuPrice(Answer):
+    securePerVcpu: Money  # noqa: N815
+
+
+class CpuType(Answer):
+    id: Name
+    ramGbPerVcpu: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # noqa: N815
+    price: CpuPrice
+    availability: Stock | None = None
+    dataCenters: list[Place] = []  # noqa: N815
+
+
+class CpuTypes(Answer):
+    cpus: list[CpuType]
+
+
+class Volume(Answer):
+    id: Id
+    dataCenter: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,40}$")]  # noqa: N815
 
 
 @dataclass(frozen=True)
@@ -161,7 +217,7 @@ def volume_centre(client: Client, section: RunPod) -> str | None:
         return None
     what = f"/network-volumes/{section.volume_id}"
     try:
-        centre = read(Volume, client.get(what), f"GET {what}").dataCenter
+        centre = get(client, Volume, what).dataCenter
     except ApiError as error:
         if error.status == 404:
             raise SchedulerError(
@@ -207,7 +263,7 @@ def _gpu(client: Client, section: RunPod, need: Need) -> _Found:
     }
     if section.cuda_versions and need.nodes == 1:
         params["cudaVersions"] = ",".join(section.cuda_versions)
-    types = read(GpuTypes, client.get("/catalog/gpus", **params), "GET /catalog/gpus").gpus
+    types = get(client, GpuTypes, "/catalog/gpus", **params).gpus
     name = str(need.gpu_id)
     one = next((gpu for gpu in types if gpu.id == name), None)
     if one is None:
@@ -224,7 +280,7 @@ def _gpu(client: Client, section: RunPod, need: Need) -> _Found:
 
 def _cpu(client: Client, section: RunPod, need: Need) -> _Found:
     params = {"include": "AVAILABILITY", "product": "POD", "vcpuCount": str(section.vcpu)}
-    types = read(CpuTypes, client.get("/catalog/cpus", **params), "GET /catalog/cpus").cpus
+    types = get(client, CpuTypes, "/catalog/cpus", **params).cpus
     name = str(section.cpu_id)
     one = next((cpu for cpu in types if cpu.id == name), None)
     if one is None:
@@ -251,13 +307,6 @@ def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> 
             f"read here. These have: {', '.join(S3_CENTRES)}"
         )
     return None
-
-
-def lasting(seconds: int) -> str:
-    """In the unit that a person would take."""
-    if seconds < 120:
-        return f"{seconds} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"
 
 
 def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:

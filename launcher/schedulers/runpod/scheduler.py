@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shutil
 import sys
 import time
@@ -11,26 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.rundir.files import replace_json
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
-from launcher.rundir.time import now
 from launcher.schedulers.base import Capabilities, Prepared, Request, Scheduler, SchedulerError, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
-from launcher.schedulers.rundir import asking_to_stop, for_us_alone, in_force, rewrite_run, write_run
-from launcher.schedulers.runpod.alone import renting
+from launcher.schedulers.rundir import asking_to_stop, copies, for_us_alone, in_force, rewrite_run, write_run
 from launcher.schedulers.runpod.errors import ApiError
-from launcher.schedulers.runpod.looks import Looks
-from launcher.schedulers.runpod.place import (
-    PREFIX,
-    Handle,
-    copies_of,
-    folder_on_volume,
-    handle_of,
-)
-from launcher.schedulers.runpod.rejected import ask_to_stop
-from launcher.schedulers.runpod.renew import Renewal
-from launcher.schedulers.runpod.watch import pace, waits
+from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of
+from launcher.schedulers.runpod.lifecycle import may_appear_until
+from launcher.schedulers.runpod.poller import Poller, adopt, ask_to_stop, evidence_of
+from launcher.schedulers.runpod.settings import has_api_key, pace
 
 if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
@@ -38,7 +29,7 @@ if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.mirror import Copy
     from launcher.schedulers.runpod.offers import Market, Offer
-    from launcher.schedulers.runpod.prepared import PodPrepared
+    from launcher.schedulers.runpod.request import PodPrepared
     from launcher.schedulers.runpod.volume import Volume
 
 PAUSE_SECONDS = 60.0
@@ -60,8 +51,7 @@ class RunPodScheduler(Scheduler):
         self._pauses: dict[str, ApiError] = {}
         "Run id -> RunPod's wish not to be asked for a while."
         self._last: dict[Path, tuple[float, Status]] = {}
-        self._looks = Looks(lambda: self.client, self.copy)
-        self._renewal = Renewal(self._looks)
+        self._poller = Poller(lambda: self.client, self.copy)
 
     @classmethod
     def at(cls, cluster: Mapping[str, Any]) -> RunPodScheduler:
@@ -86,22 +76,19 @@ class RunPodScheduler(Scheduler):
     def prepare(self, request: Request) -> PodPrepared:
         """With what it costs, where there is a key to ask RunPod with. Raises RenderError, SchedulerError,
         OSError."""
-        from launcher.schedulers.runpod import prepared as preparing
-        from launcher.schedulers.runpod.keys import has_api_key
+        from launcher.schedulers.runpod import request as requests
 
-        ready = preparing.prepare(request)
+        ready = requests.prepare(request)
         if not has_api_key():
-            return preparing.with_prices(
-                ready, ["prices and stock are shown where there is a RunPod API key"]
-            )
+            return requests.with_prices(ready, ["prices and stock are shown where there is a RunPod API key"])
         try:
-            found = self._markets[request.run_id] = preparing.market(self.client, ready)
+            found = self._markets[request.run_id] = requests.market(self.client, ready)
         except SchedulerError as error:
             if isinstance(error, ApiError) and error.wait is not None:
                 self._pauses[request.run_id] = error
-            return preparing.with_prices(ready, [f"prices and stock are not known: {error}"])
-        lines = preparing.told(found, ready.section.budget)
-        return replace(preparing.with_prices(preparing.first(ready, found), lines), offered=found.offered)
+            return requests.with_prices(ready, [f"prices and stock are not known: {error}"])
+        lines = requests.told(found, ready.section.budget)
+        return replace(requests.with_prices(requests.first(ready, found), lines), offered=found.offered)
 
     @classmethod
     def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
@@ -118,9 +105,8 @@ class RunPodScheduler(Scheduler):
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Raises SchedulerError."""
         from launcher.render.pod import CHANGE_ME, NO_VOLUME_YET
-        from launcher.schedulers.runpod.lease import secret_values
         from launcher.schedulers.runpod.offers import s3_refusal
-        from launcher.schedulers.runpod.prepared import PodPrepared, told
+        from launcher.schedulers.runpod.request import PodPrepared, secret_values, told
         from launcher.schedulers.runpod.volume import named_endpoint
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
@@ -150,13 +136,12 @@ class RunPodScheduler(Scheduler):
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Raises SchedulerError; where there is certainly no pod, nothing is left behind."""
-        from launcher.schedulers.runpod.create import NotRentedError
-        from launcher.schedulers.runpod.lease import lease
-        from launcher.schedulers.runpod.prepared import PodPrepared
+        from launcher.schedulers.runpod.renting import NotRentedError, lease, renting
+        from launcher.schedulers.runpod.request import PodPrepared
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
         market = self._markets.get(prepared.request.run_id) or self._market(prepared)
-        root = copies_of(prepared.section.model_dump(), str(Path(prepared.run_dir).parent))
+        root = copies(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
         by_gpu = {
             one.gpu_id: replace(
                 one,
@@ -191,26 +176,27 @@ class RunPodScheduler(Scheduler):
             raise
 
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
-        """A new pod for the run, which goes on from its last checkpoint."""
-        if run.path in self._renewal.renewed:  # the look at its state has just done it
+        """Rent a new pod for the run, which goes on from its last checkpoint."""
+        from launcher.schedulers.runpod.renting import renting
+
+        if run.path in self._poller.renewed:  # the look at its state has just done it
             return
         with renting(run):
             self._resume(run, again)
 
     def _resume(self, run: RunDir, again: Prepared | None) -> None:
-        from launcher.schedulers.runpod.lease import lease, leased, market_again, told_again
-        from launcher.schedulers.runpod.owner import adopt, other_than
-        from launcher.schedulers.runpod.prepared import PodPrepared
+        from launcher.schedulers.runpod.renting import lease, leased, market_again, told_again
+        from launcher.schedulers.runpod.request import PodPrepared
 
-        status = self._looks.state(run)
+        status = self._poller.status(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {status.state}")
         if status.state == "succeeded":
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
-        if status.state != "cancelled" and (owner := other_than(handle_of(run), self.copy(run), self.client)):
-            adopt(self.copy(run), owner)
-            raise SchedulerError(f"{run.id} goes on in {owner.path.strip('/')}: nothing is rented")
-        self._looks.end(handle_of(run))
+        if status.state != "cancelled" and (other := self._poller.other(run, handle_of(run))):
+            adopt(self.copy(run), other)
+            raise SchedulerError(f"{run.id} goes on in {other.path.strip('/')}: nothing is rented")
+        self._poller.end(handle_of(run))
         self.copy(run).fetch(Wanted())
         if isinstance(again, PodPrepared) and again.doubt is not None and not again.section.unplanned:
             raise SchedulerError(f"nothing is rented: {again.gpu_id}: {again.doubt}")
@@ -230,13 +216,13 @@ class RunPodScheduler(Scheduler):
         """Where an interruptible pod was taken away, this rents another one."""
         if (last := self._last.get(run.path)) is not None and last[0] > time.monotonic():
             return last[1]
-        found = self._renewal.state(run)
+        found = self._poller.status(run, "renew")
         self._last[run.path] = (time.monotonic() + LOOK_SECONDS * pace(), found)
         return found
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
-        """Of many: nothing is rented by looking at them."""
-        return [self._looks.state(run) for run in runs]
+        """Rents nothing."""
+        return [self._poller.status(run) for run in runs]
 
     def logs(self, run: RunDir, since: int) -> bytes:
         """What the pods' own scripts and the supervisors printed, from byte `since` on."""
@@ -259,48 +245,42 @@ class RunPodScheduler(Scheduler):
             time.sleep(LOOK_SECONDS * pace())
 
     def cancel(self, run: RunDir) -> None:
-        """A checkpoint is asked for; a second call ends the ranks. Where the volume says that the run has not
-        begun, its pod is ended."""
-        from launcher.schedulers.runpod.doubt import ended_before_it_began
-
-        status = self._looks.state(run)
+        """Ask for a checkpoint and the end; a second call ends the ranks. A run that has not begun, by the
+        volume, has its pod ended."""
+        status = self._poller.status(run)
         if status.ended:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         self._last.pop(run.path, None)
         copy = self.copy(run)
         with asking_to_stop(run, lambda: copy.has_sent(run.cancel)):
-            ask_to_stop(copy)  # first: a pod that nobody knows of may begin yet
+            ask_to_stop(copy)  # first: an unconfirmed pod may begin yet
         try:
-            if not waits(run) and copy.has_begun():
-                copy.fetch(Wanted())
-                return
-            self._looks.end(handle_of(run))
-            done = ended_before_it_began(run)
+            self._poller.status(run, "cancel")
         except SchedulerError as error:
             raise SchedulerError(
                 f"{error}; {run.id} is asked to stop all the same, also when it begins later: "
                 f"`launcher status {run.id}` shows when it has; if it does not, cancel it again"
             ) from None
-        kept = {"state": "cancelled", "failure": "cancelled", "reason": done}
-        run.event("finished", **kept, by="runpod")
-        replace_json(run.state, {**kept, "time": now()})
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
-        self._looks.wanted = wanted or Wanted()
+        self._poller.wanted = wanted or Wanted()
         self._last.pop(run.path, None)
-        self._looks.fetch(run)
+        self._poller.fetch(run)
 
     def where(self, run: RunDir) -> str:
         section = run.read_about()["cluster"]["runpod"]
         return f"{PREFIX}{section['volume_id']}:{self._there(run)}"
 
     def remove(self, runs: Sequence[RunDir]) -> None:
-        from launcher.schedulers.runpod.doubt import refuse_to_forget
-
         for run in runs:
-            refuse_to_forget(run)
+            if (until := may_appear_until(evidence_of(run))) is not None:
+                raise SchedulerError(
+                    f"{run.id} is kept until {until}: RunPod has named no pod of it, and one that still "
+                    "appears must find on the volume that it is to stop; run "
+                    f"`launcher clean {run.id}` after that"
+                )
         for run in runs:
-            self._looks.end(handle_of(run))
+            self._poller.end(handle_of(run))
             self.copy(run).remove()
             shutil.rmtree(run.path)
 
@@ -329,7 +309,7 @@ class RunPodScheduler(Scheduler):
         return self._volumes[volume_id, centre]
 
     def _market(self, prepared: PodPrepared) -> Market:
-        from launcher.schedulers.runpod.prepared import market
+        from launcher.schedulers.runpod.request import market
 
         return market(self.client, prepared)
 
@@ -353,13 +333,20 @@ class RunPodScheduler(Scheduler):
         shutil.rmtree(run.path)
 
     def _first_pod(self, handle: Handle) -> str | None:
-        """Of a cluster the one that leads; None while there is none."""
-        from launcher.schedulers.runpod.answers import Pods, read
+        """The pod, or the leading pod of a cluster; None while there is none."""
+        from launcher.schedulers.runpod.pods import members
 
         if not handle.cluster:
             return handle.id
-        try:
-            pods = read(Pods, self.client.get(f"{handle.path}/pods"), f"GET {handle.path}/pods").pods
-        except ApiError:
-            return None
-        return next((pod.id for pod in pods if pod.cluster is not None and pod.cluster.rank == 0), None)
+        with suppress(ApiError):
+            for pod in members(self.client, handle.path):
+                if pod.cluster is not None and pod.cluster.rank == 0:
+                    return pod.id
+        return None
+
+
+def folder_on_volume(section: Mapping[str, Any], there: str) -> str | None:
+    """The key of a pod's folder; None if it is not on the volume."""
+    mount = posixpath.normpath(str(section["volume_path"]))
+    below = posixpath.relpath(posixpath.normpath(there), mount)
+    return None if below.startswith("..") else f"{below}/"

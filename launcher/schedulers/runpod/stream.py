@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from launcher.schedulers.runpod.answers import LogLine, read
 from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, SilentError, clean
+from launcher.schedulers.runpod.pods import LogLine, read
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client

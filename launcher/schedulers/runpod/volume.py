@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.schedulers.base import MaybeDoneError, SchedulerError
 from launcher.schedulers.runpod.errors import clean
-from launcher.schedulers.runpod.keys import s3_keys
+from launcher.schedulers.runpod.settings import s3_keys
 
 PART = 8 * 2**20
 "Bytes of one answer."

@@ -15,7 +15,7 @@ import pytest
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.snapshot import SnapshotError, adopt, place, send, take
 from launcher.schedulers.over_ssh.ssh import Over
-from launcher.schedulers.runpod.code import pack
+from launcher.schedulers.runpod.request import pack
 from tests.schedulers.sshd import Sshd
 
 needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")

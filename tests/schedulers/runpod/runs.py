@@ -13,7 +13,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers import registry
 from launcher.schedulers.base import Status
 from launcher.schedulers.over_ssh.exchange import Wanted
-from launcher.schedulers.runpod.prepared import PodPrepared
+from launcher.schedulers.runpod.request import PodPrepared
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from tests.lab import wait_for
 from tests.sandbox.server import VOLUME, Sandbox
@@ -121,7 +121,7 @@ class Lab:
         return self.scheduler.status(run)
 
     def handle(self, run: RunDir) -> str:
-        from launcher.schedulers.runpod.place import handle_of
+        from launcher.schedulers.runpod.handle import handle_of
 
         return str(handle_of(run))
 

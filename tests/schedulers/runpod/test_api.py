@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.runpod import api, keys
-from launcher.schedulers.runpod.answers import Pod, Pods, read
-from launcher.schedulers.runpod.api import Client, pause_seconds
+from launcher.schedulers.runpod import api, settings
+from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, LostAnswerError
+from launcher.schedulers.runpod.pods import Pod, Pods, read
+from launcher.schedulers.runpod.settings import pause_seconds
 from tests.schedulers.runpod.served import Asked, Reply, Served
 
 KEY = "rpa_CANARY0123456789"
@@ -206,22 +207,22 @@ def test_keys_come_from_the_environment_or_a_file_of_ones_own(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(SchedulerError, match="no RunPod API key"):
-        keys.api_key()
-    file = keys.folder() / "runpod-key"
+        settings.api_key()
+    file = settings.folder() / "runpod-key"
     file.parent.mkdir()
     file.write_text(f"{KEY}\n")
     file.chmod(0o640)
     with pytest.raises(SchedulerError, match=r"can be read by others \(mode 640\)") as caught:
-        keys.api_key()
+        settings.api_key()
     assert KEY not in str(caught.value)
     file.chmod(0o600)
-    assert keys.api_key() == KEY
-    (keys.folder() / "runpod-s3-key").write_text("user_a:rps_b")
-    (keys.folder() / "runpod-s3-key").chmod(0o400)
-    assert keys.s3_keys() == ("user_a", "rps_b")
+    assert settings.api_key() == KEY
+    (settings.folder() / "runpod-s3-key").write_text("user_a:rps_b")
+    (settings.folder() / "runpod-s3-key").chmod(0o400)
+    assert settings.s3_keys() == ("user_a", "rps_b")
     monkeypatch.setenv("RUNPOD_API_KEY", "two\nlines")
     with pytest.raises(SchedulerError, match="line break") as caught:
-        keys.api_key()
+        settings.api_key()
     assert "two" not in str(caught.value)
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("boto3")
 from launcher.rundir.find import find_run
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import UnclearError
-from launcher.schedulers.runpod.prepared import scripts_request
+from launcher.schedulers.runpod.request import scripts_request
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
 

@@ -19,10 +19,11 @@ from launcher.cli.runs import clean
 from launcher.rundir.find import find_run
 from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import SchedulerError, UnclearError
-from launcher.schedulers.runpod.create import NotRentedError
+from launcher.schedulers.runpod.errors import UnendedError
+from launcher.schedulers.runpod.lifecycle import past_deadline
 from launcher.schedulers.runpod.offers import spent_of
-from launcher.schedulers.runpod.overdue import overdue
-from launcher.schedulers.runpod.twins import UnendedError
+from launcher.schedulers.runpod.poller import evidence_of
+from launcher.schedulers.runpod.renting import NotRentedError
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
 
@@ -209,7 +210,11 @@ def test_a_pod_that_never_begins_is_a_leak_once_its_time_is_over_and_a_look_ends
     first = lab.submit(lab.prepare(max_hours=1 / 3600, limits=Limits(budget=0.01), server_limit=False))
     second = lab.submit(lab.prepare(max_hours=1 / 3600, server_limit=False))
     words = "it is there more than 1 s after its creation (max_hours, or the budget)"
-    wait_for(lambda: overdue(first) == overdue(second) == words, "their time is over", 10)
+    wait_for(
+        lambda: {past_deadline(evidence_of(run)) for run in (first, second)} == {words},
+        "their time is over",
+        10,
+    )
 
     def listed(end: bool) -> list[bool]:
         with pytest.raises(SystemExit) as ended:

@@ -30,7 +30,8 @@ from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.of_run import statuses as statuses_of
 from launcher.schedulers.runpod.errors import ApiError
-from launcher.schedulers.runpod.leaks import why_leaked
+from launcher.schedulers.runpod.lifecycle import why_leaked
+from launcher.schedulers.runpod.poller import evidence_of
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
 from tests.schedulers.runpod.served import Reply, Served
@@ -487,7 +488,7 @@ def test_a_damaged_state_on_the_volume_is_told_and_neither_believed_nor_a_leak(l
         for verb in (["status", run.id], ["list"]):
             done = runner.invoke(app, verb, catch_exceptions=False)
             assert done.exit_code == 0 and "running" in done.output, done.output
-    assert why_leaked(run, f"/pods/{pod['id']}", "RUNNING") is None
+    assert why_leaked(evidence_of(run), f"/pods/{pod['id']}", "RUNNING") is None
     (lab.there(run) / "state.json").write_bytes(good)
     lab.go(run)
     lab.until(run, "succeeded")

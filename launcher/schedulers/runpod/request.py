@@ -1,29 +1,34 @@
-"""A run as it goes to RunPod: what is sent for each GPU type that may be rented, and what that costs."""
+"""The request that rents a pod: what is rendered and shown, and what is sent, to REST or to GraphQL."""
 
 from __future__ import annotations
 
 import functools
+import gzip
+import io
 import json
-from collections.abc import Sequence
+import tarfile
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from launcher.planning.cost import hours_of, max_seconds
+from launcher.planning.cost import hours_of, max_seconds, no_server_limit
 from launcher.render.pod import TooLongError, brings_code, notes, pod_run_dir, pod_workdir, scripts
 from launcher.render.values import PodCode
 from launcher.rundir.find import default_root
+from launcher.rundir.time import stamp
 from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.prepare import about, target
-from launcher.schedulers.runpod.code import pack
-from launcher.schedulers.runpod.graphql import mutation
+from launcher.schedulers.runpod.errors import ApiError, Fate, LostAnswerError
 from launcher.spec.base import format_bytes
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
-    from launcher.schedulers.runpod.offers import Market, Need
+    from launcher.schedulers.runpod.offers import Market, Need, Offer
     from launcher.spec.cluster import RunPod
+    from launcher.spec.job import Job
 
 DEFAULT_PYTHON = "python3"
 UNPLANNED = "or rent it all the same with --unplanned"
@@ -37,6 +42,16 @@ NO_HOST = (
 )
 SHOWN = 4
 "Offers."
+_INPUTS = {
+    "podFindAndDeployOnDemand": "PodFindAndDeployOnDemandInput",
+    "podRentInterruptable": "PodRentInterruptableInput",
+    "deployCpuPod": "deployCpuPodInput",
+}
+WITHOUT = (
+    "only RunPod's GraphQL API rents a pod that RunPod itself ends in time: give the API key access to "
+    "GraphQL, or set `server_limit: false` in the profile, and then nothing but launcher ends the pod "
+    "(docs/runpod.md)"
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +107,7 @@ class PodPrepared(Prepared):
 def prepare(request: Request) -> PodPrepared:
     """Raises RenderError, SchedulerError, OSError."""
     code = _code(request)
-    digest, packed = (code.digest, _packed(code)) if code is not None else (None, None)
+    digest, packed = (code.digest, pack(code)) if code is not None else (None, None)
     found = [_one(each, digest, packed) for each in (request, *request.others)]
     _refuse(found[0])
     told = code.notes if code is not None else ()
@@ -141,9 +156,6 @@ def _code(request: Request) -> snapshot.Snapshot | None:
     if not brings_code(request.job):
         return None
     return snapshot.of_request(request, leave_out=[default_root().resolve()])
-
-
-_packed = functools.lru_cache(maxsize=2)(pack)
 
 
 def _one(request: Request, digest: str | None, packed: bytes | None) -> PodPrepared:
@@ -211,3 +223,137 @@ def scripts_request(scripts: Path) -> dict[str, object]:
             assert isinstance(body, dict)
             return body
     raise SchedulerError(f"{scripts} holds no create request for RunPod")
+
+
+@functools.lru_cache(maxsize=2)
+def pack(code: snapshot.Snapshot) -> bytes:
+    """The job's code as tar.gz: the same bytes for the same content. Raises OSError."""
+    out = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=out, mode="wb", mtime=0, filename="") as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for entry in code.entries:
+            info = tarfile.TarInfo(entry.path)
+            info.mode = entry.mode
+            if entry.link is not None:
+                info.type, info.linkname = tarfile.SYMTYPE, entry.link
+                tar.addfile(info)
+                continue
+            data = (code.root / entry.path).read_bytes()
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def secret_values(job: Job) -> dict[str, str]:
+    """Of those that RunPod does not keep itself. Raises SchedulerError."""
+    from launcher.supervise.secrets import SecretError, read_secrets
+
+    try:
+        return read_secrets([secret for secret in job.secrets if secret.runpod is None])
+    except SecretError as error:
+        raise SchedulerError(f"secrets: {error}") from None
+
+
+def for_offer(
+    scripts: Path, section: RunPod, offer: Offer, number: int, secrets: Mapping[str, str]
+) -> dict[str, Any]:
+    """The request that was rendered, with what only offer and clock tell. Its secrets are in no file."""
+    body: dict[str, Any] = dict(scripts_request(scripts))
+    deadline = int(time.time()) + offer.max_seconds
+    if no_server_limit(section, offer.need.nodes) is None:
+        deadline -= own_end_before(offer.max_seconds)
+    body["env"] = {
+        **body["env"],
+        "LAUNCHER_SUBMISSION": str(number),
+        "LAUNCHER_MAX_SECONDS": str(offer.max_seconds),
+        "LAUNCHER_DEADLINE": str(deadline),
+        **secrets,
+    }
+    if offer.data_center is not None:
+        body["dataCenterIds"] = [offer.data_center]
+    if "compute" in body:
+        body["compute"] = {**body["compute"], "gpuTypeId": offer.need.gpu_id}
+        return body
+    body["cloud"] = offer.cloud
+    if offer.need.gpu_id is not None:
+        body["gpu"] = {**body["gpu"], "id": offer.need.gpu_id}
+    return body
+
+
+def own_end_before(seconds: int) -> int:
+    """Seconds between the end that the start script keeps and RunPod's own, in which the run says how it
+    ended: the script waits 180 s between SIGTERM and SIGKILL."""
+    return min(180, seconds // 20)
+
+
+def mutation(section: RunPod, nodes: int, gpus: int) -> str | None:
+    """The request that rents such a pod; None where RunPod has none or the profile wants none."""
+    if no_server_limit(section, nodes) is not None:
+        return None
+    if not gpus:
+        return "deployCpuPod"
+    return "podFindAndDeployOnDemand" if section.bid_per_gpu is None else "podRentInterruptable"
+
+
+def rent_by_graphql(
+    client: Client, section: RunPod, name: str, offer: Offer, body: Mapping[str, Any]
+) -> tuple[str, float]:
+    """Id, and USD per hour where the answer tells. `body` is the request to REST. Raises ApiError."""
+    from launcher.schedulers.runpod.pods import Created, read
+
+    query = f"mutation rent($input: {_INPUTS[name]}!) {{ {name}(input: $input) {{ id costPerHr }} }}"
+    try:
+        data = client.graphql(query, {"input": _input(section, offer, body)})
+    except LostAnswerError:
+        raise
+    except ApiError as error:
+        if section.bid_per_gpu is None and _refuses_the_request(error):
+            raise ApiError(f"{error}; {WITHOUT}", error.status, error.fate, error.wait) from None
+        raise
+    if data.get(name) is None:
+        raise ApiError("RunPod: GraphQL: no pod, and no reason", 200, Fate.SKIP)
+    created = read(Created, data[name], f"GraphQL {name}")
+    return created.id, created.costPerHr
+
+
+def _refuses_the_request(error: ApiError) -> bool:
+    """Rather than this offer: the key may not use GraphQL, or it has no such field any more."""
+    return error.status in (400, 401, 403, 404, 422) or (error.status == 200 and error.fate is Fate.STOP)
+
+
+def _input(section: RunPod, offer: Offer, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The same request in GraphQL's words."""
+    mounts = body.get("mounts", {}).get("network", [])
+    wanted = {
+        "name": body["name"],
+        "imageName": body["image"],
+        "dockerArgs": body["args"],
+        "cloudType": body["cloud"],
+        "containerDiskInGb": body["disk"],
+        "networkVolumeId": mounts[0]["volumeId"] if mounts else None,
+        "volumeMountPath": mounts[0]["path"] if mounts else None,
+        "dataCenterId": offer.data_center,
+        "ports": ",".join(body.get("ports", ())) or None,
+        "env": [{"key": key, "value": value} for key, value in body["env"].items()],
+        "containerRegistryAuthId": body.get("registry"),
+        "terminateAfter": stamp(time.time() + offer.max_seconds),
+        **(_gpu(section, body["gpu"]) if "gpu" in body else _cpu(offer, body["cpu"])),
+    }
+    return {key: value for key, value in wanted.items() if value is not None}
+
+
+def _gpu(section: RunPod, gpu: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "gpuTypeId": gpu["id"],
+        "gpuCount": gpu["count"],
+        "allowedCudaVersions": gpu.get("allowedCudaVersions"),
+        "volumeInGb": 0,
+        "bidPerGpu": section.bid_per_gpu,
+    }
+
+
+def _cpu(offer: Offer, cpu: Mapping[str, Any]) -> dict[str, Any]:
+    """As `cpu3c-2-4`: the flavor, vCPUs and GB of memory."""
+    return {"instanceId": f"{cpu['id']}-{cpu['vcpuCount']}-{offer.ram_gb:g}"}

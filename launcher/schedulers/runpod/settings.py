@@ -1,4 +1,4 @@
-"""Keys come from the environment or from a file of one's own, and go nowhere but into requests."""
+"""Keys and pauses, from the environment or a file of the user's own. Keys go nowhere but into requests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import platformdirs
 
 from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.runpod.errors import ApiError, clean
 
 
 def folder() -> Path:
@@ -43,6 +44,26 @@ def s3_keys() -> tuple[str, str]:
                 "S3 API Keys"
             )
     return _plain(access, "the S3 access key"), _plain(secret, "the S3 secret key")
+
+
+def pause_seconds() -> float:
+    """The pause before a second try; each further pause is twice as long. A sandbox needs less patience.
+
+    Raises ApiError.
+    """
+    written = os.environ.get("LAUNCHER_RUNPOD_PAUSE", "1")
+    try:
+        pause = float(written)
+    except ValueError:
+        pause = -1.0
+    if not 0 <= pause < float("inf"):
+        raise ApiError(f"LAUNCHER_RUNPOD_PAUSE: {clean(written)!r} is no number of seconds, e.g. 0.5")
+    return pause
+
+
+def pace() -> float:
+    """The factor of all waiting times: a sandbox is looked at more often than RunPod. Raises ApiError."""
+    return min(1.0, pause_seconds())
 
 
 def _file(name: str) -> str:

@@ -1,0 +1,295 @@
+"""The life of a run's pods: `decide` turns what is known about them into what to do next.
+
+Nothing here does I/O or reads a clock. `poller` gathers the Evidence and carries out the Actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.rundir.time import seconds_of, stamp
+from launcher.schedulers.runpod.evidence import Evidence, Question, Rejected
+from launcher.schedulers.runpod.handle import Handle
+
+NOT_LISTED_SECONDS = 60.0
+"A pod that was just made can be missing from RunPod's list for this long."
+UNANSWERED_SECONDS = 600.0
+"A pod that RunPod never confirmed and that does not appear for this long was never made."
+GRACE_SECONDS = 300.0
+"Time for a pod to end itself: 180 s from SIGTERM to SIGKILL, and a cluster's first pod waits for the others."
+ENDING_SECONDS = 120.0
+"Time for a pod to end itself after its run; the first pod of a cluster waits 30 s for the others."
+ROUNDING = 1e-3
+"USD per hour by which a price may differ from the catalogue's."
+POD_LIVES = frozenset({"PROVISIONING", "STARTING", "RUNNING"})
+
+
+@dataclass(frozen=True)
+class Look:
+    """Look something up."""
+
+    question: Question
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing is to be done now. `reason` is shown in the place of the recorded one, unless it is None."""
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Follow:
+    """A pod that was found by its name is the run's; end its duplicates."""
+
+    handle: Handle
+    duplicates: tuple[Handle, ...] = ()
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Another pod has the run: record it as the run's pod, with the state that it wrote."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True)
+class Reject:
+    """The run's pod must not go on: record it as one to be ended, and ask it to stop."""
+
+    reason: str
+    usd_per_hour: float | None
+    limit: float | None
+
+
+@dataclass(frozen=True)
+class End:
+    """End this pod."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True)
+class EndRejected:
+    """End a rejected pod; its run has failed for this reason."""
+
+    handle: Handle
+    reason: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """Record how the run ended."""
+
+    state: str
+    failure: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rent:
+    """Rent another interruptible pod in the place of the one that was taken away."""
+
+
+Action = Look | Wait | Follow | Adopt | Reject | End | EndRejected | Record | Rent
+
+
+def decide(e: Evidence) -> Action:
+    """The next Action for a run. Repeat with the new Evidence until the Action is `Wait`."""
+    if e.purpose == "cancel":
+        return _cancel(e)
+    if e.rejected is not None:
+        return _rejected(e, e.rejected)
+    if e.error is not None:
+        return Wait(f"as the run itself last said; {e.trouble or e.error}")
+    stopped = "pod" in e.answered and e.pod and e.pod not in POD_LIVES
+    if stopped and "last words" in e.answered and e.handle not in e.ended:
+        return End(e.handle)  # one that has stopped goes on costing
+    if e.living and "records" not in e.answered:
+        return Look("records")
+    if not e.living or e.waiting:
+        return Rent() if _may_renew(e) else Wait()
+    if e.handle.id is None:
+        return _unanswered(e)
+    if "pod" not in e.answered:
+        return Look("pod")
+    return _pod_lives(e) if e.pod in POD_LIVES else _pod_is_gone(e)
+
+
+def _cancel(e: Evidence) -> Action:
+    """A pod whose run has not begun is ended; a run that has begun stops by itself."""
+    if not e.living:
+        return Wait()
+    if not e.waiting:
+        if "begun" not in e.answered:
+            return Look("begun")
+        if e.begun:
+            return Wait()
+    if e.handle.id is not None and e.handle not in e.ended:
+        return End(e.handle)
+    return Record("cancelled", "cancelled", _cancelled(e))
+
+
+def _cancelled(e: Evidence) -> str:
+    if e.waiting:
+        return "cancelled while it waited for another pod"
+    began = "went on" if e.attempts else "began"
+    if (until := may_appear_until(e)) is not None:
+        return (
+            f"cancelled before it {began}; RunPod has named no pod of it: one that still appears "
+            f"(until {until}) stops by itself"
+        )
+    if e.handle.id is None:
+        return f"cancelled before it {began}; it had no pod"
+    return f"cancelled before it {began}: its pod was ended"
+
+
+def _rejected(e: Evidence, rejected: Rejected) -> Action:
+    if "records" not in e.answered:
+        return Look("records")
+    reason = rejected.reason.split(";")[0]
+    return Wait(f"{reason}; {e.error}") if e.error else EndRejected(rejected.handle, reason)
+
+
+def _may_renew(e: Evidence) -> bool:
+    preempted = e.state.get("state") == "interrupted" and e.state.get("failure") == "preempted"
+    wanted = e.waiting if e.living else preempted and e.renewals_left
+    return e.purpose == "renew" and e.interruptible and wanted and e.now >= e.may_rent_at
+
+
+def _unanswered(e: Evidence) -> Action:
+    """RunPod's answer to the submission was lost: its pod is looked for by name."""
+    if "named" not in e.answered:
+        return Look("named")
+    name = f"launcher-{e.run_id}-{max(e.submission.number, 1)}"
+    if not e.named:
+        if e.age < UNANSWERED_SECONDS * e.pace:
+            return Wait(f"RunPod did not answer; {name} is looked for")
+        return Record("lost", "node-failed", f"RunPod never answered, and there is no {name}")
+    if len(e.named) > 1 and "owner" not in e.answered:
+        return Look("owner")
+    kept, *others = keep_first(e.named, e.owner)
+    profile = e.handle.profile
+    return Follow(
+        Handle.of(profile, kept, e.cluster), tuple(Handle.of(profile, one, e.cluster) for one in others)
+    )
+
+
+def keep_first(ids: Sequence[str], owner: str | None) -> list[str]:
+    """Duplicate pods, the one to keep first: the one that has begun the run, else the first listed."""
+    return sorted(dict.fromkeys(ids), key=lambda one: one != owner)
+
+
+def _pod_lives(e: Evidence) -> Action:
+    if not e.priced and "price" not in e.answered:
+        return Look("price")
+    if e.price is not None:
+        gpu, usd = e.price
+        limits = e.submission.limits
+        limit = limits.get(gpu, min(limits.values(), default=None))
+        if (why := other_gpu(e, gpu) or too_expensive(usd, limit)) is not None:
+            return Reject(why, usd or limit, limit)
+    if (why := past_deadline(e)) is not None:
+        return Reject(why, e.usd_per_hour, None)
+    if e.trouble or e.state.get("state") in ("running", "stopping"):
+        return Wait(e.trouble)
+    return Wait(f"{e.handle.words} is {e.pod}{e.rented and f' ({e.rented})'}")
+
+
+def _pod_is_gone(e: Evidence) -> Action:
+    what = e.handle.words
+    if not e.pod and e.age < NOT_LISTED_SECONDS * e.pace:
+        return Wait(f"RunPod does not list pod {e.handle.id} yet")
+    if "last words" not in e.answered:
+        return Look("last words")
+    if "other" not in e.answered:
+        return Look("other")
+    if e.other is not None and e.other != e.handle:
+        return Adopt(e.other)
+    if e.unreadable:  # they may tell how the run ended
+        return Wait(f"{what} is gone; its records cannot be read: {e.trouble}")
+    if not e.pod and e.state.get("state", "submitted") == "submitted" and is_past(e, 0.0):
+        return Record("failed", "time-limit", _never_began(e))
+    if e.interruptible and e.pod in ("", "EXITED"):
+        return Record("interrupted", "preempted", f"{what} was taken away")
+    if e.pod == "ERROR":
+        return Record("failed", "unknown", _not_started(e))
+    gone = "has stopped and was ended" if e.pod else "is gone"
+    reason = f"{what} {gone} before its run was over: ended by hand, by its limit, or for want of credit"
+    return Record("lost", "node-failed", reason)
+
+
+def _never_began(e: Evidence) -> str:
+    return (
+        f"{e.handle.words} is gone: its time of {lasting(e.seconds)} (max_hours, or the budget) was over "
+        "before its start script began; is the image right? "
+        f"`launcher resume {e.run_id} --set image=NAME` gives another one"
+    )
+
+
+def _not_started(e: Evidence) -> str:
+    return (
+        f"RunPod could not start {e.handle.words}, and it was ended: is the image right? First give another "
+        f"one, with `launcher resume {e.run_id} --set image=NAME`; "
+        f"`launcher logs {e.run_id} --supervisor -f` shows the pull while it goes on"
+    )
+
+
+def other_gpu(e: Evidence, gpu: str) -> str | None:
+    """Why a pod with this GPU type may not have the run; None if it may.
+
+    A resumed run has one plan for every GPU type that it may get. RunPod may leave out the type.
+    """
+    if e.submission.number > 1 or gpu in ("CPU", e.gpu):
+        return None
+    return f"its pod has {gpu}, and the run is planned for {e.gpu}"
+
+
+def too_expensive(usd_per_hour: float, limit: float | None) -> str | None:
+    """Why, or None. An unknown price (0) is below no limit."""
+    if limit is None or 0 < usd_per_hour <= limit + ROUNDING:
+        return None
+    said = f"{usd_per_hour:.3f} USD/h" if usd_per_hour else "a price that nobody tells"
+    return f"it was billed at {said}, the limit is {limit:.3f}"
+
+
+def is_past(e: Evidence, grace: float) -> bool:
+    """Whether the time of the latest pod has been over for `grace` seconds."""
+    return e.deadline is not None and e.now >= e.deadline + grace
+
+
+def past_deadline(e: Evidence) -> str | None:
+    """Why the run's latest pod may not go on, by the clock alone; None while it may."""
+    if not is_past(e, GRACE_SECONDS * e.pace):
+        return None
+    return f"it is there more than {lasting(e.seconds)} after its creation (max_hours, or the budget)"
+
+
+def may_appear_until(e: Evidence) -> str | None:
+    """`HH:MM:SS UTC`, until which an unconfirmed pod may still appear; None if none can."""
+    end = (seconds_of(e.submission.time) or 0.0) + UNANSWERED_SECONDS * e.pace
+    return f"{stamp(end)[11:19]} UTC" if e.handle.id is None and end > e.now else None
+
+
+def why_leaked(e: Evidence, path: str, status: str) -> str | None:
+    """Why a rented pod of this run is not needed; None if it is, by the records that are known here."""
+    if status in ("EXITED", "ERROR"):
+        return f"it has stopped ({status}) and is still kept"
+    if e.rejected is not None and e.rejected.handle.path == path:
+        return e.rejected.reason
+    if e.handle.id is not None and e.handle.path != path:
+        return f"its run is in {e.handle.path.strip('/')}"
+    if (why := past_deadline(e)) is not None:
+        return why
+    ended = seconds_of(str(e.state.get("time", "")))
+    if e.living or (ended is not None and e.now < ended + ENDING_SECONDS):
+        return None
+    return f"its run has ended: {e.state.get('state')}"
+
+
+def lasting(seconds: int) -> str:
+    """A duration in the unit that a person would choose."""
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"

@@ -1,0 +1,399 @@
+"""Renting: the first offer that RunPod takes, one pod of it, at no more than its limit."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from launcher.planning.cost import hours_of, max_seconds
+from launcher.render.pod import pod_name
+from launcher.rundir.files import read_record, replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.progress import last_step
+from launcher.rundir.time import now
+from launcher.schedulers.base import SchedulerError, UnclearError
+from launcher.schedulers.runpod import pods, request
+from launcher.schedulers.runpod.errors import (
+    ApiError,
+    Fate,
+    HostileAnswerError,
+    LostAnswerError,
+    UnendedError,
+)
+from launcher.schedulers.runpod.evidence import submission_in
+from launcher.schedulers.runpod.handle import Handle
+from launcher.schedulers.runpod.lifecycle import (
+    NOT_LISTED_SECONDS,
+    keep_first,
+    too_expensive,
+)
+from launcher.schedulers.runpod.offers import Market, Need, Offer, look, spent_of
+from launcher.schedulers.runpod.poller import claim, reject
+from launcher.schedulers.runpod.settings import pace
+from launcher.schedulers.runpod.volume import VolumeError
+from launcher.spec.cluster import Cluster, RunPod
+from launcher.spec.job import Job
+
+if TYPE_CHECKING:
+    from launcher.schedulers.runpod.api import Client
+    from launcher.schedulers.runpod.mirror import Copy
+
+PRICE_LOOKS = 4
+"Looks at the price of a pod that was just made: RunPod can be late to know it."
+LONGEST_PAUSE = 8.0
+"Seconds between two looks for an unconfirmed pod."
+TRIES = 2
+"Requests for one offer while RunPod does not answer."
+
+
+class NotRentedError(SchedulerError):
+    """Nothing is rented. The message says why."""
+
+
+class BudgetSpentError(NotRentedError):
+    """What is left of the budget pays for nothing: waiting does not help."""
+
+
+class BusyError(SchedulerError):
+    """Another process is renting for the run."""
+
+
+@dataclass(frozen=True)
+class Rented:
+    """A pod, or a cluster of pods, that RunPod has confirmed."""
+
+    id: str
+    cluster: bool
+    offer: Offer
+    usd_per_hour: float
+    "As it is billed; 0 if the price is unknown."
+
+    @property
+    def path(self) -> str:
+        return f"/clusters/{self.id}" if self.cluster else f"/pods/{self.id}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to rent."""
+
+    section: RunPod
+    offers: Sequence[Offer]
+    name: str
+    body: Callable[[Offer], dict[str, Any]]
+    "The create request for an offer."
+    owner: Callable[[], str | None] = lambda: None
+    "The id of the pod of that name that has begun the run. Raises VolumeError."
+
+
+def rent(client: Client, order: Order) -> Rented:
+    """Raises NotRentedError, UnclearError, UnendedError."""
+    return _Submission(client, order).rent()
+
+
+class _Submission:
+    """Keeps one pod at most, whatever RunPod answers.
+
+    An unconfirmed pod is one that RunPod was asked for without a usable answer. Each such request has made
+    one pod at most.
+    """
+
+    def __init__(self, client: Client, order: Order) -> None:
+        self.client, self.order = client, order
+        self.cluster = any(offer.need.nodes > 1 for offer in order.offers)
+        self.unanswered: list[tuple[Offer, ApiError]] = []
+        self.confirmed: set[str] = set()
+        self.listed: set[str] = set()
+        "Ids of this name that RunPod has listed since a request was not answered."
+        self.until = 0.0
+        "Monotonic time after which the latest unconfirmed pod would be listed."
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether another pod may still appear."""
+        return len(self.unanswered) > len(self.listed - self.confirmed)
+
+    def rent(self) -> Rented:
+        refused: list[tuple[Offer, ApiError | str]] = []
+        for offer in self.order.offers:
+            try:
+                rented = self._try(offer)
+            except (ApiError, NotRentedError) as error:
+                skip = isinstance(error, ApiError) and error.fate is Fate.SKIP
+                refused.append((offer, error if isinstance(error, ApiError) else str(error)))
+                if skip:
+                    continue
+                break
+            why = too_expensive(rented.usd_per_hour, limit_of(self.order.section, rented.offer))
+            if why is None:
+                return rented
+            self._reject(rented, why)
+            refused.append((rented.offer, f"{why}: ended at once"))
+            if self._has_begun(rented):  # another pod would find the run taken
+                refused.append((rented.offer, "it had begun the run, so no other is asked for: try again"))
+                break
+        if self.unconfirmed:  # a pod may still appear, and must find its run
+            raise self._unclear(_why_none(refused))
+        raise NotRentedError(_why_none(refused))
+
+    def _try(self, offer: Offer) -> Rented:
+        """Raises ApiError, NotRentedError, UnclearError, UnendedError."""
+        for _ in range(TRIES):
+            if self.unconfirmed and (there := self._find()):
+                return there
+            # The plan on the volume is for one GPU type, and a pod reads it whenever it begins.
+            if self.unconfirmed and (gpu := self.unanswered[-1][0].need.gpu_id) != offer.need.gpu_id:
+                raise ApiError(f"not asked for while a pod of {gpu} may still appear", fate=Fate.SKIP)
+            body = self.order.body(offer) | {"name": self.order.name}
+            try:
+                made, price = _send(self.client, self.order.section, offer, body)
+            except (LostAnswerError, HostileAnswerError) as error:
+                self.unanswered.append((offer, error))
+                seconds = NOT_LISTED_SECONDS * pace()
+                self.until = time.monotonic() + seconds
+                print(f"{error}; looking for {self.order.name} for {seconds:.0f} s", file=sys.stderr)
+                continue
+            self.confirmed.add(made)
+            kept = made
+            if self.unconfirmed:  # what was perhaps made before would be a duplicate
+                with suppress(ApiError, VolumeError):  # then the pods settle it among themselves
+                    kept = self._keep_one([made, *self._list()])
+            return self._with_price(Rented(kept, self.cluster, offer, price if kept == made else 0.0))
+        if there := self._find():
+            return there
+        raise self._unclear()
+
+    def _find(self) -> Rented | None:
+        """An unconfirmed pod that was made; None once it would be listed.
+
+        Raises NotRentedError, UnclearError, UnendedError.
+        """
+        pause = self.client.pause
+        while True:
+            try:
+                if ids := self._list():
+                    kept = self._keep_one(ids)
+                    return self._with_price(Rented(kept, self.cluster, self.unanswered[-1][0], 0.0))
+            except (ApiError, VolumeError):
+                raise self._unclear() from None
+            left = self.until - time.monotonic()
+            if left <= 0:
+                return None
+            time.sleep(min(pause, LONGEST_PAUSE * pace(), left))
+            pause *= 2
+
+    def _list(self) -> list[str]:
+        ids = pods.ids_named(self.client, self.order.name, self.cluster)
+        self.listed |= set(ids)
+        return ids
+
+    def _keep_one(self, ids: Sequence[str]) -> str:
+        """End the duplicates. Raises VolumeError; then all of them live on."""
+        owner = self.order.owner() if len(set(ids)) > 1 else None
+        kept, *duplicates = keep_first(ids, owner)
+        for one in duplicates:
+            with suppress(UnendedError):  # it ends itself when it finds its run taken; `leaks` lists it
+                pods.end(self.client, f"/clusters/{one}" if self.cluster else f"/pods/{one}")
+        return kept
+
+    def _with_price(self, rented: Rented) -> Rented:
+        """Raises NotRentedError, UnendedError."""
+        price = rented.usd_per_hour
+        for at in range(PRICE_LOOKS):
+            try:
+                price = max(price, pods.billed(self.client, rented.path)[1])
+            except ApiError as error:
+                if error.status != 404:  # 404: not listed yet
+                    why = f"its price could not be read: {error}"
+                    self._reject(rented, why)
+                    raise NotRentedError(f"{why}, so it was ended") from None
+            if price:
+                break
+            time.sleep(self.client.pause * 2**at)
+        return replace(rented, usd_per_hour=price)
+
+    def _reject(self, rented: Rented, why: str) -> None:
+        """Raises UnendedError."""
+        try:
+            pods.end(self.client, rented.path)
+        except UnendedError as error:
+            price = rented.usd_per_hour or rented.offer.usd_per_hour  # at least
+            limit = limit_of(self.order.section, rented.offer)
+            raise UnendedError(f"{why}; {error}", rented.path, price, limit) from None
+
+    def _has_begun(self, rented: Rented) -> bool:
+        try:
+            return self.order.owner() == rented.id
+        except VolumeError:
+            return True
+
+    def _unclear(self, *more: str) -> UnclearError:
+        error = self.unanswered[-1][1]
+        first = f"RunPod does not tell whether it has made {self.order.name}: {error}"
+        return UnclearError("\n".join([first, *more]))
+
+
+def limit_of(section: RunPod, offer: Offer) -> float | None:
+    """USD per hour. A budget's hours are valid for the price that was shown only."""
+    return offer.usd_per_hour if section.budget is not None else section.max_price
+
+
+def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
+    lines = [
+        f"{offer.need.gpu_id or 'CPU'} ({offer.cloud}, {offer.data_center}): {why}" for offer, why in refused
+    ]
+    if all(isinstance(why, ApiError) and why.status == 400 for _, why in refused):
+        lines.append(
+            "every candidate was refused alike: read this as a mistake in the request, or as no room anywhere"
+        )
+    return "nothing is rented:\n" + "\n".join(lines)
+
+
+def _send(client: Client, section: RunPod, offer: Offer, body: Mapping[str, Any]) -> tuple[str, float]:
+    """(id, USD per hour); the price is 0 where the answer has none. Raises ApiError."""
+    if offer.need.nodes > 1:
+        return pods.read(pods.Created, client.post("/clusters", body), "POST /clusters").id, 0.0
+    if (mutation := request.mutation(section, offer.need.nodes, offer.need.gpus)) is not None:
+        return request.rent_by_graphql(client, section, mutation, offer, body)
+    pod = pods.read(pods.Pod, client.post("/pods", body), "POST /pods")
+    return pod.id, pod.cost
+
+
+@dataclass(frozen=True)
+class Leased:
+    """A run as it is written down."""
+
+    run: RunDir
+    job: Job
+    cluster: Cluster
+    about: Mapping[str, Any]
+
+    @property
+    def section(self) -> RunPod:
+        assert self.cluster.runpod is not None  # it was submitted with one
+        return self.cluster.runpod
+
+
+def leased(run: RunDir) -> Leased:
+    about = run.read_about()
+    return Leased(run, Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"]), about)
+
+
+def market_again(client: Client, of: Leased) -> Market:
+    """What can be rented for the rest of a run. Its recipe fits every GPU with as much memory. Raises
+    SchedulerError."""
+    section, gpu, gpus = of.section, of.cluster.node.gpu, int(of.about["gpus_per_node"])
+    ids: list[str | None] = [section.gpu_id if gpus else None]
+    if gpus and gpu is not None:
+        ids += [name for name, memory in section.other_gpus.items() if memory >= gpu.memory]
+    speed = read_record(of.run.plan).get("samples_per_second")
+    left = None if of.job.steps is None else max(of.job.steps - (last_step(of.run) or 0), 0)
+    hours = hours_of(left, of.job.batch.global_, speed)
+    needs = [Need(name, gpus, int(of.about["nodes"]), hours) for name in dict.fromkeys(ids)]
+    spent = spent_of(of.run.read_events(), time.time())
+    return look(client, section, needs, max_seconds(of.cluster, of.job), spent)
+
+
+def told_again(run: RunDir, market: Market) -> tuple[str, ...]:
+    """Lines for a person before a pod is rented anew; none if none will be."""
+    if not market.offers:
+        return ()
+    budget = leased(run).section.budget
+    if budget is None:
+        return request.told(market, None)
+    left = budget - spent_of(run.read_events(), time.time())
+    return (*request.told(market, left), f"{left:.2f} of {budget:.2f} USD of the budget are left")
+
+
+@contextlib.contextmanager
+def renting(run: RunDir) -> Iterator[None]:
+    """One process at a time rents for a run. Look at its state within: it may have got a pod since. Raises
+    BusyError."""
+    with open(run.path / ".rent.lock", "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"another process of launcher is renting a pod for {run.id}: "
+                f"`launcher status {run.id}` shows what came of it"
+            ) from None
+        yield
+
+
+def lease(
+    client: Client,
+    copy: Copy,
+    event: str,
+    market: Market,
+    planned_for: Callable[[Offer], None] = lambda _: None,
+    **more: Any,
+) -> str:
+    """Rent a pod for a run, record it as `event`, and return the run's handle. `planned_for` makes the run
+    directory that of the offer's GPU type.
+
+    Raises NotRentedError: the run is as it was. Raises UnclearError. Raises UnendedError: the run's records
+    name the pod that is to be ended.
+    """
+    run = copy.run
+    of, before = leased(run), run.read_state()
+    if not market.offers:
+        kind = BudgetSpentError if market.budget_spent else NotRentedError
+        raise kind("nothing can be rented:\n" + "\n".join(market.left_out))
+    number = submission_in(run.read_events()).number + 1
+    replace_json(run.state, {"state": "submitted", "time": now()})
+    seconds = max(offer.max_seconds for offer in market.offers)
+    run.event("submitting", submission=number, limits=_limits(of.section, market.offers), seconds=seconds)
+    try:
+        secrets = request.secret_values(of.job)
+        client.hide(secrets.values())
+        copy.push()
+
+        def body(offer: Offer) -> dict[str, Any]:
+            planned_for(offer)
+            return request.for_offer(run.scripts, leased(run).section, offer, number, secrets)
+
+        name = pod_name(run.id, number)
+        order = Order(of.section, market.offers, name, body, lambda: copy.text(claim(number)))
+        rented = rent(client, order)
+    except UnclearError as error:
+        raise UnclearError(
+            f"{error}\n{run.id} is kept, and may cost money: `launcher status {run.id}` looks for its pod "
+            "again, `launcher runpod leaks` lists what is rented"
+        ) from None
+    except UnendedError as error:
+        handle = Handle.at(of.cluster.name, error.path)
+        reject(copy, handle, str(error), error.usd_per_hour, error.limit)
+        raise
+    except (SchedulerError, OSError) as error:
+        run.event("refused", reason=str(error))
+        replace_json(run.state, {**before, "reason": str(error)})
+        raise NotRentedError(str(error)) from None
+    handle, offer = Handle.of(of.cluster.name, rented.id, rented.cluster), rented.offer
+    run.event(
+        event,
+        handle=str(handle),
+        command=list(request.command(leased(run).section, offer.need.nodes, offer.need.gpus)),
+        gpu=offer.need.gpu_id,
+        cloud=offer.cloud,
+        data_center=offer.data_center,
+        usd_per_hour=rented.usd_per_hour,
+        seconds=offer.max_seconds,
+        **more,
+    )
+    return str(handle)
+
+
+def _limits(section: RunPod, offers: Sequence[Offer]) -> dict[str, float]:
+    """USD per hour by GPU type: a pod that is found later does not tell which offer it was."""
+    limits: dict[str, float] = {}
+    for offer in offers:
+        name, limit = offer.need.gpu_id or "CPU", limit_of(section, offer)
+        if limit is not None:
+            limits[name] = min(limit, limits.get(name, limit))
+    return limits
