@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from launcher.render.environment import RenderError
-from launcher.render.pod import _args
 from launcher.render.render import Target
+from launcher.schedulers.runpod.scripts import _args
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.variables import travelling

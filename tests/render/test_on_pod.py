@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from launcher.planning.plan import make_plan
-from launcher.render.pod import added_at_creation
 from launcher.render.render import RenderError, Target
 from launcher.render.values import PodCode
 from launcher.schedulers.base import Request
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.runpod.request import pack
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
+from launcher.schedulers.runpod.scripts import added_at_creation
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from tests.lab import wait_for

@@ -71,7 +71,7 @@ class Client:
         self._secrets = {key}
 
     def hide(self, values: Iterable[str]) -> None:
-        """Of secrets in requests from now on: an answer may quote what was sent, and no message does."""
+        """Keep these secrets out of messages: an answer may quote what was sent."""
         self._secrets |= set(values)
 
     def __repr__(self) -> str:

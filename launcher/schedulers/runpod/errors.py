@@ -28,7 +28,7 @@ TABLE: dict[int, tuple[Fate, str]] = {
     422: (Fate.STOP, "the request is wrong: mend the profile or the job"),
     429: (Fate.WAIT, "too many requests"),
 }
-"Of `POST /v2/pods`, as RunPod documents it; other requests have no next candidate."
+"The status codes of `POST /v2/pods`, by RunPod's documents; other requests have no next candidate."
 
 
 def fate_of(status: int) -> tuple[Fate, str]:
@@ -74,6 +74,6 @@ SHOWN = 400
 
 
 def clean(text: object) -> str:
-    """In one line, without what steers a terminal."""
+    """The text in one line, without control characters."""
     flat = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", str(text)).strip()
     return flat if len(flat) <= SHOWN else f"{flat[:SHOWN]}..."

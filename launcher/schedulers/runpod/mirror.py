@@ -32,14 +32,14 @@ Index = dict[str, list[Any]]
 
 
 class Copy:
-    """Of one run; `prefix` is its folder on the volume, with a slash at its end."""
+    """The copy of one run; `prefix` is the run's folder on the volume, with a slash at its end."""
 
     def __init__(self, run: RunDir, volume: Volume, prefix: str) -> None:
         self.run, self.volume, self.prefix = run, volume, prefix
 
     def fetch(self, wanted: Wanted) -> str | None:
-        """What is new there comes here; requests that were written here go there. Returns why the state that
-        stands there was not taken. Raises VolumeError."""
+        """Bring what is new on the volume, and send requests that were written here. Returns why the state on
+        the volume was not taken. Raises VolumeError."""
         with self._index() as index:
             self._send_requests(index)
             state = self._state()  # first: once it tells of an end, everything that is read later is final
@@ -48,12 +48,12 @@ class Copy:
             return self._put_state(state, index)
 
     def send(self) -> None:
-        """Requests that were written here. Raises VolumeError."""
+        """Send requests that were written here. Raises VolumeError."""
         with self._index() as index:
             self._send_requests(index)
 
     def push(self) -> None:
-        """Everything that was written here, before a pod begins. Raises VolumeError."""
+        """Send everything that was written here, before a pod begins. Raises VolumeError."""
         with self._index() as index:
             names = ["run.json", "plan.json", "events.jsonl", "state.json"]
             below = [path for name in _OURS for path in (self.run.path / name).rglob("*") if path.is_file()]
@@ -68,13 +68,13 @@ class Copy:
                 index.pop("cancel", None)
 
     def remove(self) -> None:
-        """There. Raises VolumeError."""
+        """Delete the run from the volume. Raises VolumeError."""
         for item in list(self.volume.all(self.prefix)):
             self.volume.delete(item.key)
 
     def download(self, to: Path) -> int:
-        """All of it, checkpoints as well; what came before and is the same there stays. Bytes that came.
-        Raises VolumeError, OSError."""
+        """Download the whole run, checkpoints included, and return how many bytes came. Files that are the
+        same already stay. Raises VolumeError, OSError."""
         came, marks = 0, read_record(to / MARKS)
         try:
             for item in self.volume.all(self.prefix):
@@ -109,7 +109,7 @@ class Copy:
         raise VolumeError(f"volume {self.volume.id}: {clean(key)} was changed each time that it was read")
 
     def text(self, name: str) -> str:
-        """Of a small file there; empty when there is none."""
+        """The text of a small file on the volume; empty if there is none."""
         try:
             return self.volume.read(self.prefix + name, 0, 4096).decode(errors="replace").strip()
         except GoneError:
@@ -209,7 +209,7 @@ class Copy:
             return None
 
     def _put_state(self, found: tuple[Object, bytes] | None, index: Index) -> str | None:
-        """Where the run has written one since we wrote ours. Why not."""
+        """Take the state if the run has written it since we wrote ours. Returns why not."""
         if found is None or index.get("state.json", [0, "", 0])[1] == found[0].mark:
             return None
         if not fits(parsed(found[1]), STATE):
@@ -220,7 +220,7 @@ class Copy:
         return None
 
     def _copy_names(self, steps: list[str]) -> None:
-        """Of checkpoints only the names are copied, as empty folders."""
+        """Copy the names of checkpoints, as empty folders."""
         for name in steps:
             if _plain(name) and not name.startswith("."):
                 (self.run.checkpoints / name).mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -36,29 +36,26 @@ _STOCK: dict[Stock, int] = {"HIGH": 0, "MEDIUM": 1, "LOW": 2, "NONE": 3}
 
 
 class Place(Answer):
+    """A data centre, with what it has of one GPU type or CPU flavor."""
+
     id: Name
     availability: Stock
 
 
 class Prices(Answer):
     secure: Money
-    community: Money
 
 
 class Counts(Answer):
     secure: int
-    community: int
 
 
 class GpuType(Answer):
     id: Name
-    memory: int
     secure: bool
-    community: bool
     price: Prices
     "USD per hour of one GPU."
     maxCount: Counts  # noqa: N815
-    availability: Stock | None = None
     dataCenters: list[Place] = []  # noqa: N815
 
 
@@ -74,7 +71,6 @@ class CpuType(Answer):
     id: Name
     ramGbPerVcpu: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # noqa: N815
     price: CpuPrice
-    availability: Stock | None = None
     dataCenters: list[Place] = []  # noqa: N815
 
 
@@ -89,7 +85,7 @@ class Volume(Answer):
 
 @dataclass(frozen=True)
 class Need:
-    """What a run asks for on one GPU type; `gpu_id` None is a CPU pod."""
+    """What a run needs of one GPU type; `gpu_id` is None for a CPU pod."""
 
     gpu_id: str | None
     gpus: int
@@ -101,6 +97,8 @@ class Need:
 
 @dataclass(frozen=True)
 class Offer:
+    """A GPU type or CPU flavor in one data centre, as it may be rented for a run."""
+
     need: Need
     cloud: str
     data_center: str | None
@@ -146,17 +144,19 @@ class Offer:
 
 @dataclass(frozen=True)
 class Market:
+    """What can be rented for a run."""
+
     offers: tuple[Offer, ...]
     left_out: tuple[str, ...]
-    "What was not taken, each with the reason."
+    "What cannot be rented, each with the reason."
     data_center: str | None
-    "Of the volume; None where RunPod does not tell."
+    "Of the volume; None if RunPod does not tell."
     budget_spent: bool = False
     "Nothing is offered, and what is left of the budget is a reason."
 
     @property
     def offered(self) -> cost.Offered | None:
-        """What a run costs there; None where nothing can be rented."""
+        """What a run costs there; None if nothing can be rented."""
         if not self.offers:
             return None
         dearest = max(self.offers, key=lambda one: one.usd_per_hour * one.max_seconds)
@@ -168,47 +168,52 @@ class Market:
         )
 
 
-def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, spent: float = 0.0) -> Market:
-    """Of one pod, `seconds` is the limit. `spent`: USD of earlier pods of the run.
+class NotOfferedError(Exception):
+    """Why a GPU type or CPU flavor cannot be rented."""
 
-    Raises SchedulerError when the profile contradicts itself, ApiError.
+
+def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, spent: float = 0.0) -> Market:
+    """What can be rented. `seconds`: limit of one pod. `spent`: USD of earlier pods of the run.
+
+    Raises SchedulerError if the profile contradicts itself, ApiError.
     """
     centre = volume_centre(client, section)
     found: list[Offer] = []
     out: list[str] = []
     poor = False
     for need in needs if CLOUD in section.clouds else ():
-        for item in _offered(client, section, need, centre):
-            if isinstance(item, str):
-                out.append(item)
-                continue
-            place, price, ram = item
-            limit = affordable(section, price, seconds, spent)
-            what = need.gpu_id or section.cpu_id
-            if section.max_price is not None and price > section.max_price:
-                out.append(f"{what}: {price:.3f} USD/h is above the {section.max_price:g} of max_price")
-            elif limit < (least := min(SHORTEST, seconds)):
-                poor = True
-                out.append(
-                    f"{what}: what is left of the budget pays for {lasting(limit)}, "
-                    f"and less than {lasting(least)} are not rented"
-                )
-            else:
-                found.append(Offer(need, CLOUD, place.id or None, place.availability, price, limit, ram))
+        what = need.gpu_id or section.cpu_id
+        try:
+            places, price, ram = (_gpu if need.gpu_id else _cpu)(client, section, need)
+            places = _in_stock(places, section, centre)
+        except NotOfferedError as why:
+            out.append(f"{what}: {why}")
+            continue
+        price = (price + section.disk_gb * DISK) * need.nodes
+        limit = affordable(section, price, seconds, spent)
+        if section.max_price is not None and price > section.max_price:
+            out.append(f"{what}: {price:.3f} USD/h is above the {section.max_price:g} of max_price")
+        elif limit < (least := min(SHORTEST, seconds)):
+            poor = True
+            out.append(
+                f"{what}: what is left of the budget pays for {lasting(limit)}, "
+                f"and less than {lasting(least)} are not rented"
+            )
+        else:
+            found += [Offer(need, CLOUD, p.id or None, p.availability, price, limit, ram) for p in places]
     if "COMMUNITY" in section.clouds:
         out.append("COMMUNITY: every run needs a network volume, and RunPod has them in SECURE only")
     return Market(ordered(found), tuple(dict.fromkeys(out)), centre, poor and not found)
 
 
 def ordered(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """By what the whole job costs where that is known of all, else by the hour; then by stock."""
+    """By the cost of the whole job if it is known for all, else by the hour; then by stock."""
     predicted = all(one.usd is not None for one in offers)
-    return tuple(
-        sorted(
-            offers,
-            key=lambda one: ((one.usd or 0.0) if predicted else one.usd_per_hour, _STOCK[one.stock]),
-        )
-    )
+
+    def rank(one: Offer) -> tuple[float, int]:
+        return (one.usd or 0.0) if predicted else one.usd_per_hour, _STOCK[one.stock]
+
+    return tuple(sorted(offers, key=rank))
 
 
 def volume_centre(client: Client, section: RunPod) -> str | None:
@@ -233,28 +238,17 @@ def volume_centre(client: Client, section: RunPod) -> str | None:
     return centre
 
 
-def _offered(
-    client: Client, section: RunPod, need: Need, centre: str | None
-) -> Iterator[tuple[Place, float, float | None] | str]:
-    """Place, USD per hour of all pods together and GB of a CPU pod's memory, or why not."""
-    name, price, places, ram = (_gpu if need.gpu_id else _cpu)(client, section, need)
-    if isinstance(price, str):
-        yield f"{name}: {price}"
-        return
+def _in_stock(places: Sequence[Place], section: RunPod, centre: str | None) -> Sequence[Place]:
+    """Data centres that may be rented in. Raises NotOfferedError."""
     wanted = {centre} if centre is not None else set(section.data_centers)
-    chosen = [
-        place for place in places if (not wanted or place.id in wanted) and place.availability != "NONE"
-    ]
+    chosen = [one for one in places if (not wanted or one.id in wanted) and one.availability != "NONE"]
     if not chosen:
-        yield f"{name}: none in stock in {', '.join(sorted(wanted)) or 'any data centre'}"
-    for place in chosen:
-        yield place, (price + section.disk_gb * DISK) * need.nodes, ram
+        raise NotOfferedError(f"none in stock in {', '.join(sorted(wanted)) or 'any data centre'}")
+    return chosen
 
 
-_Found = tuple[str, float | str, Sequence[Place], float | None]
-
-
-def _gpu(client: Client, section: RunPod, need: Need) -> _Found:
+def _gpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[Place], float, None]:
+    """Data centres and USD per hour of one pod. Raises NotOfferedError, ApiError."""
     params = {
         "include": "AVAILABILITY",
         "product": "CLUSTER" if need.nodes > 1 else "POD",
@@ -264,30 +258,27 @@ def _gpu(client: Client, section: RunPod, need: Need) -> _Found:
     if section.cuda_versions and need.nodes == 1:
         params["cudaVersions"] = ",".join(section.cuda_versions)
     types = get(client, GpuTypes, "/catalog/gpus", **params).gpus
-    name = str(need.gpu_id)
-    one = next((gpu for gpu in types if gpu.id == name), None)
+    one = next((gpu for gpu in types if gpu.id == need.gpu_id), None)
     if one is None:
         near = ", ".join(gpu.id for gpu in types[:5])
-        return name, f"RunPod's catalogue has no such GPU type; it has {near} ...", (), None
+        raise NotOfferedError(f"RunPod's catalogue has no such GPU type; it has {near} ...")
     if not one.secure:
-        return name, f"not offered in the cloud {CLOUD}", (), None
-    most = one.maxCount.secure
-    if most < need.gpus:
-        return name, f"a pod has at most {most} of them", (), None
-    price = section.bid_per_gpu or one.price.secure
-    return name, price * need.gpus, one.dataCenters, None
+        raise NotOfferedError(f"not offered in the cloud {CLOUD}")
+    if one.maxCount.secure < need.gpus:
+        raise NotOfferedError(f"a pod has at most {one.maxCount.secure} of them")
+    return one.dataCenters, (section.bid_per_gpu or one.price.secure) * need.gpus, None
 
 
-def _cpu(client: Client, section: RunPod, need: Need) -> _Found:
-    params = {"include": "AVAILABILITY", "product": "POD", "vcpuCount": str(section.vcpu)}
+def _cpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[Place], float, float]:
+    """Data centres, USD per hour and GB of host memory of one pod. Raises NotOfferedError, ApiError."""
+    vcpu = section.vcpu or 0
+    params = {"include": "AVAILABILITY", "product": "POD", "vcpuCount": str(vcpu)}
     types = get(client, CpuTypes, "/catalog/cpus", **params).cpus
-    name = str(section.cpu_id)
-    one = next((cpu for cpu in types if cpu.id == name), None)
+    one = next((cpu for cpu in types if cpu.id == section.cpu_id), None)
     if one is None:
         near = ", ".join(cpu.id for cpu in types[:5])
-        return name, f"RunPod's catalogue has no such CPU flavor; it has {near} ...", (), None
-    vcpu = section.vcpu or 0
-    return name, one.price.securePerVcpu * vcpu, one.dataCenters, one.ramGbPerVcpu * vcpu
+        raise NotOfferedError(f"RunPod's catalogue has no such CPU flavor; it has {near} ...")
+    return one.dataCenters, one.price.securePerVcpu * vcpu, one.ramGbPerVcpu * vcpu
 
 
 def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.schedulers.runpod.errors import ApiError, HostileAnswerError, UnendedError, clean
+from launcher.schedulers.runpod.lifecycle import POD_LIVES
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -18,11 +19,13 @@ Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,100}$")]
 Name = Annotated[str, Field(max_length=200)]
 Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 POD_NAME = re.compile(r"launcher-(?P<run>.+)-(?P<number>\d+)")
-"The name of a pod or cluster: launcher.render.pod.pod_name."
+"The name of a pod or cluster: launcher.schedulers.runpod.scripts.pod_name."
 A = TypeVar("A", bound="Answer")
 
 
 class Answer(BaseModel):
+    """A part of what RunPod answers; fields that launcher does not need are left out."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
@@ -33,7 +36,6 @@ class Membership(Answer):
 
 class Gpus(Answer):
     id: Name
-    count: int = 1
 
 
 class Pod(Answer):
@@ -42,14 +44,12 @@ class Pod(Answer):
     status: Literal["PROVISIONING", "STARTING", "RUNNING", "EXITED", "ERROR", "TERMINATED"]
     cost: Money
     "USD per hour as it is billed."
-    dataCenterId: Name | None = None  # noqa: N815
     gpu: Gpus | None = None
     cluster: Membership | None = None
-    createdAt: Name = ""  # noqa: N815
 
     @property
     def living(self) -> bool:
-        return self.status in ("PROVISIONING", "STARTING", "RUNNING")
+        return self.status in POD_LIVES
 
 
 class Created(Answer):
@@ -64,8 +64,6 @@ class Pods(Answer):
 class Cluster(Answer):
     id: Id
     name: str
-    dataCenterId: Name | None = None  # noqa: N815
-    createdAt: Name = ""  # noqa: N815
 
 
 class Clusters(Answer):

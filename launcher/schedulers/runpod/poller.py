@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.render.pod import pod_name
 from launcher.rundir.files import replace_json, replace_text
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
@@ -22,6 +21,7 @@ from launcher.schedulers.runpod import lifecycle as life
 from launcher.schedulers.runpod.errors import ApiError, UnendedError
 from launcher.schedulers.runpod.evidence import Evidence, Question, from_events
 from launcher.schedulers.runpod.handle import Handle, handle_of
+from launcher.schedulers.runpod.scripts import pod_name
 from launcher.schedulers.runpod.settings import pace
 
 if TYPE_CHECKING:
@@ -199,18 +199,17 @@ class Poller:
 
     def _renew(self, run: RunDir) -> None:
         """Rent another pod, unless another process is at it or was faster."""
-        from launcher.schedulers.runpod.renting import BusyError, NotRentedError, lease, leased, market_again
-        from launcher.schedulers.runpod.renting import renting as renting_alone
+        from launcher.schedulers.runpod.renting import BusyError, NotRentedError, lease, offers_again, renting
 
         try:
-            with renting_alone(run):
+            with renting(run):
                 self.status(run)
                 read = _Answers({"records": {}})
                 if life.decide(self._evidence(run, read, "renew")) != life.Rent():
                     return
                 self._tried[run.path] = time.monotonic()
                 self.end(handle_of(run))
-                market = market_again(self.client, leased(run))
+                market, _ = offers_again(self.client, run)
                 lease(self.client, self.copy(run), "requeued", market, reason="preempted")
                 self.renewed.add(run.path)
         except (BusyError, UnendedError):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.planning.cost import hours_of, max_seconds
-from launcher.render.pod import pod_name
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_step
@@ -35,6 +34,7 @@ from launcher.schedulers.runpod.lifecycle import (
 )
 from launcher.schedulers.runpod.offers import Market, Need, Offer, look, spent_of
 from launcher.schedulers.runpod.poller import claim, reject
+from launcher.schedulers.runpod.scripts import pod_name
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.runpod.volume import VolumeError
 from launcher.spec.cluster import Cluster, RunPod
@@ -265,50 +265,32 @@ def _send(client: Client, section: RunPod, offer: Offer, body: Mapping[str, Any]
     return pod.id, pod.cost
 
 
-@dataclass(frozen=True)
-class Leased:
-    """A run as it is written down."""
-
-    run: RunDir
-    job: Job
-    cluster: Cluster
-    about: Mapping[str, Any]
-
-    @property
-    def section(self) -> RunPod:
-        assert self.cluster.runpod is not None  # it was submitted with one
-        return self.cluster.runpod
-
-
-def leased(run: RunDir) -> Leased:
-    about = run.read_about()
-    return Leased(run, Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"]), about)
-
-
-def market_again(client: Client, of: Leased) -> Market:
-    """What can be rented for the rest of a run. Its recipe fits every GPU with as much memory. Raises
-    SchedulerError."""
-    section, gpu, gpus = of.section, of.cluster.node.gpu, int(of.about["gpus_per_node"])
+def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
+    """What can be rented for the rest of a run, and lines about it for a person. The run's recipe fits every
+    GPU with as much memory. Raises SchedulerError."""
+    about, job, cluster, section = _recorded(run)
+    gpu, gpus = cluster.node.gpu, int(about["gpus_per_node"])
     ids: list[str | None] = [section.gpu_id if gpus else None]
     if gpus and gpu is not None:
         ids += [name for name, memory in section.other_gpus.items() if memory >= gpu.memory]
-    speed = read_record(of.run.plan).get("samples_per_second")
-    left = None if of.job.steps is None else max(of.job.steps - (last_step(of.run) or 0), 0)
-    hours = hours_of(left, of.job.batch.global_, speed)
-    needs = [Need(name, gpus, int(of.about["nodes"]), hours) for name in dict.fromkeys(ids)]
-    spent = spent_of(of.run.read_events(), time.time())
-    return look(client, section, needs, max_seconds(of.cluster, of.job), spent)
+    steps = None if job.steps is None else max(job.steps - (last_step(run) or 0), 0)
+    hours = hours_of(steps, job.batch.global_, read_record(run.plan).get("samples_per_second"))
+    needs = [Need(name, gpus, int(about["nodes"]), hours) for name in dict.fromkeys(ids)]
+    spent = spent_of(run.read_events(), time.time())
+    market = look(client, section, needs, max_seconds(cluster, job), spent)
+    if not market.offers or section.budget is None:
+        return market, request.told(market, None) if market.offers else ()
+    left = section.budget - spent
+    rest = f"{left:.2f} of {section.budget:.2f} USD of the budget are left"
+    return market, (*request.told(market, left), rest)
 
 
-def told_again(run: RunDir, market: Market) -> tuple[str, ...]:
-    """Lines for a person before a pod is rented anew; none if none will be."""
-    if not market.offers:
-        return ()
-    budget = leased(run).section.budget
-    if budget is None:
-        return request.told(market, None)
-    left = budget - spent_of(run.read_events(), time.time())
-    return (*request.told(market, left), f"{left:.2f} of {budget:.2f} USD of the budget are left")
+def _recorded(run: RunDir) -> tuple[Mapping[str, Any], Job, Cluster, RunPod]:
+    """What run.json tells."""
+    about = run.read_about()
+    cluster = Cluster.model_validate(about["cluster"])
+    assert cluster.runpod is not None  # it was submitted with one
+    return about, Job.model_validate(about["job"]), cluster, cluster.runpod
 
 
 @contextlib.contextmanager
@@ -333,33 +315,33 @@ def lease(
     market: Market,
     planned_for: Callable[[Offer], None] = lambda _: None,
     **more: Any,
-) -> str:
-    """Rent a pod for a run, record it as `event`, and return the run's handle. `planned_for` makes the run
-    directory that of the offer's GPU type.
+) -> None:
+    """Rent a pod for a run and record it as `event`. `planned_for` makes the run directory that of the
+    offer's GPU type.
 
     Raises NotRentedError: the run is as it was. Raises UnclearError. Raises UnendedError: the run's records
     name the pod that is to be ended.
     """
     run = copy.run
-    of, before = leased(run), run.read_state()
+    (_, job, cluster, section), before = _recorded(run), run.read_state()
     if not market.offers:
         kind = BudgetSpentError if market.budget_spent else NotRentedError
         raise kind("nothing can be rented:\n" + "\n".join(market.left_out))
     number = submission_in(run.read_events()).number + 1
     replace_json(run.state, {"state": "submitted", "time": now()})
     seconds = max(offer.max_seconds for offer in market.offers)
-    run.event("submitting", submission=number, limits=_limits(of.section, market.offers), seconds=seconds)
+    run.event("submitting", submission=number, limits=_limits(section, market.offers), seconds=seconds)
     try:
-        secrets = request.secret_values(of.job)
+        secrets = request.secret_values(job)
         client.hide(secrets.values())
         copy.push()
 
         def body(offer: Offer) -> dict[str, Any]:
             planned_for(offer)
-            return request.for_offer(run.scripts, leased(run).section, offer, number, secrets)
+            return request.for_offer(run.scripts, _recorded(run)[3], offer, number, secrets)
 
         name = pod_name(run.id, number)
-        order = Order(of.section, market.offers, name, body, lambda: copy.text(claim(number)))
+        order = Order(section, market.offers, name, body, lambda: copy.text(claim(number)))
         rented = rent(client, order)
     except UnclearError as error:
         raise UnclearError(
@@ -367,18 +349,18 @@ def lease(
             "again, `launcher runpod leaks` lists what is rented"
         ) from None
     except UnendedError as error:
-        handle = Handle.at(of.cluster.name, error.path)
+        handle = Handle.at(cluster.name, error.path)
         reject(copy, handle, str(error), error.usd_per_hour, error.limit)
         raise
     except (SchedulerError, OSError) as error:
         run.event("refused", reason=str(error))
         replace_json(run.state, {**before, "reason": str(error)})
         raise NotRentedError(str(error)) from None
-    handle, offer = Handle.of(of.cluster.name, rented.id, rented.cluster), rented.offer
+    handle, offer = Handle.of(cluster.name, rented.id, rented.cluster), rented.offer
     run.event(
         event,
         handle=str(handle),
-        command=list(request.command(leased(run).section, offer.need.nodes, offer.need.gpus)),
+        command=list(request.command(_recorded(run)[3], offer.need.nodes, offer.need.gpus)),
         gpu=offer.need.gpu_id,
         cloud=offer.cloud,
         data_center=offer.data_center,
@@ -386,7 +368,6 @@ def lease(
         seconds=offer.max_seconds,
         **more,
     )
-    return str(handle)
 
 
 def _limits(section: RunPod, offers: Sequence[Offer]) -> dict[str, float]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.planning.cost import hours_of, max_seconds, no_server_limit
-from launcher.render.pod import TooLongError, brings_code, notes, pod_run_dir, pod_workdir, scripts
 from launcher.render.values import PodCode
 from launcher.rundir.find import default_root
 from launcher.rundir.time import stamp
@@ -22,6 +21,14 @@ from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.prepare import about, target
 from launcher.schedulers.runpod.errors import ApiError, Fate, LostAnswerError
+from launcher.schedulers.runpod.scripts import (
+    TooLongError,
+    brings_code,
+    notes,
+    pod_run_dir,
+    pod_workdir,
+    scripts,
+)
 from launcher.spec.base import format_bytes
 
 if TYPE_CHECKING:
@@ -69,13 +76,13 @@ class PodPrepared(Prepared):
 
     @property
     def gpu_id(self) -> str | None:
-        """None of a CPU pod."""
+        """The GPU type that it is planned for; None for a CPU pod."""
         return self.section.gpu_id if self.request.plan.layout.gpus_per_node else None
 
     @property
     def doubt(self) -> str | None:
-        """Why it is not known whether the job fits on this card. None of a command that declares no model:
-        it is never known."""
+        """Why it is not known whether the job fits on this GPU type, or None. It is None for a command that
+        declares no model: that is never known."""
         job, plan = self.request.job, self.request.plan
         if not plan.layout.gpus_per_node:
             return None
@@ -91,7 +98,7 @@ class PodPrepared(Prepared):
 
     @property
     def needs(self) -> list[Need]:
-        """Of the cards that may be rented."""
+        """What the run needs of each GPU type that may be rented."""
         from launcher.schedulers.runpod.offers import Need
 
         found = []
@@ -105,7 +112,7 @@ class PodPrepared(Prepared):
 
 
 def prepare(request: Request) -> PodPrepared:
-    """Raises RenderError, SchedulerError, OSError."""
+    """Render the run for each GPU type of the request. Raises RenderError, SchedulerError, OSError."""
     code = _code(request)
     digest, packed = (code.digest, pack(code)) if code is not None else (None, None)
     found = [_one(each, digest, packed) for each in (request, *request.others)]
@@ -115,24 +122,19 @@ def prepare(request: Request) -> PodPrepared:
 
 
 def market(client: Client, prepared: PodPrepared) -> Market:
-    """Raises SchedulerError."""
+    """Ask RunPod what can be rented for it. Raises SchedulerError."""
     from launcher.schedulers.runpod.offers import look
 
     seconds = max_seconds(prepared.request.cluster, prepared.request.job)
     found = look(client, prepared.section, prepared.needs, seconds)
     if prepared.section.unplanned:
         return found
-    return replace(found, left_out=(*_doubts(prepared), *found.left_out))
-
-
-def _doubts(prepared: PodPrepared) -> tuple[str, ...]:
-    return tuple(
-        f"{one.gpu_id}: {one.doubt}" for one in (prepared, *prepared.others) if one.doubt is not None
-    )
+    doubts = [f"{one.gpu_id}: {one.doubt}" for one in (prepared, *prepared.others) if one.doubt is not None]
+    return replace(found, left_out=(*doubts, *found.left_out))
 
 
 def first(prepared: PodPrepared, found: Market) -> PodPrepared:
-    """What is shown is what is tried first."""
+    """Put the GPU type of the first offer first: what is shown is what is tried first."""
     ordered = [prepared, *prepared.others]
     if found.offers:
         ordered.sort(key=lambda one: one.gpu_id != found.offers[0].need.gpu_id)
@@ -140,7 +142,7 @@ def first(prepared: PodPrepared, found: Market) -> PodPrepared:
 
 
 def told(found: Market, budget: float | None) -> tuple[str, ...]:
-    """For a person, before anything is rented."""
+    """Lines for a person, before anything is rented."""
     lines = [f"{'rents' if not at else 'else'} {offer}" for at, offer in enumerate(found.offers[:SHOWN])]
     if found.offers and (why := found.offers[0].unfinished(budget)) is not None:
         lines.insert(1, f"it {why}")
@@ -191,7 +193,7 @@ def _one(request: Request, digest: str | None, packed: bytes | None) -> PodPrepa
 
 
 def command(section: RunPod | None, nodes: int, gpus: int) -> tuple[str, ...]:
-    """What is asked of RunPod."""
+    """The request that rents it, as a person sees it."""
     assert section is not None  # a cluster of this scheduler has one
     if (name := mutation(section, nodes, gpus)) is not None:
         return ("POST", "/graphql", name)
@@ -199,7 +201,7 @@ def command(section: RunPod | None, nodes: int, gpus: int) -> tuple[str, ...]:
 
 
 def _refuse(prepared: PodPrepared) -> None:
-    """What RunPod has no request for. Raises SchedulerError."""
+    """Refuse what RunPod has no request for. Raises SchedulerError."""
     section, layout = prepared.section, prepared.request.plan.layout
     if section.bid_per_gpu is None:
         return
@@ -247,7 +249,7 @@ def pack(code: snapshot.Snapshot) -> bytes:
 
 
 def secret_values(job: Job) -> dict[str, str]:
-    """Of those that RunPod does not keep itself. Raises SchedulerError."""
+    """The values of secrets that RunPod does not keep itself. Raises SchedulerError."""
     from launcher.supervise.secrets import SecretError, read_secrets
 
     try:
@@ -259,7 +261,7 @@ def secret_values(job: Job) -> dict[str, str]:
 def for_offer(
     scripts: Path, section: RunPod, offer: Offer, number: int, secrets: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The request that was rendered, with what only offer and clock tell. Its secrets are in no file."""
+    """The rendered request for one offer, with deadline and secrets, which are in no file."""
     body: dict[str, Any] = dict(scripts_request(scripts))
     deadline = int(time.time()) + offer.max_seconds
     if no_server_limit(section, offer.need.nodes) is None:
@@ -283,13 +285,14 @@ def for_offer(
 
 
 def own_end_before(seconds: int) -> int:
-    """Seconds between the end that the start script keeps and RunPod's own, in which the run says how it
-    ended: the script waits 180 s between SIGTERM and SIGKILL."""
+    """Seconds between the start script's deadline and RunPod's own. The run records how it ended in them:
+    the script waits 180 s between SIGTERM and SIGKILL."""
     return min(180, seconds // 20)
 
 
 def mutation(section: RunPod, nodes: int, gpus: int) -> str | None:
-    """The request that rents such a pod; None where RunPod has none or the profile wants none."""
+    """The GraphQL request for a pod that RunPod itself ends in time (`terminateAfter`, which REST does
+    not have). None if RunPod has no such request, or the profile wants none."""
     if no_server_limit(section, nodes) is not None:
         return None
     if not gpus:
@@ -300,7 +303,8 @@ def mutation(section: RunPod, nodes: int, gpus: int) -> str | None:
 def rent_by_graphql(
     client: Client, section: RunPod, name: str, offer: Offer, body: Mapping[str, Any]
 ) -> tuple[str, float]:
-    """Id, and USD per hour where the answer tells. `body` is the request to REST. Raises ApiError."""
+    """(id, USD per hour); the price is 0 where the answer has none. `body`: the request to REST. Raises
+    ApiError."""
     from launcher.schedulers.runpod.pods import Created, read
 
     query = f"mutation rent($input: {_INPUTS[name]}!) {{ {name}(input: $input) {{ id costPerHr }} }}"
@@ -319,12 +323,12 @@ def rent_by_graphql(
 
 
 def _refuses_the_request(error: ApiError) -> bool:
-    """Rather than this offer: the key may not use GraphQL, or it has no such field any more."""
+    """Whether RunPod refuses any such request: the key may not use GraphQL, or the field is gone."""
     return error.status in (400, 401, 403, 404, 422) or (error.status == 200 and error.fate is Fate.STOP)
 
 
 def _input(section: RunPod, offer: Offer, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The same request in GraphQL's words."""
+    """The request to REST in GraphQL's words."""
     mounts = body.get("mounts", {}).get("network", [])
     wanted = {
         "name": body["name"],
@@ -355,5 +359,5 @@ def _gpu(section: RunPod, gpu: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cpu(offer: Offer, cpu: Mapping[str, Any]) -> dict[str, Any]:
-    """As `cpu3c-2-4`: the flavor, vCPUs and GB of memory."""
+    """`instanceId` is flavor, vCPUs and GB of memory, such as `cpu3c-2-4`."""
     return {"instanceId": f"{cpu['id']}-{cpu['vcpuCount']}-{offer.ram_gb:g}"}

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from launcher.schedulers.runpod.volume import Volume
 
 PAUSE_SECONDS = 60.0
-"That RunPod may ask for between a look at its prices and a submission, which waits as long."
+"The longest pause between a look at the prices and a submission that a submission waits for."
 LOOK_SECONDS = 2.0
 "Between two looks of one process at a run."
 
 
 class RunPodScheduler(Scheduler):
-    """The run directory must lie on a network volume that has an S3 API."""
+    """Runs on rented pods. Their run directories are on a network volume that has an S3 API."""
 
     capabilities = Capabilities(multi_node=True)
 
@@ -47,9 +47,9 @@ class RunPodScheduler(Scheduler):
         self._made: Client | None = None
         self._volumes: dict[tuple[str, str | None], Volume] = {}
         self._markets: dict[str, Market] = {}
-        "Run id -> what was looked up for it."
+        "Run id -> what can be rented for it."
         self._pauses: dict[str, ApiError] = {}
-        "Run id -> RunPod's wish not to be asked for a while."
+        "Run id -> the error with which RunPod asked for a pause."
         self._last: dict[Path, tuple[float, Status]] = {}
         self._poller = Poller(lambda: self.client, self.copy)
 
@@ -74,7 +74,7 @@ class RunPodScheduler(Scheduler):
         return self._made
 
     def prepare(self, request: Request) -> PodPrepared:
-        """With what it costs, where there is a key to ask RunPod with. Raises RenderError, SchedulerError,
+        """Render the run, with its price if there is an API key. Raises RenderError, SchedulerError,
         OSError."""
         from launcher.schedulers.runpod import request as requests
 
@@ -92,21 +92,21 @@ class RunPodScheduler(Scheduler):
 
     @classmethod
     def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
-        from launcher.render.pod import scripts
+        from launcher.schedulers.runpod.scripts import scripts
 
         return scripts(target)
 
     @classmethod
     def notes(cls, target: Target) -> tuple[str, ...]:
-        from launcher.render.pod import notes
+        from launcher.schedulers.runpod.scripts import notes
 
         return notes(target)
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Raises SchedulerError."""
-        from launcher.render.pod import CHANGE_ME, NO_VOLUME_YET
         from launcher.schedulers.runpod.offers import s3_refusal
         from launcher.schedulers.runpod.request import PodPrepared, secret_values, told
+        from launcher.schedulers.runpod.scripts import CHANGE_ME, NO_VOLUME_YET
         from launcher.schedulers.runpod.volume import named_endpoint
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
@@ -185,7 +185,7 @@ class RunPodScheduler(Scheduler):
             self._resume(run, again)
 
     def _resume(self, run: RunDir, again: Prepared | None) -> None:
-        from launcher.schedulers.runpod.renting import lease, leased, market_again, told_again
+        from launcher.schedulers.runpod.renting import lease, offers_again
         from launcher.schedulers.runpod.request import PodPrepared
 
         status = self._poller.status(run)
@@ -207,13 +207,13 @@ class RunPodScheduler(Scheduler):
             if isinstance(again, PodPrepared):
                 self._send_code(again, self.copy(run).volume)
             self._last.pop(run.path, None)
-            market = market_again(self.client, leased(run))
-            for line in told_again(run, market):
+            market, lines = offers_again(self.client, run)
+            for line in lines:
                 print(line, file=sys.stderr)
             lease(self.client, self.copy(run), "resubmitted", market)
 
     def status(self, run: RunDir) -> Status:
-        """Where an interruptible pod was taken away, this rents another one."""
+        """Look at a run. If its interruptible pod was taken away, this rents another one."""
         if (last := self._last.get(run.path)) is not None and last[0] > time.monotonic():
             return last[1]
         found = self._poller.status(run, "renew")
@@ -221,7 +221,7 @@ class RunPodScheduler(Scheduler):
         return found
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
-        """Rents nothing."""
+        """Look at many runs; nothing is rented for them."""
         return [self._poller.status(run) for run in runs]
 
     def logs(self, run: RunDir, since: int) -> bytes:

@@ -74,7 +74,7 @@ class _Bounded:
         self._answer = answer
 
     def iter_text(self) -> Iterator[str]:
-        """Of one event at most LONGEST characters: all its lines are kept until a blank one."""
+        """At most LONGEST characters for one event: all its lines are kept until a blank one."""
         since, last = 0, ""
         for text in self._answer.iter_text():
             first, *others = _BLANK.split(last + text)

@@ -14,7 +14,7 @@ from launcher.schedulers.runpod.settings import s3_keys
 PART = 8 * 2**20
 "Bytes of one answer."
 MOST_PAGES = 1000
-"Of a list, a thousand files each."
+"Pages of one list, a thousand files each."
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Volume:
         self._client = _client(endpoint(centre), centre)
 
     def walk(self, prefix: str) -> tuple[list[Object], list[str]]:
-        """Of one folder, which ends with a slash: its files, and the names of its folders."""
+        """The files of one folder, and the names of its folders. `prefix` ends with a slash."""
         files, folders = [], []
         for page in self._pages(prefix, Delimiter="/"):
             files += [_object(one) for one in page.get("Contents", ()) if one["Key"] != prefix]
