@@ -170,7 +170,7 @@ def from_events(
     if handle.id is None and found is not None:
         handle = found
     priced = [event for event in events if event.get("usd_per_hour") is not None]
-    asked = [event for event in events if event in priced or event.get("event") == "submitting"]
+    asked = [one for one in events if one.get("event") == "submitting" or one.get("usd_per_hour") is not None]
     deadline, seconds = limit_in(events) or (None, 0)
     return Evidence(
         run_id=run_id,

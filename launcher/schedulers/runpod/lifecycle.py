@@ -250,7 +250,7 @@ def too_expensive(usd_per_hour: float, limit: float | None) -> str | None:
     """Why, or None. An unknown price (0) is below no limit."""
     if limit is None or 0 < usd_per_hour <= limit + ROUNDING:
         return None
-    said = f"{usd_per_hour:.3f} USD/h" if usd_per_hour else "a price that nobody tells"
+    said = f"{usd_per_hour:.3f} USD/h" if usd_per_hour else "an unknown price"
     return f"it was billed at {said}, the limit is {limit:.3f}"
 
 

@@ -55,12 +55,12 @@ class _Answers:
 
 
 class Poller:
-    """`client` and `copy` raise SchedulerError where there is no key, or no volume."""
+    """Looks at runs. `client` and `copy` raise SchedulerError if there is no key, or no volume."""
 
     def __init__(self, client: Callable[[], Client], copy: Callable[[RunDir], Copy]) -> None:
         self._client, self.copy = client, copy
         self.wanted = Wanted()
-        "What of a run directory comes here."
+        "Which files of a run directory are brought here."
         self.renewed: set[Path] = set()
         "Runs for which this process has rented another interruptible pod."
         self._tried: dict[Path, float] = {}
@@ -71,16 +71,18 @@ class Poller:
         return self._client()
 
     def status(self, run: RunDir, purpose: Literal["look", "renew", "cancel"] = "look") -> Status:
-        """`cancel` raises SchedulerError where the volume or RunPod does not answer."""
+        """Look at a run and do what is due.
+
+        `renew` may rent another interruptible pod. `cancel` ends the pod of a run that has not begun; it
+        raises SchedulerError if the volume or RunPod does not answer.
+        """
         answers = _Answers()
         for _ in range(MOST_STEPS):
             evidence = self._evidence(run, answers, purpose)
             action = life.decide(evidence)
             if isinstance(action, life.Wait):
-                state = (
-                    evidence.state if action.reason is None else {**evidence.state, "reason": action.reason}
-                )
-                return status_of(run, str(handle_of(run)), state)
+                told = {} if action.reason is None else {"reason": action.reason}
+                return status_of(run, str(handle_of(run)), {**evidence.state, **told})
             if isinstance(action, life.Rent):
                 self._renew(run)
                 answers, purpose = _Answers(), "look"
@@ -94,11 +96,11 @@ class Poller:
         raise AssertionError(f"{run.id}: no end after {action} by {evidence}")
 
     def fetch(self, run: RunDir) -> str | None:
-        """Why a state was not taken. Raises SchedulerError."""
+        """Bring what the run has written. Returns why its state was not taken. Raises SchedulerError."""
         return self.copy(run).fetch(self.wanted)
 
     def end(self, handle: Handle) -> None:
-        """Raises SchedulerError."""
+        """End the pod, if it is known. Raises SchedulerError."""
         from launcher.schedulers.runpod.pods import end
 
         if handle.id is not None:
@@ -137,9 +139,7 @@ class Poller:
             case life.Follow(handle, duplicates):
                 answers.found = handle
                 for one in duplicates:
-                    with suppress(
-                        UnendedError
-                    ):  # it ends itself when it finds its run taken; `leaks` lists it
+                    with suppress(UnendedError):  # it ends itself when its run is taken; `leaks` lists it
                         self.end(one)
             case life.Adopt(handle):
                 adopt(self.copy(run), handle)

@@ -44,8 +44,8 @@ NOT_PLANNED = (
     f"take a minute), {UNPLANNED}"
 )
 NO_HOST = (
-    "and nobody says what host memory a pod has, nor can it be asked for: write it into the profile "
-    f"(node.memory), fix recipe.offload=none, {UNPLANNED}"
+    "and `node.memory` is not set in the profile: RunPod does not tell what a pod has. Set it, fix "
+    f"recipe.offload=none, {UNPLANNED}"
 )
 SHOWN = 4
 "Offers."
@@ -80,7 +80,7 @@ class PodPrepared(Prepared):
         return self.section.gpu_id if self.request.plan.layout.gpus_per_node else None
 
     @property
-    def doubt(self) -> str | None:
+    def why_unplanned(self) -> str | None:
         """Why it is not known whether the job fits on this GPU type, or None. It is None for a command that
         declares no model: that is never known."""
         job, plan = self.request.job, self.request.plan
@@ -103,7 +103,7 @@ class PodPrepared(Prepared):
 
         found = []
         for one in (self, *self.others):
-            if one.doubt is not None and not self.section.unplanned:
+            if one.why_unplanned is not None and not self.section.unplanned:
                 continue
             plan, job = one.request.plan, one.request.job
             hours = hours_of(job.steps, job.batch.global_, plan.samples_per_second)
@@ -129,8 +129,8 @@ def market(client: Client, prepared: PodPrepared) -> Market:
     found = look(client, prepared.section, prepared.needs, seconds)
     if prepared.section.unplanned:
         return found
-    doubts = [f"{one.gpu_id}: {one.doubt}" for one in (prepared, *prepared.others) if one.doubt is not None]
-    return replace(found, left_out=(*doubts, *found.left_out))
+    out = [f"{one.gpu_id}: {why}" for one in (prepared, *prepared.others) if (why := one.why_unplanned)]
+    return replace(found, left_out=(*out, *found.left_out))
 
 
 def first(prepared: PodPrepared, found: Market) -> PodPrepared:

@@ -198,8 +198,8 @@ class RunPodScheduler(Scheduler):
             raise SchedulerError(f"{run.id} goes on in {other.path.strip('/')}: nothing is rented")
         self._poller.end(handle_of(run))
         self.copy(run).fetch(Wanted())
-        if isinstance(again, PodPrepared) and again.doubt is not None and not again.section.unplanned:
-            raise SchedulerError(f"nothing is rented: {again.gpu_id}: {again.doubt}")
+        if isinstance(again, PodPrepared) and again.why_unplanned is not None and not again.section.unplanned:
+            raise SchedulerError(f"nothing is rented: {again.gpu_id}: {again.why_unplanned}")
         if again is not None:  # where its volume is does not change
             again = replace(again, about={**again.about, "runpod": run.read_about().get("runpod", {})})
         with in_force(run, again):

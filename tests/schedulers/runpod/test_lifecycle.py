@@ -112,7 +112,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
     ),
     "a pod whose price is unknown is rejected": (
         at(POD, *SEEN, "price", pod="RUNNING", price=("A5000", 0.0)),
-        Reject("it was billed at a price that nobody tells, the limit is 0.300", 0.3, 0.3),
+        Reject("it was billed at an unknown price, the limit is 0.300", 0.3, 0.3),
     ),
     "a pod with another GPU type is rejected": (
         at(POD, *SEEN, "price", pod="RUNNING", price=("A6000", 0.4)),

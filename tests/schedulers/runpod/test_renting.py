@@ -249,13 +249,13 @@ def test_where_the_claim_of_two_pods_cannot_be_read_both_live_on_and_none_is_for
     assert not there.deleted
 
 
-def test_a_price_that_nobody_tells_is_no_price_below_the_limit(serve: Any) -> None:
+def test_an_unknown_price_is_below_no_limit(serve: Any) -> None:
     def posted(there: RunPodOfOurs, asked: Asked) -> Reply:
         there.pods["p1"] = pod("p1", cost=0.0)
         return Reply(201, there.pods["p1"])
 
     client, there = serve(posted)
-    with pytest.raises(NotRentedError, match="a price that nobody tells"):
+    with pytest.raises(NotRentedError, match="an unknown price"):
         rent(client, order(max_price=2))
     assert there.deleted == ["p1"]
 

@@ -167,7 +167,7 @@ HELD = {"plan": {"params": 2e9}, "recipe": {"offload": "cpu", "sharding": "fsdp"
     ("job", "words"),
     [
         (TASK, f"{A5000}: it is not known whether the job fits: run `launcher plan JOB -c CLUSTER` once"),
-        (HELD, r"keeps [\d.]+ GiB in a node's host memory, and nobody says .* \(node.memory\)"),
+        (HELD, r"keeps [\d.]+ GiB in a node's host memory, and `node.memory` is not set"),
     ],
     ids=["no traces", "host memory"],
 )
