@@ -1,7 +1,8 @@
-"""The handle of a run on RunPod: its profile and its latest pod."""
+"""How a run and its pods are called: the handle, the names of pods, the claim on the run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,18 @@ from typing import Any
 from launcher.rundir.layout import RunDir
 
 PREFIX = "runpod:"
+POD_NAME = re.compile(r"launcher-(?P<run>.+)-(?P<number>\d+)")
+"The form of `pod_name`."
+
+
+def pod_name(run_id: str, submission: int) -> str:
+    """The name of the pod or cluster of one submission: by it an unconfirmed pod is found."""
+    return f"launcher-{run_id}-{submission}"
+
+
+def claim(submission: int) -> str:
+    """The file in the run directory in which the pod that has begun the run puts its id."""
+    return f"runpod-submission-{submission}"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.runpod import pods
+from launcher.schedulers.runpod.handle import POD_NAME
 from launcher.schedulers.runpod.lifecycle import past_deadline, why_leaked
 from launcher.schedulers.runpod.poller import evidence_of, has_run
 
@@ -39,7 +40,7 @@ def rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
     by_id = {run.id: run for run in runs}
     found = []
     for path, name, status, price in pods.rented(client):
-        if (match := pods.POD_NAME.fullmatch(name)) is None:
+        if (match := POD_NAME.fullmatch(name)) is None:
             continue
         run, why, ending = by_id.get(match["run"]), None, False
         if run is not None:
@@ -52,7 +53,7 @@ def rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
 
 def in_use(one: Rented, run: RunDir, copy: Copy) -> bool:
     """Whether it has its run by the volume's records, whatever is known here. Raises VolumeError."""
-    evidence, name = evidence_of(run), pods.POD_NAME.fullmatch(one.name)
+    evidence, name = evidence_of(run), POD_NAME.fullmatch(one.name)
     rejected = evidence.rejected is not None and evidence.rejected.handle.path == one.path
     if one.status in ("EXITED", "ERROR") or rejected or name is None:
         return False

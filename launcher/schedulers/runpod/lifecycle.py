@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from launcher.rundir.time import seconds_of, stamp
 from launcher.schedulers.runpod.evidence import Evidence, Question, Rejected
-from launcher.schedulers.runpod.handle import Handle
+from launcher.schedulers.runpod.handle import Handle, pod_name
 
 NOT_LISTED_SECONDS = 60.0
 "A pod that was just made can be missing from RunPod's list for this long."
@@ -162,7 +162,7 @@ def _unanswered(e: Evidence) -> Action:
     """RunPod's answer to the submission was lost: its pod is looked for by name."""
     if "named" not in e.answered:
         return Look("named")
-    name = f"launcher-{e.run_id}-{max(e.submission.number, 1)}"
+    name = pod_name(e.run_id, max(e.submission.number, 1))
     if not e.named:
         if e.age < UNANSWERED_SECONDS * e.pace:
             return Wait(f"RunPod did not answer; {name} is looked for")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.schedulers.runpod.errors import ApiError, HostileAnswerError, UnendedError, clean
+from launcher.schedulers.runpod.handle import POD_NAME
 from launcher.schedulers.runpod.lifecycle import POD_LIVES
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,100}$")]
 "It becomes a part of addresses and of handles."
 Name = Annotated[str, Field(max_length=200)]
 Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-POD_NAME = re.compile(r"launcher-(?P<run>.+)-(?P<number>\d+)")
-"The name of a pod or cluster: launcher.schedulers.runpod.scripts.pod_name."
 A = TypeVar("A", bound="Answer")
 
 

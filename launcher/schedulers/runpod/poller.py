@@ -20,8 +20,7 @@ from launcher.schedulers.rundir import status_of
 from launcher.schedulers.runpod import lifecycle as life
 from launcher.schedulers.runpod.errors import ApiError, UnendedError
 from launcher.schedulers.runpod.evidence import Evidence, Question, from_events
-from launcher.schedulers.runpod.handle import Handle, handle_of
-from launcher.schedulers.runpod.scripts import pod_name
+from launcher.schedulers.runpod.handle import Handle, claim, handle_of, pod_name
 from launcher.schedulers.runpod.settings import pace
 
 if TYPE_CHECKING:
@@ -230,11 +229,6 @@ def evidence_of(run: RunDir, **more: Any) -> Evidence:
         pace=pace(),
         **more,
     )
-
-
-def claim(submission: int) -> str:
-    """The file in the run directory in which the pod that has begun the run puts its id."""
-    return f"runpod-submission-{submission}"
 
 
 def has_run(copy: Copy, number: int, id: str) -> bool:

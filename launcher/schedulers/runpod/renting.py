@@ -26,15 +26,14 @@ from launcher.schedulers.runpod.errors import (
     UnendedError,
 )
 from launcher.schedulers.runpod.evidence import submission_in
-from launcher.schedulers.runpod.handle import Handle
+from launcher.schedulers.runpod.handle import Handle, claim, pod_name
 from launcher.schedulers.runpod.lifecycle import (
     NOT_LISTED_SECONDS,
     keep_first,
     too_expensive,
 )
 from launcher.schedulers.runpod.offers import Market, Need, Offer, look, spent_of
-from launcher.schedulers.runpod.poller import claim, reject
-from launcher.schedulers.runpod.scripts import pod_name
+from launcher.schedulers.runpod.poller import reject
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.runpod.volume import VolumeError
 from launcher.spec.cluster import Cluster, RunPod

@@ -121,7 +121,7 @@ def prepare(request: Request) -> PodPrepared:
     return replace(found[0], others=tuple(found[1:]), warnings=(*found[0].warnings, *told))
 
 
-def market(client: Client, prepared: PodPrepared) -> Market:
+def market_for(client: Client, prepared: PodPrepared) -> Market:
     """Ask RunPod what can be rented for it. Raises SchedulerError."""
     from launcher.schedulers.runpod.offers import look
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import shutil
 import sys
@@ -44,7 +45,6 @@ class RunPodScheduler(Scheduler):
     capabilities = Capabilities(multi_node=True)
 
     def __init__(self) -> None:
-        self._made: Client | None = None
         self._volumes: dict[tuple[str, str | None], Volume] = {}
         self._markets: dict[str, Market] = {}
         "Run id -> what can be rented for it."
@@ -65,13 +65,11 @@ class RunPodScheduler(Scheduler):
     def handle(self, run: RunDir) -> str:
         return str(handle_of(run))
 
-    @property
+    @functools.cached_property
     def client(self) -> Client:
-        if self._made is None:
-            from launcher.schedulers.runpod.api import Client
+        from launcher.schedulers.runpod.api import Client
 
-            self._made = Client()
-        return self._made
+        return Client()
 
     def prepare(self, request: Request) -> PodPrepared:
         """Render the run, with its price if there is an API key. Raises RenderError, SchedulerError,
@@ -82,7 +80,7 @@ class RunPodScheduler(Scheduler):
         if not has_api_key():
             return requests.with_prices(ready, ["prices and stock are shown where there is a RunPod API key"])
         try:
-            found = self._markets[request.run_id] = requests.market(self.client, ready)
+            found = self._markets[request.run_id] = requests.market_for(self.client, ready)
         except SchedulerError as error:
             if isinstance(error, ApiError) and error.wait is not None:
                 self._pauses[request.run_id] = error
@@ -105,7 +103,7 @@ class RunPodScheduler(Scheduler):
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Raises SchedulerError."""
         from launcher.schedulers.runpod.offers import s3_refusal
-        from launcher.schedulers.runpod.request import PodPrepared, secret_values, told
+        from launcher.schedulers.runpod.request import PodPrepared, market_for, secret_values, told
         from launcher.schedulers.runpod.scripts import CHANGE_ME, NO_VOLUME_YET
         from launcher.schedulers.runpod.volume import named_endpoint
 
@@ -121,7 +119,7 @@ class RunPodScheduler(Scheduler):
                 raise pause
             time.sleep(pause.wait)
         known = run_id in self._markets
-        market = self._markets[run_id] = self._markets.get(run_id) or self._market(prepared)
+        market = self._markets[run_id] = self._markets.get(run_id) or market_for(self.client, prepared)
         if why := s3_refusal(market.data_center, named_endpoint(), section.volume_id):
             raise SchedulerError(why)
         prefix = folder_on_volume(section.model_dump(), prepared.run_dir)
@@ -137,10 +135,10 @@ class RunPodScheduler(Scheduler):
     def submit(self, prepared: Prepared) -> RunDir:
         """Raises SchedulerError; where there is certainly no pod, nothing is left behind."""
         from launcher.schedulers.runpod.renting import NotRentedError, lease, renting
-        from launcher.schedulers.runpod.request import PodPrepared
+        from launcher.schedulers.runpod.request import PodPrepared, market_for
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
-        market = self._markets.get(prepared.request.run_id) or self._market(prepared)
+        market = self._markets.get(prepared.request.run_id) or market_for(self.client, prepared)
         root = copies(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
         by_gpu = {
             one.gpu_id: replace(
@@ -307,11 +305,6 @@ class RunPodScheduler(Scheduler):
         if (volume_id, centre) not in self._volumes:
             self._volumes[volume_id, centre] = Volume(volume_id, centre)
         return self._volumes[volume_id, centre]
-
-    def _market(self, prepared: PodPrepared) -> Market:
-        from launcher.schedulers.runpod.request import market
-
-        return market(self.client, prepared)
 
     def _send_code(self, prepared: PodPrepared, volume: Volume) -> None:
         from launcher.schedulers.runpod.volume import GoneError

@@ -15,6 +15,7 @@ from launcher.render import quote, render
 from launcher.render.environment import RenderError
 from launcher.render.render import Packed, RenderedFile, as_render_error, rendered, start_script
 from launcher.render.values import Target, setup_lines
+from launcher.schedulers.runpod.handle import pod_name
 from launcher.spec.cluster import MODES, Cluster, RunPod
 from launcher.spec.job import Job, Secret
 
@@ -166,11 +167,6 @@ def pod_workdir(cluster: Cluster, job: Job, run_dir: str, digest: str | None) ->
     if digest is not None:
         return posixpath.join(code_folder(cluster), digest)
     return job.workdir if posixpath.isabs(job.workdir) else run_dir
-
-
-def pod_name(run_id: str, submission: int) -> str:
-    """Unique: by it a pod is found again whose creation was not answered."""
-    return f"launcher-{run_id}-{submission}"
 
 
 def added_at_creation(target: Target) -> tuple[Secret, ...]:

@@ -17,9 +17,9 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.runpod.handle import pod_name
 from launcher.schedulers.runpod.renting import renting
 from launcher.schedulers.runpod.request import scripts_request
-from launcher.schedulers.runpod.scripts import pod_name
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import SUPERVISOR, Lab
 
