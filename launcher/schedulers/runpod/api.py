@@ -95,8 +95,8 @@ class Client:
         return True
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Sent again only where it was certainly not done. Raises ApiError; LostAnswerError where it may
-        have been."""
+        """Sent again only if it was certainly not done. Raises ApiError; LostAnswerError if it may have been
+        done."""
         return self._again("POST", path, body=body)
 
     @contextmanager
@@ -129,13 +129,11 @@ class Client:
 
     def _graphql_error(self, errors: Any) -> ApiError:
         first = errors[0] if isinstance(errors, list) and isinstance(errors[0], dict) else {}
-        code = (
-            (first.get("extensions") or {}).get("code") if isinstance(first.get("extensions"), dict) else ""
-        )
+        extensions = first.get("extensions")
+        code = extensions.get("code") if isinstance(extensions, dict) else ""
         told = self._shown(str(first.get("message", errors)).encode())
         final = code in ("GRAPHQL_VALIDATION_FAILED", "BAD_USER_INPUT", "UNAUTHENTICATED")
-        broke = "balance" in told.lower() or "credit" in told.lower()
-        if broke:
+        if "balance" in told.lower() or "credit" in told.lower():
             return ApiError(f"RunPod: GraphQL: {told}: {fate_of(402)[1]}", 402, Fate.STOP)
         return ApiError(f"RunPod: GraphQL: {told}", 200, Fate.STOP if final else Fate.SKIP)
 
@@ -225,10 +223,8 @@ class Client:
         for block in answer.iter_bytes():
             data += block
             if len(data) > LARGEST:
-                raise self._lost(
-                    answer.request.method,
-                    f"RunPod: {what}: the answer is larger than {LARGEST // 2**20} MiB",
-                )
+                text = f"RunPod: {what}: the answer is larger than {LARGEST // 2**20} MiB"
+                raise self._lost(answer.request.method, text)
             if time.monotonic() > deadline:
                 raise LostAnswerError(f"RunPod: {what}: no whole answer in {SLOWEST:.0f} s", fate=Fate.RETRY)
         return bytes(data)

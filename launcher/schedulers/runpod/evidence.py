@@ -47,7 +47,10 @@ class Submission:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known about a run and its pods. A field below `answered` is valid once its question is."""
+    """All that is known about a run and its pods.
+
+    The fields from `pod` on are answers: each is valid once its question is in `answered`.
+    """
 
     run_id: str
     handle: Handle
@@ -83,6 +86,7 @@ class Evidence:
     attempts: bool = False
     "An attempt has been started."
     interruptible: bool = False
+    "RunPod may take the pod away when somebody pays more."
     renewals_left: bool = False
     "The job and its budget of preemptions allow another interruptible pod."
     may_rent_at: float = 0.0
@@ -117,6 +121,7 @@ class Evidence:
 
 
 def rejected_in(events: Sequence[Mapping[str, Any]]) -> Rejected | None:
+    """The pod that must not go on, until it is ended or another one is asked for."""
     for event in reversed(events):
         if event.get("event") in ("submitting", "rejected-ended"):
             return None
@@ -135,6 +140,7 @@ def submission_in(events: Sequence[Mapping[str, Any]]) -> Submission:
 
 
 def waits_in(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the run waits for another interruptible pod."""
     kinds = ("waiting", "submitting", "finished")
     last = next((event["event"] for event in reversed(events) if event.get("event") in kinds), None)
     return last == "waiting"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from launcher.rundir.time import seconds_of, stamp
 from launcher.schedulers.runpod.evidence import Evidence, Question, Rejected
 from launcher.schedulers.runpod.handle import Handle, pod_name
+from launcher.spec.base import format_duration
 
 NOT_LISTED_SECONDS = 60.0
 "A pod that was just made can be missing from RunPod's list for this long."
@@ -222,8 +223,8 @@ def _pod_is_gone(e: Evidence) -> Action:
 
 def _never_began(e: Evidence) -> str:
     return (
-        f"{e.handle.words} is gone: its time of {lasting(e.seconds)} (max_hours, or the budget) was over "
-        "before its start script began; is the image right? "
+        f"{e.handle.words} is gone: its time of {format_duration(e.seconds)} (max_hours, or the budget) was "
+        "over before its start script began; is the image right? "
         f"`launcher resume {e.run_id} --set image=NAME` gives another one"
     )
 
@@ -263,7 +264,7 @@ def past_deadline(e: Evidence) -> str | None:
     """Why the run's latest pod may not go on, by the clock alone; None while it may."""
     if not is_past(e, GRACE_SECONDS * e.pace):
         return None
-    return f"it is there more than {lasting(e.seconds)} after its creation (max_hours, or the budget)"
+    return f"it is there more than {format_duration(e.seconds)} after its creation (max_hours, or the budget)"
 
 
 def may_appear_until(e: Evidence) -> str | None:
@@ -286,10 +287,3 @@ def why_leaked(e: Evidence, path: str, status: str) -> str | None:
     if e.living or (ended is not None and e.now < ended + ENDING_SECONDS):
         return None
     return f"its run has ended: {e.state.get('state')}"
-
-
-def lasting(seconds: int) -> str:
-    """A duration in the unit that a person would choose."""
-    if seconds < 120:
-        return f"{seconds} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"

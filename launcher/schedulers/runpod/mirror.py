@@ -170,7 +170,7 @@ class Copy:
         if PurePosixPath(name).suffix in _GROWING:
             index[name] = [self._append(path, item, int(known[0]), name == "events.jsonl"), item.mark, 0]
         elif [item.size, item.mark] != known[:2] and name not in self._sent(index):
-            replace_bytes(path, self._whole(item.key, item.size))
+            replace_bytes(path, self.volume.read(item.key, 0, item.size))
             index[name] = [item.size, item.mark, 0]
 
     def _sent(self, index: Index) -> set[str]:
@@ -198,13 +198,10 @@ class Copy:
             start += len(data)
         return start
 
-    def _whole(self, key: str, size: int) -> bytes:
-        return self.volume.read(key, 0, size)
-
     def _state(self) -> tuple[Object, bytes] | None:
         try:
             item = self.volume.look(f"{self.prefix}state.json")
-            return item, self._whole(item.key, min(item.size, LARGEST_RECORD))
+            return item, self.volume.read(item.key, 0, min(item.size, LARGEST_RECORD))
         except GoneError:
             return None
 

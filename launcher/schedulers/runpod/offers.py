@@ -13,8 +13,8 @@ from launcher.planning import cost
 from launcher.planning.cost import affordable
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.errors import ApiError
-from launcher.schedulers.runpod.lifecycle import lasting
 from launcher.schedulers.runpod.pods import Answer, Id, Money, Name, get
+from launcher.spec.base import format_duration
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -196,8 +196,8 @@ def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, s
         elif limit < (least := min(SHORTEST, seconds)):
             poor = True
             out.append(
-                f"{what}: what is left of the budget pays for {lasting(limit)}, "
-                f"and less than {lasting(least)} are not rented"
+                f"{what}: what is left of the budget pays for {format_duration(limit)}, "
+                f"and less than {format_duration(least)} are not rented"
             )
         else:
             found += [Offer(need, CLOUD, p.id or None, p.availability, price, limit, ram) for p in places]

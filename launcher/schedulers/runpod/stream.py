@@ -1,7 +1,8 @@
-"""A pod's log as it comes (Server-Sent Events); after a lost connection it goes on behind the last line."""
+"""A pod's log as it is written (Server-Sent Events); a lost connection goes on behind the last line."""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
 
 TAIL = "5000"
-"Lines of before, the most that RunPod gives."
+"Earlier lines, the most that RunPod gives."
 LONGEST = 2**20
 "Characters of one event."
 _BLANK = re.compile(r"\n\n|\n\r|\r\r")
@@ -22,15 +23,13 @@ _BLANK = re.compile(r"\n\n|\n\r|\r\r")
 
 
 def follow(client: Client, pod: str, done: Callable[[], bool]) -> Iterator[LogLine]:
-    """Until `done`, or until the pod is gone. Raises SchedulerError."""
+    """Yield lines until `done`, or until the pod is gone. Raises SchedulerError."""
     try:
         from httpx_sse import EventSource, SSEError
     except ImportError:
         from launcher.schedulers.runpod.volume import NO_EXTRA
 
         raise ApiError(NO_EXTRA) from None
-    import json
-
     last, failures = "", 0
     while True:
         pause = client.pause
@@ -42,7 +41,7 @@ def follow(client: Client, pod: str, done: Callable[[], bool]) -> Iterator[LogLi
                     if event.id:
                         last = event.id
                     if event.data:
-                        yield read(LogLine, _json(json.loads, event.data), f"GET /pods/{pod}/logs")
+                        yield _line(event.data, f"GET /pods/{pod}/logs")
         except SSEError as error:
             raise HostileAnswerError(f"RunPod: the log of {pod}: {clean(error)}") from None
         except SilentError:
@@ -59,9 +58,9 @@ def follow(client: Client, pod: str, done: Callable[[], bool]) -> Iterator[LogLi
         time.sleep(pause)
 
 
-def _json(loads: Callable[[str], Any], text: str) -> Any:
+def _line(text: str, what: str) -> LogLine:
     try:
-        return loads(text)
+        return read(LogLine, json.loads(text), what)
     except (ValueError, RecursionError):
         raise HostileAnswerError("RunPod: a line of the log is no JSON") from None
 

@@ -126,7 +126,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
     "a pod past its deadline and five minutes is rejected": (
         at(POD, *SEEN, pod="RUNNING", deadline=NOW - 300),
         Reject(
-            "it is there more than 10 minutes after its creation (max_hours, or the budget)", 0.27, None
+            "it is there more than 10m after its creation (max_hours, or the budget)", 0.27, None
         ),
     ),
     "it has five minutes to end itself": (at(POD, *SEEN, pod="RUNNING", deadline=NOW - 299), Wait("")),
@@ -172,7 +172,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
         at(POD, *GONE, asked=NOW - 700, deadline=NOW - 1, **NOT_BEGUN),
         Record(
             "failed", "time-limit",
-            "pod p1 is gone: its time of 10 minutes (max_hours, or the budget) was over before its start "
+            "pod p1 is gone: its time of 10m (max_hours, or the budget) was over before its start "
             "script began; is the image right? `launcher resume r --set image=NAME` gives another one",
         ),
     ),

@@ -209,7 +209,7 @@ def test_a_pod_that_never_begins_is_a_leak_once_its_time_is_over_and_a_look_ends
     lab.sandbox.faults(slow_pull={"p": 1, "value": 600})
     first = lab.submit(lab.prepare(max_hours=1 / 3600, limits=Limits(budget=0.01), server_limit=False))
     second = lab.submit(lab.prepare(max_hours=1 / 3600, server_limit=False))
-    words = "it is there more than 1 s after its creation (max_hours, or the budget)"
+    words = "it is there more than 1s after its creation (max_hours, or the budget)"
     wait_for(
         lambda: {past_deadline(evidence_of(run)) for run in (first, second)} == {words},
         "their time is over",

@@ -238,7 +238,7 @@ def test_a_run_is_resumed_with_another_job_on_its_volume(lab: Lab) -> None:
 def test_what_is_too_dear_or_has_no_room_leaves_nothing_behind(lab: Lab) -> None:
     with pytest.raises(SchedulerError, match=r"0\.\d+ USD/h is above the 0\.1 of max_price"):
         lab.submit(lab.prepare(gpu=True, limits=Limits(max_price=0.1)))
-    with pytest.raises(SchedulerError, match=r"budget pays for \d+ s, and less than 10 minutes are not"):
+    with pytest.raises(SchedulerError, match=r"budget pays for \d+s, and less than 10m are not"):
         lab.submit(lab.prepare(limits=Limits(budget=0.001)))
     ready = lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"})
     for fault, words in {
@@ -349,7 +349,7 @@ def test_with_a_budget_that_is_spent_no_other_pod_is_waited_for(lab: Lab) -> Non
     about["cluster"]["runpod"]["budget"] = 0.001
     replace_json(run.path / "run.json", about)
     lab.sandbox.interrupt(handle.rpartition(":")[2])
-    wait_for(lambda: re.search(r"of the budget pays for \d+ s,", lab.look(run).reason), "it gives up", 10)
+    wait_for(lambda: re.search(r"of the budget pays for \d+s,", lab.look(run).reason), "it gives up", 10)
     assert lab.look(run).state == "interrupted" and not lab.pods(run)
 
 
