@@ -116,6 +116,14 @@ COPIED_NAMES = tuple(
 )
 "Patterns of the names of all files that are copied."
 
+REPLACED = tuple(
+    sorted({PurePosixPath(file.path).suffix for file in COPIED_FILES if file.change != "grows"} - {""})
+)
+"The endings of files that are copied and do not grow."
+
+REQUESTS = tuple(file.path for file in FILES if file.writer == "verbs")
+"What a person asks of a run."
+
 SENT = tuple(file.path for file in FILES if file.copies in ("sent", "both"))
 "What goes to the run directory when it was written in a copy."
 

@@ -13,6 +13,7 @@ from typing import Any
 from launcher.rundir.files import parsed, read_record, replace_bytes
 from launcher.rundir.forms import STATE, fits
 from launcher.rundir.layout import RunDir
+from launcher.rundir.table import GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS, REPLACED, REQUESTS, SUBMITTED
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD, Wanted
 from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeError
@@ -21,12 +22,6 @@ INDEX = ".volume.json"
 "In the copy, of each file: the bytes that were read, its mark there, the time (ns) of what was sent."
 MARKS = ".marks.json"
 "In a download, of each file: its mark there when it came."
-_GROWING = (".out", ".err", ".log", ".jsonl")
-_RECORDS = (".json", ".exit", ".stop", ".done")
-_OURS = ("scripts", "plans")
-_NEVER = ("tensorboard", "wandb", "nodes")
-_LOGS = ("logs", "memory")
-_WRITTEN_HERE = ("cancel", "attempts/*/snapshot.json")
 
 Index = dict[str, list[Any]]
 
@@ -56,7 +51,9 @@ class Copy:
         """Send everything that was written here, before a pod begins. Raises VolumeError."""
         with self._index() as index:
             names = ["run.json", "plan.json", "events.jsonl", "state.json"]
-            below = [path for name in _OURS for path in (self.run.path / name).rglob("*") if path.is_file()]
+            below = [
+                path for name in SUBMITTED for path in (self.run.path / name).rglob("*") if path.is_file()
+            ]
             for name in [*names, *(str(path.relative_to(self.run.path)) for path in sorted(below))]:
                 if not PurePosixPath(name).name.startswith("."):
                     data = (self.run.path / name).read_bytes()
@@ -101,7 +98,7 @@ class Copy:
                     while start < there.size and (data := self.volume.read(key, start, there.size)):
                         out.write(data)
                         start += len(data)
-                if start == there.size and (file.suffix in _GROWING or self.volume.look(key) == there):
+                if start == there.size and (file.suffix in GROWING or self.volume.look(key) == there):
                     partial.replace(file)
                     return start
         finally:
@@ -128,7 +125,7 @@ class Copy:
         return True
 
     def _send_requests(self, index: Index) -> None:
-        for pattern in _WRITTEN_HERE:
+        for pattern in REQUESTS:
             for path in self.run.path.glob(pattern):
                 name, now = str(path.relative_to(self.run.path)), path.stat().st_mtime_ns
                 if index.get(name, [0, "", 0])[2] != now:
@@ -141,7 +138,7 @@ class Copy:
         for name in folders:
             if name == "checkpoints" and not folder:
                 self._copy_names(self.volume.walk(f"{self.prefix}checkpoints/")[1])
-            elif _skipped(folder, name) or not _plain(name) or (name in _LOGS and not wanted.logs):
+            elif _skipped(folder, name) or not _plain(name) or (name in LOG_FOLDERS and not wanted.logs):
                 continue
             elif folder == "attempts/" and name != max(folders):
                 yield from self._earlier(f"{folder}{name}/", wanted, index)
@@ -160,14 +157,14 @@ class Copy:
     def _is_wanted(self, item: Object, wanted: Wanted) -> bool:
         name = item.key.removeprefix(self.prefix)
         kind = PurePosixPath(name).suffix
-        fits = item.size <= (LARGEST_LOG if kind in _GROWING else LARGEST_RECORD)
+        fits = item.size <= (LARGEST_LOG if kind in GROWING else LARGEST_RECORD)
         ours = name in ("state.json", "run.json", "plan.json")
-        return _plain(name) and not ours and kind in (*_GROWING, *_RECORDS) and fits and wanted.covers(name)
+        return _plain(name) and not ours and kind in (*GROWING, *REPLACED) and fits and wanted.covers(name)
 
     def _bring(self, item: Object, index: Index) -> None:
         name = item.key.removeprefix(self.prefix)
         path, known = self.run.path / name, index.get(name, [0, "", 0])
-        if PurePosixPath(name).suffix in _GROWING:
+        if PurePosixPath(name).suffix in GROWING:
             index[name] = [self._append(path, item, int(known[0]), name == "events.jsonl"), item.mark, 0]
         elif [item.size, item.mark] != known[:2] and name not in self._sent(index):
             replace_bytes(path, self.volume.read(item.key, 0, item.size))
@@ -239,7 +236,7 @@ class Copy:
 
 
 def _skipped(folder: str, name: str) -> bool:
-    return name.startswith(".") or (not folder and name in (*_NEVER, *_OURS))
+    return name.startswith(".") or name in NOT_COPIED_FOLDERS or (not folder and name in SUBMITTED)
 
 
 def _plain(name: str) -> bool:
