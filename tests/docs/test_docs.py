@@ -32,7 +32,11 @@ def files(page: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if commands(page) and page.stem not in ON_A_CLUSTER],
+    [
+        pytest.param(page, marks=[] if page.stem in ("index", "README") else pytest.mark.slow)
+        for page in PAGES
+        if commands(page) and page.stem not in ON_A_CLUSTER
+    ],
     ids=lambda page: page.stem,
 )
 def test_every_command_of_the_page_runs(page: Path, tmp_path: Path) -> None:

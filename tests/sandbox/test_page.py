@@ -21,6 +21,7 @@ from tests.lab import wait_for
 PAGE = Path(__file__).parents[2] / "docs" / "runpod-sandbox.md"
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_the_commands_of_the_page_run_as_they_are_written(tmp_path: Path) -> None:
     home, bin_ = tmp_path / "home", tmp_path / "bin"

@@ -27,6 +27,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pause, lambda *_: 0.01)
 
 
+@pytest.mark.slow
 def test_a_run_that_has_begun_again_unseen_goes_on_when_it_cannot_be_asked_to_stop(lab: Lab) -> None:
     run = lab.submit(lab.prepare())
     lab.until(run, "running")

@@ -50,6 +50,7 @@ def ended_by_leaks(capsys: pytest.CaptureFixture[str]) -> set[str]:
     return {one["path"] for one in json.loads(capsys.readouterr().out) if one["ended"]}
 
 
+@pytest.mark.slow
 def test_of_two_resumes_at_the_same_time_one_rents(lab: Lab) -> None:
     run = lab.submit(lab.prepare())
     handle = lab.handle(run)
@@ -81,6 +82,7 @@ def test_while_a_follower_rents_another_pod_none_is_rented_on_demand(lab: Lab) -
     assert lab.bill(run) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [True, False], ids=["it tells who has the run", "it is gone without a word"])
 def test_the_pod_that_trains_is_followed_and_never_ended_as_leaked(
     lab: Lab, capsys: pytest.CaptureFixture[str], told: bool

@@ -25,6 +25,7 @@ def made(lab: Lab, run: RunDir, **fields: Any) -> str:
     return str(done.json()["id"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [True, False], ids=["the second has begun", "none has begun"])
 def test_of_two_that_a_look_finds_who_has_begun_the_run_is_kept_else_the_first(lab: Lab, begun: bool) -> None:
     ready = lab.prepare()

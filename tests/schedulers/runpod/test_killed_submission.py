@@ -56,6 +56,7 @@ def said(*verb: str) -> tuple[int, str]:
     return done.exit_code, words
 
 
+@pytest.mark.slow
 def test_each_is_known_by_itself_whatever_killed_its_submission(lab: Lab) -> None:
     runs = killed(lab)
     schedulers = {name: scheduler_of(run) for name, run in runs.items()}

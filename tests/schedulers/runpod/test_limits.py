@@ -28,6 +28,7 @@ from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
 
 
+@pytest.mark.slow
 def test_a_pod_above_the_limit_that_cannot_be_ended_is_kept_in_view_until_it_is(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(
     lab.until(run, "succeeded")
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
     ready = lab.prepare()
     lab.sandbox.faults(
@@ -187,6 +189,7 @@ def test_a_run_says_itself_that_its_time_is_over_before_runpod_ends_its_pod(lab:
     lab.until(run, "succeeded")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "cpu"])
 def test_a_pod_that_never_begins_is_ended_by_runpod_itself_and_so_is_the_next(lab: Lab, gpu: bool) -> None:
     """Nobody looks at the run: `lab.no_pods` asks the sandbox alone."""

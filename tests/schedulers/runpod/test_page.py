@@ -19,6 +19,7 @@ from tests.sandbox.server import start
 PAGE = ROOT / "docs" / "runpod.md"
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()

@@ -395,6 +395,7 @@ def test_a_pod_that_crashes_again_and_again_is_ended(lab: Lab) -> None:
     assert lab.bill(run) == 1
 
 
+@pytest.mark.slow
 def test_a_limit_is_kept_through_crashes(lab: Lab) -> None:
     run = lab.submit(lab.prepare(limits=Limits(max_hours=6.5 / 3600), server_limit=False))
     began = time.monotonic()
@@ -439,6 +440,7 @@ def test_leaked_pods_are_found_and_only_those_are_ended(lab: Lab, capsys: pytest
     assert ended.value.code == 0 and "is ending, as its run has" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_image_that_cannot_be_pulled_is_changed_before_the_run_goes_on(lab: Lab) -> None:
     lab.sandbox.faults(pull_error={"p": 1, "times": 1})
     run = lab.submit(lab.prepare())
@@ -475,6 +477,7 @@ def test_the_log_is_streamed_until_the_run_ends(lab: Lab) -> None:
     assert b"the run ended with exit code 0" in lines
 
 
+@pytest.mark.slow
 def test_a_damaged_state_on_the_volume_is_told_and_neither_believed_nor_a_leak(lab: Lab) -> None:
     run = lab.submit(lab.prepare())
     lab.until(run, "running")

@@ -82,6 +82,7 @@ def test_a_request_that_runpod_quotes_is_told_without_its_secrets(lab: Lab, quot
             assert b"canary" not in file.read_bytes() and b"lines_9137" not in file.read_bytes(), file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secrets", [[], ["RUNPOD_API_KEY"]], ids=["its own key", "a key of the job's"])
 def test_a_job_that_prints_its_environment_does_not_tell_the_key(lab: Lab, secrets: list[str]) -> None:
     real = f'#!/bin/bash\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
