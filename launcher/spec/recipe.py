@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, PositiveInt
 
 from launcher.spec.base import Value
+from launcher.spec.optimizers import OPTIMIZERS
 
 Precision = Literal["fp32", "bf16", "bf16-mixed", "fp16-mixed", "float8"]
-Optimizer = Literal[
-    "adamw", "adamw-bf16", "adamw-8bit", "paged-adamw-8bit", "lion", "lion-8bit", "adam-mini"
-]  # fmt: skip
+if TYPE_CHECKING:
+    Optimizer = str
+else:
+    Optimizer = Literal[tuple(OPTIMIZERS)]
 Sharding = Literal["none", "ddp", "fsdp", "fsdp-keep", "hybrid"]
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
 Activations = Literal["keep", "selective", "checkpoint", "offload"]
 GradSync = Literal["each", "last"]
 
-EIGHT_BIT: frozenset[Optimizer] = frozenset({"adamw-8bit", "paged-adamw-8bit", "lion-8bit"})
 SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
 
 
