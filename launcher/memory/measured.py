@@ -11,6 +11,7 @@ from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.cluster import Cluster
 from launcher.spec.drill import DRILLS
+from launcher.spec.events import Event
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
@@ -41,7 +42,7 @@ def entry_of_run(run: RunDir, parameters: int | None = None) -> Entry | None:
             if ended in ("gpu-oom", "host-oom"):
                 continue
             changes = changes_within(events, attempt.number)
-            held = _held(attempt, after=max((one.get("step", 0) for one in changes), default=0))
+            held = _held(attempt, after=max((one.step or 0 for one in changes), default=0))
             if held is not None:
                 return _entry(run, about, plan, events, attempt, held, parameters)
     except (OSError, LookupError, TypeError, ValueError, AttributeError):  # another version wrote it
@@ -88,7 +89,7 @@ def _entry(
     run: RunDir,
     about: dict[str, Any],
     plan: dict[str, Any],
-    events: list[dict[str, Any]],
+    events: list[Event],
     attempt: AttemptDir,
     held: Held,
     parameters: int | None,

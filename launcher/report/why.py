@@ -11,6 +11,7 @@ from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
 from launcher.spec.base import format_bytes
+from launcher.spec.events import Downgrade
 from launcher.spec.verdict import LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice
 from launcher.supervise.saving import outcome_of
@@ -55,7 +56,7 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         return [f"{run.id} is {state}: {reason or 'no attempt was judged'}"]
     failures = [entry for entry in judged if not entry[1].ok]
     if not failures:
-        lowered = any(event.get("event") == "downgrade" for event in run.read_events())
+        lowered = any(isinstance(event, Downgrade) for event in run.read_events())
         told = "; memory ran out on the way:" if lowered else ": nothing failed."
         return [f"{run.id} succeeded in its first attempt{told}"]
     number, verdict, then = failures[-1]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.rundir.files import append_json, read_json_lines, read_record
-from launcher.rundir.forms import ABOUT, METRIC, STATE, fits, is_event
+from launcher.rundir.forms import ABOUT, METRIC, STATE, fits
 from launcher.rundir.time import now
+from launcher.spec.events import KINDS, Event, read_event
 
 ONLY_SAVE = "LAUNCHER_ONLY_SAVE"
 "Environment variable of ranks that write what they find in shared memory as a checkpoint and do not train."
@@ -208,14 +209,19 @@ class RunDir:
         """state.json; {} where it has another form than `forms.STATE`."""
         return read_record(self.state, STATE)
 
-    def read_events(self) -> list[dict[str, Any]]:
+    def read_events(self) -> list[Event]:
         """In order; lines of another form are left out."""
-        return read_json_lines(self.events, is_event)
+        found = map(read_event, read_json_lines(self.events))
+        return [event for event in found if event is not None]
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """A line of each step of the built-in entrypoint, in order; lines of another form are left out."""
         return read_json_lines(self.metrics, lambda line: fits(line, METRIC))
 
+    def append(self, event: Event) -> None:
+        """Write an event now. Raises OSError on a full disk."""
+        append_json(self.events, {"time": now(), **event})
+
     def event(self, kind: str, **fields: Any) -> None:
-        """Append to `events.jsonl`. Raises OSError on a full disk."""
-        append_json(self.events, {"time": now(), "event": kind, **fields})
+        """Write an event of a kind that is known by its name alone. Raises OSError on a full disk."""
+        self.append(KINDS[kind](**fields))

@@ -19,6 +19,7 @@ from pathlib import Path
 from launcher.logs.mask import masked_text
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import RunDir
+from launcher.spec.events import Finished
 from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_CODES, EXIT_TAKEN, Verdict
 from launcher.supervise.attempt import NodePlace
@@ -96,7 +97,7 @@ def _crashed(run: RunDir, place: NodePlace, secrets: Mapping[str, str], error: E
         journal = Journal(run)
         close_attempts(run, journal, verdict, then)
         ended = {"failure": verdict.failure, "reason": verdict.reason}
-        journal.event("finished", state="failed", **ended)
+        journal.event(Finished(state="failed", failure=verdict.failure, reason=verdict.reason))
         journal.state("failed", **ended, then=then)
         journal.close()
     return EXIT_CODES["unknown"]

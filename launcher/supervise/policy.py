@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from launcher.planning.lower import STATES_ALONE, less_for_states, lower
+from launcher.spec.events import (
+    AttemptEnded,
+    CheckpointFailed,
+    CheckpointSaved,
+    Downgrade,
+    Event,
+    Finished,
+    HandedOver,
+    Requeued,
+    Retry,
+    SlurmJob,
+    Submitted,
+    SupervisorStarted,
+)
 from launcher.spec.job import Job, Retries
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
@@ -162,7 +176,7 @@ _REQUEUED: dict[str, Budget] = {
 }
 
 
-def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
+def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
     """Restarts so far, over every supervisor of the run since somebody last submitted or resumed it.
 
     A scheduler's `requeued` counts where no supervisor came to say `finished`.
@@ -170,15 +184,18 @@ def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
     spent: dict[Budget, int] = {}
     said = False
     for event in events:
-        kind = event.get("event")
-        if kind in ("submitted", "resubmitted"):
+        budget: Budget | None = None
+        if isinstance(event, Submitted):
             spent = {}
-        budget: Budget | None = "lower" if kind == "downgrade" else "same" if kind == "retry" else None
-        if kind == "finished" and event.get("state") == "interrupted":
-            budget, said = "preemptions" if event.get("failure") == "preempted" else "time_limits", True
-        elif kind == "requeued" and not said:
-            budget = _REQUEUED.get(str(event.get("reason")))
-        elif kind in ("job", "started"):
+        elif isinstance(event, Downgrade):
+            budget = "lower"
+        elif isinstance(event, Retry):
+            budget = "same"
+        elif isinstance(event, Finished) and event.state == "interrupted":
+            budget, said = "preemptions" if event.failure == "preempted" else "time_limits", True
+        elif isinstance(event, Requeued) and not said:
+            budget = _REQUEUED.get(event.reason or "")
+        elif isinstance(event, SlurmJob | SupervisorStarted):
             said = False
         if budget is not None:
             spent[budget] = spent.get(budget, 0) + 1
@@ -194,37 +211,36 @@ IN_VAIN = (
 )
 
 
-def starts_in_vain(events: Sequence[Mapping[str, Any]], *, command: bool) -> int:
+def starts_in_vain(events: Sequence[Event], *, command: bool) -> int:
     """How many supervisors in a row, up to the last one, ended without a new checkpoint since somebody last
     submitted or resumed the run. `command`: one in vain is then one whose ranks were killed because they
     did not end in their time, and had written nothing into the run's folder of checkpoints."""
     vain, begun, progress, handed_over = 0, False, command, False
     for event in events:
-        kind = event.get("event")
-        if kind in ("submitted", "resubmitted"):
+        if isinstance(event, Submitted):
             vain, begun = 0, False
-        elif kind == "started":
+        elif isinstance(event, SupervisorStarted):
             vain = vain + 1 if begun and not (progress or handed_over) else 0
             begun, progress, handed_over = True, command, False
-        elif kind == "checkpoint":
+        elif isinstance(event, CheckpointSaved):
             progress = True
-        elif kind == "handover":  # saved when the run ends
+        elif isinstance(event, HandedOver):  # saved when the run ends
             handed_over = True
-        elif kind == "checkpoint-failed" and "from" in event:
+        elif isinstance(event, CheckpointFailed) and event.from_ is not None:
             handed_over = False
-        elif kind == "ended" and event.get("in_vain"):
+        elif isinstance(event, AttemptEnded) and event.in_vain:
             progress = not command and progress
     return vain + 1 if begun and not (progress or handed_over) else 0
 
 
-def tried(events: Sequence[dict[str, Any]]) -> list[str]:
+def tried(events: Sequence[Event]) -> list[str]:
     """Every step down since somebody last submitted or resumed the run, in words."""
     steps: list[str] = []
     for event in events:
-        if event.get("event") in ("submitted", "resubmitted"):
+        if isinstance(event, Submitted):
             steps = []
-        elif event.get("event") == "downgrade":
-            steps.append(str(event.get("reason")))
+        elif isinstance(event, Downgrade):
+            steps.append(str(event.reason))
     return steps
 
 

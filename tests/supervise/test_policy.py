@@ -4,6 +4,19 @@ from typing import Any, get_args
 
 import pytest
 
+from launcher.spec.events import (
+    AttemptEnded,
+    CheckpointFailed,
+    CheckpointSaved,
+    Downgrade,
+    Event,
+    Finished,
+    HandedOver,
+    Resubmitted,
+    Retry,
+    Submitted,
+    SupervisorStarted,
+)
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
@@ -134,10 +147,10 @@ def test_a_job_that_must_not_be_requeued_stops():
 
 
 def test_budgets_count_over_all_supervisors_since_somebody_last_acted():
-    interrupted = {"event": "finished", "state": "interrupted", "failure": "time-limit"}
-    events = [{"event": "submitted"}, {"event": "retry"}, interrupted, {"event": "downgrade"}, interrupted]
+    interrupted, retry = Finished(state="interrupted", failure="time-limit"), Retry(reason="")
+    events = [Submitted(), retry, interrupted, Downgrade(), interrupted]
     assert spent_budgets(events) == {"same": 1, "lower": 1, "time_limits": 2}
-    assert spent_budgets([*events, {"event": "resubmitted"}, {"event": "retry"}]) == {"same": 1}
+    assert spent_budgets([*events, Resubmitted(), retry]) == {"same": 1}
 
 
 def test_a_run_that_was_interrupted_too_often_stops():
@@ -147,9 +160,10 @@ def test_a_run_that_was_interrupted_too_often_stops():
     assert decide(verdict, limited, RECIPE, SETTING, {"time_limits": 2}).action == "stop"
 
 
-HANDED = {"event": "handover", "step": 7}
-LOST = {"event": "checkpoint-failed", "step": 7, "from": "shared-memory"}
-SAVED, STARTED, KILLED = {"event": "checkpoint"}, {"event": "started"}, {"event": "ended", "in_vain": True}
+HANDED = HandedOver(attempt=0, step=7, bytes=1)
+LOST = CheckpointFailed(step=7, reason="", from_="shared-memory")
+SAVED, STARTED = CheckpointSaved(step=7), SupervisorStarted()
+KILLED = AttemptEnded(attempt=0, failure="preempted", reason="", in_vain=True)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +174,7 @@ SAVED, STARTED, KILLED = {"event": "checkpoint"}, {"event": "started"}, {"event"
         ([STARTED, STARTED, STARTED], 3, 0),
         ([STARTED, SAVED, STARTED, STARTED], 2, 0),
         ([STARTED, STARTED, STARTED, SAVED], 0, 0),
-        ([STARTED, STARTED, {"event": "resubmitted"}, STARTED], 1, 0),
+        ([STARTED, STARTED, Resubmitted(), STARTED], 1, 0),
         ([STARTED, KILLED, STARTED, KILLED, STARTED, KILLED], 3, 3),
         ([STARTED, SAVED, KILLED], 0, 1),
         ([STARTED, KILLED, STARTED], 2, 0),
@@ -169,8 +183,6 @@ SAVED, STARTED, KILLED = {"event": "checkpoint"}, {"event": "started"}, {"event"
         ([STARTED, SAVED, HANDED, LOST], 0, 0),
     ],
 )
-def test_starts_without_a_step_saved_are_counted(
-    events: list[dict[str, Any]], task: int, script: int
-) -> None:
+def test_starts_without_a_step_saved_are_counted(events: list[Event], task: int, script: int) -> None:
     assert starts_in_vain(events, command=False) == task
     assert starts_in_vain(events, command=True) == script
