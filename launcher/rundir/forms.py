@@ -6,13 +6,11 @@ records relies on the fields that are listed here.
 
 from __future__ import annotations
 
-from typing import get_args
-
+from launcher.spec import failures
 from launcher.spec.forms import STAMP, Form
 from launcher.spec.forms import fits as fits
-from launcher.spec.verdict import FailureClass
 
-FAILURES = frozenset(get_args(FailureClass)) - {"succeeded"}
+FAILURES = frozenset(failures.FAILURES) - {"succeeded"}
 STATES = frozenset(
     {
         "rendered",

@@ -1,10 +1,9 @@
-"""What to do after each kind of end: one table."""
+"""What to do after each kind of end, by the table of spec/failures.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from launcher.planning.lower import STATES_ALONE, less_for_states, lower
 from launcher.spec.events import (
@@ -21,65 +20,12 @@ from launcher.spec.events import (
     Submitted,
     SupervisorStarted,
 )
+from launcher.spec.failures import FAILURES, Action, Budget
 from launcher.spec.job import Job, Retries
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
-from launcher.spec.verdict import FailureClass, Verdict
+from launcher.spec.verdict import Verdict
 from launcher.supervise.unread import Earlier, unread
-
-Action = Literal["done", "retry-same", "retry-lower", "requeue", "stop"]
-Budget = Literal["same", "lower", "preemptions", "time_limits"]
-
-
-@dataclass(frozen=True)
-class Policy:
-    action: Action
-    budget: Budget | None
-    advice: str
-    "What the user can do when it stops here."
-
-
-POLICIES: dict[FailureClass, Policy] = {
-    "succeeded": Policy("done", None, ""),
-    "gpu-oom": Policy(
-        "retry-lower", "lower",
-        "choose a cheaper recipe: activations: checkpoint, an 8-bit optimizer, fsdp over more GPUs, offload",
-    ),
-    "host-oom": Policy(
-        "retry-lower", "lower",
-        "ask for more resources.memory_per_node, or use fewer DataLoader workers or less offload",
-    ),
-    "nccl-timeout": Policy(
-        "retry-same", "same",
-        "look for the rank that stopped answering: `launcher logs RUN --stderr`",
-    ),
-    "rendezvous-failed": Policy(
-        "retry-same", "same",
-        "check that the nodes reach each other and network.interface in the cluster profile",
-    ),
-    "node-failed": Policy("retry-same", "same", "go on with `launcher resume RUN`"),
-    "unknown": Policy("retry-same", "same", "read `launcher logs RUN`, then `launcher resume RUN`"),
-    "preempted": Policy("requeue", "preemptions", "go on with `launcher resume RUN`"),
-    "time-limit": Policy("requeue", "time_limits", "go on with `launcher resume RUN`"),
-    "disk-full": Policy(
-        "stop", None, "free space or raise the quota where the run writes, then `launcher resume RUN`"
-    ),
-    "image-error": Policy(
-        "stop", None,
-        "mend the image or the environment of the ranks (`container:` and `setup:` of the cluster profile)",
-    ),
-    "numerical": Policy(
-        "stop", None,
-        "lower the learning rate, clip gradients, compute in bf16 or fp32, or look at the data of that step",
-    ),
-    "desync": Policy(
-        "stop", None,
-        "mend the program: every rank must call the same collectives, in the same order, with equal sizes",
-    ),
-    "user-error": Policy("stop", None, "fix the error, then `launcher resume RUN` or submit again"),
-    "cancelled": Policy("stop", None, "go on with `launcher resume RUN`"),
-}  # fmt: skip
-
 
 SHARED_MEMORY = (
     "give the container more shared memory (docker run --shm-size=16g or --ipc=host; in Kubernetes an "
@@ -102,7 +48,7 @@ def advice(verdict: Verdict, *, command: bool) -> str:
         return OF_A_COMMAND
     if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
         return less_for_states(verdict)
-    return POLICIES[verdict.failure].advice
+    return FAILURES[verdict.failure].advice
 
 
 @dataclass(frozen=True)
@@ -127,9 +73,9 @@ def decide(
 ) -> Decision:
     """The next move. `spent` counts earlier restarts of each budget in this run; `planned`: the plan's recipe
     and its ladder."""
-    policy = POLICIES[verdict.failure]
+    policy = FAILURES[verdict.failure]
     if verdict.confidence == "guess":
-        policy = POLICIES["unknown"]  # not sure enough to change the recipe, or to give up
+        policy = FAILURES["unknown"]  # not sure enough to change the recipe, or to give up
     if policy.action == "retry-lower":
         return _lower(verdict, job, recipe, setting, spent.get("lower", 0), planned, earlier)
     if policy.action in ("done", "stop"):

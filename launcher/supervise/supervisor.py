@@ -36,6 +36,7 @@ from launcher.spec.events import (
     Stopping,
     SupervisorStarted,
 )
+from launcher.spec.failures import Budget
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
@@ -63,7 +64,6 @@ from launcher.supervise.nodes import Nodes
 from launcher.supervise.policy import (
     IN_VAIN,
     MAX_IN_VAIN,
-    Budget,
     Decision,
     decide,
     spent_budgets,
