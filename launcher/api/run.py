@@ -82,7 +82,7 @@ class Run:
 
         about = self.directory.read_about()
         job = from_record(Job, about.get("job") or {}, f"{self.id}/run.json")
-        folder = Path(str(about.get("job_file", ""))).parent
+        folder = Path(str(about.job_file or "")).parent
         return job.model_copy(update={"workdir": str(folder / job.workdir)})
 
     def status(self) -> Status:

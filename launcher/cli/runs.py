@@ -77,7 +77,7 @@ def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
         cancel_all(found, json)
         return
     again = found.cancel.exists()
-    task = found.read_about().get("job", {}).get("task")
+    task = found.read_about().job.task
     scheduler_of(found).cancel(found)
     last = next(reversed(found.read_events()), None)
     ended_by, reason = (last.by, last.reason) if isinstance(last, Finished) else (None, None)

@@ -173,9 +173,10 @@ def _what_failed(run: RunDir, turn: Turn) -> str:
     event = turn.event
     if isinstance(event, Climb):
         return "room again" + (f" before step {event.step}" if event.step is not None else "")
-    verdict = read_record(run.attempt(turn.attempt).verdict) if turn.restart else {}
-    if verdict.get("reason"):
-        what, requested = str(verdict["reason"]), (verdict.get("memory") or {}).get("requested")
+    judged = run.attempt(turn.attempt).read_verdict() if turn.restart else None
+    if judged is not None and judged.verdict.reason:
+        memory = judged.verdict.memory
+        what, requested = judged.verdict.reason, memory.requested if memory is not None else None
     elif isinstance(event, RecipeChange):
         what = "memory ran out"
         what += f" in {event.phase}" if event.phase else ""

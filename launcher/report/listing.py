@@ -58,15 +58,15 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     created = seconds_of(str(status.created or ""))
     seconds = _seconds(events, now, ended=status.ended)
     per_hour = _usd_per_hour(run, events)
-    gpus = int(about.get("nodes") or 0) * int(about.get("gpus_per_node") or 0)
-    loss, tags = last_metrics(run).get("loss"), about.get("job", {}).get("tags")
+    gpus = int(about.nodes or 0) * int(about.gpus_per_node or 0)
+    loss, tags = last_metrics(run).get("loss"), about.job.tags
     return Row(
         run=status.run_id,
         state=status.state,
         step="" if status.step is None else f"{status.step}" + (f"/{status.steps}" if status.steps else ""),
         age="" if created is None else format_duration(max(0.0, now - created)).partition(" ")[0],
         duration="" if seconds is None else format_duration(seconds),
-        cluster=str(about.get("cluster", {}).get("name", "")),
+        cluster=about.cluster.name or "",
         gpus=str(gpus) if gpus else "",
         loss=f"{loss:.4g}" if isinstance(loss, int | float) else "",
         usd="" if seconds is None or per_hour is None else f"{per_hour * seconds / 3600:.2f}",

@@ -9,47 +9,11 @@ from __future__ import annotations
 from launcher.spec import failures
 from launcher.spec.forms import STAMP, Form
 from launcher.spec.forms import fits as fits
+from launcher.spec.record import form_of
+from launcher.spec.records import StateRecord
 
 FAILURES = frozenset(failures.FAILURES) - {"succeeded"}
-STATES = frozenset(
-    {
-        "rendered",
-        "submitted",
-        "running",
-        "stopping",
-        "lost",
-        "succeeded",
-        "failed",
-        "interrupted",
-        "cancelled",
-    }
-)
-"Of a run. `rendered`: written by `launcher render --out`, and not started since."
-
-ABOUT: Form = {
-    "id?": str,
-    "created?": str,
-    "workdir?": str,
-    "job?": {"name?": str, "command?": list, "env?": dict, "batch?": dict, "steps?": int},
-    "cluster?": {
-        "name?": str,
-        "scheduler?": str,
-        "paths?": {"runs?": str, "python?": str},
-        "login?": str,
-        "ssh?": {"hosts": [str]},
-        "runpod?": dict,
-    },
-    "sweep?": {"id": str},
-}
-"run.json. Of the cluster's sections, more is checked where the profile is read again."
-
-STATE: Form = {
-    "state": STATES,
-    "reason?": str,
-    "time?": str,
-    "failure?": str,
-    "attempt?": int,
-}
+STATE = form_of(StateRecord)
 "state.json."
 
 ERROR: Form = {

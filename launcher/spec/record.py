@@ -36,7 +36,7 @@ class Record(Mapping[str, Any]):
     @classmethod
     def read(cls: type[R], value: object) -> R | None:
         """None where a field has another type, or is missing and has no default."""
-        return cls.of(value) if isinstance(value, dict) and fits(value, _form(cls)) else None
+        return cls.of(value) if isinstance(value, dict) and fits(value, form_of(cls)) else None
 
     @classmethod
     def of(cls: type[R], said: Mapping[str, Any]) -> R:
@@ -46,8 +46,10 @@ class Record(Mapping[str, Any]):
         return made
 
     def _hold(self, said: Mapping[str, Any]) -> None:
-        known = {name: said[disk] for name, disk in _fields(type(self)) if said.get(disk) is not None}
-        self.__dict__.update(known, _said=said)
+        self.__dict__["_said"] = said
+        for name, disk, record in _fields(type(self)):
+            if (value := said.get(disk)) is not None:
+                self.__dict__[name] = value if record is None else record.of(value)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is a value: {name} cannot be set")
@@ -61,6 +63,9 @@ class Record(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._said)
 
+    def __or__(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **more}
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self._said)})"
 
@@ -70,13 +75,19 @@ def _on_disk(name: str) -> str:
 
 
 @functools.cache
-def _fields(kind: type[Record]) -> tuple[tuple[str, str], ...]:
-    """(attribute, name on disk)"""
-    return tuple((name, _on_disk(name)) for name in _hints(kind))
+def _fields(kind: type[Record]) -> tuple[tuple[str, str, type[Record] | None], ...]:
+    """(attribute, name on disk, the record that it is)"""
+    return tuple((name, _on_disk(name), _record_of(hint)) for name, hint in _hints(kind).items())
+
+
+def _record_of(hint: Any) -> type[Record] | None:
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return next((one for one in members if isinstance(one, type) and issubclass(one, Record)), None)
 
 
 @functools.cache
-def _form(kind: type[Record]) -> Form:
+def form_of(kind: type[Record]) -> Form:
+    """The form that a JSON object has to have to be read."""
     return {
         _on_disk(name) + ("?" if hasattr(kind, name) else ""): _as_form(hint)
         for name, hint in _hints(kind).items()
@@ -103,5 +114,5 @@ def _as_form(hint: Any) -> Form:
     if origin in (dict, Mapping):
         return {"*": _as_form(of[1])}
     if isinstance(hint, type) and issubclass(hint, Record):
-        return _form(hint)
+        return form_of(hint)
     return _as_form(of[1]) if hasattr(hint, "__metadata__") else hint

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from pydantic import ValidationError
 
 from launcher.spec.base import Value
 from launcher.spec.failures import EXIT_CODES as EXIT_CODES
@@ -92,3 +94,21 @@ class Verdict(Value):
     @property
     def ok(self) -> bool:
         return self.failure == "succeeded"
+
+
+class Judged(NamedTuple):
+    """verdict.json: how an attempt ended, and what was done then."""
+
+    verdict: Verdict
+    then: str = ""
+
+    @classmethod
+    def read(cls, said: object) -> Judged | None:
+        """None for what is no verdict. Fields of another version are left out."""
+        if not isinstance(said, dict):
+            return None
+        try:
+            known = {name: value for name, value in said.items() if name in Verdict.model_fields}
+            return cls(Verdict.model_validate(known), str(said.get("then", "")))
+        except ValidationError:
+            return None

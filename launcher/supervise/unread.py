@@ -69,9 +69,9 @@ def judged_since_start(run: RunDir) -> Earlier:
             numbers.append(event.attempt)
     found = []
     for attempt in map(run.attempt, numbers):
-        told = read_record(attempt.verdict)
-        told.pop("then", None)
+        judged = attempt.read_verdict()
         with suppress(ValidationError):
             recipe = Recipe.model_validate(read_record(attempt.recipe))
-            found.append((recipe, Verdict.model_validate(told)))
+            if judged is not None:
+                found.append((recipe, judged.verdict))
     return found

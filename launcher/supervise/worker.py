@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.shared import make_error_folder, remove_error_folders, remove_handover
 from launcher.spec.command import environment_name, fill
+from launcher.spec.records import RunRecord
 from launcher.spec.variables import split
 from launcher.supervise.memory_limit import memory_limit
 from launcher.supervise.process import (
@@ -93,7 +93,7 @@ class Worker:
         self.run = RunDir(Path(environ["LAUNCHER_RUN_DIR"]))
         self.attempt: AttemptDir = self.run.started(environ)
         about = self.run.read_about()
-        self.trains = about.get("job", {}).get("task") is not None
+        self.trains = about.job.task is not None
         """The rank is `launcher.train`: it looks for the request to stop, and no SIGTERM that everybody gets
         ends it."""
         self.node = int(environ.get("LAUNCHER_NODE_RANK", "0"))
@@ -283,9 +283,9 @@ class Worker:
         return text[:MAX_EXCEPTION] if isinstance(text, str) else None
 
 
-def of_the_heap(about: Mapping[str, Any]) -> dict[str, str]:
-    """Variables of a task that trains on the CPU. `about` is the content of run.json."""
-    on_cpu = about.get("job", {}).get("task") is not None and not about.get("gpus_per_node")
+def of_the_heap(about: RunRecord) -> dict[str, str]:
+    """Variables of a task that trains on the CPU."""
+    on_cpu = about.job.task is not None and not about.gpus_per_node
     return {"GLIBC_TUNABLES": CPU_HEAP} if on_cpu else {}
 
 
