@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from launcher.diagnosis.clue import failure_patterns
 from launcher.logs.capture import RankCapture, secrets_of
@@ -24,7 +23,7 @@ from launcher.logs.mask import masked_strings
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.shared import make_error_folder, remove_error_folders, remove_handover
-from launcher.spec.command import environment_name, fill
+from launcher.spec.command import environment_name, fill, values_of
 from launcher.spec.records import RunRecord
 from launcher.spec.variables import split
 from launcher.supervise.memory_limit import memory_limit
@@ -291,20 +290,8 @@ def of_the_heap(about: RunRecord) -> dict[str, str]:
 
 def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
     """Every placeholder of spec/command.py with its value in this attempt."""
-    about = run.read_about()
-    job: dict[str, Any] = about.get("job", {})
-    recipe = run.read_recipe(attempt)
-    fields = ("micro_batch_size", "grad_accum", "precision", "optimizer", "sharding", "activations")
-    values = {name: recipe.get(name, "") for name in fields}
-    values |= {"global_batch": job.get("batch", {}).get("global", "")}
-    values |= {name: job.get(name) or "" for name in ("steps", "epochs")}
-    values |= {
-        "run_id": run.id,
-        "run_dir": run.path,
-        "checkpoint_dir": run.checkpoints,
-        "attempt": attempt.number,
-    }
-    return {name: str(value) for name, value in values.items()}
+    itself = {"id": run.id, "dir": run.path, "checkpoints": run.checkpoints, "attempt": attempt.number}
+    return values_of(run.read_about().job, run.read_recipe(attempt), itself)
 
 
 def main() -> None:
