@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from launcher.spec import variables
+from launcher.spec.command import PLACEHOLDERS, environment_name
 from tests.lab import Lab
 
 ROOT = Path(__file__).parent.parent
@@ -141,3 +144,17 @@ def test_a_variable_reaches_the_command_and_its_ranks(lab: Lab) -> None:
     job = lab.job(command="python train.py {job_name}", resources=ONE_RANK, recipe={"sharding": "none"})
     assert lab.cli("run", str(job)).returncode == 0
     assert "e2e e2e" in lab.cli("logs", lab.newest().id).stdout
+
+
+def test_every_variable_of_launchers_own_is_declared_once() -> None:
+    declared = {value for name, value in vars(variables).items() if name.isupper() and isinstance(value, str)}
+    placeholders = {environment_name(name) for name in PLACEHOLDERS}
+    written = re.compile(r"LAUNCHER_[A-Z][A-Z_]*[A-Z]")
+    for file in (ROOT / "templates").rglob("*.j2"):
+        names = {name for name in written.findall(file.read_text()) if not name.startswith("LAUNCHER_ENV")}
+        of_pods = {name for name in names if name.startswith("LAUNCHER_RUNPOD_")}
+        assert names - of_pods <= declared | placeholders, file
+    for file in (ROOT / "launcher").rglob("*.py"):
+        if "schedulers" not in file.parts and file.name != "variables.py":
+            quoted = set(re.findall(r'"(LAUNCHER_[A-Z_]+)"', file.read_text()))
+            assert not quoted & declared, file

@@ -12,6 +12,7 @@ from pathlib import Path
 import platformdirs
 
 from launcher.rundir.layout import RunDir
+from launcher.spec import variables
 from launcher.spec.errors import LauncherError
 
 SHOWN = 5
@@ -32,7 +33,7 @@ class SweepRuns:
 
 def default_root() -> Path:
     """`$LAUNCHER_RUNS`, else `runs/` in the current directory."""
-    return Path(os.environ.get("LAUNCHER_RUNS", "runs"))
+    return Path(os.environ.get(variables.RUNS, "runs"))
 
 
 def open_run(path: Path) -> RunDir:

@@ -10,12 +10,10 @@ from typing import Any
 from launcher.rundir.files import append_json, read_json, read_json_lines, read_record
 from launcher.rundir.forms import METRIC, fits
 from launcher.rundir.time import now
-from launcher.spec.events import KINDS, Event, read_event
+from launcher.spec import variables
+from launcher.spec.events import Event, read_event
 from launcher.spec.records import RunRecord, StateRecord
 from launcher.spec.verdict import Judged
-
-ONLY_SAVE = "LAUNCHER_ONLY_SAVE"
-"Environment variable of ranks that write what they find in shared memory as a checkpoint and do not train."
 
 
 @dataclass(frozen=True)
@@ -184,8 +182,8 @@ class RunDir:
 
     def started(self, environ: Mapping[str, str]) -> AttemptDir:
         """The folder of the attempt that a rank belongs to, by the rank's environment."""
-        number = int(environ.get("LAUNCHER_ATTEMPT", "0"))
-        return self.saving(number) if environ.get(ONLY_SAVE) else self.attempt(number)
+        number = int(environ.get(variables.ATTEMPT, "0"))
+        return self.saving(number) if environ.get(variables.ONLY_SAVE) else self.attempt(number)
 
     def attempts(self) -> list[AttemptDir]:
         """In order of start."""
@@ -230,5 +228,5 @@ class RunDir:
         append_json(self.events, {"time": now(), **event})
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Write an event of a kind that is known by its name alone. Raises OSError on a full disk."""
-        self.append(KINDS[kind](**fields))
+        """Write an event by the name of its kind, as schedulers do. Raises OSError on a full disk."""
+        self.append(Event.of({"event": kind, **fields}))

@@ -23,6 +23,13 @@ def test_an_event_is_the_line_that_is_written_and_read(tmp_path: Path) -> None:
     assert dict(event) == line
 
 
+def test_a_scheduler_of_another_package_has_kinds_of_its_own(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.event("parked", until="noon")
+    [event] = run.read_events()
+    assert (event.kind, event["until"]) == ("parked", "noon")
+
+
 def test_a_field_that_was_not_given_is_not_written_and_none_is_null() -> None:
     assert dict(CheckpointSaved(step=3, path=None)) == {"event": "checkpoint", "step": 3, "path": None}
     assert CheckpointSaved(step=3).path is None
