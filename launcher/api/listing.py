@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from launcher.rundir.find import runs_in
-from launcher.rundir.forms import STATES
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status
 from launcher.schedulers.of_run import states_of
 from launcher.spec.errors import UsageError
+from launcher.spec.records import STATES, RunRecord
 
 
 @dataclass(frozen=True)
@@ -27,14 +25,14 @@ class Filter:
     since: str | None = None
     "The earliest submission: `7d` ago, or a UTC time."
 
-    def allows(self, about: Mapping[str, Any]) -> bool:
+    def allows(self, about: RunRecord) -> bool:
         """Compare every field but the state with run.json. Raises UsageError."""
-        job, tags = about.get("job", {}), about.get("job", {}).get("tags")
+        tags = about.job.tags
         return (
-            self.name in (None, job.get("name"))
-            and self.cluster in (None, about.get("cluster", {}).get("name"))
+            self.name in (None, about.job.name)
+            and self.cluster in (None, about.cluster.name)
             and (self.tag is None or (isinstance(tags, list) and self.tag in tags))
-            and (self.since is None or str(about.get("created", "")) >= _stamp(self.since))
+            and (self.since is None or about.created >= _stamp(self.since))
         )
 
 

@@ -14,6 +14,7 @@ from launcher.rundir.find import find_run
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status
 from launcher.schedulers.of_run import scheduler_of, states_of, statuses
+from launcher.spec.events import CheckpointSaved
 
 if TYPE_CHECKING:
     from launcher.spec.job import Job
@@ -81,7 +82,7 @@ class Run:
 
         about = self.directory.read_about()
         job = from_record(Job, about.get("job") or {}, f"{self.id}/run.json")
-        folder = Path(str(about.get("job_file", ""))).parent
+        folder = Path(str(about.job_file or "")).parent
         return job.model_copy(update={"workdir": str(folder / job.workdir)})
 
     def status(self) -> Status:
@@ -125,7 +126,7 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         """What has happened to it, in order."""
         self._fetch()
-        return self.directory.read_events()
+        return [dict(event) for event in self.directory.read_events()]
 
     def logs(
         self,
@@ -162,7 +163,8 @@ class Run:
         if folder.is_dir():
             found = [(entry.name.partition("-")[2], str(entry)) for entry in folder.glob("step-*")]
             return [Checkpoint(int(step), path) for step, path in sorted(found) if step.isdecimal()]
-        told = {int(one["step"]): str(one["path"]) for one in self.events() if one["event"] == "checkpoint"}
+        events = self.directory.read_events()
+        told = {one.step: str(one.path) for one in events if isinstance(one, CheckpointSaved)}
         return [Checkpoint(step, path) for step, path in sorted(told.items())]
 
     def wait(self, timeout: float | None = None) -> Status:

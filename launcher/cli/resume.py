@@ -60,7 +60,7 @@ def resume(
             print(f"{name}: {old} -> {new}")
         for note in consequences(changed) if request.job.task is not None else []:
             print(f"note: {note}")
-    if found.read_about().get("job", {}).get("task") is None:
+    if found.read_about().job.task is None:
         print(f"{found.id}: its command is started again and finds what it has saved")
     else:
         start = "the start" if before.checkpoint_step is None else f"step {before.checkpoint_step}"

@@ -68,6 +68,7 @@ def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
     from launcher.cli.output import print_json
     from launcher.rundir.find import SweepRuns, find
     from launcher.schedulers.of_run import scheduler_of
+    from launcher.spec.events import Finished
 
     found = find(run)
     if isinstance(found, SweepRuns):
@@ -76,16 +77,16 @@ def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
         cancel_all(found, json)
         return
     again = found.cancel.exists()
-    task = found.read_about().get("job", {}).get("task")
+    task = found.read_about().job.task
     scheduler_of(found).cancel(found)
-    last = (found.read_events() or [{}])[-1]
-    ended_by = last.get("by") if last.get("event") == "finished" else None
+    last = next(reversed(found.read_events()), None)
+    ended_by, reason = (last.by, last.reason) if isinstance(last, Finished) else (None, None)
     if json:
         print_json({"run_id": found.id, "cancelled": True})
     elif ended_by == "slurm":
         print(f"{found.id}: taken out of the queue")
     elif ended_by == "runpod":
-        print(f"{found.id}: {last['reason']}")
+        print(f"{found.id}: {reason}")
     elif again:
         print(f"{found.id}: its ranks are being ended; `launcher status {found.id}` shows when they have")
     else:

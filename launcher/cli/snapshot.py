@@ -25,7 +25,7 @@ def snapshot(
     from launcher.schedulers.of_run import scheduler_of
 
     found = find_run(run)
-    if not found.read_about().get("job", {}).get("task"):
+    if not found.read_about().job.task:
         fail(f"{found.id} runs a `command:`; only the built-in entrypoint (`task:`) writes snapshots")
     scheduler = scheduler_of(found)
     state, attempts = scheduler.status(found).state, found.attempts()

@@ -39,7 +39,7 @@ def cancel_all(sweep: SweepRuns, json: bool) -> None:
     if json:
         print_json({"sweep_id": sweep.id, **asdict(done)})
         return
-    task = sweep.runs[0].read_about().get("job", {}).get("task")
+    task = sweep.runs[0].read_about().job.task
     asked = "asked to write a checkpoint and stop" if task else "whose script is asked to stop by SIGTERM"
     said = [
         f"{done.waiting} taken out of the queue" if done.waiting else "",

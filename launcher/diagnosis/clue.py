@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-if TYPE_CHECKING:  # the worker of each rank imports this module, and does without pydantic
-    from launcher.spec.verdict import FailureClass, MemoryKind
+from launcher.spec.failures import FAILURES, FailureClass
 
-Kind = Literal[
-    "gpu-memory",
-    "host-memory",
-    "shared-memory",
-    "disk-full",
-    "node-failed",
-    "time-limit",
-    "preempted",
-    "image-error",
-    "desync",
-    "numerical",
-    "killed",
-    "user-error",
-    "exception",
-    "cancelled",
-    "rendezvous-failed",
-    "nccl-timeout",
-    "consequence",
-]
-"""What a line tells. `exception`: a Python exception that no pattern knows. `consequence`: something that
-happens because something else failed. `killed`: a signal, of which no line tells but the exit code.
+if TYPE_CHECKING:
+    from launcher.spec.verdict import MemoryKind
 
-In the order in which they explain each other: a full memory explains a lost connection, never the reverse.
-"""
+Kind = str
+"""What a line tells, one of CLASS_OF. `exception`: a Python exception that no pattern knows. `consequence`:
+something that happens because something else failed. `killed`: a signal, of which only an exit code tells."""
 
-CLASS_OF: dict[Kind, FailureClass] = {
+_CAUSES: dict[Kind, FailureClass] = {
     "gpu-memory": "gpu-oom",
     "host-memory": "host-oom",
     "shared-memory": "host-oom",
@@ -44,6 +25,8 @@ CLASS_OF: dict[Kind, FailureClass] = {
     "image-error": "image-error",
     "desync": "desync",
     "numerical": "numerical",
+}
+_EFFECTS: dict[Kind, FailureClass] = {
     "killed": "unknown",
     "user-error": "user-error",
     "exception": "user-error",
@@ -52,6 +35,11 @@ CLASS_OF: dict[Kind, FailureClass] = {
     "nccl-timeout": "nccl-timeout",
     "consequence": "unknown",
 }
+_TOLD = {*_CAUSES.values(), *_EFFECTS.values(), "succeeded"}
+# Only the patterns of a job or a profile tell of any other class.
+CLASS_OF = _CAUSES | {name: name for name in FAILURES if name not in _TOLD} | _EFFECTS
+"""In the order in which they explain each other: a full memory explains a lost connection, never the
+reverse."""
 
 MEMORY_OF: dict[Kind, MemoryKind] = {
     "gpu-memory": "gpu",
@@ -65,14 +53,14 @@ _EQUALS: tuple[frozenset[Kind], ...] = (
     frozenset({"user-error", "exception", "cancelled"}),
 )
 
-KIND_OF: dict[str, Kind] = {CLASS_OF[kind]: kind for kind in reversed(get_args(Kind))}
+KIND_OF: dict[str, Kind] = {CLASS_OF[kind]: kind for kind in reversed(CLASS_OF)}
 "The kind that a user's own pattern of a class has: gpu-oom is `gpu-memory`, user-error is `user-error`."
 
 
 def order_of(kind: Kind) -> int:
     """Return the place of a kind among the causes; the smaller one explains the larger one."""
     equals = next((group for group in _EQUALS if kind in group), {kind})
-    return min(get_args(Kind).index(one) for one in equals)
+    return min([*CLASS_OF].index(one) for one in equals)
 
 
 Strength = Literal["record", "words", "weak"]

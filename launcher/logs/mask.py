@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from launcher.spec import variables
+
 MASK = b"***"
 POD_KEY = "RUNPOD_API_KEY"
 "Of a pod, or of a user's account: no job has it for its logs, whoever set it."
@@ -15,8 +17,8 @@ _SHORTEST_LINE = 8  # a line of a multi-line secret below this is too common a t
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[bytes]:
-    """The values of RunPod's key and of what LAUNCHER_SECRETS names (separated by commas), where set."""
-    names = [*environ.get("LAUNCHER_SECRETS", "").split(","), POD_KEY]
+    """The values of RunPod's key and of what `variables.SECRETS` names, with commas between, where set."""
+    names = [*environ.get(variables.SECRETS, "").split(","), POD_KEY]
     return [environ[name].encode(errors="surrogateescape") for name in names if environ.get(name)]
 
 

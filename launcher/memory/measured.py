@@ -11,8 +11,10 @@ from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.cluster import Cluster
 from launcher.spec.drill import DRILLS
+from launcher.spec.events import Event
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.spec.records import RunRecord
 
 HEAD = 2**20
 "Bytes that are read of each rank's file: some thousand steps, in which every peak has come."
@@ -37,11 +39,11 @@ def entry_of_run(run: RunDir, parameters: int | None = None) -> Entry | None:
     try:
         about, plan, events = run.read_about(), read_record(run.plan), run.read_events()
         for attempt in reversed(run.attempts()):
-            ended = read_record(attempt.verdict).get("failure")
-            if ended in ("gpu-oom", "host-oom"):
+            judged = attempt.read_verdict()
+            if judged is not None and judged.verdict.failure in ("gpu-oom", "host-oom"):
                 continue
             changes = changes_within(events, attempt.number)
-            held = _held(attempt, after=max((one.get("step", 0) for one in changes), default=0))
+            held = _held(attempt, after=max((one.step or 0 for one in changes), default=0))
             if held is not None:
                 return _entry(run, about, plan, events, attempt, held, parameters)
     except (OSError, LookupError, TypeError, ValueError, AttributeError):  # another version wrote it
@@ -86,9 +88,9 @@ def _line(text: bytes) -> dict[str, Any]:
 
 def _entry(
     run: RunDir,
-    about: dict[str, Any],
+    about: RunRecord,
     plan: dict[str, Any],
-    events: list[dict[str, Any]],
+    events: list[Event],
     attempt: AttemptDir,
     held: Held,
     parameters: int | None,

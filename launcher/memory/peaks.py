@@ -12,6 +12,7 @@ from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import BF16, FP32, Held, Ranks, States, states_of
 from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES, Moment
 from launcher.memory.update import update_temporaries
+from launcher.spec import optimizers
 from launcher.spec.recipe import SHARDED, Recipe
 
 Like = Literal["cuda", "cpu"]
@@ -26,7 +27,7 @@ def traced_as(recipe: Recipe) -> Recipe:
     return recipe.model_copy(
         update={
             "precision": "bf16-mixed" if recipe.precision == "float8" else recipe.precision,
-            "optimizer": "adamw",
+            "optimizer": optimizers.DEFAULT,
             "sharding": "none" if recipe.sharding == "ddp" else recipe.sharding,
             "offload": "none",
             "micro_batch_size": 1,

@@ -12,18 +12,13 @@ from dataclasses import dataclass
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.base import Value
+from launcher.spec.optimizers import BLOCK, LEAST_EIGHT_BIT, LEAST_PAGED, OPTIMIZERS, State
 from launcher.spec.recipe import SHARDED, Recipe
 
-BLOCK = 256
-"Elements that share one fp32 scale: bitsandbytes' block size; launcher.train.optimizers.blocks."
-LEAST = 4096
-"Elements. Smaller parameters keep 32-bit states: bitsandbytes' min_8bit_size; EightBit.in_eight_bits."
-LEAST_PAGED = 100_000
-"Elements of a shard. Smaller ones are not paged: bitsandbytes; EightBit._codes."
 FP32, BF16, CODE = 4, 2, 1
 "Bytes of an element."
 STEP = FP32
-"Every optimizer but Lion counts each parameter's steps in an fp32 scalar: torch's with fused=True, too."
+"The count of a parameter's steps."
 
 
 class Held(Value):
@@ -108,14 +103,14 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
     whole = sum(count * p.nbytes for p, _, count in trained)
     paged = sum(count * paged_bytes(recipe, p, shard) for p, shard, count in trained)
     states = sum(count * state_bytes(recipe, p, shard) for p, shard, count in trained) - paged
-    steps = 0 if recipe.optimizer == "lion" else STEP * sum(count for _, _, count in trained)
+    counted = OPTIMIZERS[recipe.optimizer].steps
+    steps = STEP * sum(count for _, _, count in trained) if counted else 0
 
     gpu = Held(parameters=parameters, buffers=model.buffers, gradients=_gradients(recipe, whole, reduced))
     if recipe.offload == "none" or (recipe.offload == "cpu" and not ranks.on_gpu):
-        # Fused AdamW counts steps on the device, the others on the host.
-        fused = recipe.optimizer == "adamw"
-        gpu = gpu.model_copy(update={"optimizer": states + (steps if fused else 0)})
-        made = States(gpu=gpu, host=Held(optimizer=0 if fused else steps), managed=paged)
+        on_device = steps if counted == "device" else 0
+        gpu = gpu.model_copy(update={"optimizer": states + on_device})
+        made = States(gpu=gpu, host=Held(optimizer=steps - on_device), managed=paged)
     elif recipe.offload == "cpu":
         # Until the last micro-batch whole gradients stay where they were computed.
         made = States(
@@ -138,23 +133,24 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
 def state_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
     """Optimizer states of one shard, without the step. As launcher.train.optimizers makes them; not counted
     are the two tables of 1 KiB from codes to values, which all 8-bit parameters of a rank share."""
-    match recipe.optimizer:
-        case "adamw":  # torch: two states in the parameter's type
-            return 2 * shard.numel * p.itemsize
-        case "adamw-bf16":
-            return 2 * shard.numel * BF16
-        case "lion":
+    return sum(_bytes(state, p, shard) for state in OPTIMIZERS[recipe.optimizer].states)
+
+
+def _bytes(state: State, p: Parameter, shard: Shard) -> int:
+    match state:
+        case "as-parameter":
             return shard.numel * p.itemsize
-        case "adam-mini":  # the second moment is one fp32 number per row
-            return shard.numel * p.itemsize + shard.rows * FP32
-        case "adamw-8bit" | "paged-adamw-8bit" | "lion-8bit":
-            each = shard.numel * CODE + _scales(shard) * FP32 if in_eight_bits(p) else shard.numel * FP32
-            return each if recipe.optimizer == "lion-8bit" else 2 * each
+        case "bf16":
+            return shard.numel * BF16
+        case "fp32-per-row":
+            return shard.rows * FP32
+        case "8-bit":
+            return shard.numel * CODE + _scales(shard) * FP32 if in_eight_bits(p) else shard.numel * FP32
 
 
 def in_eight_bits(p: Parameter) -> bool:
     """By the global size, so on any number of ranks alike: launcher.train.optimizers.local_shards."""
-    return not p.vector and not p.embedding and p.numel >= LEAST
+    return not p.vector and not p.embedding and p.numel >= LEAST_EIGHT_BIT
 
 
 def _scales(shard: Shard) -> int:
@@ -167,9 +163,10 @@ def _scales(shard: Shard) -> int:
 
 def paged_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
     """The codes alone; scales stay in ordinary GPU memory."""
-    if recipe.optimizer != "paged-adamw-8bit" or not in_eight_bits(p) or shard.numel < LEAST_PAGED:
+    optimizer = OPTIMIZERS[recipe.optimizer]
+    if not optimizer.paged or not in_eight_bits(p) or shard.numel < LEAST_PAGED:
         return 0
-    return 2 * shard.numel * CODE
+    return len(optimizer.states) * shard.numel * CODE
 
 
 def _waits(recipe: Recipe) -> bool:

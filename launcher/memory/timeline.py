@@ -9,7 +9,8 @@ from launcher.memory.estimate import When
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, Shard, paged_bytes, shard_of, state_bytes
 from launcher.memory.trace import GRADIENTS, Trace
-from launcher.spec.recipe import EIGHT_BIT, Recipe
+from launcher.spec.optimizers import OPTIMIZERS
+from launcher.spec.recipe import Recipe
 
 
 @dataclass
@@ -126,8 +127,9 @@ def _states(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Iterator[tuple[
 
 def _tensors(recipe: Recipe, p: Parameter, shard: Shard) -> Iterator[tuple[str, int]]:
     size = state_bytes(recipe, p, shard) - paged_bytes(recipe, p, shard)
-    names = ("state1",) if recipe.optimizer in ("lion", "lion-8bit") else ("state1", "state2")
-    if recipe.optimizer in EIGHT_BIT and (codes := min(shard.numel, size // len(names))) < size:
+    optimizer = OPTIMIZERS[recipe.optimizer]
+    names = [f"state{number}" for number, _ in enumerate(optimizer.states, start=1)]
+    if optimizer.eight_bit and (codes := min(shard.numel, size // len(names))) < size:
         for name in names:
             yield name, codes
             yield f"scales of {name}", size // len(names) - codes

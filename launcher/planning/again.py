@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.planning.plan import Plan
-from launcher.rundir.downgrades import CHANGES
+from launcher.rundir.downgrades import new_values
+from launcher.spec.events import Event, RecipeChange, Replanned
 from launcher.spec.recipe import Recipe
 
 Changes = Mapping[str, tuple[Any, Any]]
@@ -25,10 +26,10 @@ _CONSEQUENCES = {
 "Of a change that makes it another training than the one that was submitted."
 
 
-def no_higher(plan: Plan, events: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> Plan:
+def no_higher(plan: Plan, events: Sequence[Event], sets: Sequence[str]) -> Plan:
     """This plan, begun no higher on its ladder than the run had to step down to, unless `sets` (texts of
     `--set`) say so."""
-    learnt = stepped_down([*events, {"event": "replanned", "set": sets}])
+    learnt = stepped_down([*events, Replanned(set=list(sets))])
     rungs = (plan.recipe, *plan.ladder)
     start = next((at for at, rung in enumerate(rungs) if _as_low(rung, learnt)), len(rungs) - 1)
     if start == 0:
@@ -43,15 +44,15 @@ def no_higher(plan: Plan, events: Sequence[Mapping[str, Any]], sets: Sequence[st
     return plan.model_copy(update=lower)
 
 
-def stepped_down(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def stepped_down(events: Sequence[Event]) -> dict[str, Any]:
     """The fields of the recipe that running out of memory has changed, with their last value (after a climb
     that from before), but for those that the user has set since."""
     learnt: dict[str, Any] = {}
     for event in events:
-        if event.get("event") in CHANGES:
-            learnt |= {name: now for name, (_, now) in event["changes"].items()}
-        elif event.get("event") == "replanned":  # also one that was withdrawn: what was set was meant
-            for path in (text.partition("=")[0] for text in event["set"]):
+        if isinstance(event, RecipeChange):
+            learnt |= new_values(event)
+        elif isinstance(event, Replanned):  # also one that was withdrawn: what was set was meant
+            for path in (text.partition("=")[0] for text in event.set):
                 learnt.pop(path.removeprefix("recipe."), None)
                 if path == "recipe":
                     learnt = {}

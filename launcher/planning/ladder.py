@@ -12,7 +12,8 @@ from launcher.planning.choice import Candidate, Evaluate, Room
 from launcher.planning.lower import shards_of, words_of
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
-from launcher.spec.recipe import EIGHT_BIT, Optimizer, Recipe
+from launcher.spec.optimizers import OPTIMIZERS, saved_as
+from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, as_yaml
 
 LEAST_SAVED = 0.02
@@ -116,10 +117,10 @@ def can_go_on(recipe: Recipe, before: Recipe, setting: Setting) -> bool:
     Not another precision: fp32 parameters would be rounded for good. And 8-bit states are read in as many
     shards as they were saved in (launcher.train.optimizers.blocks.other_shards), whatever the rows are.
     """
-    paged: set[Optimizer] = {"adamw-8bit", "paged-adamw-8bit"}
-    optimizer = recipe.optimizer == before.optimizer or {recipe.optimizer, before.optimizer} == paged
-    shards = recipe.optimizer not in EIGHT_BIT or shards_of(recipe, setting) == shards_of(before, setting)
-    return optimizer and shards and recipe.precision == before.precision
+    optimizer = saved_as(recipe.optimizer) == saved_as(before.optimizer)
+    reshards = shards_of(recipe, setting) != shards_of(before, setting)
+    readable = not (reshards and OPTIMIZERS[recipe.optimizer].eight_bit)
+    return optimizer and readable and recipe.precision == before.precision
 
 
 def _rung(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher.memory.estimate import Estimate
 from launcher.memory.states import Ranks
 from launcher.planning.batches import ladder
+from launcher.spec import optimizers
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.command import environment_name, seen_as
@@ -193,7 +194,7 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     on_gpu = layout.gpus_per_node > 0
     chosen = {
         "precision": "bf16-mixed" if on_gpu else "fp32",
-        "optimizer": "adamw",
+        "optimizer": optimizers.DEFAULT,
         "sharding": "fsdp" if layout.ranks > 1 else "none",
         **fixed,
         "micro_batch_size": micro,

@@ -8,16 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.spec.optimizers import SEARCHED
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules, nearest_valid
 from launcher.spec.supported import unsupported
 
 # Field -> values to try, the one that loses least first; but for the optimizer's, those behind need less
 # memory as a rule. A product varies the last field fastest. Not in it: the micro-batch, whose sizes are
-# searched for each of the rest; Lion, which wants another learning rate; precision, which changes numbers;
-# compile, which costs minutes at each start and fails on models of which nothing here knows.
+# searched for each of the rest; precision, which changes numbers; compile, which costs minutes at each start
+# and fails on models of which nothing here knows.
 AXES: Mapping[str, tuple[Any, ...]] = {
-    "optimizer": ("adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-bf16", "adam-mini"),
+    "optimizer": SEARCHED,
     "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),
     "activations": ("keep", "selective", "checkpoint", "offload"),
     "loss_chunks": (1, 8),

@@ -16,7 +16,8 @@ from launcher.memory.trace import Work
 from launcher.planning.hardware import GIGA, Hardware
 from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
-from launcher.spec.recipe import SHARDED, Optimizer, Recipe
+from launcher.spec.optimizers import OPTIMIZERS
+from launcher.spec.recipe import SHARDED, Recipe
 
 # Shares of a data sheet's figure that training reaches. "Fitted": to rows of the table in benchmarks/results.
 REACHED = {
@@ -47,18 +48,6 @@ NVME = 2e9
 HOST_BANDWIDTH = 200e9
 "Bytes/s of a node's memory, all ranks together. Assumption: 8 channels of DDR4-3200 are 205 GB/s."
 
-HOST_RATE: dict[Optimizer, float] = {
-    "adamw": 700e6,
-    "adamw-8bit": 29e6,
-    "paged-adamw-8bit": 29e6,
-    "lion-8bit": 36e6,
-    "adamw-bf16": 113e6,
-    "lion": 113e6,
-    "adam-mini": 113e6,
-}
-"""Parameters/s of one host thread, measured on 16.8 million (torch 2.13, bitsandbytes 0.50.2): fused AdamW,
-bitsandbytes, and torch's AdamW of plain operators, which stands for launcher's own optimizers."""
-PLAIN: frozenset[Optimizer] = frozenset({"adamw-bf16", "lion", "adam-mini"})
 PLAIN_TRAFFIC = 3.0
 "Of a fused kernel's memory traffic, where plain operators make an optimizer. Assumption: from their number."
 
@@ -216,7 +205,7 @@ def _optimizer(
     recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware
 ) -> tuple[float, float]:
     """Seconds of the step itself, and of the copies around it."""
-    shards = ranks.shards(recipe)
+    optimizer, shards = OPTIMIZERS[recipe.optimizer], ranks.shards(recipe)
     cut = [(p, count * shard_of(p, shards, 0).numel) for p, count in model.distinct if p.requires_grad]
     numel = sum(mine for _, mine in cut)
     parameters = sum(mine * p.itemsize for p, mine in cut)
@@ -226,11 +215,11 @@ def _optimizer(
     clipping = 3 * parameters
     on_gpu = hardware.card.bandwidth * GIGA * MEMORY_REACHED
     if recipe.offload == "none":
-        traffic = once * (PLAIN_TRAFFIC if recipe.optimizer in PLAIN else 1.0) + clipping
+        traffic = once * (PLAIN_TRAFFIC if optimizer.temporaries is not None else 1.0) + clipping
         # Paged states are taken to be on the host, where the paging puts them when the GPU is full.
         return traffic / on_gpu, 2 * states.managed / _pcie(hardware)
     node = HOST_BANDWIDTH / ranks.per_node
-    on_host = max(numel / (HOST_RATE[recipe.optimizer] * hardware.threads), once / node)
+    on_host = max(numel / (optimizer.host_rate * hardware.threads), once / node)
     if recipe.offload == "cpu":
         return on_host + clipping / node, 0.0
     copies = 2 * parameters / _pcie(hardware) + 2 * states.nvme * ranks.per_node / NVME

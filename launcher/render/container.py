@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.render import quote
 from launcher.render.environment import RenderError
+from launcher.spec import variables
 
 if TYPE_CHECKING:
     from launcher.render.values import Target
@@ -109,7 +110,7 @@ def _ours(target: Target) -> tuple[str, ...]:
     """
     names = [secret.env or secret.name for secret in target.job.secrets]
     if target.cluster.setup:
-        names.append("LAUNCHER_SETUP_DONE")
+        names.append(variables.SETUP_DONE)
     return tuple(dict.fromkeys([*names, "PYTHONNOUSERSITE"]))
 
 

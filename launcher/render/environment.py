@@ -13,6 +13,8 @@ import jinja2.sandbox
 from launcher.render import quote, shipped
 from launcher.render.context import check_shell_template
 from launcher.spec.errors import LauncherError
+from launcher.spec.events import KINDS
+from launcher.spec.failures import EXIT_CODES
 
 
 class RenderError(LauncherError, ValueError):
@@ -102,6 +104,8 @@ def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
     environment.filters = {name: environment.filters[name] for name in _ALLOWED}
     environment.filters |= {name: _strict(function) for name, function in own.items()}
     environment.globals.clear()
+    environment.globals["events"] = {kind: quote.Written(kind) for kind in KINDS}
+    environment.globals["exit_codes"] = {name: quote.Written(code) for name, code in EXIT_CODES.items()}
     return environment
 
 

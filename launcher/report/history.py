@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
 from launcher.diagnosis.memory import out_of_memory
+from launcher.rundir.downgrades import new_values
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.spec.base import format_bytes, format_duration
+from launcher.spec.events import (
+    AttemptStarted,
+    Climb,
+    DataChanged,
+    Downgrade,
+    Event,
+    Finished,
+    HandedOver,
+    HandoverSkipped,
+    Probed,
+    RecipeChange,
+    Resumed,
+    Retry,
+)
 
 MAX_LINES = 24
 _FIRST_LINES = 4
 "That are kept of a longer history; the rest of the room is for what happened last."
 
-Event = dict[str, Any]
 Steps = Sequence[dict[str, Any]]
 "Lines of metrics.jsonl."
 
@@ -25,7 +39,7 @@ Steps = Sequence[dict[str, Any]]
 class Turn(NamedTuple):
     """A change of course: a downgrade, a climb or the same recipe again, and the steps around it."""
 
-    event: Event
+    event: RecipeChange | Retry
     attempt: int
     "In which it happened."
     before: Steps
@@ -36,14 +50,13 @@ class Turn(NamedTuple):
 
     @property
     def restart(self) -> bool:
-        return not self.event.get("in_process") and self.event["event"] != "climb"
+        return not (_in_process(self.event) or isinstance(self.event, Climb))
 
     @property
     def lost(self) -> float | None:
         """Seconds in which the training did not get on; None while the next attempt has not begun."""
         if not self.restart:
-            seconds = self.event.get("seconds")
-            return float(seconds) if seconds is not None else None
+            return self.event.seconds if isinstance(self.event, RecipeChange) else None
         begun, again = self.started
         if again is None:
             return None
@@ -68,22 +81,18 @@ def history(run: RunDir) -> list[str]:
     lines, later, number, attempt = [_summary(turns)], list[str](), 0, 0
     recipe: dict[str, Any] = {}
     for event in events:
-        kind = str(event.get("event"))
-        if kind == "attempt":
-            attempt, recipe = event["attempt"], event["recipe"]
-        elif kind in _TURNS:
-            next_recipe = recipe | {name: new for name, (_, new) in event.get("changes", {}).items()}
+        if isinstance(event, AttemptStarted):
+            attempt, recipe = event.attempt, event.recipe
+        elif isinstance(event, RecipeChange | Retry):
+            next_recipe = recipe | (new_values(event) if isinstance(event, RecipeChange) else {})
             lines += _turn(
                 turns[number], _what_failed(run, turns[number]), _ratio(planned, recipe, next_recipe)
             )
             number, recipe = number + 1, next_recipe
-        elif kind in _TOLD:
-            later.append(_TOLD[kind](event, attempt))
-        if kind in _TURNS or kind in (
-            "probe",
-            "resumed",
-            "data-changed",
-        ):  # a handover stands before the turn it belongs to
+        elif (told := _told(event, attempt)) is not None:
+            later.append(told)
+        # A handover stands before the turn it belongs to.
+        if isinstance(event, RecipeChange | Retry | Probed | Resumed | DataChanged):
             lines, later = lines + later, []
     if len(lines) > MAX_LINES:
         left_out = len(lines) - MAX_LINES + 1
@@ -95,47 +104,50 @@ def history(run: RunDir) -> list[str]:
 def turns_of(events: Sequence[Event], metrics: Steps) -> list[Turn]:
     """Every one in the run, in order."""
     started: dict[int, float] = {}
-    found: list[tuple[Event, int]] = []
+    found: list[tuple[RecipeChange | Retry, int]] = []
     attempt, stopped = 0, False
     for event in events:
-        kind = event.get("event")
-        if kind == "attempt":
-            attempt = event["attempt"]
+        if isinstance(event, AttemptStarted):
+            attempt = event.attempt
             if not (stopped and found and found[-1][1] == attempt - 1):  # what a user waits is not lost
-                started[attempt] = _seconds(event["time"])
+                started[attempt] = _seconds(event.time)
             stopped = False
-        elif kind in _TURNS:
+        elif isinstance(event, RecipeChange | Retry):
             found.append((event, attempt))
-        stopped = stopped or kind == "finished"
+        stopped = stopped or isinstance(event, Finished)
     steps: list[list[dict[str, Any]]] = [[] for _ in range(len(found) + 1)]
     for line in metrics:
         steps[sum(_follows(line, event, at) for event, at in found)].append(line)
     turns = []
     for (event, at), (before, after) in zip(found, pairwise(steps), strict=True):
-        times = (started.get(at, _seconds(event["time"])), started.get(at + 1))
+        times = (started.get(at, _seconds(event.time)), started.get(at + 1))
         turns.append(Turn(event, at, before, after, times))
     return turns
 
 
-def _follows(line: dict[str, Any], turn: Event, attempt: int) -> bool:
+def _in_process(turn: RecipeChange | Retry) -> bool:
+    return isinstance(turn, RecipeChange) and bool(turn.in_process)
+
+
+def _follows(line: dict[str, Any], turn: RecipeChange | Retry, attempt: int) -> bool:
     """Whether the step of this line came after the turn."""
     if line["attempt"] != attempt:
         return bool(line["attempt"] > attempt)
-    if not turn.get("in_process") and turn["event"] != "climb":
+    if not (_in_process(turn) or isinstance(turn, Climb)):
         return False
-    step = turn.get("step")
-    return bool(line["step"] >= step if step is not None else line["time"] > turn["time"])
+    step = turn.step if isinstance(turn, RecipeChange) else None
+    return bool(line["step"] >= step if step is not None else line["time"] > turn.time)
 
 
 def _summary(turns: Sequence[Turn]) -> str:
     kinds = [
         (
-            sum(turn.event["event"] == "downgrade" and not turn.restart for turn in turns),
+            sum(isinstance(turn.event, Downgrade) and not turn.restart for turn in turns),
             "downgrade in process",
             "downgrades in process",
         ),
         (sum(turn.restart for turn in turns), "restart", "restarts"),
-        (sum(turn.event["event"] == "climb" for turn in turns), "climb", "climbs"),
+        (sum(isinstance(turn.event, Climb) for turn in turns), "climb", "climbs"),
     ]
     counted = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in kinds if count)
     lost = sum(turn.lost or 0.0 for turn in turns)
@@ -144,9 +156,9 @@ def _summary(turns: Sequence[Turn]) -> str:
 
 def _turn(turn: Turn, what: str, planned: float | None) -> list[str]:
     where = "in process" if not turn.restart else f"attempt {turn.attempt + 1}"
-    if why_not := turn.event.get("why_not_in_process"):
-        where += f", not in process: {why_not}"
-    parts = [where, str(turn.event.get("reason", ""))]
+    if isinstance(turn.event, RecipeChange) and turn.event.why_not_in_process:
+        where += f", not in process: {turn.event.why_not_in_process}"
+    parts = [where, turn.event.reason or ""]
     if planned is not None:
         parts.append(f"planned {_slower(planned)}")
     if measured := _measured(turn):
@@ -159,18 +171,21 @@ def _turn(turn: Turn, what: str, planned: float | None) -> list[str]:
 def _what_failed(run: RunDir, turn: Turn) -> str:
     """Of a restart the attempt's verdict knows more than the event."""
     event = turn.event
-    if event["event"] == "climb":
-        return "room again" + (f" before step {event['step']}" if event.get("step") is not None else "")
-    verdict = read_record(run.attempt(turn.attempt).verdict) if turn.restart else {}
-    if verdict.get("reason"):
-        what, requested = str(verdict["reason"]), (verdict.get("memory") or {}).get("requested")
-    else:
-        what = "memory ran out" if event["event"] == "downgrade" else "failed"
-        what += f" in {event['phase']}" if event.get("phase") else ""
-        what += f" of step {event['step']}" if event.get("step") is not None else ""
-        what += f" on rank {event['rank']}" if event.get("rank") is not None else ""
-        told = out_of_memory(f"OutOfMemoryError: {event.get('because')}")
+    if isinstance(event, Climb):
+        return "room again" + (f" before step {event.step}" if event.step is not None else "")
+    judged = run.attempt(turn.attempt).read_verdict() if turn.restart else None
+    if judged is not None and judged.verdict.reason:
+        memory = judged.verdict.memory
+        what, requested = judged.verdict.reason, memory.requested if memory is not None else None
+    elif isinstance(event, RecipeChange):
+        what = "memory ran out"
+        what += f" in {event.phase}" if event.phase else ""
+        what += f" of step {event.step}" if event.step is not None else ""
+        what += f" on rank {event.rank}" if event.rank is not None else ""
+        told = out_of_memory(f"OutOfMemoryError: {event.because}")
         requested = told.requested if told is not None else None
+    else:
+        what, requested = "failed", None
     return what + (f", {format_bytes(requested)} asked for" if requested is not None else "")
 
 
@@ -187,7 +202,8 @@ def _measured(turn: Turn) -> str:
 
 
 def _warms_up(line: dict[str, Any], turn: Turn) -> bool:
-    if "seconds_lost" in line or (not turn.restart and line["step"] == turn.event.get("step")):
+    step = turn.event.step if isinstance(turn.event, RecipeChange) else None
+    if "seconds_lost" in line or (not turn.restart and line["step"] == step):
         return True
     same = (other["step"] for other in (*turn.before, *turn.after) if other["attempt"] == line["attempt"])
     return bool(line["step"] == min(same))
@@ -208,40 +224,27 @@ def _ratio(plan: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
     return float(speeds[rungs.index(after)] / speeds[rungs.index(before)])
 
 
-def _probe(event: Event, attempt: int) -> str:
-    size, planned = event["micro_batch_size"], event.get("planned")
-    as_planned = "as planned" if planned in (None, size) else f"planned {planned}"
-    effort = f"{event.get('asked', 1)} tried, {_span(event['seconds'])}"
-    return f"  attempt {attempt}  probe: micro-batch {size} fits, {as_planned} ({effort})"
-
-
-def _handover(event: Event, _attempt: int) -> str:
-    return f"    handed over in shared memory: step {event['step']}, {format_bytes(event['bytes'])}"
-
-
-def _handover_skipped(event: Event, _attempt: int) -> str:
-    return f"    no handover: {event['reason']}"
-
-
-def _data_changed(event: Event, _attempt: int) -> str:
-    return f"    {event['reason']}"
-
-
-def _resumed(event: Event, attempt: int) -> str:
-    source = str(event.get("from", "checkpoint")).replace("-", " ")
-    if event["step"] == 0:
-        return f"    attempt {attempt} begins again with step 1: nothing is left of the steps before"
-    return f"    attempt {attempt} goes on after step {event['step']}, from {source}"
-
-
-_TURNS = ("downgrade", "climb", "retry")
-_TOLD: dict[str, Callable[[Event, int], str]] = {
-    "probe": _probe,
-    "handover": _handover,
-    "handover-skipped": _handover_skipped,
-    "resumed": _resumed,
-    "data-changed": _data_changed,
-}
+def _told(event: Event, attempt: int) -> str | None:
+    """The line of an event that is no turn; None for one that needs none."""
+    match event:
+        case Probed():
+            size = event.micro_batch_size
+            planned = "as planned" if event.planned in (None, size) else f"planned {event.planned}"
+            asked = 1 if event.asked is None else event.asked
+            effort = f"{asked} tried, {_span(event.seconds)}"
+            return f"  attempt {attempt}  probe: micro-batch {size} fits, {planned} ({effort})"
+        case HandedOver():
+            return f"    handed over in shared memory: step {event.step}, {format_bytes(event.bytes)}"
+        case HandoverSkipped():
+            return f"    no handover: {event.reason}"
+        case DataChanged():
+            return f"    {event.reason}"
+        case Resumed() if event.step == 0:
+            return f"    attempt {attempt} begins again with step 1: nothing is left of the steps before"
+        case Resumed():
+            source = (event.from_ or "checkpoint").replace("-", " ")
+            return f"    attempt {attempt} goes on after step {event.step}, from {source}"
+    return None
 
 
 def _span(seconds: float) -> str:

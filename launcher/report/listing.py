@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
@@ -15,6 +15,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_metrics
 from launcher.rundir.time import seconds_of
 from launcher.spec.base import format_duration
+from launcher.spec.events import Event, Finished, SupervisorStarted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,15 +58,15 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     created = seconds_of(str(status.created or ""))
     seconds = _seconds(events, now, ended=status.ended)
     per_hour = _usd_per_hour(run, events)
-    gpus = int(about.get("nodes") or 0) * int(about.get("gpus_per_node") or 0)
-    loss, tags = last_metrics(run).get("loss"), about.get("job", {}).get("tags")
+    gpus = int(about.nodes or 0) * int(about.gpus_per_node or 0)
+    loss, tags = last_metrics(run).get("loss"), about.job.tags
     return Row(
         run=status.run_id,
         state=status.state,
         step="" if status.step is None else f"{status.step}" + (f"/{status.steps}" if status.steps else ""),
         age="" if created is None else format_duration(max(0.0, now - created)).partition(" ")[0],
         duration="" if seconds is None else format_duration(seconds),
-        cluster=str(about.get("cluster", {}).get("name", "")),
+        cluster=about.cluster.name or "",
         gpus=str(gpus) if gpus else "",
         loss=f"{loss:.4g}" if isinstance(loss, int | float) else "",
         usd="" if seconds is None or per_hour is None else f"{per_hour * seconds / 3600:.2f}",
@@ -75,14 +76,14 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     )
 
 
-def _seconds(events: Sequence[Mapping[str, Any]], now: float, *, ended: bool) -> float | None:
+def _seconds(events: Sequence[Event], now: float, *, ended: bool) -> float | None:
     """Add up the time from each start of a supervisor to its end; None before the first start."""
     total, begun, last = None, None, 0.0
     for event in events:
-        moment = seconds_of(str(event["time"])) or last
-        if event["event"] == "started":
+        moment = seconds_of(event.time) or last
+        if isinstance(event, SupervisorStarted):
             total, begun = (total or 0.0) + (last - begun if begun is not None else 0.0), moment
-        elif event["event"] == "finished" and begun is not None:
+        elif isinstance(event, Finished) and begun is not None:
             total, begun = (total or 0.0) + moment - begun, None
         last = moment
     if begun is None or total is None:
@@ -90,7 +91,7 @@ def _seconds(events: Sequence[Mapping[str, Any]], now: float, *, ended: bool) ->
     return total + max(0.0, (last if ended else now) - begun)
 
 
-def _usd_per_hour(run: RunDir, events: Sequence[Mapping[str, Any]]) -> float | None:
+def _usd_per_hour(run: RunDir, events: Sequence[Event]) -> float | None:
     prices = [event["usd_per_hour"] for event in events if event.get("usd_per_hour") is not None]
     price = prices[-1] if prices else read_record(run.plan).get("usd_per_hour")
     return float(price) if isinstance(price, int | float) else None

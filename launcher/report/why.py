@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
 from launcher.spec.base import format_bytes
+from launcher.spec.events import Downgrade
 from launcher.spec.verdict import LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice
 from launcher.supervise.saving import outcome_of
@@ -28,10 +25,8 @@ def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
     """(attempt, verdict, what was done then) of every judged attempt."""
     found = []
     for attempt in run.attempts():
-        record = read_record(attempt.verdict)
-        then = str(record.pop("then", ""))
-        with contextlib.suppress(ValidationError):  # missing or damaged: the others still tell
-            found.append((attempt.number, Verdict.model_validate(record), then))
+        if (judged := attempt.read_verdict()) is not None:  # if it is damaged, the others still tell
+            found.append((attempt.number, judged.verdict, judged.then))
     return found
 
 
@@ -55,18 +50,16 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         return [f"{run.id} is {state}: {reason or 'no attempt was judged'}"]
     failures = [entry for entry in judged if not entry[1].ok]
     if not failures:
-        lowered = any(event.get("event") == "downgrade" for event in run.read_events())
+        lowered = any(isinstance(event, Downgrade) for event in run.read_events())
         told = "; memory ran out on the way:" if lowered else ": nothing failed."
         return [f"{run.id} succeeded in its first attempt{told}"]
     number, verdict, then = failures[-1]
     ended = run.read_state()
-    between = (
-        ended.get("reason") not in (None, "", verdict.reason) and ended.get("failure") != verdict.failure
-    )
+    between = ended.reason not in ("", verdict.reason) and ended.failure != verdict.failure
     if between and state not in ("succeeded", "running"):
         return [
             f"{run.id} {_sentence(state)}",
-            f"cause     {ended.get('failure')}: {cut(ended['reason'], _MESSAGE)} (after attempt {number})",
+            f"cause     {ended.failure}: {cut(ended.reason, _MESSAGE)} (after attempt {number})",
             f"before    attempt {number}: {verdict.failure}: {cut(verdict.reason)}",
             f"do        launcher resume {run.id}",
         ]
@@ -102,7 +95,7 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     if kept:
         lines.append(kept)
     if state not in ("succeeded", "running"):
-        command = read_record(run.run).get("job", {}).get("command") is not None
+        command = run.read_about().job.command is not None
         lines.append(f"do        {advice(verdict, command=command).replace('RUN', run.id)}")
     return lines[:MAX_LINES]
 

@@ -9,8 +9,9 @@ from launcher.diagnosis.cause import Candidate, Cause, cause_of, clues_of_text
 from launcher.diagnosis.clue import CLASS_OF, MEMORY_OF, Clue
 from launcher.diagnosis.memory import sizes
 from launcher.report.why import cut, told_memory
+from launcher.spec.failures import FAILURES
 from launcher.spec.verdict import FailureClass, OutOfMemory
-from launcher.supervise.policy import POLICIES, SHARED_MEMORY
+from launcher.supervise.policy import SHARED_MEMORY
 
 MAX_OTHERS = 5
 
@@ -68,7 +69,7 @@ def advice_of(failure: FailureClass, clue: Clue) -> str:
     """Return what to do, without what only a run of launcher can do."""
     if clue.kind == "shared-memory":
         return SHARED_MEMORY
-    advice = POLICIES[failure].advice.partition(", then `launcher")[0]
+    advice = FAILURES[failure].advice.partition(", then `launcher")[0]
     return "" if "`launcher" in advice else advice
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import platformdirs
 
 from launcher.rundir.layout import RunDir
+from launcher.spec import variables
 from launcher.spec.errors import LauncherError
 
 SHOWN = 5
@@ -32,7 +33,7 @@ class SweepRuns:
 
 def default_root() -> Path:
     """`$LAUNCHER_RUNS`, else `runs/` in the current directory."""
-    return Path(os.environ.get("LAUNCHER_RUNS", "runs"))
+    return Path(os.environ.get(variables.RUNS, "runs"))
 
 
 def open_run(path: Path) -> RunDir:
@@ -95,7 +96,7 @@ def _newest_of_project() -> RunDir:
     damaged = None
     for run in runs:
         about, in_root = run.read_about(), run.path.parent.resolve() == root
-        if about and (in_root or about.get("project_dir") == here):
+        if about and (in_root or about.project_dir == here):
             return run
         damaged = damaged or (run if in_root else None)
     if damaged is not None:
@@ -108,7 +109,7 @@ def _newest_of_project() -> RunDir:
 
 
 def _newest_of_job(name: str, runs: list[RunDir]) -> RunDir | None:
-    return next((run for run in runs if run.read_about().get("job", {}).get("name") == name), None)
+    return next((run for run in runs if run.read_about().job.name == name), None)
 
 
 def _has_handle(run: RunDir, handle: str) -> bool:
@@ -120,7 +121,8 @@ def _has_handle(run: RunDir, handle: str) -> bool:
 
 def _sweep(name: str, matches: list[RunDir]) -> SweepRuns:
     """Raises RunNotFoundError where these are not all runs of one sweep whose id begins with `name`."""
-    sweep = str(matches[0].read_about().get("sweep", {}).get("id", ""))
+    about = matches[0].read_about()
+    sweep = about.sweep.id if about.sweep is not None else ""
     if sweep.startswith(name) and all(_task(sweep, run) is not None for run in matches):
         return SweepRuns(sweep, tuple(sorted(matches, key=lambda run: _task(sweep, run) or 0)))
     part = "beginning" if matches[0].id.startswith(name) else "end"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-_FIELDS = {"batch-norm": "batch_norm", "couples-samples": "couples_samples"}
+from launcher.spec.events import BatchNorm, CouplesSamples, Event
+
+_FIELDS = {BatchNorm: "batch_norm", CouplesSamples: "couples_samples"}
 "Event -> field of the job's `model:`."
 
 
-def found_in_model(events: Iterable[dict[str, Any]]) -> dict[str, bool]:
+def found_in_model(events: Iterable[Event]) -> dict[str, bool]:
     """The fields of `model:` that are true all the same."""
-    kinds = {event.get("event") for event in events}
-    return {field: True for kind, field in _FIELDS.items() if kind in kinds}
+    found = {type(event) for event in events}
+    return {field: True for event, field in _FIELDS.items() if event in found}

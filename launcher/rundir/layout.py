@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.rundir.files import append_json, read_json_lines, read_record
-from launcher.rundir.forms import ABOUT, METRIC, STATE, fits, is_event
+from launcher.rundir.files import append_json, read_json, read_json_lines, read_record
+from launcher.rundir.forms import METRIC, fits
 from launcher.rundir.time import now
-
-ONLY_SAVE = "LAUNCHER_ONLY_SAVE"
-"Environment variable of ranks that write what they find in shared memory as a checkpoint and do not train."
+from launcher.spec import variables
+from launcher.spec.events import Event, read_event
+from launcher.spec.records import RunRecord, StateRecord
+from launcher.spec.verdict import Judged
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class AttemptDir:
     @property
     def verdict(self) -> Path:
         return self.path / "verdict.json"
+
+    def read_verdict(self) -> Judged | None:
+        """None where the attempt is not judged, or the record is damaged."""
+        return Judged.read(read_json(self.verdict))
 
     @property
     def stop(self) -> Path:
@@ -177,8 +182,8 @@ class RunDir:
 
     def started(self, environ: Mapping[str, str]) -> AttemptDir:
         """The folder of the attempt that a rank belongs to, by the rank's environment."""
-        number = int(environ.get("LAUNCHER_ATTEMPT", "0"))
-        return self.saving(number) if environ.get(ONLY_SAVE) else self.attempt(number)
+        number = int(environ.get(variables.ATTEMPT, "0"))
+        return self.saving(number) if environ.get(variables.ONLY_SAVE) else self.attempt(number)
 
     def attempts(self) -> list[AttemptDir]:
         """In order of start."""
@@ -192,10 +197,11 @@ class RunDir:
         names = (entry.name for entry in folder.iterdir())
         return [AttemptDir(folder / name) for name in sorted(names) if name.removesuffix("-save").isdecimal()]
 
-    def read_about(self) -> dict[str, Any]:
-        """run.json of the job in force; {} where it has another form than `forms.ABOUT`."""
-        about = read_record(self.run, ABOUT)
-        return {**about, **{name: {} for name in ("job", "cluster") if about.get(name, {}) is None}}
+    def read_about(self) -> RunRecord:
+        """run.json of the job in force; empty where it is missing or damaged."""
+        about = RunRecord.read(read_json(self.run)) or RunRecord()
+        nulls: dict[str, Any] = {name: {} for name in ("job", "cluster") if about.get(name, {}) is None}
+        return RunRecord.of({**about, **nulls}) if nulls else about
 
     def read_recipe(self, attempt: AttemptDir) -> dict[str, Any]:
         """The attempt's recipe; when start.sh runs by hand as attempt 0, nobody wrote one: the plan's."""
@@ -204,18 +210,23 @@ class RunDir:
             recipe = read_record(self.plan).get("recipe", {})
         return recipe
 
-    def read_state(self) -> dict[str, Any]:
-        """state.json; {} where it has another form than `forms.STATE`."""
-        return read_record(self.state, STATE)
+    def read_state(self) -> StateRecord:
+        """state.json; empty where it is missing or damaged."""
+        return StateRecord.read(read_json(self.state)) or StateRecord()
 
-    def read_events(self) -> list[dict[str, Any]]:
+    def read_events(self) -> list[Event]:
         """In order; lines of another form are left out."""
-        return read_json_lines(self.events, is_event)
+        found = map(read_event, read_json_lines(self.events))
+        return [event for event in found if event is not None]
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """A line of each step of the built-in entrypoint, in order; lines of another form are left out."""
         return read_json_lines(self.metrics, lambda line: fits(line, METRIC))
 
+    def append(self, event: Event) -> None:
+        """Write an event now. Raises OSError on a full disk."""
+        append_json(self.events, {"time": now(), **event})
+
     def event(self, kind: str, **fields: Any) -> None:
-        """Append to `events.jsonl`. Raises OSError on a full disk."""
-        append_json(self.events, {"time": now(), "event": kind, **fields})
+        """Write an event by the name of its kind, as schedulers do. Raises OSError on a full disk."""
+        self.append(Event.of({"event": kind, **fields}))

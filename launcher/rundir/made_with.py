@@ -12,6 +12,7 @@ from launcher.rundir.files import read_json
 from launcher.rundir.find import latest_checkpoint
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
+from launcher.spec.optimizers import saved_as
 from launcher.spec.recipe import Recipe
 
 Marker = Mapping[str, Any]
@@ -26,7 +27,7 @@ def made_with(job: Job, recipe: Recipe, samples: int | None) -> dict[str, Any]:
 def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
     """Why `job` cannot go on from there under `recipe`, and what can; None: it can."""
     before = marker.get("optimizer", recipe.optimizer)
-    if _states_of(before) != _states_of(recipe.optimizer):
+    if saved_as(before) != saved_as(recipe.optimizer):
         return (
             f"its optimizer states are those of {before}, recipe.optimizer is {recipe.optimizer} now; "
             f"go on with `--set recipe.optimizer={before}`, or submit the job anew for another optimizer"
@@ -64,8 +65,3 @@ def other_data(marker: Marker, job: Job, samples: int) -> str | None:
         f"{' and '.join(found)}: from here on the order of the samples is another one, and which of them the "
         "training has seen is not known any more"
     )
-
-
-def _states_of(optimizer: str) -> str:
-    """The paged one saves as the unpaged does."""
-    return optimizer.removeprefix("paged-")

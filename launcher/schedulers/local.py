@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import open_regular, replace_json, replace_text
@@ -232,7 +233,7 @@ def _lost(run: RunDir) -> str:
     return reason
 
 
-def _not_started(run: RunDir, before: dict[str, Any], reason: str) -> SchedulerError:
+def _not_started(run: RunDir, before: Mapping[str, Any], reason: str) -> SchedulerError:
     """Gives the run its state of before, with the reason; a new run has failed."""
     state = "failed" if before.get("state") == "submitted" else before.get("state")
     replace_json(run.state, {**before, "state": state, "reason": reason})

@@ -6,35 +6,34 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any, NamedTuple
 
 from launcher.spec.text import no_nul
 
-PLACEHOLDERS = {
-    "micro_batch_size": "samples per rank and forward pass",
-    "grad_accum": "micro-batches per optimizer step",
-    "global_batch": "samples per optimizer step over all ranks",
-    "precision": "precision of the recipe, e.g. bf16-mixed",
-    "optimizer": "optimizer of the recipe, e.g. adamw-8bit",
-    "sharding": "sharding of the recipe, e.g. fsdp",
-    "activations": "activation policy of the recipe, e.g. checkpoint",
-    "steps": "optimizer steps the job asks for",
-    "epochs": "epochs the job asks for",
-    "run_id": "name of the run",
-    "run_dir": "directory of the run",
-    "checkpoint_dir": "directory for checkpoints, the same in every attempt",
-    "attempt": "0 for the first start, 1 for the next ...",
-}
 
-_SEEN_AS = {
-    "batch.global": "global_batch",
-    **{name: name for name in ("steps", "epochs")},
-    **{
-        f"recipe.{name}": name
-        for name in (
-            *("micro_batch_size", "grad_accum", "precision"),
-            *("optimizer", "sharding", "activations"),
-        )
-    },
+class Placeholder(NamedTuple):
+    """A value that a command and its ranks get. The command has it as `{name}`, a rank's environment by
+    `environment_name`."""
+
+    meaning: str
+    field: str
+    "Of the job file, or `run.` and what the run knows of itself."
+
+
+PLACEHOLDERS = {
+    "micro_batch_size": Placeholder("samples per rank and forward pass", "recipe.micro_batch_size"),
+    "grad_accum": Placeholder("micro-batches per optimizer step", "recipe.grad_accum"),
+    "global_batch": Placeholder("samples per optimizer step over all ranks", "batch.global"),
+    "precision": Placeholder("precision of the recipe, e.g. bf16-mixed", "recipe.precision"),
+    "optimizer": Placeholder("optimizer of the recipe, e.g. adamw-8bit", "recipe.optimizer"),
+    "sharding": Placeholder("sharding of the recipe, e.g. fsdp", "recipe.sharding"),
+    "activations": Placeholder("activation policy of the recipe, e.g. checkpoint", "recipe.activations"),
+    "steps": Placeholder("optimizer steps the job asks for", "steps"),
+    "epochs": Placeholder("epochs the job asks for", "epochs"),
+    "run_id": Placeholder("name of the run", "run.id"),
+    "run_dir": Placeholder("directory of the run", "run.dir"),
+    "checkpoint_dir": Placeholder("directory for checkpoints, the same in every attempt", "run.checkpoints"),
+    "attempt": Placeholder("0 for the first start, 1 for the next ...", "run.attempt"),
 }
 _UNREAD = ("train", "recipe", "tags")
 _READ = ("recipe.expandable_segments",)
@@ -82,7 +81,18 @@ def environment_name(placeholder: str) -> str:
 
 def seen_as(field: str) -> str | None:
     """The placeholder by which a command learns of a field of its job."""
-    return _SEEN_AS.get(field)
+    return next((name for name, row in PLACEHOLDERS.items() if row.field == field), None)
+
+
+def values_of(job: Mapping[str, Any], recipe: Mapping[str, Any], run: Mapping[str, object]) -> dict[str, str]:
+    """Every placeholder with its value, empty where the job says nothing of it."""
+    found: dict[str, str] = {}
+    for name, row in PLACEHOLDERS.items():
+        value: Any = {**job, "recipe": recipe, "run": run}
+        for key in row.field.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        found[name] = "" if value is None else str(value)
+    return found
 
 
 def reads(field: str) -> bool:

@@ -1,14 +1,103 @@
-"""A user's own words for a failure: a regular expression and the class that it means."""
+"""The classes of failures, one row each, and a user's own words for one."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
 from launcher.spec.base import Value
-from launcher.spec.verdict import EXIT_CODES, FailureClass
+
+Action = Literal["done", "retry-same", "retry-lower", "requeue", "stop"]
+Budget = Literal["same", "lower", "preemptions", "time_limits"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How an attempt can end, and what follows."""
+
+    name: str
+    exit_code: int
+    "Of `launcher run`, `launcher status` and the supervisor: stable, see docs/exit-codes.md."
+    action: Action
+    budget: Budget | None = None
+    advice: str = ""
+    "What the user can do when it stops here; RUN stands for the run."
+    did: str = "failed"
+    "What a rank did that failed so, as in `rank 3 raised an exception`."
+
+
+_RESUME = "go on with `launcher resume RUN`"
+_ROWS = (
+    Failure("succeeded", 0, "done"),
+    Failure(
+        "gpu-oom", 10, "retry-lower", "lower",
+        "choose a cheaper recipe: activations: checkpoint, an 8-bit optimizer, fsdp over more GPUs, offload",
+        "ran out of GPU memory",
+    ),
+    Failure(
+        "host-oom", 11, "retry-lower", "lower",
+        "ask for more resources.memory_per_node, or use fewer DataLoader workers or less offload",
+        "ran out of host memory",
+    ),
+    Failure(
+        "nccl-timeout", 12, "retry-same", "same",
+        "look for the rank that stopped answering: `launcher logs RUN --stderr`",
+        "waited in vain for the other ranks",
+    ),
+    Failure(
+        "rendezvous-failed", 13, "retry-same", "same",
+        "check that the nodes reach each other and network.interface in the cluster profile",
+        "could not meet the other ranks",
+    ),
+    Failure(
+        "node-failed", 14, "retry-same", "same", _RESUME, "met a fault of its GPU, driver or network adapter"
+    ),
+    Failure("preempted", 15, "requeue", "preemptions", _RESUME, "was ended for another job"),
+    Failure("time-limit", 16, "requeue", "time_limits", _RESUME, "was ended at the time limit"),
+    Failure(
+        "disk-full", 20, "stop", None,
+        "free space or raise the quota where the run writes, then `launcher resume RUN`",
+        "found the disk full",
+    ),
+    Failure(
+        "image-error", 21, "stop", None,
+        "mend the image or the environment of the ranks (`container:` and `setup:` of the cluster profile)",
+        "cannot run in its image",
+    ),
+    Failure(
+        "numerical", 22, "stop", None,
+        "lower the learning rate, clip gradients, compute in bf16 or fp32, or look at the data of that step",
+        "computed NaN, or a number that is too large",
+    ),
+    Failure(
+        "desync", 23, "stop", None,
+        "mend the program: every rank must call the same collectives, in the same order, with equal sizes",
+        "disagreed with the other ranks",
+    ),
+    Failure(
+        "user-error", 17, "stop", None,
+        "fix the error, then `launcher resume RUN` or submit again", "raised an exception",
+    ),
+    Failure("cancelled", 18, "stop", None, _RESUME, "was interrupted"),
+    Failure("unknown", 19, "retry-same", "same", "read `launcher logs RUN`, then `launcher resume RUN`"),
+)  # fmt: skip
+
+FAILURES = {row.name: row for row in _ROWS}
+EXIT_CODES = {row.name: row.exit_code for row in _ROWS}
+
+if TYPE_CHECKING:
+    FailureClass = str
+else:
+    FailureClass = Literal[tuple(FAILURES)]
+
+
+def exit_code(failure: str | None) -> int:
+    """Of a run that ended with this class; that of `unknown` when there is none."""
+    return FAILURES.get(failure or "unknown", FAILURES["unknown"]).exit_code
+
 
 _NESTED = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[*+](?:[^()\\]|\\.)*\)(?:[*+]|\{\d*,\d*\})")
 "A group with a repetition in it that is repeated itself."
@@ -58,6 +147,6 @@ class FailurePattern(Value):
     @classmethod
     def _a_failure(cls, name: Any) -> Any:
         if name in ("succeeded", "unknown"):
-            known = ", ".join(one for one in EXIT_CODES if one not in ("succeeded", "unknown"))
+            known = ", ".join(one for one in FAILURES if one not in ("succeeded", "unknown"))
             raise ValueError(f"{name} is no class of a failure: choose one of {known}")
         return name

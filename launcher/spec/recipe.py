@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, create_model
+from pydantic.fields import FieldInfo
 
 from launcher.spec.base import Value
+from launcher.spec.optimizers import OPTIMIZERS
 
 Precision = Literal["fp32", "bf16", "bf16-mixed", "fp16-mixed", "float8"]
-Optimizer = Literal[
-    "adamw", "adamw-bf16", "adamw-8bit", "paged-adamw-8bit", "lion", "lion-8bit", "adam-mini"
-]  # fmt: skip
+if TYPE_CHECKING:
+    Optimizer = str
+else:
+    Optimizer = Literal[tuple(OPTIMIZERS)]
 Sharding = Literal["none", "ddp", "fsdp", "fsdp-keep", "hybrid"]
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
 Activations = Literal["keep", "selective", "checkpoint", "offload"]
 GradSync = Literal["each", "last"]
 
-EIGHT_BIT: frozenset[Optimizer] = frozenset({"adamw-8bit", "paged-adamw-8bit", "lion-8bit"})
 SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
 
 
@@ -60,19 +62,22 @@ class Recipe(Value):
         return {name: (theirs[name], mine[name]) for name in mine if mine[name] != theirs[name]}
 
 
-class RecipeChoice(Value):
-    """The fields of a Recipe that a job fixes. The planner chooses the others."""
+def _may_be_left_out(field: FieldInfo) -> tuple[Any, Any]:
+    """The same field of a RecipeChoice."""
+    kind, checks = field.annotation, (field.annotation, *field.metadata)
+    return Optional[Annotated[checks] if field.metadata else kind], None  # noqa: UP045
 
-    precision: Precision | None = None
-    optimizer: Optimizer | None = None
-    sharding: Sharding | None = None
-    offload: Offload | None = None
-    activations: Activations | None = None
-    checkpoint_ratio: float | None = Field(None, gt=0, le=1)
-    micro_batch_size: PositiveInt | None = None
-    grad_accum: PositiveInt | None = None
-    grad_sync: GradSync | None = None
-    loss_chunks: PositiveInt | None = None
-    compile: bool | None = None
-    grad_scaler: bool | None = None
-    expandable_segments: bool | None = None
+
+if TYPE_CHECKING:
+
+    class RecipeChoice(Value):
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    RecipeChoice = create_model(
+        "RecipeChoice",
+        __base__=Value,
+        __doc__="The fields of a Recipe that a job fixes. The planner chooses the others.",
+        __module__=__name__,
+        **{name: _may_be_left_out(field) for name, field in Recipe.model_fields.items()},
+    )

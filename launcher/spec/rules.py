@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.spec.recipe import EIGHT_BIT, SHARDED, Recipe
+from launcher.spec.optimizers import OPTIMIZERS, without_eight_bit
+from launcher.spec.recipe import SHARDED, Recipe
 
 
 @dataclass(frozen=True)
@@ -113,26 +114,26 @@ RULES = (
     ),
     Rule(
         "bitsandbytes-no-dtensor",
-        lambda r, s: r.optimizer in EIGHT_BIT and r.sharding in SHARDED and not s.entrypoint,
+        lambda r, s: OPTIMIZERS[r.optimizer].eight_bit and r.sharding in SHARDED and not s.entrypoint,
         "bitsandbytes optimizers do not accept FSDP2's DTensor parameters (\"got mixed torch.Tensor and "
         'DTensor"; on CUDA it can be an illegal memory access)',
         "bitsandbytes#1633, measured with bitsandbytes 0.50.2 and torch 2.13",
-        lambda r, s: {"optimizer": "lion" if r.optimizer == "lion-8bit" else "adamw"},
+        lambda r, s: {"optimizer": without_eight_bit(r.optimizer)},
     ),
     Rule(
         "paged-needs-gpu",
-        lambda r, s: r.optimizer == "paged-adamw-8bit" and s.gpus_per_node == 0,
+        lambda r, s: OPTIMIZERS[r.optimizer].paged and s.gpus_per_node == 0,
         "paged optimizer states are CUDA managed memory; without a GPU nothing is paged",
         "bitsandbytes 0.50.2: warns and acts as unpaged",
-        lambda r, s: {"optimizer": "adamw-8bit"},
+        lambda r, s: {"optimizer": OPTIMIZERS[r.optimizer].instead},
     ),
     Rule(
         "paged-or-offloaded",
-        lambda r, s: r.optimizer == "paged-adamw-8bit" and r.offload != "none",
+        lambda r, s: OPTIMIZERS[r.optimizer].paged and r.offload != "none",
         "paged states are CUDA managed memory that already moves to the host when the GPU runs out; "
         "offloaded states are never on the GPU",
         "bitsandbytes 0.50.2, get_paged: cudaMallocManaged",
-        lambda r, s: {"optimizer": "adamw-8bit"},
+        lambda r, s: {"optimizer": OPTIMIZERS[r.optimizer].instead},
     ),
     Rule(
         "batch-norm-needs-two",

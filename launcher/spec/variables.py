@@ -1,9 +1,45 @@
-"""Names of environment variables: which ones a job, a profile or a secret can set, and how they travel."""
+"""Names of environment variables: launcher's own, those that a job can set, and how these travel."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+
+RUNS = "LAUNCHER_RUNS"
+"The user's: the folder for runs."
+
+# Set by the supervisor for start.sh, torchrun, workers and ranks.
+RUN_DIR = "LAUNCHER_RUN_DIR"
+RUN_ID = "LAUNCHER_RUN_ID"
+ATTEMPT = "LAUNCHER_ATTEMPT"
+NODES = "LAUNCHER_NODES"
+NODE_RANK = "LAUNCHER_NODE_RANK"
+STOP_FILE = "LAUNCHER_STOP_FILE"
+"Appears when the ranks are to save and end."
+SECRETS = "LAUNCHER_SECRETS"
+"Names of the variables to mask, with commas between."
+SUPERVISED = "LAUNCHER_SUPERVISED"
+"The pid of the supervisor."
+WORKER = "LAUNCHER_WORKER"
+"The pid of the worker that watches the rank: the rank and what it starts have it."
+ONLY_SAVE = "LAUNCHER_ONLY_SAVE"
+"Ranks that have it write what they find in shared memory as a checkpoint and do not train."
+RENDEZVOUS_HOST = "LAUNCHER_RENDEZVOUS_HOST"
+RENDEZVOUS_PORT = "LAUNCHER_RENDEZVOUS_PORT"
+APART = "LAUNCHER_APART"
+"The nodes share no folder."
+
+# Set by scripts.
+CPU_BIND = "LAUNCHER_CPU_BIND"
+"`node.cpu_bind`: a list of CPUs for each rank of the node, with blanks between."
+SETUP_DONE = "LAUNCHER_SETUP_DONE"
+"The batch script has run the profile's `setup:`."
+
+# Set by the request for a pod.
+SUBMISSION = "LAUNCHER_SUBMISSION"
+MAX_SECONDS = "LAUNCHER_MAX_SECONDS"
+DEADLINE = "LAUNCHER_DEADLINE"
+"When the pod ends, in seconds since the epoch."
 
 TRAVELS_AS = "LAUNCHER_ENV_"
 """Before a variable of the job. No script, torchrun or worker reads a name that begins like this, so a job's

@@ -1,59 +1,21 @@
-"""Verdict: how an attempt ended. The classes, and what a reader needs to believe them."""
+"""Verdict: how an attempt ended, and what a reader needs to believe it."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from pydantic import ValidationError
 
 from launcher.spec.base import Value
-
-FailureClass = Literal[
-    "succeeded",
-    "gpu-oom",
-    "host-oom",
-    "nccl-timeout",
-    "rendezvous-failed",
-    "node-failed",
-    "preempted",
-    "time-limit",
-    "disk-full",
-    "image-error",
-    "numerical",
-    "desync",
-    "user-error",
-    "cancelled",
-    "unknown",
-]
+from launcher.spec.failures import EXIT_CODES as EXIT_CODES
+from launcher.spec.failures import FailureClass as FailureClass
+from launcher.spec.failures import exit_code as exit_code
 
 # Exit codes by which a rank of the built-in entrypoint tells what happened (above sysexits' 64-78).
 EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
 EXIT_OOM = 86  # out of memory, wrote an error file
 EXIT_FOLLOWED = 87  # handed over its state: another rank was out of memory, or no time was left for a step
 EXIT_TAKEN = 88  # of a supervisor: another living one holds the run
-
-# Exit codes of `launcher run`, `launcher status` and the supervisor: stable, see docs/exit-codes.md.
-EXIT_CODES: dict[FailureClass, int] = {
-    "succeeded": 0,
-    "gpu-oom": 10,
-    "host-oom": 11,
-    "nccl-timeout": 12,
-    "rendezvous-failed": 13,
-    "node-failed": 14,
-    "preempted": 15,
-    "time-limit": 16,
-    "user-error": 17,
-    "cancelled": 18,
-    "unknown": 19,
-    "disk-full": 20,
-    "image-error": 21,
-    "numerical": 22,
-    "desync": 23,
-}
-
-
-def exit_code(failure: str | None) -> int:
-    """Of a run that ended with this class; that of `unknown` when there is none."""
-    return next((code for name, code in EXIT_CODES.items() if name == failure), EXIT_CODES["unknown"])
-
 
 Confidence = Literal["certain", "likely", "guess"]
 """`certain`: written down by the rank itself, torchelastic, the scheduler or the kernel. `likely`: decisive
@@ -132,3 +94,21 @@ class Verdict(Value):
     @property
     def ok(self) -> bool:
         return self.failure == "succeeded"
+
+
+class Judged(NamedTuple):
+    """verdict.json: how an attempt ended, and what was done then."""
+
+    verdict: Verdict
+    then: str = ""
+
+    @classmethod
+    def read(cls, said: object) -> Judged | None:
+        """None for what is no verdict. Fields of another version are left out."""
+        if not isinstance(said, dict):
+            return None
+        try:
+            known = {name: value for name, value in said.items() if name in Verdict.model_fields}
+            return cls(Verdict.model_validate(known), str(said.get("then", "")))
+        except ValidationError:
+            return None

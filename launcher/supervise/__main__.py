@@ -19,6 +19,8 @@ from pathlib import Path
 from launcher.logs.mask import masked_text
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import RunDir
+from launcher.spec import variables
+from launcher.spec.events import Finished
 from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_CODES, EXIT_TAKEN, Verdict
 from launcher.supervise.attempt import NodePlace
@@ -82,7 +84,7 @@ def main() -> int:
 
 def _crashed(run: RunDir, place: NodePlace, secrets: Mapping[str, str], error: Exception) -> int:
     """Write down that the run has failed, and why: no other record would. Its ranks end with this process."""
-    known = {**secrets, "LAUNCHER_SECRETS": ",".join(secrets)}
+    known = {**secrets, variables.SECRETS: ",".join(secrets)}
     sys.stderr.write(masked_text(traceback.format_exc(), known))
     if place.rank == 0:
         what = masked_text(f"{type(error).__name__}: {error}", known).partition("\n")[0]
@@ -96,7 +98,7 @@ def _crashed(run: RunDir, place: NodePlace, secrets: Mapping[str, str], error: E
         journal = Journal(run)
         close_attempts(run, journal, verdict, then)
         ended = {"failure": verdict.failure, "reason": verdict.reason}
-        journal.event("finished", state="failed", **ended)
+        journal.event(Finished(state="failed", failure=verdict.failure, reason=verdict.reason))
         journal.state("failed", **ended, then=then)
         journal.close()
     return EXIT_CODES["unknown"]

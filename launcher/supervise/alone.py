@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.rundir.layout import RunDir
+from launcher.spec import variables
 from launcher.supervise.attempt import free_port
 
 
@@ -16,7 +17,7 @@ def environment_of_one(environ: Mapping[str, str]) -> dict[str, str]:
     a process group that it makes; should another process take its port first, it fails at once, since it
     connects to no store of others.
     """
-    attempt = RunDir(Path(environ["LAUNCHER_RUN_DIR"])).started(environ)
+    attempt = RunDir(Path(environ[variables.RUN_DIR])).started(environ)
     zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
     ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {
@@ -24,8 +25,8 @@ def environment_of_one(environ: Mapping[str, str]) -> dict[str, str]:
         **dict.fromkeys(ones, "1"),
         "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": environ.get("LAUNCHER_RENDEZVOUS_PORT") or str(free_port()),
+        "MASTER_PORT": environ.get(variables.RENDEZVOUS_PORT) or str(free_port()),
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": f"{environ['LAUNCHER_RUN_ID']}-{attempt.number}",
+        "TORCHELASTIC_RUN_ID": f"{environ[variables.RUN_ID]}-{attempt.number}",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

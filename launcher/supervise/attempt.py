@@ -20,15 +20,15 @@ from launcher.diagnosis.lines import lines_of
 from launcher.logs.mask import secrets_of
 from launcher.logs.masked_pipe import MaskedPipe
 from launcher.rundir.files import open_regular
-from launcher.rundir.layout import ONLY_SAVE, AttemptDir, RunDir
+from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.shared import remove_error_folders
 from launcher.rundir.stop import write_stop_request
+from launcher.spec import variables
 from launcher.spec.variables import split, travelling
 from launcher.supervise.process import (
     END_RANK,
     KILL_RANK,
     STOP_SIGNALS,
-    SUPERVISED,
     descendants,
     dying_with,
     end_processes,
@@ -195,24 +195,24 @@ def _environment(
     run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[str, str]
 ) -> dict[str, str]:
     environment = {
-        "LAUNCHER_RUN_DIR": str(run.path),
-        "LAUNCHER_RUN_ID": run.id,
-        "LAUNCHER_ATTEMPT": str(attempt.number),
-        "LAUNCHER_NODE_RANK": str(place.rank),
-        "LAUNCHER_NODES": str(place.count),
-        "LAUNCHER_STOP_FILE": str(attempt.stop),
-        "LAUNCHER_SECRETS": ",".join(secrets),
-        SUPERVISED: str(os.getpid()),
+        variables.RUN_DIR: str(run.path),
+        variables.RUN_ID: run.id,
+        variables.ATTEMPT: str(attempt.number),
+        variables.NODE_RANK: str(place.rank),
+        variables.NODES: str(place.count),
+        variables.STOP_FILE: str(attempt.stop),
+        variables.SECRETS: ",".join(secrets),
+        variables.SUPERVISED: str(os.getpid()),
     }
     start = attempt.number
     if attempt.only_saves:
-        environment[ONLY_SAVE] = "1"
+        environment[variables.ONLY_SAVE] = "1"
         start += 1  # the run ends after it: no attempt has this number yet
-    environment["LAUNCHER_RENDEZVOUS_PORT"] = str(place.rendezvous_port(start))
+    environment[variables.RENDEZVOUS_PORT] = str(place.rendezvous_port(start))
     if place.count > 1:
-        environment["LAUNCHER_RENDEZVOUS_HOST"] = place.rendezvous_host or ""
+        environment[variables.RENDEZVOUS_HOST] = place.rendezvous_host or ""
     if place.apart:
-        environment["LAUNCHER_APART"] = "1"
+        environment[variables.APART] = "1"
     return environment
 
 

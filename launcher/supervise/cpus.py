@@ -6,8 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-VARIABLE = "LAUNCHER_CPU_BIND"
-"The lists, separated by blanks, in the order of a node's ranks."
+from launcher.spec import variables
 
 
 def bind(environ: Mapping[str, str]) -> None:
@@ -15,7 +14,7 @@ def bind(environ: Mapping[str, str]) -> None:
 
     Where the job has none of them, it says so and leaves the process as it is.
     """
-    lists = environ.get(VARIABLE, "").split()
+    lists = environ.get(variables.CPU_BIND, "").split()
     if not lists:
         return
     rank = int(environ.get("LOCAL_RANK", "0"))

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
+from launcher.spec.events import Event
 
 RESERVE_BYTES = 256 * 1024
 "Enough for the verdicts, states and events of a whole run."
@@ -28,8 +29,8 @@ class Journal:
         with contextlib.suppress(OSError):
             self._reserve.write_bytes(b"\0" * RESERVE_BYTES)
 
-    def event(self, kind: str, **fields: Any) -> None:
-        self._write(lambda: self.run.event(kind, **fields), f"event {kind}")
+    def event(self, event: Event) -> None:
+        self._write(lambda: self.run.append(event), f"event {event.kind}")
 
     def state(self, state: str, **fields: Any) -> None:
         value = {"state": state, "time": now(), **fields}

@@ -19,6 +19,7 @@ from launcher.rundir.files import read_record
 from launcher.rundir.forms import ERROR, EXIT
 from launcher.rundir.layout import AttemptDir
 from launcher.spec.base import format_bytes
+from launcher.spec.failures import FAILURES
 from launcher.spec.verdict import (
     EXIT_FOLLOWED,
     EXIT_STOPPED,
@@ -255,22 +256,6 @@ def _memory_of(error: Mapping[str, Any], failure: FailureClass) -> OutOfMemory |
         return out_of_memory(str(error.get("exception") or ""))
 
 
-_DID: dict[FailureClass, str] = {
-    "host-oom": "ran out of host memory",
-    "disk-full": "found the disk full",
-    "node-failed": "met a fault of its GPU, driver or network adapter",
-    "time-limit": "was ended at the time limit",
-    "preempted": "was ended for another job",
-    "image-error": "cannot run in its image",
-    "numerical": "computed NaN, or a number that is too large",
-    "desync": "disagreed with the other ranks",
-    "nccl-timeout": "waited in vain for the other ranks",
-    "rendezvous-failed": "could not meet the other ranks",
-    "cancelled": "was interrupted",
-    "user-error": "raised an exception",
-}
-
-
 def _reason(
     failure: FailureClass,
     rank: int | None,
@@ -281,12 +266,12 @@ def _reason(
 ) -> str:
     if memory is not None and memory.kind == "shared":
         what = "ran out of shared memory (/dev/shm)"
-    elif failure == "gpu-oom":
-        what = "ran out of GPU memory" if gpus else "ran out of memory"
+    elif failure == "gpu-oom" and not gpus:
+        what = "ran out of memory"
     elif failure == "user-error" and phase == "checkpoint":  # it is read before the first step
         what = "could not save" if step is not None else "cannot go on from what is there"
     else:
-        what = _DID.get(failure, "failed")
+        what = FAILURES[failure].did
     where = f" in {phase}" if phase else ""
     when = f" of step {step}" if step is not None else ""
     return f"{'the job' if rank is None else f'rank {rank}'} {what}{where}{when}"

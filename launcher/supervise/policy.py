@@ -1,71 +1,31 @@
-"""What to do after each kind of end: one table."""
+"""What to do after each kind of end, by the table of spec/failures.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from launcher.planning.lower import STATES_ALONE, less_for_states, lower
+from launcher.spec.events import (
+    AttemptEnded,
+    CheckpointFailed,
+    CheckpointSaved,
+    Downgrade,
+    Event,
+    Finished,
+    HandedOver,
+    Requeued,
+    Retry,
+    SlurmJob,
+    Submitted,
+    SupervisorStarted,
+)
+from launcher.spec.failures import FAILURES, Action, Budget
 from launcher.spec.job import Job, Retries
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
-from launcher.spec.verdict import FailureClass, Verdict
+from launcher.spec.verdict import Verdict
 from launcher.supervise.unread import Earlier, unread
-
-Action = Literal["done", "retry-same", "retry-lower", "requeue", "stop"]
-Budget = Literal["same", "lower", "preemptions", "time_limits"]
-
-
-@dataclass(frozen=True)
-class Policy:
-    action: Action
-    budget: Budget | None
-    advice: str
-    "What the user can do when it stops here."
-
-
-POLICIES: dict[FailureClass, Policy] = {
-    "succeeded": Policy("done", None, ""),
-    "gpu-oom": Policy(
-        "retry-lower", "lower",
-        "choose a cheaper recipe: activations: checkpoint, an 8-bit optimizer, fsdp over more GPUs, offload",
-    ),
-    "host-oom": Policy(
-        "retry-lower", "lower",
-        "ask for more resources.memory_per_node, or use fewer DataLoader workers or less offload",
-    ),
-    "nccl-timeout": Policy(
-        "retry-same", "same",
-        "look for the rank that stopped answering: `launcher logs RUN --stderr`",
-    ),
-    "rendezvous-failed": Policy(
-        "retry-same", "same",
-        "check that the nodes reach each other and network.interface in the cluster profile",
-    ),
-    "node-failed": Policy("retry-same", "same", "go on with `launcher resume RUN`"),
-    "unknown": Policy("retry-same", "same", "read `launcher logs RUN`, then `launcher resume RUN`"),
-    "preempted": Policy("requeue", "preemptions", "go on with `launcher resume RUN`"),
-    "time-limit": Policy("requeue", "time_limits", "go on with `launcher resume RUN`"),
-    "disk-full": Policy(
-        "stop", None, "free space or raise the quota where the run writes, then `launcher resume RUN`"
-    ),
-    "image-error": Policy(
-        "stop", None,
-        "mend the image or the environment of the ranks (`container:` and `setup:` of the cluster profile)",
-    ),
-    "numerical": Policy(
-        "stop", None,
-        "lower the learning rate, clip gradients, compute in bf16 or fp32, or look at the data of that step",
-    ),
-    "desync": Policy(
-        "stop", None,
-        "mend the program: every rank must call the same collectives, in the same order, with equal sizes",
-    ),
-    "user-error": Policy("stop", None, "fix the error, then `launcher resume RUN` or submit again"),
-    "cancelled": Policy("stop", None, "go on with `launcher resume RUN`"),
-}  # fmt: skip
-
 
 SHARED_MEMORY = (
     "give the container more shared memory (docker run --shm-size=16g or --ipc=host; in Kubernetes an "
@@ -88,7 +48,7 @@ def advice(verdict: Verdict, *, command: bool) -> str:
         return OF_A_COMMAND
     if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
         return less_for_states(verdict)
-    return POLICIES[verdict.failure].advice
+    return FAILURES[verdict.failure].advice
 
 
 @dataclass(frozen=True)
@@ -113,9 +73,9 @@ def decide(
 ) -> Decision:
     """The next move. `spent` counts earlier restarts of each budget in this run; `planned`: the plan's recipe
     and its ladder."""
-    policy = POLICIES[verdict.failure]
+    policy = FAILURES[verdict.failure]
     if verdict.confidence == "guess":
-        policy = POLICIES["unknown"]  # not sure enough to change the recipe, or to give up
+        policy = FAILURES["unknown"]  # not sure enough to change the recipe, or to give up
     if policy.action == "retry-lower":
         return _lower(verdict, job, recipe, setting, spent.get("lower", 0), planned, earlier)
     if policy.action in ("done", "stop"):
@@ -162,7 +122,7 @@ _REQUEUED: dict[str, Budget] = {
 }
 
 
-def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
+def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
     """Restarts so far, over every supervisor of the run since somebody last submitted or resumed it.
 
     A scheduler's `requeued` counts where no supervisor came to say `finished`.
@@ -170,15 +130,18 @@ def spent_budgets(events: Sequence[dict[str, Any]]) -> dict[Budget, int]:
     spent: dict[Budget, int] = {}
     said = False
     for event in events:
-        kind = event.get("event")
-        if kind in ("submitted", "resubmitted"):
+        budget: Budget | None = None
+        if isinstance(event, Submitted):
             spent = {}
-        budget: Budget | None = "lower" if kind == "downgrade" else "same" if kind == "retry" else None
-        if kind == "finished" and event.get("state") == "interrupted":
-            budget, said = "preemptions" if event.get("failure") == "preempted" else "time_limits", True
-        elif kind == "requeued" and not said:
-            budget = _REQUEUED.get(str(event.get("reason")))
-        elif kind in ("job", "started"):
+        elif isinstance(event, Downgrade):
+            budget = "lower"
+        elif isinstance(event, Retry):
+            budget = "same"
+        elif isinstance(event, Finished) and event.state == "interrupted":
+            budget, said = "preemptions" if event.failure == "preempted" else "time_limits", True
+        elif isinstance(event, Requeued) and not said:
+            budget = _REQUEUED.get(event.reason or "")
+        elif isinstance(event, SlurmJob | SupervisorStarted):
             said = False
         if budget is not None:
             spent[budget] = spent.get(budget, 0) + 1
@@ -194,37 +157,36 @@ IN_VAIN = (
 )
 
 
-def starts_in_vain(events: Sequence[Mapping[str, Any]], *, command: bool) -> int:
+def starts_in_vain(events: Sequence[Event], *, command: bool) -> int:
     """How many supervisors in a row, up to the last one, ended without a new checkpoint since somebody last
     submitted or resumed the run. `command`: one in vain is then one whose ranks were killed because they
     did not end in their time, and had written nothing into the run's folder of checkpoints."""
     vain, begun, progress, handed_over = 0, False, command, False
     for event in events:
-        kind = event.get("event")
-        if kind in ("submitted", "resubmitted"):
+        if isinstance(event, Submitted):
             vain, begun = 0, False
-        elif kind == "started":
+        elif isinstance(event, SupervisorStarted):
             vain = vain + 1 if begun and not (progress or handed_over) else 0
             begun, progress, handed_over = True, command, False
-        elif kind == "checkpoint":
+        elif isinstance(event, CheckpointSaved):
             progress = True
-        elif kind == "handover":  # saved when the run ends
+        elif isinstance(event, HandedOver):  # saved when the run ends
             handed_over = True
-        elif kind == "checkpoint-failed" and "from" in event:
+        elif isinstance(event, CheckpointFailed) and event.from_ is not None:
             handed_over = False
-        elif kind == "ended" and event.get("in_vain"):
+        elif isinstance(event, AttemptEnded) and event.in_vain:
             progress = not command and progress
     return vain + 1 if begun and not (progress or handed_over) else 0
 
 
-def tried(events: Sequence[dict[str, Any]]) -> list[str]:
+def tried(events: Sequence[Event]) -> list[str]:
     """Every step down since somebody last submitted or resumed the run, in words."""
     steps: list[str] = []
     for event in events:
-        if event.get("event") in ("submitted", "resubmitted"):
+        if isinstance(event, Submitted):
             steps = []
-        elif event.get("event") == "downgrade":
-            steps.append(str(event.get("reason")))
+        elif isinstance(event, Downgrade):
+            steps.append(str(event.reason))
     return steps
 
 

@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from launcher.spec import variables
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
-OF_RANK = "LAUNCHER_WORKER"
-"Environment variable of a rank and of what it starts: the pid of the worker that watches it."
-SUPERVISED = "LAUNCHER_SUPERVISED"
-"Environment variable of what a supervisor starts: its pid."
 WORKER_MODULE = "launcher.supervise.worker"
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
@@ -70,10 +68,10 @@ def processes_of(
     lost its parent is found all the same. The supervisor itself has no LAUNCHER_ATTEMPT. Processes that
     replaced their environment are found by `descendants`.
     """
-    marks = {b"LAUNCHER_RUN_DIR=" + os.fsencode(run_dir)}
+    marks = {f"{variables.RUN_DIR}=".encode() + os.fsencode(run_dir)}
     if attempt is not None:
-        marks |= {f"LAUNCHER_ATTEMPT={attempt}".encode(), f"LAUNCHER_NODE_RANK={node}".encode()}
-    one_of = f"{OF_RANK if of_ranks else 'LAUNCHER_ATTEMPT'}=".encode()
+        marks |= {f"{variables.ATTEMPT}={attempt}".encode(), f"{variables.NODE_RANK}={node}".encode()}
+    one_of = f"{variables.WORKER if of_ranks else variables.ATTEMPT}=".encode()
     pids = []
     for pid, environ in _environments():
         entries = set(environ.split(b"\0"))

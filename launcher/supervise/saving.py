@@ -5,9 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Event = dict[str, Any]
+from launcher.spec.events import (
+    CheckpointSaved,
+    Event,
+    Finished,
+    HandedOver,
+    HandoverSkipped,
+    Resumed,
+    SupervisorStarted,
+)
 
 
 class Kept(NamedTuple):
@@ -31,13 +39,11 @@ def unsaved(events: Sequence[Event]) -> Kept | None:
     """The handover that lies in shared memory and is newer than every checkpoint."""
     saved = 0
     for event in reversed(events):
-        kind = event.get("event")
-        if kind == "checkpoint":
-            saved = max(saved, int(event["step"]))
-        elif kind == "handover":
-            kept = Kept(int(event["attempt"]), int(event["step"]))
-            return kept if kept.step > saved else None
-        elif kind in ("resumed", "handover-skipped", "started"):
+        if isinstance(event, CheckpointSaved):
+            saved = max(saved, event.step)
+        elif isinstance(event, HandedOver):
+            return Kept(event.attempt, event.step) if event.step > saved else None
+        elif isinstance(event, Resumed | HandoverSkipped | SupervisorStarted):
             return None  # taken up, overwritten, or left by a supervisor that was killed
     return None
 
@@ -51,10 +57,12 @@ class Skipped(NamedTuple):
 
 def skipped_by(events: Sequence[Event], attempt: int) -> Skipped | None:
     """None when `attempt` handed over its last step, or had none."""
-    told = [e for e in events if e.get("event") in ("handover", "handover-skipped")]
-    if not told or told[-1]["event"] == "handover" or told[-1].get("attempt") != attempt:
+    last = next(
+        (event for event in reversed(events) if isinstance(event, HandedOver | HandoverSkipped)), None
+    )
+    if not isinstance(last, HandoverSkipped) or last.attempt != attempt:
         return None
-    return Skipped(int(told[-1].get("step", 0)), str(told[-1]["reason"]))
+    return Skipped(last.step or 0, last.reason)
 
 
 class Outcome(NamedTuple):
@@ -76,6 +84,5 @@ class Outcome(NamedTuple):
 
 def outcome_of(events: Sequence[Event]) -> Outcome | None:
     """As the last end of the run tells it; None when there was nothing to keep."""
-    ends = [event for event in events if event.get("event") == "finished"]
-    told = ends[-1].get("last_state") if ends else None
-    return Outcome(**told) if told else None
+    last = next((event for event in reversed(events) if isinstance(event, Finished)), None)
+    return Outcome(**last.last_state) if last is not None and last.last_state else None

@@ -23,6 +23,20 @@ from launcher.rundir.found import found_in_model
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.shared import remove_handover
 from launcher.rundir.stop import StopRequest, read_stop_request, read_text
+from launcher.spec.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointFailed,
+    CheckpointSaved,
+    Downgrade,
+    Event,
+    Finished,
+    Retry,
+    Stalled,
+    Stopping,
+    SupervisorStarted,
+)
+from launcher.spec.failures import Budget
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
@@ -50,7 +64,6 @@ from launcher.supervise.nodes import Nodes
 from launcher.supervise.policy import (
     IN_VAIN,
     MAX_IN_VAIN,
-    Budget,
     Decision,
     decide,
     spent_budgets,
@@ -163,7 +176,9 @@ class Supervisor:
         remove_handover(self.run, self.place.rank)  # of a supervisor that was killed
         if self._starts_in_vain(self.run.read_events()) >= MAX_IN_VAIN:  # killed before they could say so
             return self._finish(Verdict(failure="preempted", reason=IN_VAIN), Decision("stop", None, IN_VAIN))
-        self.journal.event("started", host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
+        self.journal.event(
+            SupervisorStarted(host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
+        )
         while True:
             for reason in self._requests(at_once=True):
                 self._stop_for(reason)
@@ -175,9 +190,9 @@ class Supervisor:
                 return self._finish(verdict, decision)
             self._spend("lower" if decision.action == "retry-lower" else "same", 1)
             if decision.action == "retry-lower":
-                self.journal.event("downgrade", **_downgrade(verdict, decision, recipe))
+                self.journal.event(_downgrade(verdict, decision, recipe))
             else:
-                self.journal.event("retry", reason=decision.reason)
+                self.journal.event(Retry(reason=decision.reason))
                 self._pause(self._spent.get("same", 1))
             recipe = decision.recipe
 
@@ -186,7 +201,7 @@ class Supervisor:
         attempts = self.run.attempts()
         attempt = self.run.attempt(attempts[-1].number + 1 if attempts else 0)
         self.journal.json(attempt.recipe, recipe.model_dump())
-        self.journal.event("attempt", attempt=attempt.number, recipe=recipe.model_dump())
+        self.journal.event(AttemptStarted(attempt=attempt.number, recipe=recipe.model_dump()))
         self.journal.state("running", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
         began = time.time()
         evidence = self._to_its_end(attempt)
@@ -205,19 +220,24 @@ class Supervisor:
         self._spend("lower", len(downgrades_within(events, attempt.number)))
         killed = self._stop_reason is not None and any(map(killed_while_stopping, evidence.exits))
         in_vain = killed and not written_since(self.run.checkpoints, began)
-        decision = self._decide(verdict, recipe, [*events, {"event": "ended", "in_vain": in_vain}])
+        ended = AttemptEnded(
+            attempt=attempt.number, failure=verdict.failure, reason=verdict.reason, in_vain=in_vain
+        )
+        decision = self._decide(verdict, recipe, [*events, ended])
         if lost and self._scheduler == "ssh" and decision.recipe is not None:
             nodes = ", ".join(map(str, lost))
             decision = Decision("requeue", None, f"node {nodes} has no supervisor any more")
         self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": decision.reason})
+        more: dict[str, Any] = {"in_vain": True} if in_vain else {}
         self.journal.event(
-            "ended",
-            attempt=attempt.number,
-            failure=verdict.failure,
-            reason=verdict.reason,
-            action=decision.action,
-            then=decision.reason,
-            **({"in_vain": True} if in_vain else {}),
+            AttemptEnded(
+                attempt=attempt.number,
+                failure=verdict.failure,
+                reason=verdict.reason,
+                action=decision.action,
+                then=decision.reason,
+                **more,
+            )
         )
         saves = decision.recipe is None and self._prepare_to_save(attempt.number) is not None
         code = EXIT_CODES[verdict.failure]
@@ -225,7 +245,7 @@ class Supervisor:
         print(f"[launcher] attempt {attempt.number}: {verdict.failure}: {verdict.reason}", file=sys.stderr)
         return recipe, verdict, decision
 
-    def _decide(self, verdict: Verdict, recipe: Recipe, events: Sequence[Mapping[str, Any]]) -> Decision:
+    def _decide(self, verdict: Verdict, recipe: Recipe, events: Sequence[Event]) -> Decision:
         planned = (self.plan.recipe, *self.plan.ladder)
         earlier = judged_since_start(self.run)
         decision = decide(verdict, self.job, recipe, self._setting(), self._spent, planned, earlier)
@@ -293,20 +313,20 @@ class Supervisor:
         evidence = self._to_its_end(saving)
         remove_partial_checkpoints(self.run)  # no rank is left that writes
         self.nodes.announce(saving, False, EXIT_CODES[verdict.failure])
-        newest, source = latest_checkpoint(self.run) or 0, {"from": "shared-memory", "attempt": number}
+        newest, source = latest_checkpoint(self.run) or 0, "shared-memory"
         if newest >= kept.step:
             path = str(self.run.checkpoints / f"step-{kept.step:08d}")
-            self.journal.event("checkpoint", step=kept.step, path=path, **source)
+            self.journal.event(CheckpointSaved(step=kept.step, path=path, from_=source, attempt=number))
             return Outcome(kept.step, "", newest)
         found = judge(replace(evidence, stop_reason=None))
         reason = NO_TIME if self._no_time_left() else found.exception or found.reason
-        self.journal.event("checkpoint-failed", step=kept.step, reason=reason, **source)
+        self.journal.event(CheckpointFailed(step=kept.step, reason=reason, from_=source, attempt=number))
         return Outcome(kept.step, reason, newest)
 
     def _spend(self, budget: Budget, times: int) -> None:
         self._spent[budget] = self._spent.get(budget, 0) + times
 
-    def _starts_in_vain(self, events: Sequence[Mapping[str, Any]]) -> int:
+    def _starts_in_vain(self, events: Sequence[Event]) -> int:
         return starts_in_vain(events, command=self.job.task is None)
 
     def _setting(self) -> Setting:
@@ -329,13 +349,13 @@ class Supervisor:
         self.nodes.beat(attempt)
         for reason in self._requests():
             self._stop_for(reason)
-            self.journal.event("stopping", reason=reason)
+            self.journal.event(Stopping(reason=reason))
             self.journal.state("stopping", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
         if self._stop_reason is not None and self._until is not None:
             self._say_how_long()
             running.ask_to_stop(self._stop_reason, self._until)
         if self.nodes.leader and self._stall.begins():
-            self.journal.event("stalled", attempt=attempt.number, seconds=self._stall.after)
+            self.journal.event(Stalled(attempt=attempt.number, seconds=self._stall.after))
             running.end_failed()
         if self.nodes.in_trouble(attempt):
             running.end_failed()
@@ -431,8 +451,8 @@ class Supervisor:
             print(f"[launcher] {outcome.words()}", file=sys.stderr)
         self.nodes.close(exit_code)
         self._say_goodbye()  # who reads the state below finds everything else
-        last = {"last_state": outcome._asdict()} if outcome is not None else {}
-        self.journal.event("finished", state=state, failure=verdict.failure, reason=then, **last)
+        last: dict[str, Any] = {"last_state": outcome._asdict()} if outcome is not None else {}
+        self.journal.event(Finished(state=state, failure=verdict.failure, reason=then, **last))
         # The batch script, and it alone, can put the job back into the queue.
         more = {"requeue": True} if decision.action == "requeue" and self._scheduler == "slurm" else {}
         self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then, **more)
@@ -465,19 +485,20 @@ class Supervisor:
         return exit_code
 
 
-def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> dict[str, Any]:
-    """Of the event: what a rank writes of a downgrade in process, too."""
+def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> Downgrade:
+    """The event; a rank writes the same of a downgrade in process."""
     changes = decision.recipe.changes_from(before) if decision.recipe is not None else {}
-    return {
-        "in_process": False,
-        "reason": decision.reason,
-        "phase": verdict.phase,
-        "rank": verdict.rank,
-        "step": verdict.step,
-        "why_not_in_process": verdict.why_not_in_process,
-        "changes": {name: list(pair) for name, pair in changes.items()},
-        **({"left_out": list(decision.left_out)} if decision.left_out else {}),
-    }
+    more: dict[str, Any] = {"left_out": list(decision.left_out)} if decision.left_out else {}
+    return Downgrade(
+        in_process=False,
+        reason=decision.reason,
+        phase=verdict.phase,
+        rank=verdict.rank,
+        step=verdict.step,
+        why_not_in_process=verdict.why_not_in_process,
+        changes=changes,
+        **more,
+    )
 
 
 def _signal_seconds(about: Mapping[str, Any]) -> float | None:

@@ -12,6 +12,7 @@ from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.spec.base import format_bytes
 from launcher.spec.command import environment_name, uses
+from launcher.spec.events import AttemptEnded, Submitted
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import Verdict
 
@@ -62,15 +63,15 @@ def judged_since_start(run: RunDir) -> Earlier:
     """Attempts with their verdicts, since somebody last submitted or resumed the run."""
     numbers: list[int] = []
     for event in run.read_events():
-        if event.get("event") in ("submitted", "resubmitted"):
+        if isinstance(event, Submitted):
             numbers = []
-        elif event.get("event") == "ended":
-            numbers.append(event["attempt"])
+        elif isinstance(event, AttemptEnded):
+            numbers.append(event.attempt)
     found = []
     for attempt in map(run.attempt, numbers):
-        told = read_record(attempt.verdict)
-        told.pop("then", None)
+        judged = attempt.read_verdict()
         with suppress(ValidationError):
             recipe = Recipe.model_validate(read_record(attempt.recipe))
-            found.append((recipe, Verdict.model_validate(told)))
+            if judged is not None:
+                found.append((recipe, judged.verdict))
     return found

@@ -15,9 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from launcher.diagnosis.clue import failure_patterns
 from launcher.logs.capture import RankCapture, secrets_of
@@ -25,14 +23,14 @@ from launcher.logs.mask import masked_strings
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.shared import make_error_folder, remove_error_folders, remove_handover
-from launcher.spec.command import environment_name, fill
+from launcher.spec import variables
+from launcher.spec.command import environment_name, fill, values_of
+from launcher.spec.records import RunRecord
 from launcher.spec.variables import split
 from launcher.supervise.memory_limit import memory_limit
 from launcher.supervise.process import (
     KILL_RANK,
-    OF_RANK,
     STOP_SIGNALS,
-    SUPERVISED,
     adopt_orphans,
     descendants,
     die_with_parent,
@@ -83,20 +81,20 @@ class Worker:
         self.path_of_job = "PATH" in job
         self.alone = alone
         self.parent = os.getppid()
-        self.supervisor = int(environ.get(SUPERVISED, 0))
+        self.supervisor = int(environ.get(variables.SUPERVISED, 0))
         "0: start.sh was started by hand."
         self.parent_died = False
         self.child: subprocess.Popen[bytes] | None = None
         self.stopping = False
         "The rank was told to end."
         self.error_file: Path | None = None
-        self.run = RunDir(Path(environ["LAUNCHER_RUN_DIR"]))
+        self.run = RunDir(Path(environ[variables.RUN_DIR]))
         self.attempt: AttemptDir = self.run.started(environ)
         about = self.run.read_about()
-        self.trains = about.get("job", {}).get("task") is not None
+        self.trains = about.job.task is not None
         """The rank is `launcher.train`: it looks for the request to stop, and no SIGTERM that everybody gets
         ends it."""
-        self.node = int(environ.get("LAUNCHER_NODE_RANK", "0"))
+        self.node = int(environ.get(variables.NODE_RANK, "0"))
         self.rank = int(environ["RANK"])
         self.capture = RankCapture(
             self.attempt.rank_log(self.node, self.rank, "out"),
@@ -165,7 +163,7 @@ class Worker:
         return {
             **environment,
             "TORCHELASTIC_ERROR_FILE": str(self.error_file or ""),
-            OF_RANK: str(os.getpid()),
+            variables.WORKER: str(os.getpid()),
         }
 
     def _left(self) -> set[int]:
@@ -283,28 +281,16 @@ class Worker:
         return text[:MAX_EXCEPTION] if isinstance(text, str) else None
 
 
-def of_the_heap(about: Mapping[str, Any]) -> dict[str, str]:
-    """Variables of a task that trains on the CPU. `about` is the content of run.json."""
-    on_cpu = about.get("job", {}).get("task") is not None and not about.get("gpus_per_node")
+def of_the_heap(about: RunRecord) -> dict[str, str]:
+    """Variables of a task that trains on the CPU."""
+    on_cpu = about.job.task is not None and not about.gpus_per_node
     return {"GLIBC_TUNABLES": CPU_HEAP} if on_cpu else {}
 
 
 def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
     """Every placeholder of spec/command.py with its value in this attempt."""
-    about = run.read_about()
-    job: dict[str, Any] = about.get("job", {})
-    recipe = run.read_recipe(attempt)
-    fields = ("micro_batch_size", "grad_accum", "precision", "optimizer", "sharding", "activations")
-    values = {name: recipe.get(name, "") for name in fields}
-    values |= {"global_batch": job.get("batch", {}).get("global", "")}
-    values |= {name: job.get(name) or "" for name in ("steps", "epochs")}
-    values |= {
-        "run_id": run.id,
-        "run_dir": run.path,
-        "checkpoint_dir": run.checkpoints,
-        "attempt": attempt.number,
-    }
-    return {name: str(value) for name, value in values.items()}
+    itself = {"id": run.id, "dir": run.path, "checkpoints": run.checkpoints, "attempt": attempt.number}
+    return values_of(run.read_about().job, run.read_recipe(attempt), itself)
 
 
 def main() -> None:
@@ -319,7 +305,7 @@ def main() -> None:
         argv = argv[1:]
     if argv[:1] == ["--"]:
         argv = argv[1:]
-    if "LAUNCHER_CPU_BIND" in os.environ:
+    if variables.CPU_BIND in os.environ:
         from launcher.supervise.cpus import bind
 
         bind(os.environ)

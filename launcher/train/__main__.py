@@ -13,9 +13,11 @@ import os
 import signal
 import time
 
+from launcher.spec import variables
+
 BEGAN = time.monotonic()
 
-if "LAUNCHER_SUPERVISED" in os.environ:
+if variables.SUPERVISED in os.environ:
     # Slurm and others send it to every process of a run; the supervisor asks by a file. A handler, since
     # programs that this process starts do not inherit it.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -27,7 +29,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NoReturn
 
-from launcher.rundir.layout import ONLY_SAVE
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import open_budget
 from launcher.train.drill import read_drills
@@ -67,12 +68,12 @@ class Failing:
 def _train(failing: Failing) -> None:
     place, where, closing = failing.place, failing.where, failing.closing
     rank = this_rank(place)
-    if os.environ.get(ONLY_SAVE):
+    if os.environ.get(variables.ONLY_SAVE):
         _save(rank, where)
     check_trackers(rank.job.train.trackers)
     feed = open_feed(rank, where)
     join_ranks(rank)
-    if "LAUNCHER_SUPERVISED" in os.environ:  # started by hand there is no next attempt
+    if variables.SUPERVISED in os.environ:  # started by hand there is no next attempt
         failing.restart = Restart(rank, BEGAN)
     drills = read_drills(rank, where)
     with open_budget(rank.device, where, drills) as budget:

@@ -14,6 +14,17 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from launcher.rundir.made_with import other_data
+from launcher.spec.events import (
+    BatchNorm,
+    CheckpointFailed,
+    CheckpointSaved,
+    CouplesSamples,
+    DataChanged,
+    HandoverSkipped,
+    Resumed,
+    StateNotSaved,
+    StepLeftOut,
+)
 from launcher.spec.recipe import Recipe
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
@@ -119,9 +130,9 @@ class Trainer:
 
     def train(self) -> bool:
         if self.undeclared_batch_norm:
-            self.recorder.event("batch-norm")  # the supervisor keeps the micro-batch at two or more
+            self.recorder.event(BatchNorm())  # the supervisor keeps the micro-batch at two or more
         if self.undeclared_coupling:
-            self.recorder.event("couples-samples")  # the supervisor lowers the micro-batch last
+            self.recorder.event(CouplesSamples())  # the supervisor lowers the micro-batch last
         if self.rank.first:
             self._write_export_files()
         done = self._resume()
@@ -191,7 +202,7 @@ class Trainer:
                 "checkpoint holds it: where it matters, return it from state() of the task, or make it a "
                 "buffer of the model"
             )
-            self.recorder.event("state-not-saved", names=names, reason=reason)
+            self.recorder.event(StateNotSaved(names=names, reason=reason))
             self.rank.say(reason)
 
     def _evaluate_and_record(self, step: int, result: StepResult, seconds: float) -> None:
@@ -230,7 +241,7 @@ class Trainer:
                     if stay:
                         reason += f"; {', '.join(stay)} changed in it for the first time and stay changed"
                     self.rank.say(f"step {step}: {reason}; the model stays as it is")
-                    self.recorder.event("step-left-out", step=step, reason=reason)
+                    self.recorder.event(StepLeftOut(step=step, reason=reason))
                     self.optimizer.zero_grad(set_to_none=True)
                 else:
                     self.optimizer.step()
@@ -351,15 +362,15 @@ class Trainer:
         step = resumed.step
         self.progress.begin(step, self.recovery.undo, resumed.unrecorded)
         if resumed.skipped is not None:
-            self.recorder.event("handover-skipped", reason=resumed.skipped)
+            self.recorder.event(HandoverSkipped(reason=resumed.skipped))
         if resumed.source is not None:
-            self.recorder.event("resumed", step=step, **{"from": resumed.source})
+            self.recorder.event(Resumed(step=step, from_=resumed.source))
             self.rank.say(f"resumed after step {step} of {self.steps}")
             if reason := other_data(self.checkpoints.before, self.rank.job, self.data.order.samples):
-                self.recorder.event("data-changed", step=step, reason=reason)
+                self.recorder.event(DataChanged(step=step, reason=reason))
                 self.rank.say(reason)
         elif self.rank.first and (resumed.skipped is not None or self.rank.run.read_metrics()):
-            self.recorder.event("resumed", step=0, **{"from": "nothing"})
+            self.recorder.event(Resumed(step=0, from_="nothing"))
             self.rank.say("begins again with step 1: nothing is left of the steps before")
         if resumed.unrecorded is not None:
             self.where.step = step
@@ -383,9 +394,9 @@ class Trainer:
         if saved is None:
             return
         if saved.problem is None:
-            self.recorder.event("checkpoint", step=saved.step, path=str(saved.path))
+            self.recorder.event(CheckpointSaved(step=saved.step, path=str(saved.path)))
         else:
-            self.recorder.event("checkpoint-failed", step=saved.step, reason=saved.problem)
+            self.recorder.event(CheckpointFailed(step=saved.step, reason=saved.problem))
             self.rank.say(f"{saved.problem}. The training goes on, the next checkpoint tries again")
 
     def _saves_after(self, step: int) -> bool:

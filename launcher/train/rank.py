@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.spec import variables
 from launcher.spec.errors import RefusedError
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -104,15 +105,15 @@ class Rank(Place):
 
 def this_place() -> Place:
     """Read the environment. Raises SetupError."""
-    run_path = os.environ.get("LAUNCHER_RUN_DIR")
+    run_path = os.environ.get(variables.RUN_DIR)
     if not run_path:
-        raise SetupError("LAUNCHER_RUN_DIR is not set: it names the directory of the run")
+        raise SetupError(f"{variables.RUN_DIR} is not set: it names the directory of the run")
     run = RunDir(Path(run_path).absolute())
     return Place(
         run=run,
         attempt=run.started(os.environ),
         number=int(os.environ.get("RANK", "0")),
-        node=int(os.environ.get("LAUNCHER_NODE_RANK", os.environ.get("GROUP_RANK", "0"))),
+        node=int(os.environ.get(variables.NODE_RANK, os.environ.get("GROUP_RANK", "0"))),
     )
 
 
@@ -141,7 +142,7 @@ def this_rank(place: Place) -> Rank:
         world=int(os.environ.get("WORLD_SIZE", "1")),
         per_node=per_node,
         device=_device(int(facts.get("gpus_per_node", 0)), local),
-        stop_file=Path(os.environ.get("LAUNCHER_STOP_FILE", str(place.attempt.stop))),
+        stop_file=Path(os.environ.get(variables.STOP_FILE, str(place.attempt.stop))),
         apart=apart,
         hosts=tuple(facts.get("hosts") or ()),
     )

@@ -6,7 +6,7 @@ import torch
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.optimizers.table import embeddings
+from launcher.train.optimizers.build import embeddings
 from launcher.train.precision import cast
 from launcher.train.sharding import check_dimensions, shared_with_root
 from launcher.train.task import Task

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from launcher.rundir.layout import ONLY_SAVE
+from launcher.spec.variables import ONLY_SAVE
 from launcher.train import Task
 from launcher.train.checkpoints import writer
 from launcher.train.recovery import deadline, handover

@@ -189,7 +189,7 @@ def finished(folder: Path, **plan: Any) -> RunDir:
         attempt = run.attempt(number)
         attempt.memory(0).parent.mkdir(parents=True)
         replace_json(attempt.recipe, recipe(micro_batch_size=4 if number < 2 else 2).model_dump())
-        replace_json(attempt.verdict, {"failure": failure})
+        replace_json(attempt.verdict, {"failure": failure, "reason": ""})
         for rank in (0, 1):
             lines = [
                 {"step": step, "rss": 1, "peak": peak + rank, "reserved": held, "num_alloc_retries": rank}
@@ -232,7 +232,7 @@ def test_what_ran_out_is_in_it_unless_it_was_a_fire_drill(tmp_path):
     run.event("downgrade", changes={"micro_batch_size": [4, 2]})
     made = entry_of_run(run)
     assert made is not None and made.ran_out == (recipe(),)
-    about = run.read_about()
+    about = {**run.read_about()}
     about["job"]["env"] = {"TRAIN_MEMORY_FAIL": "step=2,phase=forward"}
     replace_json(run.run, about)
     made = entry_of_run(run)

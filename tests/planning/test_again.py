@@ -9,13 +9,14 @@ import pytest
 from launcher.planning.again import changes, consequences, no_higher
 from launcher.planning.plan import make_plan
 from launcher.spec.cluster import Cluster
+from launcher.spec.events import Climb, Downgrade, Event, Replanned
 from launcher.spec.job import Job
 
 HERE = Cluster.model_validate({"name": "here", "scheduler": "local"})
-STEPPED_DOWN = {"event": "downgrade", "changes": {"micro_batch_size": [4, 2], "grad_accum": [2, 4]}}
+STEPPED_DOWN = Downgrade(changes={"micro_batch_size": (4, 2), "grad_accum": (2, 4)})
 
 
-def planned(ranks: int, events: list[dict[str, Any]], *sets: str, **recipe: Any) -> tuple[int, int]:
+def planned(ranks: int, events: list[Event], *sets: str, **recipe: Any) -> tuple[int, int]:
     job = Job.model_validate(
         {
             "name": "again",
@@ -37,7 +38,7 @@ def test_the_micro_batch_stays_where_memory_had_made_it_go(ranks: int, batch: tu
 
 
 def test_a_run_that_climbed_back_begins_where_it_had_climbed_to() -> None:
-    climb = {"event": "climb", "changes": {"micro_batch_size": [2, 4], "grad_accum": [4, 2]}}
+    climb = Climb(changes={"micro_batch_size": (2, 4), "grad_accum": (4, 2)})
     assert planned(2, [STEPPED_DOWN, climb]) == (4, 2)
     assert planned(2, [STEPPED_DOWN, climb, STEPPED_DOWN]) == (2, 4)
 
@@ -58,7 +59,7 @@ def test_a_run_that_never_ran_out_of_memory_starts_at_the_largest_micro_batch() 
 
 
 def test_what_the_user_sets_wins_over_what_memory_has_taught_also_later() -> None:
-    again = {"event": "replanned", "set": ["recipe.micro_batch_size=4"]}
+    again = Replanned(set=["recipe.micro_batch_size=4"])
     assert planned(2, [STEPPED_DOWN], "recipe.micro_batch_size=4", micro_batch_size=4) == (4, 2)
     assert planned(2, [STEPPED_DOWN, again], "steps=9", micro_batch_size=4) == (4, 2)
     assert planned(2, [again, STEPPED_DOWN], "steps=9", micro_batch_size=4) == (2, 4)

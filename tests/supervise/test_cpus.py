@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from launcher.supervise.cpus import VARIABLE, listed
+from launcher.spec.variables import CPU_BIND
+from launcher.supervise.cpus import listed
 
 
 def test_a_list_of_cpus_is_read_as_taskset_reads_it() -> None:
@@ -19,7 +20,7 @@ def bound(lists: str, rank: int) -> tuple[str, str]:
     """The CPUs of a process after it, and what it said."""
     code = "import os; from launcher.supervise.cpus import bind; bind(os.environ)"
     code += "; print(os.sched_getaffinity(0))"
-    env = {**os.environ, VARIABLE: lists, "LOCAL_RANK": str(rank)}
+    env = {**os.environ, CPU_BIND: lists, "LOCAL_RANK": str(rank)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     return done.stdout.strip(), done.stderr
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from launcher.rundir.downgrades import recipe_in_force
+from launcher.spec.events import Downgrade, Resubmitted, Submitted
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.policy import spent_budgets, tried
@@ -15,20 +16,19 @@ from tests.lab import Lab, events
 BEGUN = Recipe(precision="fp32", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
 
 
-def lowered(attempt: int, micro: int, **fields: object) -> dict[str, object]:
-    changes = {"micro_batch_size": [2 * micro, micro], "grad_accum": [8 // micro // 2, 8 // micro]}
-    event = {"event": "downgrade", "attempt": attempt, "changes": changes, "reason": f"micro-batch {micro}"}
-    return {**event, "in_process": True, **fields}
+def lowered(attempt: int, micro: int) -> Downgrade:
+    changes = {"micro_batch_size": (2 * micro, micro), "grad_accum": (8 // micro // 2, 8 // micro)}
+    return Downgrade(attempt=attempt, changes=changes, reason=f"micro-batch {micro}", in_process=True)
 
 
 def test_the_recipe_in_force_is_the_attempts_with_its_own_changes() -> None:
-    told = [lowered(0, 4), lowered(0, 2), lowered(1, 1), {"event": "downgrade", "changes": {}}]
+    told = [lowered(0, 4), lowered(0, 2), lowered(1, 1), Downgrade(changes={})]
     assert recipe_in_force(BEGUN, told, 0).micro_batch_size == 2
     assert recipe_in_force(BEGUN, told, 0).grad_accum == 4
     assert recipe_in_force(BEGUN, told, 2) == BEGUN
-    assert spent_budgets([{"event": "submitted"}, *told]) == {"lower": 4}
-    assert tried([{"event": "submitted"}, *told[:2]]) == ["micro-batch 4", "micro-batch 2"]
-    assert tried([*told, {"event": "resubmitted"}]) == []
+    assert spent_budgets([Submitted(), *told]) == {"lower": 4}
+    assert tried([Submitted(), *told[:2]]) == ["micro-batch 4", "micro-batch 2"]
+    assert tried([*told, Resubmitted()]) == []
 
 
 SCRIPT = """\

@@ -7,17 +7,27 @@ from typing import Any
 import pytest
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.events import (
+    AttemptStarted,
+    CheckpointSaved,
+    Event,
+    Finished,
+    HandedOver,
+    HandoverSkipped,
+    Resumed,
+    SupervisorStarted,
+)
 from launcher.supervise.saving import Kept, Outcome, Skipped, outcome_of, skipped_by, unsaved
 
-STARTED = {"event": "started"}
-HANDOVER = {"event": "handover", "attempt": 1, "step": 7}
-ATTEMPT = {"event": "attempt", "attempt": 2}
-SKIPPED = {"event": "handover-skipped", "attempt": 2, "step": 9, "reason": "rank 1 did not answer"}
-TAKEN = {"event": "resumed", "step": 7, "from": "shared-memory"}
+STARTED = SupervisorStarted()
+HANDOVER = HandedOver(attempt=1, step=7, bytes=1)
+ATTEMPT = AttemptStarted(attempt=2, recipe={})
+SKIPPED = HandoverSkipped(attempt=2, step=9, reason="rank 1 did not answer")
+TAKEN = Resumed(step=7, from_="shared-memory")
 
 
-def checkpoint(step: int) -> dict[str, Any]:
-    return {"event": "checkpoint", "step": step}
+def checkpoint(step: int) -> Event:
+    return CheckpointSaved(step=step)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +43,7 @@ def checkpoint(step: int) -> dict[str, Any]:
     ],
 )
 def test_a_handover_is_unsaved_until_it_is_taken_up_or_a_checkpoint_is_as_new(
-    events: list[dict[str, Any]], kept: Kept | None
+    events: list[Event], kept: Kept | None
 ) -> None:
     assert unsaved(events) == kept
 
@@ -42,16 +52,16 @@ def test_only_the_last_attempt_tells_why_its_step_was_not_handed_over() -> None:
     assert skipped_by([STARTED, SKIPPED], 2) == Skipped(9, "rank 1 did not answer")
     assert skipped_by([STARTED, SKIPPED], 3) is None
     assert skipped_by([STARTED, SKIPPED, HANDOVER], 2) is None
-    assert skipped_by([STARTED, {"event": "handover-skipped", "reason": "another layout"}], 2) is None
+    assert skipped_by([STARTED, HandoverSkipped(reason="another layout")], 2) is None
 
 
 def test_the_last_end_of_a_run_tells_what_became_of_its_last_step() -> None:
     lost = Outcome(9, "the disk is full", 8)
-    ends = [{"event": "finished", "last_state": one._asdict()} for one in (Outcome(7, "", 7), lost)]
+    ends = [Finished(last_state=one._asdict()) for one in (Outcome(7, "", 7), lost)]
     assert outcome_of(ends) == lost and lost.words() == "step 9 is lost: the disk is full"
     assert Outcome(9, "the disk is full", 4).words() == "steps 5 to 9 are lost: the disk is full"
     assert Outcome(7, "", 7).words() == "the state of step 7 was written as a checkpoint"
-    assert outcome_of([*ends, {"event": "finished"}]) is None
+    assert outcome_of([*ends, Finished()]) is None
 
 
 def test_a_saving_is_no_attempt(tmp_path: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from launcher.rundir.files import read_json, read_json_lines
 from launcher.rundir.layout import RunDir
+from launcher.spec.events import AllocationRetries, MemoryInFragments
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import MemoryBudget
 from launcher.train.metrics.alerts import Alerts
@@ -142,10 +143,10 @@ def test_a_tracker_that_is_not_installed_is_refused_with_what_installs_it(
 
 
 def test_allocation_retries_are_told_once_with_what_helps() -> None:
-    alerts = Alerts(100, recipe(expandable_segments=False))
+    alerts = Alerts(0, 100, recipe(expandable_segments=False))
     assert alerts.of(Reading(rss=1, peak=100, num_alloc_retries=0), 1) == []
     [alert] = alerts.of(Reading(rss=1, peak=100, num_alloc_retries=3), 2)
-    assert alert.event == "allocation-retries" and alert.fields == {"num_alloc_retries": 3}
+    assert alert.event == AllocationRetries(rank=0, step=2, num_alloc_retries=3)
     assert "3 time(s) up to step 2" in alert.text and "recipe.expandable_segments: true" in alert.text
     assert alerts.of(Reading(rss=1, peak=100, num_alloc_retries=9), 3) == []
 
@@ -185,9 +186,9 @@ def test_a_snapshot_on_demand_shows_the_peak_of_the_next_step(tmp_path: Path) ->
 
 
 def test_an_allocator_that_fills_the_gpu_with_fragments_is_told_of_once():
-    alerts = Alerts(None, recipe(), capacity=100)
+    alerts = Alerts(0, None, recipe(), capacity=100)
     assert not alerts.of(Reading(rss=1, peak=75, reserved=94), 1), "the cache of a step is no waste"
     [alert] = alerts.of(Reading(rss=1, peak=70, reserved=94), 2)
-    assert alert.event == "memory-in-fragments" and alert.fields == {"reserved": 94, "bytes": 70}
+    assert alert.event == MemoryInFragments(rank=0, step=2, reserved=94, bytes=70)
     assert not alerts.of(Reading(rss=1, peak=70, reserved=94), 3)
-    assert not Alerts(None, recipe(), capacity=100).of(Reading(rss=1, peak=40, reserved=80), 1)
+    assert not Alerts(0, None, recipe(), capacity=100).of(Reading(rss=1, peak=40, reserved=80), 1)

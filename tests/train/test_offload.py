@@ -7,7 +7,6 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,8 +23,8 @@ from launcher.spec.recipe import Optimizer
 from launcher.train.budget import MIB, MemoryBudget
 from launcher.train.offload import HostOptimizer, ScratchFiles, in_host_memory
 from launcher.train.optimizers.blocks import scales_beside
+from launcher.train.optimizers.build import builder
 from launcher.train.optimizers.state import beside, local, zeros_beside
-from launcher.train.optimizers.table import row_of
 from launcher.train.rank import SetupError
 from tests.train.runs import job, measure, prepare, recipe, start
 
@@ -82,7 +81,7 @@ def test_no_optimizer_computes_anything_else_with_offload(tmp_path: Path, optimi
         shapes = ((64, 256), (70, 90), (300,), (64, 80), (0, 3))
         made = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
         groups = [{"params": made[:2], "weight_decay": 0.1}, {"params": made[2:], "weight_decay": 0.0}]
-        make = partial(row_of(recipe(optimizer=optimizer)).make, lr=1e-2)
+        make = builder(optimizer, lr=1e-2)
         keep = ScratchFiles(str(tmp_path), "run") if where == "nvme" else in_host_memory
         stepped: torch.optim.Optimizer = make(groups, [made[3]])
         if offloaded:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from launcher.spec.recipe import Offload, Optimizer, Sharding
-from launcher.spec.rules import Setting, broken_rules
+from launcher.memory.shapes import ModelShapes, Parameter
+from launcher.memory.states import Ranks, states_of
+from launcher.spec.optimizers import OPTIMIZERS, Optimizer
 from launcher.train.optimizers.adam_mini import AdamMini
 from launcher.train.optimizers.adamw_bf16 import AdamWBf16, round_stochastically
+from launcher.train.optimizers.build import builder
 from launcher.train.optimizers.local_shards import EightBit
-from launcher.train.optimizers.table import TABLE, row_of
 from launcher.train.rank import SetupError
 from tests.train.runs import recipe
 
@@ -74,7 +75,7 @@ def test_without_bitsandbytes_the_recipe_is_refused_with_what_to_do(monkeypatch:
     for name in ("bitsandbytes", "bitsandbytes.functional"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SetupError, match=r'pip install "bitsandbytes>=0\.50"'):
-        row_of(recipe(optimizer="lion-8bit")).make([{"params": parameters((2, 2))}], (), lr=1.0)
+        builder("lion-8bit", lr=1.0)([{"params": parameters((2, 2))}], ())
 
 
 @pytest.mark.slow
@@ -83,29 +84,20 @@ def test_bitsandbytes_is_imported_only_when_a_recipe_needs_it() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_every_optimizer_has_one_row_for_every_sharding() -> None:
-    assert set(get_args(Optimizer)) == {row.optimizer for row in TABLE}
-    for optimizer in get_args(Optimizer):
-        for sharding in get_args(Sharding):
-            row = row_of(recipe(sharding, optimizer=optimizer))
-            assert row.reason and row.needs.startswith(("torch>=", "bitsandbytes>="))
-            made = row.make([{"params": parameters((2, 2))}], (), lr=1.0)
-            ours = isinstance(made, EightBit) if row.library == "bitsandbytes" else True
-            assert ours and (type(made).__module__.startswith("torch.")) == (row.library == "torch")
-
-
-def test_paged_states_are_refused_with_offload() -> None:
-    with pytest.raises(SetupError, match="optimizer: adamw-8bit does"):
-        row_of(recipe("fsdp", optimizer="paged-adamw-8bit", offload="cpu"))
-
-
-def test_the_table_and_the_rules_agree_on_what_runs_with_offload() -> None:
-    gpu = Setting(ranks=2, nodes=1, gpus_per_node=2, nvme_dir=True, entrypoint=True)
-    for optimizer in get_args(Optimizer):
-        for offload in get_args(Offload):
-            asked = recipe("fsdp", optimizer=optimizer, offload=offload)
-            [*rows] = [row for row in TABLE if row.optimizer == optimizer and offload in row.offload]
-            assert bool(rows) == (not broken_rules(asked, gpu)), (optimizer, offload)
+@pytest.mark.parametrize("row", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_row_tells_the_states_that_its_builder_makes(row: Optimizer) -> None:
+    made = parameters((64, 256), dtype=torch.bfloat16)
+    optimizer = builder(row.name, lr=1.0)([{"params": made}], ())
+    if row.paged:  # CUDA only: tests/gpu
+        return
+    train(made, optimizer, steps=1)
+    states = {name: state for name, state in optimizer.state[made[0]].items() if state.numel() > 1}
+    shapes = ModelShapes((Parameter("weight", (64, 256), itemsize=2),), buffers=0)
+    held = states_of(shapes, recipe(optimizer=row.name), Ranks(1, 1, on_gpu=False)).host.optimizer
+    steps = optimizer.state[made[0]].get("step", torch.tensor(())).nbytes
+    assert sum(state.nbytes for state in states.values()) + steps == held
+    assert (steps > 0) == (row.steps is not None)
+    assert sum(not name.startswith("absmax") for name in states) == len(row.states)
 
 
 def test_adam_mini_is_adamw_where_a_row_has_one_magnitude() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.rundir.layout import RunDir
 from launcher.rundir.table import SUBMITTED
@@ -73,7 +73,7 @@ def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:
 
 def check_again(run: RunDir, own: Sequence[str], about: About, chosen: Chosen) -> None:
     """Before a run goes on. Raises HostError where its checkpoints would not be found."""
-    before: dict[str, Any] = run.read_about()
+    before = run.read_about()
     names = ", ".join(own)
     if before.get("apart") and about["nodes"] != len(own):
         raise HostError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -33,7 +33,7 @@ def words(answer: bytes) -> dict[str, str]:
     return {run: word for run, _, word in (line.rpartition(" ") for line in lines)}
 
 
-def judged(run: RunDir, lock: str, trouble: str, where: str) -> dict[str, Any]:
+def judged(run: RunDir, lock: str, trouble: str, where: str) -> Mapping[str, Any]:
     """state.json, corrected. It was read after the lock was looked at: what has ended has said so."""
     state = run.read_state()
     name = state.get("state", "submitted")

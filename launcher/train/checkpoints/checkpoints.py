@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from launcher.rundir.find import remove_partial_checkpoints
 from launcher.rundir.made_with import made_with, why_not_from
+from launcher.spec.events import CheckpointSaved
 from launcher.train.checkpoints.folder import (
     CheckpointError,
     NotSavedError,
@@ -316,8 +317,7 @@ class Checkpoints:
             mine = {step: str(read_marker(path).get("save")) for step, path in complete.items()}
             remove_partial_checkpoints(rank.run)
         if rank.first:
-            events = rank.run.read_events()
-            told = {int(event["step"]) for event in events if event.get("event") == "checkpoint"}
+            told = {event.step for event in rank.run.read_events() if isinstance(event, CheckpointSaved)}
         answers: list[Any] = [None] * rank.world
         dist.all_gather_object(answers, (rank.node, mine, told))
         found = {node: steps for node, steps, _ in answers if steps is not None}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from launcher.spec.base import format_bytes
+from launcher.spec.events import AllocationRetries, Event, MemoryAlert, MemoryInFragments
 from launcher.spec.recipe import Recipe
 from launcher.train.metrics.memory import Reading
 
 
 @dataclass(frozen=True)
 class Alert:
-    event: str
+    event: Event
     text: str
-    fields: dict[str, Any]
 
 
 IN_PIECES = 0.2
@@ -25,9 +24,9 @@ NEARLY_FULL = 0.9
 class Alerts:
     """Each kind once per attempt and rank. Decides; whoever asks prints and records."""
 
-    def __init__(self, threshold: int | None, recipe: Recipe, capacity: int | None = None) -> None:
+    def __init__(self, rank: int, threshold: int | None, recipe: Recipe, capacity: int | None = None) -> None:
         """`threshold` and `capacity` in bytes, None for a device that has no peak."""
-        self.threshold, self.recipe, self.capacity = threshold, recipe, capacity
+        self.rank, self.threshold, self.recipe, self.capacity = rank, threshold, recipe, capacity
         self._passed = self._retried = self._in_pieces = False
 
     def of(self, reading: Reading, step: int) -> list[Alert]:
@@ -54,7 +53,7 @@ class Alerts:
             f"memory alert: the peak of step {step}, {format_bytes(peak)}, "
             f"is above {format_bytes(threshold)} (train.memory_alert)"
         )
-        return Alert("memory-alert", text, {"bytes": peak, "threshold": threshold})
+        return Alert(MemoryAlert(rank=self.rank, step=step, bytes=peak, threshold=threshold), text)
 
     def _thrashing(self, retries: int, step: int) -> Alert:
         # num_alloc_retries: "failed cudaMalloc calls that result in a cache flush and retry".
@@ -62,14 +61,14 @@ class Alerts:
             f"the GPU's allocator had to empty its cache {retries} time(s) up to step {step}, which is slow: "
             f"memory is nearly full or in fragments; {self._cure} helps"
         )
-        return Alert("allocation-retries", text, {"num_alloc_retries": retries})
+        return Alert(AllocationRetries(rank=self.rank, step=step, num_alloc_retries=retries), text)
 
     def _fragments(self, reserved: int, peak: int, step: int) -> Alert:
         text = (
             f"the GPU's allocator holds {format_bytes(reserved)} for {format_bytes(peak)} of tensors in step "
             f"{step}: memory is in fragments; {self._cure} helps"
         )
-        return Alert("memory-in-fragments", text, {"reserved": reserved, "bytes": peak})
+        return Alert(MemoryInFragments(rank=self.rank, step=step, reserved=reserved, bytes=peak), text)
 
     @property
     def _cure(self) -> str:

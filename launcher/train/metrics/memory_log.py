@@ -28,7 +28,7 @@ class MemoryLog:
         self.rank, self.meter, self.notes = rank, meter, notes
         capacity = meter.capacity
         threshold = threshold_bytes(rank.job.train.memory_alert, capacity) if capacity else None
-        self.alerts = Alerts(threshold, rank.recipe, capacity)
+        self.alerts = Alerts(rank.number, threshold, rank.recipe, capacity)
         self._made = False
         self._lines: list[dict[str, Any]] = []
         self._written = float("-inf")
@@ -40,7 +40,7 @@ class MemoryLog:
         alerts = self.alerts.of(reading, step)
         for alert in alerts:
             self.notes.line(alert.text)
-            self.notes.event(alert.event, rank=self.rank.number, step=step, **alert.fields)
+            self.notes.event(alert.event)
         if alerts or time.monotonic() - self._written >= self._writes_every:
             self.write()
         return reading

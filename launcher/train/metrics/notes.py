@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from launcher.spec.events import Event
 from launcher.train.failure import masked
 from launcher.train.rank import Rank
 
@@ -21,10 +19,10 @@ class Notes:
         """For a person, from this rank; the log says which one it is."""
         print(text, flush=True)
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, event: Event) -> None:
         """Into events.jsonl, which takes lines of several writers."""
         try:
-            self.rank.run.event(kind, **with_masked_words(fields))
+            self.rank.run.append(with_masked_words(event))
         except OSError as error:
             self.complain(error)
 
@@ -35,9 +33,7 @@ class Notes:
             self.line(f"metrics or events could not be written, the training goes on: {error}")
 
 
-def with_masked_words(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an event without secrets."""
-    return {
-        name: masked(value) if name in _WORDS and isinstance(value, str) else value
-        for name, value in fields.items()
-    }
+def with_masked_words(event: Event) -> Event:
+    """Return the event without secrets."""
+    words = {name: masked(event[name]) for name in _WORDS if isinstance(event.get(name), str)}
+    return event.of({**event, **words})

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.rundir.files import append_json
 from launcher.rundir.progress import progress_text
 from launcher.rundir.time import now
+from launcher.spec.events import Event
 from launcher.train.budget import Budget
 from launcher.train.metrics.flops import open_mfu
 from launcher.train.metrics.memory import Reading, open_meter
@@ -54,10 +55,10 @@ class Recorder:
         self.trackers = Trackers(rank)
         self._last_line = float("-inf")
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, event: Event) -> None:
         """From rank 0."""
         if self.rank.first:
-            self.notes.event(kind, **fields)
+            self.notes.event(event)
 
     def micro_batch(self, batch: Any, of: int) -> None:
         """On the device, before its forward pass; one `of` so many of a step."""

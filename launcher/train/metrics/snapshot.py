@@ -16,6 +16,7 @@ import torch
 
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.time import now
+from launcher.spec.events import MemorySnapshot
 from launcher.train.budget import Budget, Held, MemoryBudget
 from launcher.train.live import Moment, Piece, cuda_pieces, largest
 from launcher.train.metrics.notes import Notes
@@ -213,4 +214,4 @@ class Snapshots:
             if not self.rank.job.train.record_memory:
                 recording.stop()
         self.notes.line(f"memory snapshot of step {step}: {path}")
-        self.notes.event("memory-snapshot", rank=self.rank.number, step=step, path=str(path))
+        self.notes.event(MemorySnapshot(rank=self.rank.number, step=step, path=str(path)))

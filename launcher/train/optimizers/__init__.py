@@ -1,1 +1,1 @@
-"""The optimizers of a recipe. `table.py` says which library runs which, and why; `build.py` makes it."""
+"""The optimizers of a recipe. `spec/optimizers.py` lists them; `build.py` makes one."""

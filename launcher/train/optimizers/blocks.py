@@ -16,12 +16,10 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from launcher.spec.optimizers import BLOCK
 from launcher.train.checkpoints.reader import read_metadata
 from launcher.train.optimizers.state import beside, local, rows_beside
 from launcher.train.rank import SetupError
-
-BLOCK = 256
-"bitsandbytes' block size; its kernels know no other for optimizer states."
 
 
 def scales_beside(p: torch.Tensor) -> torch.Tensor:

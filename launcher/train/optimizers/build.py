@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from typing import Any
 
@@ -10,17 +11,17 @@ from torch import nn
 
 from launcher.spec.base import format_bytes
 from launcher.spec.job import Training
+from launcher.spec.optimizers import OPTIMIZERS
 from launcher.train.budget import Budget
-from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
+from launcher.train.offload import HostOptimizer, Keep, Make, ScratchFiles, in_host_memory
 from launcher.train.optimizers.state import local
-from launcher.train.optimizers.table import embeddings, row_of
 from launcher.train.rank import Rank, SetupError
 
 
 def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim.Optimizer:
     """Raises SetupError: a library or the directory on NVMe is missing, or there is nothing to train."""
     recipe, training = rank.recipe, rank.job.train
-    make = partial(row_of(recipe).make, lr=training.lr)
+    make = builder(recipe.optimizer, training.lr)
     groups, wide = parameter_groups(model, training), embeddings(model)
     if not groups:
         raise SetupError(
@@ -37,6 +38,21 @@ def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim
     on_host = HostOptimizer(groups, wide, make, keep, budget.host_side)
     rank.say(f"offload: {recipe.offload}: on each rank {_host_cost(on_host, keep)}")
     return on_host
+
+
+def builder(name: str, lr: float) -> Make:
+    """Return what makes this optimizer of groups of parameters and those whose states stay in 32 bit."""
+    row = OPTIMIZERS[name]
+    module, _, attribute = row.builder.partition(":")
+    make = partial(getattr(importlib.import_module(module), attribute), lr=lr, **row.arguments)
+    return lambda groups, wide: make(groups, wide=wide) if row.eight_bit else make(groups)
+
+
+def embeddings(model: nn.Module) -> list[nn.Parameter]:
+    """Their states stay in 32 bit, as bitsandbytes advises: a rare token's gradient is an outlier."""
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    found = [module.weight for module in model.modules() if isinstance(module, tables)]
+    return [weight for weight in found if isinstance(weight, nn.Parameter)]
 
 
 def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:

@@ -12,14 +12,10 @@ from typing import Any, Literal
 
 import torch
 
+from launcher.spec.optimizers import LEAST_EIGHT_BIT, LEAST_PAGED
 from launcher.train.optimizers.blocks import scales_beside, scales_in_use
 from launcher.train.optimizers.state import KeepsDtypes, beside, local, zeros_beside
 from launcher.train.rank import SetupError
-
-LEAST = 4096
-"Elements. bitsandbytes keeps the states of smaller tensors in 32 bit: `min_8bit_size`."
-LEAST_PAGED = 100_000
-"Elements. Below, bitsandbytes pages nothing: a managed allocation costs more than it frees."
 
 Kernel = Literal["adam", "lion"]
 
@@ -55,7 +51,7 @@ class EightBit(KeepsDtypes):
         self._maps: dict[bool, torch.Tensor] = {}
 
     def in_eight_bits(self, p: torch.Tensor) -> bool:
-        return p.ndim >= 2 and p.numel() >= LEAST and id(p) not in self._wide
+        return p.ndim >= 2 and p.numel() >= LEAST_EIGHT_BIT and id(p) not in self._wide
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

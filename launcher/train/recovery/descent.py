@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from launcher.planning.batches import WITHIN_A_RUN
 from launcher.planning.lower import why_none_within, within_a_run
 from launcher.planning.plan import Plan
-from launcher.rundir.downgrades import CHANGES, changed
+from launcher.rundir.downgrades import changed
 from launcher.rundir.files import read_record
+from launcher.spec.events import AttemptStarted, Climb, Downgrade, Event, RecipeChange, Resumed, Submitted
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.train.rank import Rank
@@ -39,20 +39,19 @@ class Descent:
         known = (self.planned, self._left, self._given_up)
         self.planned, self._left, self._given_up = gate.firsts(known)
 
-    def _remember(self, events: Sequence[dict[str, Any]]) -> None:
+    def _remember(self, events: Sequence[Event]) -> None:
         """What the attempts before this one went down from, and came back to; also before somebody resumed
         the run."""
         recipe, done = self.rank.recipe, 0  # under `recipe`, after so many steps of the run
         for event in events:
-            kind = event.get("event")
-            if kind == "attempt":
-                recipe, done = Recipe.model_validate(event["recipe"]), 0
-            elif kind == "resumed":
-                done = event["step"]
-            elif kind in CHANGES:
+            if isinstance(event, AttemptStarted):
+                recipe, done = Recipe.model_validate(event.recipe), 0
+            elif isinstance(event, Resumed):
+                done = event.step
+            elif isinstance(event, RecipeChange):
                 before, recipe = recipe, changed(recipe, event)
-                step = event.get("step")
-                if kind == "climb":
+                step = event.step
+                if isinstance(event, Climb):
                     self.climbed(recipe)
                 else:
                     self.went_down(before, step or 0, had_fitted=step is not None and step > done + 1)
@@ -89,16 +88,13 @@ class Descent:
         return str(self.gate.firsts(reason))
 
     def _may_go_lower(self) -> bool:
-        spent = [one for one in self._events() if one.get("event") == "downgrade"]
-        return len(spent) < self.rank.job.retries.lower
-
-    def _events(self) -> list[dict[str, Any]]:
-        """Since somebody last submitted or resumed the run: what its budget is spent from."""
-        events = self.rank.run.read_events()
-        submissions = [
-            at for at, one in enumerate(events) if one.get("event") in ("submitted", "resubmitted")
-        ]
-        return events[max(submissions, default=0) :]
+        """By the downgrades since somebody last submitted or resumed the run."""
+        spent = 0
+        for event in self.rank.run.read_events():
+            if isinstance(event, Submitted):
+                spent = 0
+            spent += isinstance(event, Downgrade)
+        return spent < self.rank.job.retries.lower
 
     def went_down(self, recipe: Recipe, step: int, *, had_fitted: bool) -> None:
         """From `recipe`. One that had fitted may do so again, once."""

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 from launcher.rundir.shared import handover_folder, make_handover_folder, remove_handover
-from launcher.spec.recipe import EIGHT_BIT, SHARDED
+from launcher.spec.optimizers import OPTIMIZERS, saved_as
+from launcher.spec.recipe import SHARDED
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.own import not_persistent
 from launcher.train.optimizers.state import local
@@ -179,7 +180,7 @@ class Handover:
 
     def _reshards(self, differ: list[str]) -> bool:
         """8-bit states have scales of the blocks of each shard."""
-        return {*differ} <= {"sharding", "shapes"} and self.rank.recipe.optimizer not in EIGHT_BIT
+        return {*differ} <= {"sharding", "shapes"} and not OPTIMIZERS[self.rank.recipe.optimizer].eight_bit
 
     def _offer(self, found: Found | None) -> dict[str, Any] | None:
         if found is None:
@@ -238,7 +239,7 @@ def layout_of(rank: Rank, model: nn.Module) -> Layout:
     return {
         "ranks": [rank.world, rank.per_node],
         "sharding": {"fsdp-keep": "fsdp"}.get(recipe.sharding, recipe.sharding),
-        "optimizer": recipe.optimizer.removeprefix("paged-"),
+        "optimizer": saved_as(recipe.optimizer),
         "precision": recipe.precision,
         "shapes": [(str(p.dtype), *local(p).shape) for p in model.parameters()],
     }

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from launcher.planning.batches import finely
 from launcher.planning.lower import words_of
+from launcher.spec.events import Climb, CouplesSamples, Downgrade, Probed, ProbeSkipped, RecoveryOff
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.train.coupling import Split
@@ -18,10 +19,6 @@ from launcher.train.recovery.descent import CLIMB_AFTER, Descent
 from launcher.train.recovery.probe import Probe
 from launcher.train.recovery.recovery import Failure, Recovery, raised_again, sizes_of
 from launcher.train.task import TaskError
-
-COUPLES = "couples-samples"
-"The event that tells of it: the supervisor and later attempts keep to it."
-
 
 MEAN = (
     "loss() returns the mean of its batch where it has to return the sum: the loss of the first samples is "
@@ -49,10 +46,10 @@ class InForce:
         apply: Callable[[Recipe], None],
     ) -> None:
         self.rank, self.setting, self.recovery, self.probe = rank, setting, recovery, probe
-        self.recorder, self.apply = recorder, apply
+        self.recorder, self.apply, self.attempt = recorder, apply, rank.attempt.number
         self.recipe = rank.recipe
         if recovery.why_not is not None:
-            self._event("recovery-off", reason=recovery.why_not)
+            recorder.event(RecoveryOff(attempt=self.attempt, reason=recovery.why_not))
         self.descent = Descent(rank, setting, recovery.gate)
         self._fitted = self._said_off = False
 
@@ -65,8 +62,8 @@ class InForce:
         `samples`: a few of the first ones. Raises TaskError for one that is a mean."""
         if self.setting.couples_samples:
             return
-        known = self.rank.first and any(one.get("event") == COUPLES for one in self.rank.run.read_events())
-        found = bool(self.recovery.gate.firsts(known))
+        told = self.rank.run.read_events() if self.rank.first else []
+        found = bool(self.recovery.gate.firsts(any(isinstance(one, CouplesSamples) for one in told)))
         if not found:
             with self.probe.unseen():
                 [rank_found] = self.recovery.gate.highest(self.probe.split(self.recipe, samples))
@@ -76,7 +73,7 @@ class InForce:
                 self.rank.say(UNDECIDED)
             found = rank_found == Split.COUPLED
             if found:
-                self._event(COUPLES)
+                self.recorder.event(CouplesSamples(attempt=self.attempt))  # later attempts keep to it
                 self.rank.say(
                     "the loss of a batch is not that of its halves: it couples samples. The micro-batch is "
                     "lowered only when nothing else is left (couples_samples = True in the task declares it)"
@@ -102,12 +99,19 @@ class InForce:
             self._give_up(self.probe.failure if found is None or found > 0 else None)
         self._take(rungs[lowest])
         seconds = round(time.perf_counter() - began, 3)
-        sizes = {"planned": before.micro_batch_size, "micro_batch_size": self.recipe.micro_batch_size}
-        self._event("probe", **sizes, asked=self.probe.asked - asked, seconds=seconds)
+        self.recorder.event(
+            Probed(
+                attempt=self.attempt,
+                planned=before.micro_batch_size,
+                micro_batch_size=self.recipe.micro_batch_size,
+                asked=self.probe.asked - asked,
+                seconds=seconds,
+            )
+        )
         if self.recipe != before:
             text = f"{before.micro_batch_size} samples at once do not fit"
             lost = seconds if since is None else round(time.perf_counter() - since, 3)
-            self._tell("downgrade", before, text, phase="probe", seconds=lost)
+            self._tell(Downgrade, before, text, phase="probe", seconds=lost)
 
     def _probe_is_off(self) -> bool:
         """Whether some rank's probe can find out nothing; the same on every rank, and told once."""
@@ -115,12 +119,12 @@ class InForce:
         offs = [(off, may_send) for off, may_send in everyones if off is not None]
         if offs and not self._said_off:
             self._said_off = True
-            self._event("probe-skipped", reason=offs[0][0])
+            self.recorder.event(ProbeSkipped(attempt=self.attempt, reason=offs[0][0]))
             self.rank.say(f"probe skipped: {offs[0][0]}")
         sends = [off for off, may_send in offs if may_send]
         if sends and self.recovery.why_not is None and self.recovery.collectives is not None:
             self.recovery.why_not = sends[0]
-            self._event("recovery-off", reason=sends[0])
+            self.recorder.event(RecoveryOff(attempt=self.attempt, reason=sends[0]))
         return bool(offs)
 
     def outgrown(self, batch: Any, samples: list[Any]) -> None:
@@ -162,7 +166,7 @@ class InForce:
         first = failures[0]
         seconds = round(time.perf_counter() - began, 3)
         where = {"step": step, "phase": first.phase, "rank": first.rank}
-        self._tell("downgrade", before, first.text, **where, seconds=seconds)
+        self._tell(Downgrade, before, first.text, **where, seconds=seconds)
 
     def climb(self, step: int) -> None:
         """Before this step, where nothing is under way: try again what only a passing failure may have
@@ -176,7 +180,7 @@ class InForce:
             off = self._probe_is_off()
         if not misfits and not off:
             self._take(recipe)
-            self._tell("climb", before, f"no failure in {CLIMB_AFTER} steps", step=step)
+            self._tell(Climb, before, f"no failure in {CLIMB_AFTER} steps", step=step)
 
     def _give_up(self, failure: Failure | None) -> NoReturn:
         """What is left is a restart, which the ranks that failed bring about."""
@@ -189,12 +193,12 @@ class InForce:
             self.recipe, self._fitted = recipe, False
             self.apply(recipe)
 
-    def _tell(self, event: str, before: Recipe, text: str, **fields: Any) -> None:
+    def _tell(self, change: type[Downgrade | Climb], before: Recipe, text: str, **fields: Any) -> None:
         """`text`: what brought it about."""
         words, text = words_of(self.recipe, before, self.setting), text.partition("\n")[0]
-        changes = {name: list(pair) for name, pair in self.recipe.changes_from(before).items()}
-        self._event(event, in_process=True, changes=changes, reason=words, because=text, **fields)
-        self.rank.say(f"{event}: {words} ({text})")
-
-    def _event(self, kind: str, **fields: Any) -> None:
-        self.recorder.event(kind, attempt=self.rank.attempt.number, **fields)
+        changes = self.recipe.changes_from(before)
+        event = change(
+            attempt=self.attempt, in_process=True, changes=changes, reason=words, because=text, **fields
+        )
+        self.recorder.event(event)
+        self.rank.say(f"{event.kind}: {words} ({text})")

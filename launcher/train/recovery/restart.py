@@ -11,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch.distributed as dist
 
-from launcher.rundir.files import append_json
-from launcher.rundir.time import now
 from launcher.spec.base import format_bytes
+from launcher.spec.events import HandedOver, HandoverSkipped
 from launcher.spec.verdict import EXIT_FOLLOWED
 from launcher.train.failure import leave, within
 from launcher.train.metrics.notes import with_masked_words
@@ -100,20 +99,17 @@ class Restart:
     def _end_attempt(self, why: Why, close: Callable[[], object], *, ring: bool) -> bool:
         """Whatever goes wrong here, without memory the attempt ends: the next one has the checkpoint. False:
         it goes on."""
-        kind = ""
+        outcome = None
         try:
             if ring:
                 self._alarm.ring(why)
             # A second time the others would be heard saying what they had the first time.
             outcome = self._hand_over() if not self._tried else None
-            if outcome is not None:
-                kind, fields = outcome
-                event = {"time": now(), "event": kind, "attempt": self.rank.attempt.number}
-                if self.rank.first:
-                    append_json(self.rank.run.events, {**event, **with_masked_words(fields)})
+            if outcome is not None and self.rank.first:
+                self.rank.run.append(with_masked_words(outcome))
         except Exception as error:
             print(f"nothing is handed over: {type(error).__name__}: {error}", file=sys.stderr)
-        if why == "time" and kind != "handover":
+        if why == "time" and not isinstance(outcome, HandedOver):
             self._tried = True
             self._let_go()
             return False
@@ -123,14 +119,14 @@ class Restart:
             self._alarm.exchange("leaving", True, CLOSING_SECONDS + 1)
         return True
 
-    def _hand_over(self) -> tuple[str, dict[str, Any]] | None:
+    def _hand_over(self) -> HandedOver | HandoverSkipped | None:
         """The event that tells of it. None: there was nothing to hand over, and nobody expects it."""
-        offers = self._offers()
+        attempt, offers = self.rank.attempt.number, self._offers()
         steps = {offer.step for offer in offers.values()}
         if steps == {0}:
             return None
         if (reason := refusal(offers, self.rank.world)) is not None:
-            return "handover-skipped", {"step": min(steps), "reason": reason}
+            return HandoverSkipped(attempt=attempt, step=min(steps), reason=reason)
         assert self.handover is not None
         started, problem, size = time.monotonic(), "", 0
         try:
@@ -144,12 +140,13 @@ class Restart:
         problems += [f"rank {n} did not finish" for n in range(self.rank.world) if n not in answers]
         [step] = steps
         if problems:
-            return "handover-skipped", {"step": step, "reason": problems[0]}
-        return "handover", {
-            "step": step,
-            "bytes": sum(answer[0] for answer in answers.values()),
-            "seconds": round(max(answer[1] for answer in answers.values()), 3),
-        }
+            return HandoverSkipped(attempt=attempt, step=step, reason=problems[0])
+        return HandedOver(
+            attempt=attempt,
+            step=step,
+            bytes=sum(answer[0] for answer in answers.values()),
+            seconds=round(max(answer[1] for answer in answers.values()), 3),
+        )
 
     def _offers(self) -> dict[int, Offer]:
         """Of all ranks that answer, their states held still.

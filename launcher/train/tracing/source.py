@@ -18,6 +18,7 @@ from launcher.memory.states import Ranks
 from launcher.memory.store import PACKAGE
 from launcher.memory.trace import Trace, alone
 from launcher.planning.source import About, NoTraceError
+from launcher.spec import optimizers
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.batch_norm import first_batch_norm
@@ -63,7 +64,11 @@ class TaskSource:
 
     def shapes(self, precision: Any, args: Mapping[str, Any] | None = None) -> ModelShapes:
         recipe = Recipe(
-            precision=precision, optimizer="adamw", sharding="none", micro_batch_size=1, grad_accum=1
+            precision=precision,
+            optimizer=optimizers.DEFAULT,
+            sharding="none",
+            micro_batch_size=1,
+            grad_accum=1,
         )
         return read_shapes(self._task(args), recipe)
 

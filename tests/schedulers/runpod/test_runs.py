@@ -345,7 +345,7 @@ def test_with_a_budget_that_is_spent_no_other_pod_is_waited_for(lab: Lab) -> Non
     run = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2, limits=Limits(budget=1)))
     handle = lab.handle(run)
     lab.until(run, "running")
-    about = run.read_about()
+    about = {**run.read_about()}
     about["cluster"]["runpod"]["budget"] = 0.001
     replace_json(run.path / "run.json", about)
     lab.sandbox.interrupt(handle.rpartition(":")[2])

@@ -1,0 +1,47 @@
+"""The form of a JSON value: a record of another form, of a rank, another host or version, is left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, get_args
+
+Form = Any
+"""A type or a union of types (`int` takes no bool, `float` takes an int); a set of values; a pattern that a
+text matches; `[form]`, a list of any length; `(form, form)`, a list of that length; or a mapping of keys to
+forms, where a key that ends with `?` may be missing or null, and `*` stands for keys that are not named."""
+
+
+def fits(value: object, form: Form) -> bool:
+    """Whether a JSON value has this form."""
+    if isinstance(form, dict):
+        return isinstance(value, dict) and _keys_fit(value, form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(fits(item, form[0]) for item in value)
+    if isinstance(form, tuple):
+        return isinstance(value, list) and len(value) == len(form) and all(map(fits, value, form))
+    if isinstance(form, frozenset):
+        return isinstance(value, str) and value in form
+    if isinstance(form, re.Pattern):
+        return isinstance(value, str) and form.fullmatch(value) is not None
+    if isinstance(value, bool):
+        return form is object or bool in _types(form)
+    return isinstance(value, form) or (isinstance(value, int) and float in _types(form))
+
+
+def _keys_fit(value: Mapping[str, object], form: Mapping[str, Form]) -> bool:
+    named = {key.removesuffix("?"): key for key in form if key != "*"}
+    if any(name not in value and not key.endswith("?") for name, key in named.items()):
+        return False
+    for name, inner in value.items():
+        key = named.get(name, "*")
+        if not (inner is None and key.endswith("?")) and not fits(inner, form.get(key, object)):
+            return False
+    return True
+
+
+def _types(form: Form) -> tuple[type, ...]:
+    return get_args(form) or (form,)
+
+
+STAMP = re.compile(r"\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-6]\d(\.\d+)?Z?")

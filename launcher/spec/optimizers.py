@@ -1,0 +1,112 @@
+"""The optimizers that a recipe can name, one row each: what a row says is written nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+BLOCK = 256
+"Elements that share one fp32 scale of an 8-bit state: bitsandbytes' block size, which its kernels fix."
+LEAST_EIGHT_BIT = 4096
+"Elements. bitsandbytes keeps the states of smaller parameters in 32 bit: `min_8bit_size`."
+LEAST_PAGED = 100_000
+"Elements of a shard. bitsandbytes pages no smaller state: a managed allocation costs more than it frees."
+
+State = Literal["as-parameter", "bf16", "fp32-per-row", "8-bit"]
+"""How a state is stored. `fp32-per-row` is one number for each row of a parameter; `8-bit` is codes with a
+scale for each block, and fp32 for small parameters, vectors and embeddings."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One optimizer: what it costs, when the planner takes it, and what a rank builds."""
+
+    name: str
+    builder: str
+    """`module:name` of what a rank calls with its groups of parameters, `lr` and `arguments`. Only a rank
+    imports the module. With 8-bit states it also gets `wide`, the parameters whose states stay in 32 bit."""
+    states: tuple[State, ...]
+    host_rate: float
+    "Parameters/s of one host thread, measured on 16.8 million (torch 2.13, bitsandbytes 0.50.2)."
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    temporaries: Callable[[int, bool], int] | None = None
+    """`(bytes of an element, whether it is of a vector) -> bytes per element` that plain operators allocate
+    during the update of a parameter. None: one fused kernel allocates nothing."""
+    steps: Literal["device", "host"] | None = "host"
+    "Where the fp32 count of each parameter's steps is; None: there is none."
+    order: int | None = None
+    "Place in the planner's search, the one that loses least first. None: only the job can ask for it."
+    instead: str = "adamw"
+    "The nearest optimizer where this one cannot run."
+    paged: bool = False
+    "Its states are those of `instead`, in CUDA managed memory. A checkpoint of one is read by the other."
+
+    @property
+    def eight_bit(self) -> bool:
+        return "8-bit" in self.states
+
+
+def _widened(itemsize: int) -> int:
+    """Bytes per element of an fp32 copy; an fp32 tensor needs none."""
+    return 0 if itemsize == 4 else 4
+
+
+DEFAULT = "adamw"
+# Host rates: fused AdamW, bitsandbytes, and for plain operators torch's AdamW made of them.
+_ROWS = (
+    Optimizer(
+        "adamw", "torch.optim:AdamW", ("as-parameter", "as-parameter"), 700e6, {"fused": True},
+        steps="device", order=0,
+    ),
+    # torch's states follow the parameter's type, and bf16 ones rounded to the nearest never shrink.
+    # Temporaries: the gradient, both moments and noise in 4 bytes each, and the rounded second moment.
+    Optimizer(
+        "adamw-bf16", "launcher.train.optimizers.adamw_bf16:AdamWBf16", ("bf16", "bf16"), 113e6,
+        temporaries=lambda itemsize, vector: _widened(itemsize) + 4 + 4 + 4 + 2, order=3,
+    ),
+    # bitsandbytes' kernels on local shards: its optimizers fail on DTensor (bitsandbytes#1633). Not torchao:
+    # its AdamW8bit decides 8-bit by the local size (ao#4912), fails with bf16 shards (ao#4216) and compiles
+    # for 30 s on the CPU.
+    Optimizer(
+        "adamw-8bit", "launcher.train.optimizers.local_shards:EightBit", ("8-bit", "8-bit"), 29e6,
+        {"kernel": "adam", "betas": (0.9, 0.999)}, order=1,
+    ),
+    Optimizer(
+        "paged-adamw-8bit", "launcher.train.optimizers.local_shards:EightBit", ("8-bit", "8-bit"), 29e6,
+        {"kernel": "adam", "betas": (0.9, 0.999), "paged": True}, order=2, instead="adamw-8bit", paged=True,
+    ),
+    # torch has no Lion; bitsandbytes' has fp32 states only and fails on DTensor. Another learning rate than
+    # AdamW's is right for it, so the planner never chooses it. Temporary: the direction.
+    Optimizer(
+        "lion", "launcher.train.optimizers.lion:Lion", ("as-parameter",), 113e6,
+        temporaries=lambda itemsize, vector: itemsize, steps=None,
+    ),
+    Optimizer(
+        "lion-8bit", "launcher.train.optimizers.local_shards:EightBit", ("8-bit",), 36e6,
+        {"kernel": "lion", "betas": (0.9, 0.99)}, instead="lion",
+    ),
+    # The authors' package wants to be told a transformer's shapes. Temporaries: the gradient in fp32 and its
+    # square; of a vector, the square, its root and the update.
+    Optimizer(
+        "adam-mini", "launcher.train.optimizers.adam_mini:AdamMini", ("as-parameter", "fp32-per-row"), 113e6,
+        temporaries=lambda itemsize, vector: 3 * 4 if vector else _widened(itemsize) + 4, order=4,
+    ),
+)  # fmt: skip
+
+OPTIMIZERS = {row.name: row for row in _ROWS}
+SEARCHED = tuple(row.name for row in sorted(_ROWS, key=lambda row: row.order or 0) if row.order is not None)
+"Those that the planner tries, in this order."
+
+
+def saved_as(name: str) -> str:
+    """The optimizer whose checkpoints are the same. A name of another version stands for itself."""
+    row = OPTIMIZERS.get(name)
+    return row.instead if row is not None and row.paged else name
+
+
+def without_eight_bit(name: str) -> str:
+    """The nearest optimizer that has no 8-bit states."""
+    while OPTIMIZERS[name].eight_bit:
+        name = OPTIMIZERS[name].instead
+    return name

@@ -1,0 +1,118 @@
+"""A JSON object as a value: its known fields are attributes, and all that it says is a mapping."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from launcher.spec.forms import Form, fits
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # part of typing from Python 3.11 on; only a type checker needs it
+
+    def dataclass_transform(**_):
+        return lambda kind: kind
+
+
+R = TypeVar("R", bound="Record")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Record(Mapping[str, Any]):
+    """A JSON object. A subclass annotates its fields; those with a default may be missing or null.
+
+    `Annotated[type, form]` narrows a field to a form. A field whose name is a Python keyword has an
+    underscore at its end: `from_` is `from` on disk.
+    """
+
+    _said: Mapping[str, Any]
+
+    def __init__(self, **fields: Any) -> None:
+        self._hold({_on_disk(name): value for name, value in fields.items()})
+
+    @classmethod
+    def read(cls: type[R], value: object) -> R | None:
+        """None where a field has another type, or is missing and has no default."""
+        return cls.of(value) if isinstance(value, dict) and fits(value, form_of(cls)) else None
+
+    @classmethod
+    def of(cls: type[R], said: Mapping[str, Any]) -> R:
+        """The record that says this, without a check."""
+        made = cls.__new__(cls)
+        made._hold(said)
+        return made
+
+    def _hold(self, said: Mapping[str, Any]) -> None:
+        self.__dict__["_said"] = said
+        for name, disk, record in _fields(type(self)):
+            if (value := said.get(disk)) is not None:
+                self.__dict__[name] = value if record is None else record.of(value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is a value: {name} cannot be set")
+
+    def __getitem__(self, name: str) -> Any:
+        return self._said[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._said)
+
+    def __len__(self) -> int:
+        return len(self._said)
+
+    def __or__(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **more}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self._said)})"
+
+
+def _on_disk(name: str) -> str:
+    return name.removesuffix("_")
+
+
+@functools.cache
+def _fields(kind: type[Record]) -> tuple[tuple[str, str, type[Record] | None], ...]:
+    """(attribute, name on disk, the record that it is)"""
+    return tuple((name, _on_disk(name), _record_of(hint)) for name, hint in _hints(kind).items())
+
+
+def _record_of(hint: Any) -> type[Record] | None:
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return next((one for one in members if isinstance(one, type) and issubclass(one, Record)), None)
+
+
+@functools.cache
+def form_of(kind: type[Record]) -> Form:
+    """The form that a JSON object has to have to be read."""
+    return {
+        _on_disk(name) + ("?" if hasattr(kind, name) else ""): _as_form(hint)
+        for name, hint in _hints(kind).items()
+    }
+
+
+def _hints(kind: type[Record]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hint for name, hint in hints.items() if not name.startswith("_")}
+
+
+def _as_form(hint: Any) -> Form:
+    """The form that values of a type have in JSON."""
+    origin, of = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return object
+    if origin in (Union, UnionType):
+        members = [_as_form(one) for one in of if one is not type(None)]
+        return members[0] if len(members) == 1 else functools.reduce(lambda a, b: a | b, members)
+    if origin is list:
+        return [_as_form(of[0])]
+    if origin is tuple:
+        return tuple(map(_as_form, of))
+    if origin in (dict, Mapping):
+        return {"*": _as_form(of[1])}
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return form_of(hint)
+    return _as_form(of[1]) if hasattr(hint, "__metadata__") else hint

@@ -1,0 +1,83 @@
+"""What run.json and state.json say, as values. They were written by any version of launcher."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from launcher.spec.record import Record
+
+STATES = frozenset(
+    {
+        "rendered",
+        "submitted",
+        "running",
+        "stopping",
+        "lost",
+        "succeeded",
+        "failed",
+        "interrupted",
+        "cancelled",
+    }
+)
+"Of a run. `rendered`: written by `launcher render --out`, and not started since."
+
+
+class _Paths(Record):
+    runs: str | None = None
+    python: str | None = None
+
+
+class _Ssh(Record):
+    hosts: list[str]
+
+
+class _Sweep(Record):
+    id: str
+
+
+class JobRecord(Record):
+    """The job of a run. What uses more than these fields reads a Job from it."""
+
+    name: str | None = None
+    task: Any = None
+    command: list[Any] | None = None
+    env: dict[str, Any] | None = None
+    batch: dict[str, Any] | None = None
+    steps: int | None = None
+    tags: Any = None
+
+
+class ClusterRecord(Record):
+    """The profile of a run. What uses more than these fields reads a Cluster from it."""
+
+    name: str | None = None
+    scheduler: str | None = None
+    paths: _Paths | None = None
+    login: str | None = None
+    ssh: _Ssh | None = None
+    runpod: dict[str, Any] | None = None
+
+
+class RunRecord(Record):
+    """run.json: the job in force, where it runs, and when it was submitted."""
+
+    id: str | None = None
+    created: str = ""
+    workdir: str | None = None
+    project_dir: Any = None
+    job_file: Any = None
+    job: JobRecord = JobRecord()
+    cluster: ClusterRecord = ClusterRecord()
+    nodes: Any = None
+    gpus_per_node: Any = None
+    sweep: _Sweep | None = None
+
+
+class StateRecord(Record):
+    """state.json: how far a run has come."""
+
+    state: Annotated[str, STATES] = "submitted"
+    reason: str = ""
+    time: str = ""
+    failure: str | None = None
+    attempt: int | None = None
