@@ -154,6 +154,7 @@ def test_forms() -> None:
 ASKS = """\
 import os, sys
 from pathlib import Path
+import launcher.schedulers.local  # read before this process may read less
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.of_run import statuses
 if os.getuid() == 0:
