@@ -122,6 +122,7 @@ def test_a_job_runs_out_of_memory_goes_on_smaller_and_ends_its_pod(sandbox: Sand
                 assert sandbox.environ[name].encode() not in content, file
 
 
+@pytest.mark.slow
 @THOROUGH
 def test_a_cancelled_run_writes_a_checkpoint_and_is_resumed_on_a_new_pod(sandbox: Sandbox, lab: Lab) -> None:
     job = lab.job(
@@ -143,6 +144,7 @@ def test_a_cancelled_run_writes_a_checkpoint_and_is_resumed_on_a_new_pod(sandbox
     wait_for(lambda: ended(sandbox, run), "end of the pod", 20)
 
 
+@pytest.mark.slow
 @THOROUGH
 def test_a_spot_pod_is_taken_away_and_a_new_one_goes_on(sandbox: Sandbox, lab: Lab) -> None:
     lab.script(COUNTS)
@@ -164,6 +166,7 @@ def test_a_spot_pod_is_taken_away_and_a_new_one_goes_on(sandbox: Sandbox, lab: L
     wait_for(lambda: ended(sandbox, run), "end of both pods", 20)
 
 
+@pytest.mark.slow
 @THOROUGH
 def test_two_nodes_of_a_cluster_meet_and_end_together(sandbox: Sandbox, lab: Lab) -> None:
     """The first node gives the others half a minute before it ends the cluster."""
@@ -180,6 +183,7 @@ def test_two_nodes_of_a_cluster_meet_and_end_together(sandbox: Sandbox, lab: Lab
     wait_for(lambda: ended(sandbox, run), "end of the cluster", 60)
 
 
+@pytest.mark.slow
 @THOROUGH
 @pytest.mark.parametrize("fault", ["lost-response", "gateway-timeout", "wrong-types", "not-json"])
 def test_an_answer_lost_after_creation_costs_no_second_pod(sandbox: Sandbox, lab: Lab, fault: str) -> None:
@@ -195,6 +199,7 @@ def test_an_answer_lost_after_creation_costs_no_second_pod(sandbox: Sandbox, lab
     wait_for(lambda: ended(sandbox, run), "end of the pod", 20)
 
 
+@pytest.mark.slow
 @THOROUGH
 def test_a_pod_that_costs_more_than_the_limit_is_ended_at_once(sandbox: Sandbox, lab: Lab) -> None:
     sandbox.faults(price=1)

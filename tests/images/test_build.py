@@ -66,6 +66,7 @@ def test_verify_finds_what_the_catalogue_says(storage: Storage) -> None:
     assert f"ok, {len(pins(containers_dir() / CPU.lock))} packages as locked" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_image_says_what_it_is_and_how_it_starts(storage: Storage) -> None:
     config = json.loads(storage.buildah("inspect", "--type", "image", TAG).stdout)["Docker"]["config"]
     assert config["User"] == "1000:1000" and config["Cmd"] == ["bash"]
@@ -84,6 +85,7 @@ def test_the_demo_runs_out_of_memory_and_recovers_inside(storage: Storage, conta
     assert "gpu-oom: rank" in out and out.splitlines()[-1] == "1000"
 
 
+@pytest.mark.slow
 def test_its_list_of_parts_names_python_and_debian_packages(storage: Storage, container: str) -> None:
     parts = json.loads(inside(storage, container, "cat", "/opt/launcher/sbom.cdx.json"))
     assert (parts["bomFormat"], parts["specVersion"]) == ("CycloneDX", "1.6")
@@ -96,6 +98,7 @@ def test_its_list_of_parts_names_python_and_debian_packages(storage: Storage, co
     assert debian == set(installed.splitlines())
 
 
+@pytest.mark.slow
 def test_the_health_check_is_quick_and_says_what_is_wrong(storage: Storage, container: str) -> None:
     check = "import sys; from launcher.images import inside; print(inside.health(), 'torch' in sys.modules)"
     assert inside(storage, container, "/opt/venv/bin/python", "-c", check) == "None False\n"

@@ -102,6 +102,7 @@ def nowhere_to_be_found(lab: SlurmLab) -> Told:
     return Told(lab, run, lab.wait(run))
 
 
+@pytest.mark.slow
 @tells(nowhere_to_be_found)
 def test_what_every_node_lacks_is_missing_in_the_profile(it: Told) -> None:
     assert (it.status["state"], it.status["failure"]) == ("failed", "user-error"), it.lab.all_logs(it.run)

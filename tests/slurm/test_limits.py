@@ -199,6 +199,7 @@ def test_a_limit_that_the_job_exceeds_by_itself_is_named_with_its_field(
     assert "can never start" in why or "shorter resources.time" in why, why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("set_", "resources", "slurm"), [*TAKEN[:2], *seldom(TAKEN[2:])])
 def test_a_job_that_slurm_starts_is_not_refused(
     cluster: Cluster,
@@ -272,6 +273,7 @@ def counting(lab: SlurmLab, *names: str) -> Path:
     return calls
 
 
+@pytest.mark.slow
 def test_what_accounting_said_is_kept_and_refuses_nothing_that_was_allowed_since(
     cluster: Cluster, slurm_lab: SlurmLab
 ) -> None:

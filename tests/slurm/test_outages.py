@@ -141,6 +141,7 @@ def test_a_controller_that_is_silent_is_asked_again_and_gets_the_job_once(lab: S
     assert lab.wait(lab.newest())["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_commands_of_slurm_without_a_cluster_are_no_slurm(lab: SlurmLab) -> None:
     del lab.environ["SLURM_CONF"]
     done = lab.cli("submit", job(lab), "-c", "lab.yaml")

@@ -106,6 +106,7 @@ def cancelled_in_the_queue(lab: Laptop) -> Told:
     return Told(lab, run, run.read_state(), {"said": said, "trips": trips})
 
 
+@pytest.mark.slow
 @tells(cancelled_in_the_queue)
 def test_a_job_that_is_cancelled_in_the_queue_is_known_to_have_ended(it: Told) -> None:
     assert "taken out of the queue" in it.more["said"] and it.more["trips"] == 2
@@ -132,6 +133,7 @@ def mended(lab: Laptop) -> Told:
     return Told(lab, run, lab.status(run), {"why": why, "refused": refused, "followed": followed})
 
 
+@pytest.mark.slow
 @tells(mended)
 def test_a_run_is_resumed_with_mended_code_and_never_in_another_place(it: Told) -> None:
     assert it.status["state"] == "succeeded" and "mended, mood good" in it.more["followed"]
@@ -153,6 +155,7 @@ def array(lab: Laptop) -> Told:
     return Told(lab, runs[0], {}, {"ended": ended, "trips": trips})
 
 
+@pytest.mark.slow
 @tells(array)
 def test_a_sweep_is_one_array_and_its_runs_can_be_watched_alone(it: Told) -> None:
     ended = it.more["ended"]
@@ -185,6 +188,7 @@ def cancelled_sweep(lab: Laptop) -> Told:
     return Told(lab, runs[0], ended, {"said": said, "trips": trips, "left": left, "sweep": sweep})
 
 
+@pytest.mark.slow
 @tells(cancelled_sweep)
 def test_a_sweep_is_cancelled_in_one_round_trip_and_leaves_nothing_when_deleted(it: Told) -> None:
     said, sweep = it.more["said"], it.more["sweep"]

@@ -192,6 +192,7 @@ def spent(lab: SlurmLab) -> Told:
     return Told(lab, run, lab.wait(run))
 
 
+@pytest.mark.slow
 @tells(spent)
 def test_a_spent_budget_ends_the_chain_and_the_exit_code_says_why(it: Told) -> None:
     assert it.status["failure"] == "time-limit" and it.status["checkpoint_step"] > 0
@@ -251,6 +252,7 @@ def test_a_job_that_a_higher_partition_preempts_goes_on_from_a_checkpoint(it: To
     assert len(it.losses) == 80
 
 
+@pytest.mark.slow
 @tells(preempted_for_good)
 def test_where_preemption_cancels_the_run_goes_on_all_the_same(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
@@ -266,6 +268,7 @@ def requeued(lab: SlurmLab) -> Told:
     return Told(lab, run, lab.wait(run, "succeeded", "failed"))
 
 
+@pytest.mark.slow
 @tells(requeued)
 def test_a_job_that_is_requeued_by_others_saves_the_step_it_is_in(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
@@ -318,6 +321,7 @@ def crash_of_the_batch_host(lab: SlurmLab) -> Told:
     return crash(lab, "fragile-too", 1, is_back=False)
 
 
+@pytest.mark.slow
 @tells(crash_and_return, crash_of_the_batch_host)
 def test_a_node_that_dies_costs_a_requeue_without_it(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
@@ -362,6 +366,7 @@ def cancelled_in_a_checkpoint(lab: SlurmLab) -> Told:
     return cancelled(lab, lambda run: any(run.checkpoints.glob("*partial*")) or steps(run) > 20, train=train)
 
 
+@pytest.mark.slow
 @tells(cancelled_while_pending, cancelled_at_the_start, cancelled_in_training, cancelled_in_a_checkpoint)
 def test_scancel_ends_the_run_at_any_phase_and_nothing_starts_it_again(it: Told) -> None:
     assert it.status["state"] == "cancelled", it.lab.all_logs(it.run)
@@ -388,6 +393,7 @@ def cancelled_at_the_time_limit(lab: SlurmLab) -> Told:
     return Told(lab, run, lab.wait(run), {"said": done.stdout + done.stderr})
 
 
+@pytest.mark.slow
 @tells(cancelled_at_the_time_limit)
 def test_a_cancel_during_the_stop_at_a_time_limit_leaves_a_checkpoint_and_nothing_in_the_queue(
     it: Told,
@@ -420,6 +426,7 @@ def array(lab: SlurmLab) -> Told:
     return Told(lab, runs[0], {}, {"ended": [(run, lab.wait(run)) for run in runs]})
 
 
+@pytest.mark.slow
 @tells(array)
 def test_in_an_array_one_failing_task_fails_alone(it: Told) -> None:
     found = {}
@@ -456,6 +463,7 @@ def text(lab: SlurmLab) -> Told:
     return Told(lab, run, lab.wait(run))
 
 
+@pytest.mark.slow
 @tells(text)
 def test_shell_characters_in_names_folders_and_environment_are_only_text(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)

@@ -36,6 +36,7 @@ def test_all_is_bit_for_bit_as_in_a_run_that_changed_in_time(
             assert not any(found["different"]), (name, text, found["different"])
 
 
+@pytest.mark.slow
 def test_no_step_is_lost_or_done_twice_and_the_events_tell_where_it_was(measured: dict[str, Any]) -> None:
     for name, cases in measured["lowered"].items():
         for text, found in cases.items():
@@ -44,11 +45,13 @@ def test_no_step_is_lost_or_done_twice_and_the_events_tell_where_it_was(measured
             assert found["events"] == [[int(asked["step"]), asked["phase"], True]], (name, text)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_memory(measured: dict[str, Any]) -> None:
     left = [found["left"] for cases in measured["lowered"].values() for found in cases.values()]
     assert not any(left), left
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_what_was_probed_is_probed_before_any_rank_computes_with_it(
     measured: dict[str, Any],
 ) -> None:
@@ -60,6 +63,7 @@ def test_a_batch_larger_than_what_was_probed_is_probed_before_any_rank_computes_
     assert found["steps"] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_batches_of_any_number_of_tensors_are_probed_a_few_times_and_trained_with(
     measured: dict[str, Any],
 ) -> None:
@@ -71,6 +75,7 @@ def test_batches_of_any_number_of_tensors_are_probed_a_few_times_and_trained_wit
     assert set(found["asked"]) == {1}, "the planned micro-batch fits each time"
 
 
+@pytest.mark.slow
 def test_a_failure_that_passed_is_forgiven_once(measured: dict[str, Any]) -> None:
     if (found := measured.get("climbs")) is None:
         pytest.skip("tried on two ranks")

@@ -65,6 +65,7 @@ def test_every_optimizer_follows_fp32_adamw_within_its_band(measured: Measured) 
                 assert _distance(losses[name], reference) < BANDS[optimizer], (ranks, name)
 
 
+@pytest.mark.slow
 def test_lion_follows_a_plain_lion_within_its_band(measured: Measured) -> None:
     reference = measured["one"][0]["plain lion"]
     for ranks in ("one", "two"):
@@ -75,6 +76,7 @@ def test_lion_follows_a_plain_lion_within_its_band(measured: Measured) -> None:
                 assert _distance(losses[name], reference) < LION_BANDS[optimizer], (ranks, name)
 
 
+@pytest.mark.slow
 def test_the_bands_tell_the_optimizers_apart(measured: Measured) -> None:
     losses = measured["one"][0]["losses"]
     assert _distance(losses["lion none"], losses["adamw none"]) > 2 * max(BANDS.values())
@@ -82,6 +84,7 @@ def test_the_bands_tell_the_optimizers_apart(measured: Measured) -> None:
         assert losses[f"{name} none"] != losses["adamw none"], name
 
 
+@pytest.mark.slow
 def test_the_states_take_the_bytes_they_are_documented_to_take(measured: Measured) -> None:
     for name, held in measured["two"][0]["bytes"].items():
         optimizer = name.split()[0]
@@ -96,6 +99,7 @@ def test_the_states_take_the_bytes_they_are_documented_to_take(measured: Measure
                 assert held["all"] == {"adamw": 8, "adamw-bf16": 4, "lion": 4}[optimizer]
 
 
+@pytest.mark.slow
 def test_training_resumed_from_a_checkpoint_is_equal_bit_for_bit(measured: Measured) -> None:
     cases = 0
     for ranks in ("one", "two"):
@@ -107,6 +111,7 @@ def test_training_resumed_from_a_checkpoint_is_equal_bit_for_bit(measured: Measu
     assert cases == 8 + 2 * (8 + 7)
 
 
+@pytest.mark.slow
 def test_replicas_stay_equal_under_ddp(measured: Measured) -> None:
     first, second = (rank["resumes"] for rank in measured["two"])
     for name in first:
@@ -114,6 +119,7 @@ def test_replicas_stay_equal_under_ddp(measured: Measured) -> None:
         assert equal == (" ddp " in name), name
 
 
+@pytest.mark.slow
 def test_large_matrices_but_no_embeddings_are_8_bit_on_any_number_of_ranks(measured: Measured) -> None:
     block = [f"blocks.0.{name}.weight" for name in ("mlp.0", "mlp.2", "out", "qkv")]
     for ranks in ("one", "two"):
@@ -122,6 +128,7 @@ def test_large_matrices_but_no_embeddings_are_8_bit_on_any_number_of_ranks(measu
             assert eight == ([*block, "head.weight"] if "8bit" in name else []), (ranks, name)
 
 
+@pytest.mark.slow
 def test_loaded_states_keep_their_types_beside_parameters_of_another(measured: Measured) -> None:
     kept = {
         name.split()[0]: run["types"]["head.weight"]
@@ -139,6 +146,7 @@ def test_loaded_states_keep_their_types_beside_parameters_of_another(measured: M
     assert fp32_master == {**step, "state1": "float32", "state2": "float32"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readers", ["one", "two again"])
 def test_another_number_of_ranks_reads_the_same_states_when_rows_are_whole_blocks(
     measured: Measured, readers: str
@@ -153,6 +161,7 @@ def test_another_number_of_ranks_reads_the_same_states_when_rows_are_whole_block
     assert cases == 8
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_the_same_loss(measured: Measured) -> None:
     for readers, writers in (("one", "two"), ("two again", "one")):
         for name, found in measured[readers][0]["reads"].items():
@@ -162,6 +171,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_loss(measured: Measured) 
                     assert read["loss"] == pytest.approx([next_loss], rel=1e-5), (name, sharding)
 
 
+@pytest.mark.slow
 def test_another_number_of_shards_is_refused_when_blocks_cross_rows(measured: Measured) -> None:
     refused = measured["one"][0]["reads"]["2 adamw-8bit fsdp crossing fp32"]
     for sharding in ("none", "fsdp"):
@@ -171,11 +181,13 @@ def test_another_number_of_shards_is_refused_when_blocks_cross_rows(measured: Me
     assert "saved in 1 shards and cannot be read in 2" in refused["fsdp"]
 
 
+@pytest.mark.slow
 def test_whole_tensors_can_be_read_by_any_number_of_ranks(measured: Measured) -> None:
     assert measured["two again"][0]["reads"]["1 adamw-8bit none crossing fp32"]["ddp"] == "read"
     assert measured["one"][0]["reads"]["2 adamw-8bit ddp crossing fp32"] == {"none": "read", "fsdp": "read"}
 
 
+@pytest.mark.slow
 def test_a_rank_without_rows_steps_saves_and_loads(measured: Measured) -> None:
     for ranks in ("one", "two"):
         thin = measured[ranks][0]["thin"]

@@ -22,6 +22,7 @@ def test_small_parameters_are_real_and_whole_whatever_their_rows(ranks: list[dic
         assert rank["equal"]["three"] and rank["equal"]["ten"], rank
 
 
+@pytest.mark.slow
 def test_large_parameters_consist_of_rows_and_never_of_padding(ranks: list[dict[str, Any]]) -> None:
     """Ranks 2 and 3 have no row of the first, and rank 3 has none of the second: two rows each, then one."""
     for number, rank in enumerate(ranks):

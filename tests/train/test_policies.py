@@ -42,11 +42,13 @@ def test_no_policy_changes_a_bit_of_the_gradient_with_dropout(measured: dict[str
         assert set(found["equal"].values()) == {True}, (sharding, found["equal"])
 
 
+@pytest.mark.slow
 def test_names_of_parameters_are_the_same_under_every_policy(measured: dict[str, Any]) -> None:
     for sharding, found in measured.items():
         assert set(found["names"].values()) == {True}, (sharding, found["names"])
 
 
+@pytest.mark.slow
 def test_recomputation_lowers_the_peak_by_what_the_blocks_would_keep(measured: dict[str, Any]) -> None:
     """A block of this GPT keeps 20.6 hidden tensors (measured); its input stays. In the backward pass one
     block's activations exist at a time. The results of matrix products and attention are 10 of them."""
@@ -60,6 +62,7 @@ def test_recomputation_lowers_the_peak_by_what_the_blocks_would_keep(measured: d
         assert peaks["checkpoint, chunked"] < peaks["checkpoint"] < 0.4 * peaks["keep"]
 
 
+@pytest.mark.slow
 def test_gradients_that_meet_last_are_the_same_and_take_the_bytes_that_are_said(
     measured: dict[str, Any],
 ) -> None:
@@ -70,6 +73,7 @@ def test_gradients_that_meet_last_are_the_same_and_take_the_bytes_that_are_said(
             assert found["peaks"]["last"] - found["peaks"]["keep"] == last - each > 0, sharding
 
 
+@pytest.mark.slow
 def test_float8_rounds_the_products_inside_the_blocks_and_nothing_else(measured: dict[str, Any]) -> None:
     """e4m3 keeps four bits: 2^-5 at most in one rounding, measured 0.034 in the gradient."""
     if "fsdp" in measured:
@@ -101,6 +105,7 @@ def test_the_recomputed_blocks_are_spread_and_the_last_is_kept_longest(
     assert evenly(blocks, ratio) == chosen
 
 
+@pytest.mark.slow
 def test_a_loss_in_chunks_has_the_gradient_of_the_whole_one(measured: dict[str, Any]) -> None:
     for sharding, found in measured.items():
         assert found["chunked"] < 3e-7, sharding

@@ -32,6 +32,7 @@ def test_steps_with_probes_before_them_equal_steps_without_bit_for_bit(ranks: li
             assert found["different"] == [], case
 
 
+@pytest.mark.slow
 def test_what_the_probe_calls_too_large_is_too_large_and_nothing_else(ranks: list[dict[str, Any]]) -> None:
     """The budgets are at the edges: at a step's very peak, and a byte (with gloo, some KiB) below it."""
     for rank in ranks:
@@ -52,6 +53,7 @@ def test_what_the_probe_calls_too_large_is_too_large_and_nothing_else(ranks: lis
             assert set(found["live"]) == {0}, f"{case}: freed behind each question"
 
 
+@pytest.mark.slow
 def test_on_one_device_it_trains_with_what_fits_and_runs_out_one_rung_higher(
     ranks: list[dict[str, Any]],
 ) -> None:
@@ -66,6 +68,7 @@ def test_on_one_device_it_trains_with_what_fits_and_runs_out_one_rung_higher(
             assert runs[0][1] < 2, limit
 
 
+@pytest.mark.slow
 def test_no_collective_is_issued_and_a_task_with_its_own_is_not_probed(ranks: list[dict[str, Any]]) -> None:
     assert all(rank["alone"]["in time"] for rank in ranks)
     found = ranks[0]["alone"]["found"]
@@ -77,6 +80,7 @@ def test_no_collective_is_issued_and_a_task_with_its_own_is_not_probed(ranks: li
         assert rank["alone"]["synced"].startswith("SyncBatchNorm"), "no step is repeated in process"
 
 
+@pytest.mark.slow
 def test_a_confirmation_costs_about_a_step(ranks: list[dict[str, Any]]) -> None:
     for sharding, (step, confirmation) in ranks[0]["timed"].items():
         print(f"{sharding}: a step {step * 1e3:.1f} ms, a confirmation {confirmation * 1e3:.1f} ms")
