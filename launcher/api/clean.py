@@ -1,4 +1,4 @@
-"""Which runs a user wants deleted, and whether they may be."""
+"""Find the runs that a user wants deleted, and check that they may be."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from launcher.spec.errors import UsageError
 
 
 def to_delete(names: Sequence[str], older_than: str | None = None) -> list[RunDir]:
-    """The runs and sweeps of these names, and every run that has ended and last changed before `older_than`,
-    such as `7d`. `of_run.remove` deletes them.
+    """The runs and sweeps of these names, and every ended run that last changed before `older_than`, e.g.
+    `7d`.
 
-    Raises RunNotFoundError, UsageError, SchedulerError for one that has not ended.
+    `of_run.remove` deletes them. Raises RunNotFoundError, UsageError, and SchedulerError for a run that has
+    not ended.
     """
     chosen: list[RunDir] = []
     for name in names:
-        one = find(name)
-        chosen += one.runs if isinstance(one, SweepRuns) else [one]
+        named = find(name)
+        chosen += named.runs if isinstance(named, SweepRuns) else [named]
     for run in chosen:
         _check_form(run)
     for now in statuses(chosen):

@@ -1,4 +1,4 @@
-"""How the recipe changed in the course of a run, from its events."""
+"""Find out from a run's events how its recipe changed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ran_out(events: Iterable[Event]) -> tuple[Recipe, ...]:
                 found = [one for one in found if one != now]
             elif event.in_process or ended == "gpu-oom":
                 found.append(before)
-    return tuple(Recipe.model_validate(one) for one in found)
+    return tuple(Recipe.model_validate(recipe) for recipe in found)
 
 
 def new_values(change: RecipeChange) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the ranks of a run have found in its model and the job does not declare."""
+"""Properties of a run's model that its ranks found and the job does not declare."""
 
 from __future__ import annotations
 
