@@ -22,8 +22,9 @@ from launcher.spec.load import from_record
 
 
 def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -> Prepared:
-    """Plan the run again, with `sets` applied to its job in force, on its own or another cluster. Write
-    nothing.
+    """Plan the run again, with `sets` applied to its job in force, on its own or another cluster.
+
+    Write nothing.
 
     `about` of the result records the changes under `changed` and `set`. Raises SpecError, PlanRefusedError,
     RenderError, SchedulerError.

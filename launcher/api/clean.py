@@ -16,8 +16,7 @@ from launcher.spec.errors import UsageError
 
 
 def to_delete(names: Sequence[str], older_than: str | None = None) -> list[RunDir]:
-    """The runs and sweeps of these names, and every ended run that last changed before `older_than`, e.g.
-    `7d`.
+    """Find the runs and sweeps of these names, and ended runs that last changed before `older_than` (`7d`).
 
     `of_run.remove` deletes them. Raises RunNotFoundError, UsageError, and SchedulerError for a run that has
     not ended.

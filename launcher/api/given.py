@@ -27,8 +27,10 @@ Values: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Given:
-    """A job from `file`, or from `data`. Relative paths start in the folder of `file`, which then need not
-    exist."""
+    """A job from `file`, or from `data`.
+
+    Relative paths start in the folder of `file`, which then need not exist.
+    """
 
     file: Path
     data: Mapping[str, Any] | None = None
@@ -73,8 +75,10 @@ def _readable() -> Iterator[None]:
 
 
 def overrides_of(values: Values | Sequence[str] | None) -> list[str]:
-    """The values as texts of `--set`. Raises SpecError for a value that no file could hold, and
-    UsageError."""
+    """The values as texts of `--set`.
+
+    Raises SpecError for a value that no file could hold, and UsageError.
+    """
     if values is None:
         return []
     if isinstance(values, Mapping):

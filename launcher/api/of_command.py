@@ -16,8 +16,9 @@ OF_BATCH = ("micro_batch_size", "grad_accum", "global_batch")
 
 
 def job_of_command(command: Sequence[str], cluster: str, sets: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a job file for `command`. If the command does not use the batch, it is one sample per
-    rank.
+    """The fields of a job file for `command`.
+
+    If the command does not use the batch, it is one sample per rank.
 
     Raises UsageError if the command uses the batch and `sets` give none; SpecError.
     """

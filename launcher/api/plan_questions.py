@@ -121,8 +121,10 @@ class Asker:
         return decider.evaluate.traces.model(decider.plan.recipe).numel
 
     def with_cards(self, names: Sequence[str]) -> Mapping[str, Cluster]:
-        """The cluster with each of these GPUs in place of its own. Memory and speed are from the data
-        sheet."""
+        """The cluster with each of these GPUs in place of its own.
+
+        Memory and speed are from the data sheet.
+        """
         if names and self.job.resources.gpus_per_node == 0:
             raise UsageError("--gpu: the job asks for no GPUs (resources.gpus_per_node: 0)")
         found = {}

@@ -50,8 +50,9 @@ class Run:
     """
 
     def __init__(self, run: str | Path | RunDir | Run | None = None) -> None:
-        """`run` is its id, the beginning or end of the id, its handle or its directory. None is the newest
-        run of this project.
+        """`run` is its id, the beginning or end of the id, its handle or its directory.
+
+        None is the newest run of this project.
 
         Raises RunNotFoundError.
         """
@@ -221,8 +222,10 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Several runs, newest first, or a sweep's in the order of its values. Their states are queried
-    together."""
+    """Several runs, newest first, or a sweep's in the order of its values.
+
+    Their states are queried together.
+    """
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self._runs = tuple(runs)
@@ -240,8 +243,10 @@ class Runs(Sequence[Run]):
         ]
 
     def cancel(self) -> None:
-        """Cancel every run that has not ended, as `Run.cancel` does. Raises SchedulerError if all have
-        ended."""
+        """Cancel every run that has not ended, as `Run.cancel` does.
+
+        Raises SchedulerError if all have ended.
+        """
         from launcher.schedulers.of_run import cancel_all
 
         cancel_all([run.directory for run in self._runs], "these runs")

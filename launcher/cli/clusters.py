@@ -14,8 +14,10 @@ app = typer.Typer(no_args_is_help=True, help="Cluster profiles.")
 
 @app.command("list")
 def list_clusters(json: AsJson = False) -> None:
-    """List the profiles. Those in ./clusters take precedence over the user's, and these over the shipped
-    ones."""
+    """List the profiles.
+
+    Those in ./clusters take precedence over the user's, and these over the shipped ones.
+    """
     from rich.table import Table
 
     from launcher.cli.output import console, print_json

@@ -43,8 +43,10 @@ def render(
     dependency: Dependency = None,
     nodelist: Nodelist = None,
 ) -> None:
-    """Show every file that submitting would write. Content packed into a pod's script is shown by its
-    size."""
+    """Show every file that submitting would write.
+
+    Content packed into a pod's script is shown by its size.
+    """
     from launcher.api.prepare import prepared, queue_sets
     from launcher.cli.output import fail
     from launcher.cli.rendered import image_files, show_diff, show_files, write_image, write_run_dir

@@ -182,8 +182,10 @@ class Collector:
         "The program's own counters since the latest clue, by the text before them; None if not looked for."
 
     def feed(self, stream: str, lines: bytes, first: int, time: float = 0.0) -> None:
-        """Read complete lines, each ending in a newline. `first` is the number of the first one in its
-        file."""
+        """Read complete lines, each ending in a newline.
+
+        `first` is the number of the first one in its file.
+        """
         tail = self._tail.get(stream, [])
         watched = stream in self._busy or self._counters is not None
         bare = lines.translate(None, _DIGITS)

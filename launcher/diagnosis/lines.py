@@ -49,8 +49,10 @@ _PIECE = 65_536
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file in bounded memory. Of a very long line, the beginning and the end are
-    kept."""
+    """Yield the lines of a file in bounded memory.
+
+    Of a very long line, the beginning and the end are kept.
+    """
     while first := file.readline(_PIECE):
         last, piece = b"", first
         while not piece.endswith(b"\n") and (piece := file.readline(_PIECE)):

@@ -45,8 +45,10 @@ def base_of(image: Image, base: str | None, unpinned: bool) -> str:
 
 
 def write_context(folder: Path, files: Sequence[RenderedFile]) -> None:
-    """Write the files and an empty `wheels/`. Modes are part of the image, so the umask must not affect
-    them."""
+    """Write the files and an empty `wheels/`.
+
+    Modes are part of the image, so the umask must not affect them.
+    """
     (folder / "wheels").mkdir(parents=True, exist_ok=True)
     for file in files:
         replace_text(folder / file.path, file.text, file.mode)
@@ -80,8 +82,10 @@ def own_wheel(folder: Path) -> Path:
 
 
 def add_wheels(context: Path, wheel: Path | None, wheels: Path | None) -> Path:
-    """Fill `wheels/` with launcher's wheel and those of a folder. Return launcher's. Raises ImageError,
-    OSError."""
+    """Fill `wheels/` with launcher's wheel and those of a folder.
+
+    Return launcher's. Raises ImageError, OSError.
+    """
     folder = context / "wheels"
     if wheels is not None:
         found = [file for file in sorted(wheels.glob("*.whl")) if not file.name.startswith("launcher-")]

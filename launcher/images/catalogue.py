@@ -92,8 +92,10 @@ def catalogue_folder(project_dir: Path) -> Path:
 
 
 def load_catalogue(folder: Path) -> tuple[Image, ...]:
-    """Load the catalogue. Raises SpecError with every problem and its line, also for a missing lock;
-    OSError."""
+    """Load the catalogue.
+
+    Raises SpecError with every problem and its line, also for a missing lock; OSError.
+    """
     document = read(folder / FILE)
     images = validate(Catalogue, document).images
     missing = [

@@ -44,8 +44,10 @@ def published(name: str, project_dir: Path) -> str | None:
 
 
 def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
-    """Resolve `catalog:NAME` for the runtime. Anything else is returned as it is. Raises SpecError,
-    ImageError."""
+    """Resolve `catalog:NAME` for the runtime.
+
+    Anything else is returned as it is. Raises SpecError, ImageError.
+    """
     if image is None or not image.startswith(PREFIX):
         return image
     name = image.removeprefix(PREFIX)

@@ -39,8 +39,10 @@ _SHOWN = 2000  # bytes of a line kept for `last_lines`
 
 
 class StampedFile:
-    """Appends stamped lines to one file. If the disk is full, lines are lost and counted, and nothing is
-    raised."""
+    """Appends stamped lines to one file.
+
+    If the disk is full, lines are lost and counted, and nothing is raised.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,8 +106,10 @@ class StampedFile:
             raise OSError(self._why)
 
     def _append_some(self, data: bytes) -> int:
-        """Write complete lines only, and return the number of bytes written. Raises OSError if none could
-        be."""
+        """Write complete lines only, and return the number of bytes written.
+
+        Raises OSError if none could be.
+        """
         done = 0
         while done < len(data):
             try:
@@ -203,8 +207,9 @@ class RankCapture:
             stream.file.write(b"", time.monotonic())  # an empty file: started, nothing printed yet
 
     def pump(self, child: subprocess.Popen[bytes], grace: float = 2.0) -> int:
-        """Block until the child has ended and its output is written. Return its exit code (negative: a
-        signal).
+        """Block until the child has ended and its output is written.
+
+        Return its exit code (negative: a signal).
 
         `child` has pipes as stdout and stderr. They are read to the end and closed. If another process still
         holds them, reading stops `grace` seconds after the child ended. The caller's signal handlers run

@@ -13,8 +13,10 @@ RESET = b"\x1b[0m"
 
 
 def harmless(block: bytes) -> bytes:
-    """Spell out control bytes as `^[` and the like, and end colours with their line. Keeps the number of
-    lines."""
+    """Spell out control bytes as `^[` and the like, and end colours with their line.
+
+    Keeps the number of lines.
+    """
     # 16 searches by memchr cost a third of one regular expression pass, and usually suffice.
     for code in _STEERING:
         if code in block:

@@ -48,8 +48,10 @@ class Follower:
             }
 
     def lines(self, done: Callable[[], bool]) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Poll until `done()` was true before a poll, which then yields the rest. Each poll ends in an empty
-        list."""
+        """Poll until `done()` was true before a poll, which then yields the rest.
+
+        Each poll ends in an empty list.
+        """
         while True:
             last = done()
             yield from self.new_lines()

@@ -371,8 +371,10 @@ class _Shell:
             self._begin_here_document()
 
     def value(self, filters: str) -> None:
-        """Put a value at the end of the text. `filters` names the last filter, if any. Raises
-        _RefusedError."""
+        """Put a value at the end of the text.
+
+        `filters` names the last filter, if any. Raises _RefusedError.
+        """
         top, bare = self.top, _BARE.get(filters)
         if top.kind == "comment":
             if filters not in _COMMENT_FILTERS:

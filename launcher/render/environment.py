@@ -1,5 +1,7 @@
-"""A strict Jinja environment. Every `{{ value }}` is quoted for its file, and errors name template and
-line."""
+"""A strict Jinja environment.
+
+Every `{{ value }}` is quoted for its file, and errors name template and line.
+"""
 
 from __future__ import annotations
 

@@ -100,8 +100,10 @@ def _sorted(parts: dict[str, int]) -> dict[str, int]:
 
 
 def in_cells(sizes: Sequence[int], capacity: int, width: int) -> list[int]:
-    """Sizes as characters of a bar in which `width` characters are `capacity` bytes. Rounding keeps the sum
-    right."""
+    """Sizes as characters of a bar in which `width` characters are `capacity` bytes.
+
+    Rounding keeps the sum right.
+    """
     ends, at = [0], 0
     for size in sizes:
         at += size

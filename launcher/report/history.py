@@ -190,8 +190,10 @@ def _what_failed(run: RunDir, turn: Turn) -> str:
 
 
 def _measured(turn: Turn) -> str:
-    """Steps per second before and after. The first step of an attempt or a recipe is a warm-up and is left
-    out."""
+    """Steps per second before and after.
+
+    The first step of an attempt or a recipe is a warm-up and is left out.
+    """
     before, after = (
         [line for line in lines if not _warms_up(line, turn)] for lines in (turn.before, turn.after)
     )

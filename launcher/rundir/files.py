@@ -43,8 +43,9 @@ def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """Write `path` completely or not at all, and create its folders. It is not synced, so it must be
-    replaceable.
+    """Write `path` completely or not at all, and create its folders.
+
+    It is not synced, so it must be replaceable.
 
     Raises OSError; then no temporary file is left behind.
     """

@@ -206,8 +206,10 @@ class RunDir:
         return RunRecord.of({**about, **nulls}) if nulls else about
 
     def read_recipe(self, attempt: AttemptDir) -> dict[str, Any]:
-        """The attempt's recipe. If start.sh runs by hand as attempt 0, none was written, and it is the
-        plan's."""
+        """The attempt's recipe.
+
+        If start.sh runs by hand as attempt 0, none was written, and it is the plan's.
+        """
         recipe = read_record(attempt.recipe)
         if not recipe and attempt.number == 0:
             recipe = read_record(self.plan).get("recipe", {})

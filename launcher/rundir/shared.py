@@ -41,8 +41,10 @@ def remove_error_folders(run: RunDir, node: int, rank: int | None = None) -> Non
 
 
 def private_folder(folder: Path) -> Path:
-    """Create the folder if it is missing. Raises OSError, also if other users may enter or have created
-    it."""
+    """Create the folder if it is missing.
+
+    Raises OSError, also if other users may enter or have created it.
+    """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

@@ -8,8 +8,10 @@ import importlib.metadata
 
 @functools.cache
 def version_of(package: str) -> str | None:
-    """The version; None if the package is not installed. Cached, because a sweep asks for each of its
-    runs."""
+    """The version; None if the package is not installed.
+
+    Cached, because a sweep asks for each of its runs.
+    """
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -191,8 +191,10 @@ class Sweeping(Protocol):
         ...
 
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
-        """Submit a sweep. Raises SchedulerError; if certainly nothing was submitted, nothing is left
-        behind."""
+        """Submit a sweep.
+
+        Raises SchedulerError; if certainly nothing was submitted, nothing is left behind.
+        """
         ...
 
 
@@ -233,8 +235,10 @@ class Scheduler(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, request: Request) -> Prepared:
-        """Return everything that `submit` would write and send, and write nothing. Raises RenderError,
-        SchedulerError."""
+        """Return everything that `submit` would write and send, and write nothing.
+
+        Raises RenderError, SchedulerError.
+        """
 
     @classmethod
     def with_gpus(cls, cluster: Cluster, job: Job) -> Cluster:
@@ -270,8 +274,10 @@ class Scheduler(abc.ABC):
 
     @abc.abstractmethod
     def submit(self, prepared: Prepared) -> RunDir:
-        """Write the run directory and start the run. Raises SchedulerError, OSError; then nothing is left
-        behind."""
+        """Write the run directory and start the run.
+
+        Raises SchedulerError, OSError; then nothing is left behind.
+        """
 
     @abc.abstractmethod
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
@@ -308,8 +314,10 @@ class Scheduler(abc.ABC):
         """
 
     def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled:
-        """Cancel the runs that have not ended. `name` is what messages call them together. Raises
-        SchedulerError."""
+        """Cancel the runs that have not ended.
+
+        `name` is what messages call them together. Raises SchedulerError.
+        """
         living = [run for run, now in zip(runs, self.statuses(runs), strict=True) if not now.ended]
         for run in living:
             self.cancel(run)

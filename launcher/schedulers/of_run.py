@@ -26,8 +26,10 @@ def scheduler_of(run: RunDir) -> Scheduler:
 
 
 def statuses(runs: Iterable[RunDir]) -> list[Status]:
-    """Status of each run, in the given order. Runs deleted in the meantime are left out; unreadable ones are
-    damaged."""
+    """Status of each run, in the given order.
+
+    Runs deleted in the meantime are left out; unreadable ones are damaged.
+    """
     return list(states_of(runs).values())
 
 

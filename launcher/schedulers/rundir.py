@@ -34,8 +34,10 @@ def for_us_alone(folder: Path) -> Path:
 
 
 def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
-    """Create the run directory completely or not at all, with the rights of `paths.access`. Raises
-    OSError."""
+    """Create the run directory completely or not at all, with the rights of `paths.access`.
+
+    Raises OSError.
+    """
     final = Path(prepared.run_dir)
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = RunDir(final.with_name(f".{final.name}.partial"))

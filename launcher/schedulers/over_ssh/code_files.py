@@ -181,8 +181,10 @@ def _listed_by_git(folder: Path) -> list[str] | None:
 
 
 def _walked(root: Path) -> Iterator[str]:
-    """Yield what git would list if the folder were a repository, except Python's own files. Raises
-    OSError."""
+    """Yield what git would list if the folder were a repository, except Python's own files.
+
+    Raises OSError.
+    """
     ignored = [IgnoreFiles(root, GIT), IgnoreFiles(root, OWN)]
 
     def taken(path: str) -> bool:

@@ -50,8 +50,9 @@ class Copies:
         "(when to query again, last status)."
 
     def take_code(self, request: Request) -> tuple[str, tuple[str, ...]]:
-        """Take a snapshot of the working directory. Return its future place on the host, and notes for the
-        user.
+        """Take a snapshot of the working directory.
+
+        Return its future place on the host, and notes for the user.
 
         Raises SchedulerError, OSError.
         """

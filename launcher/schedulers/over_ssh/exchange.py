@@ -153,8 +153,10 @@ def text(
 
 
 def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
-    """Write our changes, but replace no file that has changed on the host. If `strict`, such a file stops
-    all."""
+    """Write our changes, but replace no file that has changed on the host.
+
+    If `strict`, such a file stops all.
+    """
     lines = [
         f'mkdir -p {quote(root)} && cd {quote(root)} && mkdir ".in-$m" || refuse',
         f'head -c {parcel} | tar -xf - -C ".in-$m" || refuse',

@@ -41,8 +41,10 @@ class Login(Protocol):
     def run(
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run POSIX shell text, whose commands read `stdin`. Raises LoginError, never because of an exit
-        code."""
+        """Run POSIX shell text, whose commands read `stdin`.
+
+        Raises LoginError, never because of an exit code.
+        """
         ...
 
 

@@ -131,8 +131,10 @@ class Mirrored:
         known: Mapping[str, Known],
         sent: Mapping[str, tuple[int, int]],
     ) -> None:
-        """Write what was fetched. Whatever the host sends, only files below the requested runs are
-        written."""
+        """Write what was fetched.
+
+        Whatever the host sends, only files below the requested runs are written.
+        """
         self.lost = came.lost
         fresh: dict[str, dict[str, Known]] = {run: {} for run in self._runs}
         for path, was in known.items():
@@ -270,8 +272,10 @@ def _sent(file: Path) -> Known:
 
 
 def _write_end(file: Path, piece: Piece, sent: tuple[int, int] | None) -> Known:
-    """Write the new end. What was appended here since the round trip began stays after it and is sent next
-    time."""
+    """Write the new end.
+
+    What was appended here since the round trip began stays after it and is sent next time.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "r+b" if file.exists() else "w+b") as to:
         to.seek(sent[0] if sent is not None else 0, os.SEEK_SET if sent is not None else os.SEEK_END)

@@ -18,8 +18,10 @@ quote = shlex.quote
 
 
 def environment(ssh: list[str], prepare: str) -> dict[str, str]:
-    """The environment for rsync. `ssh` is the command up to the host; `prepare` is shell that runs before
-    rsync."""
+    """The environment for rsync.
+
+    `ssh` is the command up to the host; `prepare` is shell that runs before rsync.
+    """
     return {
         **os.environ,
         "RSYNC_RSH": f'"{sys.executable}" "{Path(__file__).resolve()}"',

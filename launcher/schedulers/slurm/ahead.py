@@ -59,8 +59,10 @@ def keep(login: Login, answers: Mapping[str, Answer]) -> None:
 
 
 def stamp(answers: Mapping[str, Answer]) -> list[str]:
-    """Which cluster the answers are about, and what it enforces. Several clusters may share a home
-    directory."""
+    """Which cluster the answers are about, and what it enforces.
+
+    Several clusters may share a home directory.
+    """
     config = answers["config"].out
     found = (re.search(rf"^{name}\s*=\s*(.*)$", config, re.MULTILINE) for name in _STAMP)
     return [match[1].strip() if match else "" for match in found]

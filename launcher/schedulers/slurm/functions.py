@@ -98,8 +98,10 @@ class FunctionJob(RunJob):
         return (handle_of(self._run).job if self._run is not None else None) or str(self._job_id)
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether the run has ended. A run that continues in another attempt or job has not, even after an
-        error."""
+        """Whether the run has ended.
+
+        A run that continues in another attempt or job has not, even after an error.
+        """
         state = self.run.read_state()
         if state.get("state") not in LIVING and not state.get("requeue"):
             return True
@@ -166,8 +168,10 @@ class Executor(core.Executor):
         return set(PARAMETERS)
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
-        """Accept submitit's parameters, and Slurm's with or without the prefix `slurm_`. Raises
-        ValueError."""
+        """Accept submitit's parameters, and Slurm's with or without the prefix `slurm_`.
+
+        Raises ValueError.
+        """
         given = {name.removeprefix("slurm_"): value for name, value in kwargs.items()}
         if unknown := sorted(set(given) - PARAMETERS):
             raise ValueError(f"no parameters here: {unknown}; there are {', '.join(sorted(PARAMETERS))}")
@@ -237,8 +241,10 @@ class Executor(core.Executor):
         )
 
     def _job(self, name: str, lasts: bool) -> Job:
-        """The job of a call. `lasts`: the function has `checkpoint`. Without it, a time limit would restart
-        it."""
+        """The job of a call.
+
+        `lasts`: the function has `checkpoint`. Without it, a time limit would restart it.
+        """
         given = self.parameters
         nodes, tasks = given.get("nodes", 1), given.get("tasks_per_node", given.get("ntasks_per_node", 1))
         cpus, minutes = given.get("cpus_per_task"), given.get("timeout_min", given.get("time"))

@@ -98,8 +98,10 @@ def _words(record: JobRecord, slurm: Meaning, here: Site | None) -> str:
 
 
 def _verdict(run: RunDir, record: JobRecord, slurm: Meaning) -> dict[str, Any]:
-    """Judge an attempt that ended without a verdict. Return the fields of the run's state that this
-    changes."""
+    """Judge an attempt that ended without a verdict.
+
+    Return the fields of the run's state that this changes.
+    """
     from launcher.schedulers.slurm.ended import verdict_of
 
     try:

@@ -81,8 +81,10 @@ def exceeded(
 
 
 def associations(here: Site, partition: Partition, account: str | None) -> list[Row]:
-    """The user's associations that the job may use, one per account. Accounting does not report the
-    default."""
+    """The user's associations that the job may use, one per account.
+
+    Accounting does not report the default.
+    """
     chosen: dict[str, Row] = {}
     for row in here.associations or ():
         limited_to = row.get("Partition", "")

@@ -243,8 +243,10 @@ def _tasks(id_: str) -> Iterator[str]:
 
 
 def _with_past(live: JobRecord, past: JobRecord | None) -> JobRecord:
-    """Add what squeue lacks: exit codes and who cancelled. Accounting's values of an earlier start are
-    skipped."""
+    """Add what squeue lacks: exit codes and who cancelled.
+
+    Accounting's values of an earlier start are skipped.
+    """
     if past is None or past.state != live.state:
         return live
     return replace(live, exit_code=past.exit_code, signal=past.signal, cancelled_by=past.cancelled_by)

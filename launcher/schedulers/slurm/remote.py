@@ -61,8 +61,10 @@ class RemoteSlurm(SlurmScheduler):
         self.login.run(":")
 
     def cancel(self, run: RunDir) -> None:
-        """Cancel in one round trip, which also reports whether the run was still going. A pending job takes
-        two."""
+        """Cancel in one round trip, which also reports whether the run was still going.
+
+        A pending job takes two.
+        """
         job = handle_of(run).job
         if job is None or not lives(run.read_state()):  # sbatch's answer was lost, or the run has ended
             with self.copies.asking_to_stop(run):

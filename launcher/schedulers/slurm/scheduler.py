@@ -335,8 +335,10 @@ class SlurmScheduler(Scheduler):
         return counted(jobs, again, waiting)
 
     def _jobs(self, runs: Sequence[RunDir]) -> tuple[dict[RunDir, str], list[RunDir]]:
-        """The latest job of each run that has not ended, and the runs that are pending. Raises
-        SchedulerError."""
+        """The latest job of each run that has not ended, and the runs that are pending.
+
+        Raises SchedulerError.
+        """
         found = {
             run: status for run, status in zip(runs, self.statuses(runs), strict=True) if not status.ended
         }

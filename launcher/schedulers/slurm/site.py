@@ -222,8 +222,10 @@ def _silence(answer: Answer) -> str:
 
 
 def _default_account(rows: list[Row] | None) -> str | None:
-    """The user's default account. None for a user in several clusters: which default applies is not
-    reported."""
+    """The user's default account.
+
+    None for a user in several clusters: which default applies is not reported.
+    """
     if not rows or len({row.get("Cluster") for row in rows}) > 1:
         return None
     return rows[0].get("Def Acct") or None

@@ -81,8 +81,10 @@ _NOT_SET_UP = 53
 
 
 def _failed(record: JobRecord) -> Meaning:
-    """The meaning of FAILED. The batch script exits with the verdict's exit code, so accounting keeps the
-    class."""
+    """The meaning of FAILED.
+
+    The batch script exits with the verdict's exit code, so accounting keeps the class.
+    """
     if record.signal == _NOT_SET_UP:
         words = "could not be started: its working directory or its output file is not there or not writable"
         return Meaning("failed", "unknown", f"{words} on its node")

@@ -63,8 +63,10 @@ def _asked(prepared: Prepared) -> list[str]:
 
 
 def submit(sweep: PreparedSweep, scheduler: SlurmScheduler) -> list[RunDir]:
-    """Write and submit the runs. Raises SchedulerError; if there is certainly no job, nothing is left
-    behind."""
+    """Write and submit the runs.
+
+    Raises SchedulerError; if there is certainly no job, nothing is left behind.
+    """
     runs: list[RunDir] = []
     try:
         for prepared in sweep.runs:

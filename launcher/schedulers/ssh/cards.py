@@ -75,8 +75,9 @@ def survey() -> list[Card]:
 
 
 def claim(count: int, who: Mapping[str, str]) -> tuple[tuple[int, ...], list[int]]:
-    """Lock `count` free GPUs. Return their indexes, and open files that hold the locks while any process has
-    them open.
+    """Lock `count` free GPUs.
+
+    Return their indexes, and open files that hold the locks while any process has them open.
 
     Raises CardsError.
     """

@@ -64,8 +64,9 @@ def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
 
 
 def apart(hosts: Sequence[str], visits: Sequence[Mapping[str, Any]], runs: str) -> bool:
-    """Whether each host has its own folder `runs`. `visits` holds meet.meet's answers of all but the first
-    host.
+    """Whether each host has its own folder `runs`.
+
+    `visits` holds meet.meet's answers of all but the first host.
 
     Raises ValueError if only some of the hosts share it.
     """

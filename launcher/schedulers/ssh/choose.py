@@ -132,8 +132,10 @@ def python_of(about: About) -> str:
 
 
 def secrets_here(about: About) -> dict[str, str]:
-    """The secrets whose value this machine has. Raises SchedulerError for a value that no process can
-    receive."""
+    """The secrets whose value this machine has.
+
+    Raises SchedulerError for a value that no process can receive.
+    """
     from launcher.spec.job import Job
     from launcher.supervise.secrets import SecretError, found
 

@@ -20,8 +20,10 @@ START_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Start:
-    """One start of all supervisors. `first` is node 0, through which the run directory is also sent and
-    fetched."""
+    """One start of all supervisors.
+
+    `first` is node 0, through which the run directory is also sent and fetched.
+    """
 
     hosts: Sequence[Login]
     first: Login
@@ -36,8 +38,10 @@ class Start:
     "Token by which these supervisors recognise each other."
 
     def everywhere(self) -> None:
-        """Start all supervisors; the others wait for node 0. Raises SchedulerError, and then ends the others
-        again."""
+        """Start all supervisors; the others wait for node 0.
+
+        Raises SchedulerError, and then ends the others again.
+        """
         gpus: dict[str, list[int]] = {}
         others = range(1, len(self.hosts))
         if self.spread is not None:
