@@ -35,7 +35,7 @@ def to_delete(names: Sequence[str], older_than: str | None = None) -> list[RunDi
 
 
 def _check_form(run: RunDir) -> None:
-    """Raises UsageError for a folder that somebody has put a run.json into."""
+    """Raise UsageError for a folder with a run.json that launcher did not write there."""
     renamed = run.read_about().id != run.id and not isinstance(scheduler_of(run), LocalScheduler)
     if not run.read_about() or renamed or not run.plan.is_file():
         raise UsageError(

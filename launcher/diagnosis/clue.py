@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from launcher.spec.verdict import MemoryKind
 
 Kind = str
-"""What a line tells, one of CLASS_OF. `exception`: a Python exception that no pattern knows. `consequence`:
-something that happens because something else failed. `killed`: a signal, of which only an exit code tells."""
+"""What a line shows, one of CLASS_OF. `exception` is a Python exception that no pattern matches.
+`consequence` is something that happens because something else failed. `killed` is a signal, which only an
+exit code shows."""
 
 _CAUSES: dict[Kind, FailureClass] = {
     "gpu-memory": "gpu-oom",
@@ -38,8 +39,7 @@ _EFFECTS: dict[Kind, FailureClass] = {
 _TOLD = {*_CAUSES.values(), *_EFFECTS.values(), "succeeded"}
 # Only the patterns of a job or a profile tell of any other class.
 CLASS_OF = _CAUSES | {name: name for name in FAILURES if name not in _TOLD} | _EFFECTS
-"""In the order in which they explain each other: a full memory explains a lost connection, never the
-reverse."""
+"""Earlier kinds explain later ones: a full memory explains a lost connection, never the reverse."""
 
 MEMORY_OF: dict[Kind, MemoryKind] = {
     "gpu-memory": "gpu",
@@ -54,7 +54,7 @@ _EQUALS: tuple[frozenset[Kind], ...] = (
 )
 
 KIND_OF: dict[str, Kind] = {CLASS_OF[kind]: kind for kind in reversed(CLASS_OF)}
-"The kind that a user's own pattern of a class has: gpu-oom is `gpu-memory`, user-error is `user-error`."
+"The kind of a user's own pattern, by its class: gpu-oom is `gpu-memory`, user-error is `user-error`."
 
 
 def order_of(kind: Kind) -> int:

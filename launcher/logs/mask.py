@@ -17,7 +17,7 @@ _SHORTEST_LINE = 8  # a shorter line of a multi-line secret is too common a text
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[bytes]:
-    """The values of RunPod's key and of what `variables.SECRETS` names, with commas between, where set."""
+    """The values of RunPod's key and of the variables that `variables.SECRETS` lists with commas, if set."""
     names = [*environ.get(variables.SECRETS, "").split(","), POD_KEY]
     return [environ[name].encode(errors="surrogateescape") for name in names if environ.get(name)]
 

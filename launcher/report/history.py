@@ -227,7 +227,7 @@ def _ratio(plan: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
 
 
 def _told(event: Event, attempt: int) -> str | None:
-    """The line of an event that is no turn; None for one that needs none."""
+    """The line of an event that is not a turn; None if it needs none."""
     match event:
         case Probed():
             size = event.micro_batch_size

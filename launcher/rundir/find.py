@@ -32,7 +32,7 @@ class SweepRuns:
 
 
 def default_root() -> Path:
-    """`$LAUNCHER_RUNS`, else `runs/` in the current directory."""
+    """`$LAUNCHER_RUNS`, otherwise `runs/` in the current directory."""
     return Path(os.environ.get(variables.RUNS, "runs"))
 
 
@@ -124,7 +124,7 @@ def _has_handle(run: RunDir, handle: str) -> bool:
 
 
 def _sweep(name: str, matches: list[RunDir]) -> SweepRuns:
-    """Raises RunNotFoundError where these are not all runs of one sweep whose id begins with `name`."""
+    """The sweep whose id begins with `name`. Raises RunNotFoundError if these are not all runs of one."""
     about = matches[0].read_about()
     sweep = about.sweep.id if about.sweep is not None else ""
     if sweep.startswith(name) and all(_task(sweep, run) is not None for run in matches):

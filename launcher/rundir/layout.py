@@ -40,7 +40,7 @@ class AttemptDir:
         return self.path / "verdict.json"
 
     def read_verdict(self) -> Judged | None:
-        """None where the attempt is not judged, or the record is damaged."""
+        """The attempt's verdict; None if it is not judged yet, or if the record is damaged."""
         return Judged.read(read_json(self.verdict))
 
     @property
@@ -183,7 +183,7 @@ class RunDir:
         return AttemptDir(self.path / "attempts" / f"{number:03d}-save")
 
     def started(self, environ: Mapping[str, str]) -> AttemptDir:
-        """The folder of the attempt that a rank belongs to, by the rank's environment."""
+        """The folder of the attempt that a rank belongs to, from the rank's environment."""
         number = int(environ.get(variables.ATTEMPT, "0"))
         return self.saving(number) if environ.get(variables.ONLY_SAVE) else self.attempt(number)
 
@@ -200,7 +200,7 @@ class RunDir:
         return [AttemptDir(folder / name) for name in sorted(names) if name.removesuffix("-save").isdecimal()]
 
     def read_about(self) -> RunRecord:
-        """run.json of the job in force; empty where it is missing or damaged."""
+        """run.json of the job in force; empty if it is missing or damaged."""
         about = RunRecord.read(read_json(self.run)) or RunRecord()
         nulls: dict[str, Any] = {name: {} for name in ("job", "cluster") if about.get(name, {}) is None}
         return RunRecord.of({**about, **nulls}) if nulls else about
@@ -216,11 +216,11 @@ class RunDir:
         return recipe
 
     def read_state(self) -> StateRecord:
-        """state.json; empty where it is missing or damaged."""
+        """state.json; empty if it is missing or damaged."""
         return StateRecord.read(read_json(self.state)) or StateRecord()
 
     def read_events(self) -> list[Event]:
-        """In order; lines of another form are left out."""
+        """The events in order, without lines of another form."""
         found = map(read_event, read_json_lines(self.events))
         return [event for event in found if event is not None]
 

@@ -232,7 +232,7 @@ def _lost(run: RunDir) -> str:
 
 
 def _not_started(run: RunDir, before: Mapping[str, Any], reason: str) -> SchedulerError:
-    """Gives the run its state of before, with the reason; a new run has failed."""
+    """Restore the run's earlier state and add the reason. A new run has failed."""
     state = "failed" if before.get("state") == "submitted" else before.get("state")
     replace_json(run.state, {**before, "state": state, "reason": reason})
     return SchedulerError(reason)

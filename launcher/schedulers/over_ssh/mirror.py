@@ -34,7 +34,7 @@ from launcher.schedulers.rundir import for_us_alone
 INDEX = ".mirror.json"
 "File in the copy of a run that lists its files as of the last round trip."
 SLOWEST = 2**18
-"Bytes per second at which what was written here goes over: a sweep brings many runs."
+"Bytes per second assumed for sending, which sets the timeout. A sweep sends many runs."
 _MODE = 0o755
 
 

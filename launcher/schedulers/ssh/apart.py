@@ -74,7 +74,7 @@ def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:
 
 
 def check_again(run: RunDir, own: Sequence[str], about: About, chosen: Chosen) -> None:
-    """Before a run goes on. Raises HostError where its checkpoints would not be found."""
+    """Check a run before it is resumed. Raises HostError if its checkpoints would not be found."""
     before = run.read_about()
     names = ", ".join(own)
     if before.get("apart") and about["nodes"] != len(own):

@@ -34,7 +34,7 @@ def words(answer: bytes) -> dict[str, str]:
 
 
 def judged(run: RunDir, lock: str, trouble: str, where: str) -> Mapping[str, Any]:
-    """state.json, corrected. It was read after the lock was looked at: what has ended has said so."""
+    """state.json, corrected. It is read after the lock was tested, so a run that has ended says so."""
     state = run.read_state()
     name = state.get("state", "submitted")
     if name not in LIVING:
