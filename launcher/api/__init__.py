@@ -1,4 +1,4 @@
-"""What an application does with jobs and runs: plan, prepare, submit, find, resume. It prints nothing.
+"""What an application does with jobs and runs: plan, prepare, submit, find, resume. Nothing is printed.
 
-`import launcher` offers the public part of it; the command line calls the rest as well.
+`import launcher` offers the public part. The command line also calls the rest.
 """

@@ -1,4 +1,4 @@
-"""From a run and what shall change in it to a prepared submission of the same run."""
+"""Prepare a submission of an existing run, with changes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from launcher.spec.load import from_record
 
 
 def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -> Prepared:
-    """The job in force with `sets` applied, on its cluster or another one, planned again. Nothing is written.
+    """Plan the run again, with `sets` applied to its job in force, on its own or another cluster.
 
-    Its `about` says under `changed` and `set` how it came from the one before.
-    Raises SpecError, PlanRefusedError, RenderError, SchedulerError.
+    Write nothing.
+
+    `about` of the result records the changes under `changed` and `set`. Raises SpecError, PlanRefusedError,
+    RenderError, SchedulerError.
     """
     about, events = run.read_about(), run.read_events()
     before = about["job"]
@@ -57,9 +59,9 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
 
 
 def _same_place(run: RunDir, before: Mapping[str, Any], cluster: Cluster) -> None:
-    """A run directory does not travel. Raises SchedulerError."""
+    """Require that the run directory stays where it is. Raises SchedulerError."""
     after = cluster.model_dump(mode="json", by_alias=True)
-    places = [scheduler_class(one["scheduler"]).place(one) for one in (before, after)]
+    places = [scheduler_class(profile["scheduler"]).place(profile) for profile in (before, after)]
     if places[0] != places[1]:
         where = scheduler_of(run).where(run)
         raise SchedulerError(

@@ -1,4 +1,4 @@
-"""Which runs a user wants deleted, and whether they may be."""
+"""Find the runs that a user wants deleted, and check that they may be."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from launcher.spec.errors import UsageError
 
 
 def to_delete(names: Sequence[str], older_than: str | None = None) -> list[RunDir]:
-    """The runs and sweeps of these names, and every run that has ended and last changed before `older_than`,
-    such as `7d`. `of_run.remove` deletes them.
+    """Find the runs and sweeps of these names, and ended runs that last changed before `older_than` (`7d`).
 
-    Raises RunNotFoundError, UsageError, SchedulerError for one that has not ended.
+    `of_run.remove` deletes them. Raises RunNotFoundError, UsageError, and SchedulerError for a run that has
+    not ended.
     """
     chosen: list[RunDir] = []
     for name in names:
-        one = find(name)
-        chosen += one.runs if isinstance(one, SweepRuns) else [one]
+        named = find(name)
+        chosen += named.runs if isinstance(named, SweepRuns) else [named]
     for run in chosen:
         _check_form(run)
     for now in statuses(chosen):
@@ -35,7 +35,7 @@ def to_delete(names: Sequence[str], older_than: str | None = None) -> list[RunDi
 
 
 def _check_form(run: RunDir) -> None:
-    """Raises UsageError for a folder that somebody has put a run.json into."""
+    """Raise UsageError for a folder with a run.json that launcher did not write there."""
     renamed = run.read_about().id != run.id and not isinstance(scheduler_of(run), LocalScheduler)
     if not run.read_about() or renamed or not run.plan.is_file():
         raise UsageError(

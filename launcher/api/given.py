@@ -1,4 +1,4 @@
-"""A job as the caller has it: a file, a mapping with the fields of one, or a Job."""
+"""A job as the caller gives it: a file, a mapping with the fields of one, or a Job."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ if TYPE_CHECKING:
 
 JobLike: TypeAlias = Path | str | Mapping[str, Any] | Job
 NO_FILE = "(no file)"
-"In the place of a job file's name."
+"Stands for the name of a job file if there is none."
 Values: TypeAlias = Mapping[str, Any]
-"Fields by their dotted paths, such as `{'train.lr': 1e-4}`."
+"Values by dotted field path, such as `{'train.lr': 1e-4}`."
 
 
 @dataclass(frozen=True)
 class Given:
-    """Relative paths in it begin in the folder of `file`, which need not be there where `data` is given."""
+    """A job from `file`, or from `data`.
+
+    Relative paths start in the folder of `file`, which then need not exist.
+    """
 
     file: Path
     data: Mapping[str, Any] | None = None
 
     def document(self, overrides: Sequence[str] = ()) -> Document:
-        """Not checked yet. Raises SpecError, OSError."""
+        """The job's data, not validated yet. Raises SpecError, OSError."""
         if self.data is None:
             with _readable():
                 return read(self.file, overrides)
@@ -44,7 +47,7 @@ class Given:
         return changed(Document(data, "the job"), overrides)
 
     def job(self, overrides: Sequence[str] = ()) -> Job:
-        """Raises SpecError, OSError."""
+        """The validated job. Raises SpecError, OSError."""
         if self.data is None:
             with _readable():
                 return load_job(self.file, overrides)
@@ -52,7 +55,7 @@ class Given:
 
 
 def given(job: JobLike) -> Given:
-    """Relative paths of a mapping or a Job begin in the current directory. Raises UsageError."""
+    """Wrap a job. Relative paths of a mapping or a Job start in the current directory. Raises UsageError."""
     nowhere = Path.cwd() / NO_FILE
     if isinstance(job, Job):
         return Given(nowhere, job.model_dump(mode="json", by_alias=True, exclude_unset=True))
@@ -72,18 +75,21 @@ def _readable() -> Iterator[None]:
 
 
 def overrides_of(values: Values | Sequence[str] | None) -> list[str]:
-    """As texts of `--set`. Raises SpecError for a value that no file could hold, UsageError."""
+    """The values as texts of `--set`.
+
+    Raises SpecError for a value that no file could hold, and UsageError.
+    """
     if values is None:
         return []
     if isinstance(values, Mapping):
         return [f"{name}={as_text(name, value)}" for name, value in values.items()]
-    if isinstance(values, str) or not all(isinstance(one, str) for one in values):
+    if isinstance(values, str) or not all(isinstance(text, str) for text in values):
         raise UsageError(f"set: give a mapping such as {{'train.lr': 1e-4}}, not {values!r}")
     return list(values)
 
 
 def as_text(name: str, value: Any) -> str:
-    """What stands behind the `=`: text fields take text as it is, an argument of the task is read as YAML."""
+    """The text after the `=`. Text fields take it literally; an argument of the task is parsed as YAML."""
     if "=" in name:
         raise SpecError([Problem("set", name, "no field has `=` in its name")])
     if value is None:

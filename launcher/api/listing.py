@@ -1,4 +1,4 @@
-"""Which runs are meant, of all that this machine knows."""
+"""List the runs that this machine knows and that match a filter."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class Filter:
 
 @dataclass(frozen=True)
 class Listed:
+    """The runs that were found."""
+
     found: dict[RunDir, Status]
     older: int
     "The number of runs beyond the limit."
@@ -51,7 +53,7 @@ def listed(wanted: Filter, limit: int = 0, root: Path | None = None) -> Listed:
     runs = runs_in(root)
     if wanted != Filter(state=wanted.state):
         runs = [run for run in runs if wanted.allows(run.read_about())]
-    if wanted.state is not None:  # every run has to be asked for its state
+    if wanted.state is not None:  # this needs the state of every run
         states = states_of(runs)
         runs = [run for run, status in states.items() if status.state == wanted.state]
         chosen = runs[: limit or None]

@@ -1,4 +1,4 @@
-"""What a job names and is not there: found before anything is sent, and without running the user's code."""
+"""Find what a job names and does not exist, before anything is sent and without running the user's code."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from launcher.spec.job import Job
 
 
 def check_there(request: Request) -> None:
-    """Look into the job's `workdir`. What may be installed elsewhere only is not looked for.
+    """Check what is in the job's `workdir`. What may be installed elsewhere is not checked.
 
-    Raises SpecError: a script, a module, a class or an argument of the task is not there.
+    Raises SpecError if a script, a module, a class or an argument of the task is missing.
     """
     where = str(request.job_file) if request.job_file.exists() else "the job"
     problems = [Problem(where, field, message) for field, message in _problems(request)]
@@ -33,7 +33,7 @@ def check_there(request: Request) -> None:
 
 
 def _syntax_error(setup: Sequence[str]) -> str:
-    """What bash says of lines that it cannot read; empty where it can, or is not here."""
+    """bash's message about lines that it cannot parse; empty if it can, or if there is no bash."""
     if not setup or (bash := shutil.which("bash")) is None:
         return ""
     text = "".join(f"{line}\n" for line in setup)
@@ -42,12 +42,12 @@ def _syntax_error(setup: Sequence[str]) -> str:
 
 
 def _runs_here(request: Request) -> bool:
-    """By this Python, which finds its modules where it does now."""
+    """Whether this Python runs the job and will find the same modules as now."""
     cluster = request.cluster
     own_python = cluster.paths.python is None and cluster.container.runtime == "none"
     settings = (*request.job.env, *cluster.env, *cluster.setup)
     here = scheduler_class(cluster.scheduler).uses_this_python
-    return here and own_python and not any("PYTHONPATH" in one for one in settings)
+    return here and own_python and not any("PYTHONPATH" in setting for setting in settings)
 
 
 def _problems(request: Request) -> Iterator[tuple[str, str]]:
@@ -70,12 +70,12 @@ def _problems(request: Request) -> Iterator[tuple[str, str]]:
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
-        if here:  # another Python may know more
+        if here:  # another Python may support newer syntax
             yield "task", f"{file}:{error.lineno}: {error.msg}"
         return
     except (OSError, ValueError, RecursionError, MemoryError):
         return
-    classes = {one.name: one for one in tree.body if isinstance(one, ast.ClassDef)}
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     if name in classes:
         if not _is_assigned(tree, name):
             yield from _arguments(classes[name], job, file)
@@ -94,10 +94,12 @@ def _sees_these_files(request: Request) -> bool:
 
 
 def _data(task: ast.ClassDef, request: Request) -> Iterator[tuple[str, str]]:
-    """Look for the files that the arguments name: those annotated as `Path`, and `data` of launcher's own
-    tasks, which may be a pattern. What `setup:` mentions may be made there."""
+    """Check the files that the arguments name: those annotated as `Path`, and `data` of launcher's own tasks.
+
+    `data` may be a pattern. Files that `setup:` mentions are skipped, because it may create them.
+    """
     own = (request.job.task or "").startswith("launcher.tasks.")
-    inits = [one for one in task.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    inits = [node for node in task.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     arguments = [argument for init in inits for argument in (*init.args.args, *init.args.kwonlyargs)]
     for argument in arguments:
         value = request.job.args.get(argument.arg)
@@ -117,7 +119,7 @@ _SHELLS = ("sh", "bash", "zsh", "dash")
 
 
 def _script(command: tuple[str, ...]) -> str | None:
-    """A file that must be in the working directory: `python -u train.py`, `bash train.sh`, `./train.sh`."""
+    """The file that a command needs in the working directory: `python -u train.py`, `./train.sh`."""
     first, rest = command[0], list(command[1:])
     program = PurePath(first).name
     if re.fullmatch(r"python[\d.]*", program):
@@ -137,7 +139,7 @@ def _near(script: str, workdir: Path) -> str:
 
 
 def _file_of(module: str, workdir: Path) -> Path | None:
-    """Its source, in the working directory or where this Python has it; no package is imported for it."""
+    """A module's source, in the working directory or where this Python has it. No package is imported."""
     parts = module.split(".")
     roots = [workdir]
     if (spec := _installed(parts[0])) is not None:
@@ -160,7 +162,7 @@ def _installed(package: str) -> ModuleSpec | None:
 
 
 def _may_be_elsewhere(module: str) -> bool:
-    """Tell a compiled module, and a package that looks for its modules in further folders."""
+    """Whether the module may be compiled, or its package may look for modules in further folders."""
     spec = _installed(module.partition(".")[0])
     if spec is None:
         return False
@@ -173,38 +175,38 @@ def _may_be_elsewhere(module: str) -> bool:
 
 
 def _is_assigned(tree: ast.Module, name: str) -> bool:
-    """After the class of this name another value may have it."""
-    names = (one for one in ast.walk(tree) if isinstance(one, ast.Name))
-    return any(one.id == name and isinstance(one.ctx, ast.Store) for one in names)
+    """Whether the name is also assigned, and so may not be the class."""
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return any(node.id == name and isinstance(node.ctx, ast.Store) for node in names)
 
 
 _ONLY_RUNNING_TELLS = {"*", "globals", "locals", "vars", "exec", "setattr", "__getattr__"}
 
 
 def _may_have(tree: ast.Module, name: str) -> bool:
-    """By an import, an assignment, or in a way that only running it tells."""
-    for one in ast.walk(tree):
-        if isinstance(one, ast.ImportFrom | ast.Import):
-            names = {alias.asname or alias.name for alias in one.names}
-        elif isinstance(one, ast.FunctionDef | ast.ClassDef):
-            names = {one.name}
+    """Whether the module may define the name by an import, an assignment, or only when it runs."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            names = {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names = {node.name}
         else:
-            names = {one.id} if isinstance(one, ast.Name) else set()
+            names = {node.id} if isinstance(node, ast.Name) else set()
         if names & {name, *_ONLY_RUNNING_TELLS}:
             return True
     return False
 
 
 def _arguments(task: ast.ClassDef, job: Job, file: Path) -> Iterator[tuple[str, str]]:
-    """Compare `args:` with the class's own `__init__`. An inherited one is left to the run."""
-    methods = [one for one in task.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    """Compare `args:` with the class's own `__init__`. An inherited one is not checked."""
+    methods = [node for node in task.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     if len(methods) != 1 or task.decorator_list or task.keywords:
         return
     [init] = methods
     if init.args.kwarg is not None or init.args.posonlyargs or init.decorator_list:
         return
-    positional = [one.arg for one in init.args.args][1:]
-    by_name = [one.arg for one in init.args.kwonlyargs]
+    positional = [arg.arg for arg in init.args.args][1:]
+    by_name = [arg.arg for arg in init.args.kwonlyargs]
     known = [*positional, *by_name]
     for name in job.args:
         if name not in known:

@@ -1,4 +1,4 @@
-"""A job of a command alone: `launcher run -- python train.py`."""
+"""A job that consists of a command only: `launcher run -- python train.py`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ OF_BATCH = ("micro_batch_size", "grad_accum", "global_batch")
 
 
 def job_of_command(command: Sequence[str], cluster: str, sets: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a job file for `command`. Where it does not ask for the batch, that is one sample a rank.
+    """The fields of a job file for `command`.
 
-    Raises UsageError where it does, and `sets` name none; SpecError.
+    If the command does not use the batch, it is one sample per rank.
+
+    Raises UsageError if the command uses the batch and `sets` give none; SpecError.
     """
     if not command:
         raise UsageError("there is no command behind `--`")
     job: dict[str, Any] = {"name": _name(command), "command": list(command), "batch": {"global": 1}}
-    if any(one.startswith(("batch.global=", "batch=")) for one in sets):
+    if any(text.startswith(("batch.global=", "batch=")) for text in sets):
         return job
     if any(uses(tuple(command), name) for name in OF_BATCH):
         raise UsageError(
@@ -37,7 +39,7 @@ def job_of_command(command: Sequence[str], cluster: str, sets: Sequence[str] = (
 
 
 def _name(command: Sequence[str]) -> str:
-    """Name the job after its script or module, else after the program."""
+    """Name the job after its script or module, otherwise after the program."""
     program, rest = PurePath(command[0]), command[1:]
     if re.fullmatch(r"python[\d.]*", program.name) and "-c" not in rest:
         if "-m" in rest[:-1]:

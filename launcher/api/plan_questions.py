@@ -1,4 +1,4 @@
-"""The questions of `launcher plan`: other recipes, cards, numbers of GPUs, sizes, clusters."""
+"""Answer the questions of `launcher plan`: other recipes, GPUs, numbers of GPUs, sizes, clusters."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from launcher.spec.errors import UsageError
 from launcher.spec.job import Job
 
 LARGEST_ASKED = 2**16
-"Micro-batch: nobody trains with more samples on one GPU at once."
+"The largest micro-batch that is tried. No training uses more samples per GPU."
 
 
 @dataclass
 class Asker:
-    """One job on one cluster, and what may be changed of either."""
+    """Plans one job on one cluster, and variations of both."""
 
     given: Given
     sets: Sequence[str]
@@ -49,7 +49,7 @@ class Asker:
         self.job = self.given.job(self.sets)
 
     def decider(self, job: Job | None = None, cluster: Cluster | None = None) -> Decider:
-        """Raises PlanRefusedError: the job cannot run there."""
+        """Return a decider for the job on the cluster. Raises PlanRefusedError if it cannot run there."""
         job, cluster = job or self.job, cluster or self.cluster
         workdir = (self.given.file.parent / job.workdir).resolve()
         on_gpu = job.resources.gpus_per_node != 0 and cluster.gpus_per_node > 0
@@ -62,7 +62,7 @@ class Asker:
         return Decider(job, cluster, self._sources[key], default_folder(runs_root(cluster)))
 
     def choice(self, job: Job | None = None, cluster: Cluster | None = None) -> Choice:
-        """The best there; without one where nothing fits or the job cannot run."""
+        """The best recipe there. `chosen` is None if nothing fits or the job cannot run."""
         try:
             decider = self.decider(job, cluster)
             choice = decider.best()
@@ -72,11 +72,14 @@ class Asker:
         return choice.model_copy(update={"chosen": None, "reason": misfit}) if misfit else choice
 
     def changed(self, changes: Sequence[str]) -> Mapping[str, Job]:
-        """Each change is `field=value`, of the recipe unless it has a dot; several with commas between.
-        Raises SpecError."""
+        """Apply each change to the job. Raises SpecError.
+
+        A change is `field=value`, or several with commas between them. A field without a dot is one of the
+        recipe.
+        """
         found = {}
         for change in changes:
-            sets = [one if "." in one.partition("=")[0] else f"recipe.{one}" for one in change.split(",")]
+            sets = [text if "." in text.partition("=")[0] else f"recipe.{text}" for text in change.split(",")]
             found[change] = self.given.job([*self.sets, *sets])
         return found
 
@@ -85,7 +88,7 @@ class Asker:
         return Comparison("what if", tuple(answers), "")
 
     def family(self, text: str) -> Mapping[str, Job]:
-        """`ARG=V1,V2,V3`. Raises SpecError."""
+        """The jobs of `ARG=V1,V2,V3`. Raises SpecError."""
         name, _, values = text.partition("=")
         if not name or not values:
             raise UsageError(
@@ -95,8 +98,7 @@ class Asker:
         return {label: self.given.job([*self.sets, f"args.{label}"]) for label in labels}
 
     def largest(self, family: Mapping[str, Job]) -> Comparison:
-        """In rising number of parameters, and where that is the same as asked: each is planned until one
-        does not fit."""
+        """Plan each job by rising number of parameters, until one does not fit. Ties keep their order."""
         order = sorted(family, key=lambda label: self._parameters(family[label]))
         answers: list[Answer] = []
         for label in order:
@@ -104,29 +106,32 @@ class Asker:
             if answers[-1].choice.chosen is None:
                 break
         fitting = [answer.label for answer in answers if answer.choice.chosen is not None]
-        told = f"the largest that fits: {fitting[-1]}" if fitting else f"not even {answers[0].label} fits"
+        summary = f"the largest that fits: {fitting[-1]}" if fitting else f"not even {answers[0].label} fits"
         if len(fitting) == len(family):
-            told = f"all of them fit, {fitting[-1]} too"
+            summary = f"all of them fit, {fitting[-1]} too"
         if rest := order[len(answers) :]:
-            told += f"; not asked about: {', '.join(rest)}"
-        return Comparison("the largest that fits", tuple(answers), told)
+            summary += f"; not asked about: {', '.join(rest)}"
+        return Comparison("the largest that fits", tuple(answers), summary)
 
     def _parameters(self, job: Job) -> int:
         try:
             decider = self.decider(job)
         except PlanRefusedError:
-            return 0  # `choice` says why
+            return 0  # `choice` reports the reason
         return decider.evaluate.traces.model(decider.plan.recipe).numel
 
     def with_cards(self, names: Sequence[str]) -> Mapping[str, Cluster]:
-        """Each in the place of the cluster's own. Memory and speed are of the data sheet."""
+        """The cluster with each of these GPUs in place of its own.
+
+        Memory and speed are from the data sheet.
+        """
         if names and self.job.resources.gpus_per_node == 0:
             raise UsageError("--gpu: the job asks for no GPUs (resources.gpus_per_node: 0)")
         found = {}
         for name in names:
             card = card_of(name)
             if card is None:
-                raise UsageError(f"--gpu {name!r}: known are {', '.join(one.label for one in CARDS)}")
+                raise UsageError(f"--gpu {name!r}: known are {', '.join(known.label for known in CARDS)}")
             count = self.cluster.gpus_per_node or 1
             gpu = Gpu(type=card.label, count=count, memory=memory_of(card))
             node = self.cluster.node.model_copy(update={"gpu": gpu})
@@ -137,11 +142,11 @@ class Asker:
     def cards(self, clusters: Mapping[str, Cluster]) -> Comparison:
         answers = compare_cards(clusters, lambda label: self.choice(cluster=clusters[label]))
         fits = answers[0].choice.chosen is not None
-        told = f"the fastest: {answers[0].label}" if fits else "nothing fits on any of them"
-        return Comparison("another card in each node", tuple(answers), told)
+        summary = f"the fastest: {answers[0].label}" if fits else "nothing fits on any of them"
+        return Comparison("another card in each node", tuple(answers), summary)
 
     def min_gpus(self) -> Comparison:
-        """1, 2, 4, ... of a node, then whole nodes; numbers that share the global batch equally."""
+        """Try 1, 2, 4, ... GPUs of a node, then whole nodes, if they divide the global batch equally."""
         layouts = {nodes * gpus: (nodes, gpus) for nodes, gpus in self._layouts()}
         tried: list[Answer] = []
 
@@ -154,11 +159,11 @@ class Asker:
             return choice
 
         least = least_gpus(layouts, on)
-        told = "nothing fits on any number of them" if least is None else f"the fewest: {least[0]}"
-        return Comparison("the fewest GPUs", tuple(tried), told)
+        summary = "nothing fits on any number of them" if least is None else f"the fewest: {least[0]}"
+        return Comparison("the fewest GPUs", tuple(tried), summary)
 
     def _layouts(self) -> Iterator[tuple[int, int]]:
-        """(nodes, GPUs of each)."""
+        """(nodes, GPUs per node)."""
         per_node, batch = self.cluster.gpus_per_node, self.job.batch.global_
         powers = [2**power for power in range(per_node.bit_length()) if 2**power < per_node]
         layouts = [(1, gpus) for gpus in (*powers, per_node)]
@@ -166,25 +171,25 @@ class Asker:
         return ((nodes, gpus) for nodes, gpus in layouts if batch % (nodes * gpus) == 0)
 
     def max_micro_batch(self, decider: Decider, decision: Decision) -> Comparison:
-        """Of the chosen recipe; accumulation stays, so the global batch grows."""
+        """The largest micro-batch of the chosen recipe. Accumulation stays, so the global batch grows."""
         room, evaluate, recipe = decider.room, decider.evaluate, decision.plan.recipe
         found = largest_micro_batch(recipe, evaluate, room, LARGEST_ASKED)
         while found is not None and room.misfit(evaluate.confirm(found.recipe).estimate):
-            # Confirmed answers stay, so this one counts as too large from here on.
+            # Confirmed answers are kept, so this micro-batch counts as too large from now on.
             found = largest_micro_batch(recipe, evaluate, room, found.recipe.micro_batch_size)
         if found is None:
             raise UsageError("--max-micro-batch: with its own accumulation not even a micro-batch of 1 fits")
         found = evaluate(found.recipe)
         micro = found.recipe.micro_batch_size
-        told = f"batch.global {micro * recipe.grad_accum * decision.plan.layout.ranks}"
+        summary = f"batch.global {micro * recipe.grad_accum * decision.plan.layout.ranks}"
         if micro == LARGEST_ASKED:
-            told += "; larger ones were not asked about"
-        answer = Answer(f"micro-batch {micro}", Choice(chosen=found, reason=told, losers=()))
-        return Comparison("the largest micro-batch of this recipe", (answer,), told)
+            summary += "; larger ones were not asked about"
+        answer = Answer(f"micro-batch {micro}", Choice(chosen=found, reason=summary, losers=()))
+        return Comparison("the largest micro-batch of this recipe", (answer,), summary)
 
 
 def tokens_on(askers: Sequence[Asker], tokens: float) -> Comparison:
-    """What they cost on each cluster, the cheapest first."""
+    """What the tokens cost on each cluster, cheapest first."""
     answers, offers, per_sample = [], [], None
     for asker in askers:
         choice = asker.choice()
@@ -200,7 +205,7 @@ def tokens_on(askers: Sequence[Asker], tokens: float) -> Comparison:
         )
     costs = cheapest_for_tokens(offers, tokens, per_sample or 1)
     order = [cost.label for cost in costs]
-    answers.sort(key=lambda one: order.index(one.label) if one.label in order else len(order))
+    answers.sort(key=lambda answer: order.index(answer.label) if answer.label in order else len(order))
     priced = [cost for cost in costs if cost.usd is not None]
-    told = f"the cheapest: {priced[0].label}" if len(priced) > 1 else ""
-    return Comparison(f"{tokens:.4g} tokens", tuple(answers), told, tuple(costs))
+    summary = f"the cheapest: {priced[0].label}" if len(priced) > 1 else ""
+    return Comparison(f"{tokens:.4g} tokens", tuple(answers), summary, tuple(costs))

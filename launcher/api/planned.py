@@ -1,4 +1,4 @@
-"""The plan that a submission takes: a decision of `launcher plan`, where it has left its traces."""
+"""The plan of a submission. It is the decision of `launcher plan` if that has stored its traces."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ASK = "the recipe is not chosen by memory: run `launcher plan` with this job and
 
 
 class NotPlannedError(Exception):
-    """The traces of this model are not on disk."""
+    """There are no stored traces of this model."""
 
 
 def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan:
-    """Never imports torch, nor the user's code: a login node has neither the time nor the memory. What the
-    traces on disk do not tell is left to the run, which goes down its ladder when memory runs out.
+    """Plan the job from stored traces, without importing torch or the user's code.
 
-    Raises PlanRefusedError.
+    A login node has neither the time nor the memory for that. What the stored traces do not show is left to
+    the run, which uses its ladder if memory runs out. Raises PlanRefusedError.
     """
     ledger = default_folder(runs_root)
     plan = make_plan(job, cluster)
@@ -39,12 +39,14 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     try:
         return Decider(job, cluster, source, ledger).decide(job.plan.vary).plan
     except NotPlannedError:
-        doubt = ASK
+        warning = ASK
     except PlanRefusedError as error:
-        if cluster.runpod is not None:  # hours of a card that is too small are paid for
+        if cluster.runpod is not None:  # renting a GPU that is too small costs money
             raise
-        doubt = f"by its plan the job does not fit: {'; '.join(one.message for one in error.problems)}"
-    return plan.model_copy(update={"warnings": (*plan.warnings, doubt)})
+        warning = (
+            f"by its plan the job does not fit: {'; '.join(problem.message for problem in error.problems)}"
+        )
+    return plan.model_copy(update={"warnings": (*plan.warnings, warning)})
 
 
 def _nothing_more() -> NoReturn:

@@ -1,4 +1,4 @@
-"""Which recipe fits, how much memory it needs when, and how fast it is. Nothing is started."""
+"""Plan a job: which recipe fits, its memory over time, and its speed. Nothing is started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Questions:
-    """What else `launcher plan` is asked; the options of the same names say how each is written."""
+    """Further questions to `launcher plan`. The options of the same names document their syntax."""
 
     explain: bool = False
     what_if: Sequence[str] = ()
@@ -36,17 +36,19 @@ class Questions:
 
 @dataclass(frozen=True)
 class Answered:
+    """The answer to a plan and its questions."""
+
     page: Page
     refused: PlanRefusedError | None = None
-    "Nothing fits; the page has the answers to the questions all the same."
+    "Set if nothing fits. The page still answers the questions."
 
 
 def answer(
     job: JobLike, clusters: Sequence[str], sets: Sequence[str], asked: Questions, during: During = in_silence
 ) -> Answered:
-    """Plan one job on one cluster; with `tokens`, on several.
+    """Plan one job on one cluster, or with `tokens` on several.
 
-    Raises SpecError, UsageError, UserCodeError, SchedulerError, and PlanRefusedError where the job cannot run
+    Raises SpecError, UsageError, UserCodeError, SchedulerError, and PlanRefusedError if the job cannot run
     there at all.
     """
     if len(clusters) > 1 and asked.tokens is None:
@@ -56,9 +58,9 @@ def answer(
     source = given(job)
     wanted = source.job(sets)
     places = [with_gpus(named_cluster(name, sets), wanted) for name in clusters]
-    askers = [Asker(source, sets, one, traces_dir(), during) for one in places]
+    askers = [Asker(source, sets, place, traces_dir(), during) for place in places]
     asker = askers[0]
-    # What is wrong with a question is said before anything takes time.
+    # Report errors in the questions before anything takes time.
     changed, cards = asker.changed(asked.what_if), asker.with_cards(asked.gpus)
     family = asker.family(asked.largest) if asked.largest else {}
     decider = asker.decider()
@@ -99,8 +101,10 @@ def answer(
 
 
 class Plan:
-    """What `launcher plan` decides of a job on a cluster. It prints itself as that does, in a notebook as a
-    page."""
+    """The decision of `launcher plan` about a job on a cluster.
+
+    It prints like `launcher plan`, and as a page in a notebook.
+    """
 
     def __init__(self, page: Page) -> None:
         assert page.decision is not None
@@ -108,12 +112,12 @@ class Plan:
 
     @property
     def recipe(self) -> Recipe:
-        """The fastest that fits."""
+        """The fastest recipe that fits."""
         return self._decision.plan.recipe
 
     @property
     def ladder(self) -> tuple[Recipe, ...]:
-        """What the run falls back to when memory runs out all the same, one after the other."""
+        """The recipes that the run falls back to, in order, if memory runs out nevertheless."""
         return self._decision.plan.ladder
 
     @property
@@ -131,12 +135,12 @@ class Plan:
 
     @property
     def needed(self) -> int:
-        """Bytes of one rank's GPU, all in all; on a CPU of its host memory."""
+        """Total bytes that one rank needs of its GPU, or of host memory on a CPU."""
         return self.estimate.needed
 
     @property
     def capacity(self) -> int | None:
-        """Bytes that a GPU has by the cluster's profile; None on a CPU."""
+        """Bytes of a GPU according to the cluster's profile; None on a CPU."""
         return self._decision.room.card
 
     @property
@@ -145,7 +149,7 @@ class Plan:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """None where the speed is not known, as on a CPU."""
+        """Predicted time; None if the speed is not known, as on a CPU."""
         time = self._decision.chosen.time
         return time.total if time is not None else None
 
@@ -156,7 +160,7 @@ class Plan:
 
     @property
     def decision(self) -> Decision:
-        """All that it was decided from."""
+        """Everything that the plan was decided from."""
         return self._decision
 
     def as_dict(self) -> dict[str, Any]:
@@ -193,13 +197,12 @@ class Plan:
 
 
 def plan(job: JobLike, cluster: str = "local", *, set: Values | Sequence[str] | None = None) -> Plan:
-    """Choose the recipe of a job on a cluster.
+    """Choose the recipe of a job on a cluster. This imports torch and the task's code.
 
-    `job`: a file, a mapping with the fields of one, or a Job. `cluster`: the name or the file of a profile.
-    `set`: fields that are overridden, of the profile by `cluster.`, such as `{"train.lr": 1e-4}`. It imports
-    torch, and the task's code.
+    `job` is a file, a mapping with the fields of one, or a Job. `cluster` is the name or the file of a
+    profile. `set` overrides fields, such as `{"train.lr": 1e-4}`; the profile's fields begin with `cluster.`.
 
-    Raises SpecError for what is wrong in a file, PlanRefusedError where nothing fits, UserCodeError.
+    Raises SpecError for errors in a file, PlanRefusedError if nothing fits, UserCodeError.
     """
     answered = answer(job, [cluster], overrides_of(set), Questions())
     if answered.refused is not None:

@@ -1,4 +1,4 @@
-"""From a job and the name of a cluster to a prepared submission."""
+"""Prepare a submission from a job and the name of a cluster."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from launcher.spec.load import load_cluster
 
 
 def named_cluster(name: str, sets: Sequence[str] = ()) -> Cluster:
-    """The profile, with what `sets` change in it.
+    """Load the profile and apply `sets` to it.
 
-    Raises SpecError where it is unknown or wrong, SchedulerError for options of Slurm where there is none.
+    Raises SpecError if it is unknown or invalid, SchedulerError for options of Slurm on another scheduler.
     """
     file = find_cluster(str(name), cluster_folders(clusters_dir()))
-    slurm = [one for one in sets if one.startswith("cluster.slurm.")]
+    slurm = [text for text in sets if text.startswith("cluster.slurm.")]
     if slurm and (scheduler := load_cluster(file).scheduler) != "slurm":
         raise SchedulerError(f"{slurm[0]}: {name} has no Slurm queue, it has scheduler: {scheduler}")
     return load_cluster(file, sets)
@@ -47,12 +47,12 @@ def queue_sets(
 
 
 def with_gpus(cluster: Cluster, job: Job) -> Cluster:
-    """`node.gpu: auto` filled in. Raises SchedulerError."""
+    """Fill in `node.gpu: auto`. Raises SchedulerError."""
     return scheduler_class(cluster.scheduler).with_gpus(cluster, job)
 
 
 def runs_root(cluster: Cluster) -> Path:
-    """Where its run directories are kept."""
+    """The folder for the cluster's run directories."""
     return Path(cluster.paths.runs).expanduser() if cluster.paths.runs else default_root()
 
 
@@ -63,7 +63,7 @@ def prepared(
     run_dir: Path | None = None,
     limits: Limits | None = None,
 ) -> tuple[Scheduler, Prepared]:
-    """Everything short of doing it. `run_dir` fixes where the run lies.
+    """Prepare a submission completely, without sending it. `run_dir` sets the run directory.
 
     Raises SpecError, PlanRefusedError, RenderError, SchedulerError.
     """
@@ -74,9 +74,9 @@ def prepared(
     run_id = run_dir.name if run_dir is not None else new_run_id(job.name)
     requests: list[Request] = []
     refused: list[PlanRefusedError] = []
-    for one in (cluster, *(cluster.with_gpu(gpu) for gpu in _other_gpus(job, cluster))):
+    for variant in (cluster, *(cluster.with_gpu(gpu) for gpu in _other_gpus(job, cluster))):
         try:
-            plan = planned(job, job_file, one, root)
+            plan = planned(job, job_file, variant, root)
         except PlanRefusedError as error:
             refused.append(error)
             continue
@@ -84,7 +84,7 @@ def prepared(
             Request(
                 job=job,
                 job_file=job_file,
-                cluster=one,
+                cluster=variant,
                 plan=plan,
                 run_id=run_id,
                 runs_root=root,
@@ -97,7 +97,7 @@ def prepared(
 
 
 def _other_gpus(job: Job, cluster: Cluster) -> tuple[str, ...]:
-    """What may be rented instead of the card that the profile is written for."""
+    """GPU types that may be rented instead of the profile's."""
     if cluster.runpod is None or job.resources.gpus_per_node == 0:
         return ()
     return tuple(cluster.runpod.other_gpus)
@@ -105,17 +105,17 @@ def _other_gpus(job: Job, cluster: Cluster) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Limits:
-    """On what is rented. USD per hour, USD, hours; None: what the profile says."""
+    """Limits on what is rented, in USD per hour, USD and hours. None leaves the profile's value."""
 
     max_price: float | None = None
     budget: float | None = None
     max_hours: float | None = None
     unplanned: bool | None = None
-    "A card is rented although it is not known whether the job fits on it."
+    "Rent a GPU even if it is not known whether the job fits on it."
 
 
 def within(limits: Limits, cluster: Cluster) -> Cluster:
-    """Raises SchedulerError where nothing is rented."""
+    """Apply the limits to the profile. Raises SchedulerError if nothing is rented there."""
     given = {name: value for name, value in asdict(limits).items() if value is not None}
     if not given:
         return cluster
@@ -126,7 +126,7 @@ def within(limits: Limits, cluster: Cluster) -> Cluster:
 
 
 def prepare(request: Request) -> tuple[Scheduler, Prepared]:
-    """Raises RenderError, SchedulerError."""
+    """Prepare a request. Raises RenderError, SchedulerError."""
     cluster, scheduler = request.cluster, of_cluster(request.cluster)
     if request.plan.layout.nodes > 1 and not scheduler.capabilities.multi_node:
         raise SchedulerError(f"{cluster.name} is one machine; several nodes need another cluster")

@@ -1,4 +1,4 @@
-"""A run that has ended goes on, as it was or with changes."""
+"""Resume a run that has ended, as it was or with changes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from launcher.schedulers.registry import of_cluster
 
 @dataclass(frozen=True)
 class Resumed:
+    """A run that was resumed."""
+
     scheduler: Scheduler
     before: Status
     again: Prepared | None
-    "The new submission, if the run goes on with changes."
+    "The new submission, if the run continues with changes."
 
 
 def resume(run: RunDir, sets: Sequence[str] = (), cluster: str | None = None) -> Resumed:
-    """`sets`: overrides of its job; `cluster`: another profile, for what is left of it.
+    """Resume a run. `sets` overrides fields of its job, and `cluster` names another profile for what is left.
 
-    Raises SchedulerError where it still runs or cannot go on; with changes SpecError, PlanRefusedError and
-    RenderError, too.
+    Raises SchedulerError if it is still running or cannot be resumed; with changes also SpecError,
+    PlanRefusedError and RenderError.
     """
     scheduler = scheduler_of(run)
     again = None

@@ -1,4 +1,4 @@
-"""One run, and several: what a program or a notebook does with them."""
+"""Runs, as a program or a notebook uses them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
     from launcher.spec.verdict import Verdict
 
 FIRST_LOOK, LOOK_SECONDS = 0.2, 5.0
-"Between two looks at a run that is waited for; a longer and longer time."
+"Pause between two queries about a run that is waited for. It grows from the first to the second value."
 
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """A complete checkpoint."""
+
     step: int
     path: str
-    "A path on the machine where the run is."
+    "Path on the machine where the run is."
 
 
 class Metrics(list[dict[str, Any]]):
-    """One mapping for each step, in order: `step`, `loss`, `lr`, `seconds` and what else was recorded."""
+    """One mapping per step, in order: `step`, `loss`, `lr`, `seconds` and whatever else was recorded."""
 
     def to_pandas(self) -> Any:
-        """A DataFrame. Raises ImportError where pandas is not installed."""
+        """Return a DataFrame. Raises ImportError if pandas is not installed."""
         import pandas
 
         return pandas.DataFrame(list(self))
@@ -44,12 +46,13 @@ class Metrics(list[dict[str, Any]]):
 class Run:
     """A run, wherever it is: on this machine, under Slurm, on hosts behind ssh, on RunPod.
 
-    Each call looks anew. Raises SchedulerError where the place of the run does not answer.
+    Each call queries the run afresh. Raises SchedulerError if the run's place does not answer.
     """
 
     def __init__(self, run: str | Path | RunDir | Run | None = None) -> None:
-        """`run`: its id, the beginning or end of it, its handle or its directory; None is the newest one of
-        this project.
+        """`run` is its id, the beginning or end of the id, its handle or its directory.
+
+        None is the newest run of this project.
 
         Raises RunNotFoundError.
         """
@@ -61,22 +64,22 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Such as `gpt-20261121-085401-3fa2`."""
+        """The id, such as `gpt-20261121-085401-3fa2`."""
         return self.directory.id
 
     @property
     def path(self) -> Path:
-        """Its directory here; of a run elsewhere a copy of its records."""
+        """The run directory on this machine. For a run elsewhere, a copy of its records."""
         return self.directory.path
 
     @property
     def handle(self) -> str:
-        """As its scheduler knows it: `slurm:della:123456`."""
+        """The scheduler's name of the run, such as `slurm:della:123456`."""
         return scheduler_of(self.directory).handle(self.directory)
 
     @property
     def job(self) -> Job:
-        """The job in force, with an absolute `workdir`. Raises SpecError where the record is damaged."""
+        """The job in force, with an absolute `workdir`. Raises SpecError if the record is damaged."""
         from launcher.spec.job import Job
         from launcher.spec.load import from_record
 
@@ -86,17 +89,17 @@ class Run:
         return job.model_copy(update={"workdir": str(folder / job.workdir)})
 
     def status(self) -> Status:
-        """State, step, reason: all that `launcher status` shows."""
+        """State, step, reason: everything that `launcher status` shows."""
         return scheduler_of(self.directory).status(self.directory)
 
     @property
     def state(self) -> str:
-        """`submitted`, `running` and `stopping` have not ended."""
+        """The state. A run that is `submitted`, `running` or `stopping` has not ended."""
         return self.status().state
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict of the last attempt that has ended; None before one has."""
+        """The verdict of the last attempt that has ended; None if none has."""
         from launcher.report.why import verdicts
 
         self._fetch()
@@ -112,19 +115,19 @@ class Run:
         return [verdict for _, verdict, _ in verdicts(self.directory)]
 
     def why(self) -> str:
-        """What `launcher why` says: the cause first, what was done, what to do."""
+        """The text of `launcher why`: the cause first, then what was done and what to do."""
         from launcher.report.why import why
 
         now = self.status()
         return "\n".join(why(self.directory, now.state, now.reason))
 
     def metrics(self) -> Metrics:
-        """Return one mapping for each step of the built-in entrypoint; none for a job with `command:`."""
+        """One mapping per step of the built-in entrypoint; empty for a job with `command:`."""
         self._fetch()
         return Metrics(self.directory.read_metrics())
 
     def events(self) -> list[dict[str, Any]]:
-        """What has happened to it, in order."""
+        """The run's events, in order."""
         self._fetch()
         return [dict(event) for event in self.directory.read_events()]
 
@@ -137,10 +140,10 @@ class Run:
         stream: Literal["both", "out", "err"] = "both",
         grep: str | None = None,
     ) -> str:
-        """The lines of all ranks, or of those named, merged by time, as `launcher logs` prints them.
+        """The lines of all or the given ranks, merged by time, as `launcher logs` prints them.
 
-        Raises ValueError for a rank, node or attempt that is not there or has not printed anything yet, and
-        for a `grep` that is no regular expression.
+        Raises ValueError for a rank, node or attempt that does not exist or has not printed anything yet, and
+        for a `grep` that is not a regular expression.
         """
         if stream not in ("both", "out", "err"):
             raise ValueError(f"stream: {stream!r} is none of both, out, err")
@@ -157,7 +160,7 @@ class Run:
         return out.getvalue().decode(errors="replace")
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Those that are complete, the oldest first. Of a run elsewhere those that it has told of."""
+        """The complete checkpoints, oldest first. For a run elsewhere, those that it has reported."""
         self._fetch()
         folder = self.directory.checkpoints
         if folder.is_dir():
@@ -168,8 +171,10 @@ class Run:
         return [Checkpoint(step, path) for step, path in sorted(told.items())]
 
     def wait(self, timeout: float | None = None) -> Status:
-        """Until it has ended, which it may without success. Raises TimeoutError after `timeout` seconds; then
-        the run goes on."""
+        """Wait until the run has ended, successfully or not.
+
+        Raises TimeoutError after `timeout` seconds; the run continues.
+        """
         began, pause = time.monotonic(), FIRST_LOOK
         while not (now := self.status()).ended:
             left = timeout - (time.monotonic() - began) if timeout is not None else pause
@@ -180,15 +185,18 @@ class Run:
         return now
 
     def cancel(self) -> None:
-        """Ask for a checkpoint and an end; a second call ends the ranks at once. It returns before they have
-        ended: `wait()` for that. Raises SchedulerError where the run has ended already."""
+        """Ask the run to write a checkpoint and stop. A second call ends the ranks at once.
+
+        Returns before the run has ended; use `wait()` for that. Raises SchedulerError if it has ended
+        already.
+        """
         scheduler_of(self.directory).cancel(self.directory)
 
     def resume(self, *, set: Values | Sequence[str] | None = None, cluster: str | None = None) -> Run:
-        """Go on from the last checkpoint. `set` and `cluster` change what is left of the run, which is then
-        planned again. Returns this run.
+        """Continue from the last checkpoint, and return this run.
 
-        Raises SchedulerError where it has not ended or cannot go on, SpecError, PlanRefusedError.
+        `set` and `cluster` change what is left of the run, which is then planned again. Raises SchedulerError
+        if the run has not ended or cannot be resumed, SpecError, PlanRefusedError.
         """
         from launcher.api.resume import resume
 
@@ -214,18 +222,20 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Several runs, the newest first, or of a sweep in the order of its values. The states of all of them are
-    asked for together."""
+    """Several runs, newest first, or a sweep's in the order of its values.
+
+    Their states are queried together.
+    """
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self._runs = tuple(runs)
 
     def statuses(self) -> list[Status]:
-        """Return the status of each run, in their order, without those deleted meanwhile."""
+        """Return the status of each run in order, without those deleted in the meantime."""
         return statuses(run.directory for run in self._runs)
 
     def wait(self, timeout: float | None = None) -> list[Status]:
-        """Until all have ended. Raises TimeoutError."""
+        """Wait until all have ended. Raises TimeoutError."""
         began = time.monotonic()
         return [
             run.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began)))
@@ -233,7 +243,10 @@ class Runs(Sequence[Run]):
         ]
 
     def cancel(self) -> None:
-        """All that have not ended, each as `Run.cancel`. Raises SchedulerError where all have."""
+        """Cancel every run that has not ended, as `Run.cancel` does.
+
+        Raises SchedulerError if all have ended.
+        """
         from launcher.schedulers.of_run import cancel_all
 
         cancel_all([run.directory for run in self._runs], "these runs")
@@ -252,7 +265,7 @@ class Runs(Sequence[Run]):
         return iter(self._runs)
 
     def __repr__(self) -> str:
-        return "\n".join(f"{one.run_id}  {one.state}" for one in self.statuses()) or "no runs"
+        return "\n".join(f"{status.run_id}  {status.state}" for status in self.statuses()) or "no runs"
 
     def _repr_html_(self) -> str:
         from launcher.report.listing import as_html, row_of

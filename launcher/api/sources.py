@@ -1,4 +1,4 @@
-"""Where a plan's knowledge of the job's model comes from."""
+"""Sources of a plan's knowledge about the job's model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ During: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
 
 class UserCodeError(LauncherError):
-    """The task's code, or that of the model that the job declares, raised."""
+    """The code of the task, or of the model that the job declares, raised an exception."""
 
 
 def in_silence(_what: str) -> AbstractContextManager[object]:
@@ -43,16 +43,16 @@ def in_silence(_what: str) -> AbstractContextManager[object]:
 
 
 def traces_dir() -> Path:
-    """Where traces are kept: `traces/` in the user's cache folder of launcher."""
+    """The folder of stored traces: `traces/` in launcher's cache folder of the user."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("launcher")) / "traces"
 
 
 def source_of(job: Job, workdir: Path, store: Path, like: Like, make: Callable[[], FromFiles]) -> Source:
-    """From the folder `store` what is there, else from `make`. `like`: what it computes on.
+    """A source that reads stored traces from `store` and gets missing ones from `make`.
 
-    Raises PlanRefusedError.
+    `like` is the device that the model runs on. Raises PlanRefusedError.
     """
     declared = job.plan
     if job.task is not None:
@@ -71,12 +71,12 @@ def source_of(job: Job, workdir: Path, store: Path, like: Like, make: Callable[[
 
 
 class UsersCode:
-    """Asks the job's task, or the model that it declares, in this process.
+    """Queries the job's task, or the model that it declares, in this process.
 
-    Its code runs in `workdir`, and what it prints goes to stderr. `during`: a context for each part of the
-    work, which says what is done meanwhile.
+    Its code runs in `workdir`, and its output goes to stderr. `during` returns a context for each part of the
+    work, given a description of it.
 
-    Raises UserCodeError for what is wrong in it, UsageError, SetupError where it does not fit the cluster.
+    Raises UserCodeError for errors in the code, UsageError, and SetupError if it does not fit the cluster.
     """
 
     def __init__(self, job: Job, workdir: Path, like: Like, during: During = in_silence) -> None:
@@ -95,7 +95,7 @@ class UsersCode:
             from launcher.train.tracing.declared import DeclaredSource
             from launcher.train.tracing.source import TaskSource
 
-            # Half a million objects of these modules stay: no collection has to look at them again.
+            # These modules hold half a million objects, which the garbage collector need not visit again.
             gc.freeze()
             self._source = (TaskSource if job.task is not None else DeclaredSource)(job, workdir, like)
 
@@ -134,7 +134,7 @@ class UsersCode:
         while root.__cause__ is not None:
             root = root.__cause__
         frames = traceback.extract_tb(root.__traceback__)
-        users = (one for one in reversed(frames) if one.filename.startswith(str(self.workdir)))
+        users = (frame for frame in reversed(frames) if frame.filename.startswith(str(self.workdir)))
         last = next(users, frames[-1])
         message = str(error).strip().split("\n")[0]
         valueless = "meta" in str(error) or type(error).__name__.startswith("DataDependent")

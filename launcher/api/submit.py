@@ -1,4 +1,4 @@
-"""Jobs become runs, and runs are found again."""
+"""Submit jobs, and find their runs again."""
 
 from __future__ import annotations
 
@@ -50,14 +50,15 @@ def submit(
 ) -> Run | Runs:
     """Plan a job and start it detached.
 
-    `job`: a file, a mapping with the fields of one, or a Job. `cluster`: the name or the file of a profile.
-    `set`: fields that are overridden, of the profile by `cluster.`, such as `{"train.lr": 1e-4}`. `sweep`:
-    lists of values, `{"train.lr": [1e-4, 3e-4]}`; a run for each combination, `at_once` of them at the same
-    time. `max_price` (USD per hour), `budget` (USD) and `max_hours` limit what is rented.
+    `job` is a file, a mapping with the fields of one, or a Job. `cluster` is the name or the file of a
+    profile. `set` overrides fields, such as `{"train.lr": 1e-4}`; the profile's fields begin with `cluster.`.
+    `sweep` holds lists of values, such as `{"train.lr": [1e-4, 3e-4]}`, and starts a run for each
+    combination, `at_once` of them at the same time. `max_price` (USD per hour), `budget` (USD) and
+    `max_hours` limit what is rented.
 
-    What the plan and the cluster warn of is a UserWarning each. Raises SpecError for what is wrong in a file,
-    UsageError for one that cannot be read, PlanRefusedError and SchedulerError where it cannot run there,
-    UnclearError where the cluster gave no answer and the run may have begun.
+    Each warning of the plan and the cluster is a UserWarning. Raises SpecError for errors in a file,
+    UsageError for a file that cannot be read, PlanRefusedError and SchedulerError if the job cannot run
+    there, and UnclearError if the cluster did not answer and the run may have begun.
     """
     sets = overrides_of(set)
     limits = Limits(max_price, budget, max_hours)
@@ -71,7 +72,7 @@ def submit(
 
 
 def checked(scheduler: Scheduler, ready: Prepared) -> tuple[str, ...]:
-    """Look for what would fail. Returns warnings, the plan's first. Raises SpecError, SchedulerError."""
+    """Look for what would fail. Return warnings, the plan's first. Raises SpecError, SchedulerError."""
     check_there(ready.request)
     return (*ready.warnings, *scheduler.check(ready))
 
@@ -101,7 +102,7 @@ def run(
     set: Values | Sequence[str] | None = None,
     timeout: float | None = None,
 ) -> Run:
-    """`submit`, and wait until the run has ended. It may have failed: `run.verdict` says how it did.
+    """Call `submit`, and wait until the run has ended. It may have failed: see `run.verdict`.
 
     Raises what `submit` raises, and TimeoutError.
     """
@@ -119,11 +120,11 @@ def runs(
     since: str | None = None,
     root: str | Path | None = None,
 ) -> Runs:
-    """The runs that this machine knows of, the newest first.
+    """The runs that this machine knows, newest first.
 
-    `state`: as of `launcher list`, such as `running`. `name` and `tag`: of the job. `cluster`: of the
-    profile. `since`: submitted since then, `7d` or a UTC time. `root`: only below this folder.
-    Raises UsageError.
+    `state` is a state of `launcher list`, such as `running`. `name` and `tag` are the job's, `cluster` is the
+    profile's name. `since` is the earliest submission: `7d` ago, or a UTC time. `root` limits the search to
+    one folder. Raises UsageError.
     """
     wanted = Filter(state, name, cluster, tag, since)
-    return Runs(Run(one) for one in listed(wanted, root=Path(root) if root is not None else None).found)
+    return Runs(Run(found) for found in listed(wanted, root=Path(root) if root is not None else None).found)

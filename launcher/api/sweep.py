@@ -1,4 +1,4 @@
-"""From lists of values to the runs of one sweep."""
+"""Prepare the runs of a sweep from lists of values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECTIONS = {"train": Training, "batch": Batch, "recipe": RecipeChoice}
 def prepared_sweep(
     job: JobLike, cluster_name: str, sets: Sequence[str], sweeps: Sequence[str], at_once: int | None
 ) -> tuple[Sweeping, PreparedSweep]:
-    """Raises SpecError, PlanRefusedError, RenderError, SchedulerError."""
+    """Prepare a run for each combination. Raises SpecError, PlanRefusedError, RenderError, SchedulerError."""
     cluster = named_cluster(cluster_name, sets)
     scheduler = of_cluster(cluster)
     if not isinstance(scheduler, Sweeping):
@@ -52,7 +52,7 @@ def prepared_sweep(
 
 
 def _full(text: str, args: Mapping[str, Any]) -> str:
-    """`lr=1,2` -> `train.lr=1,2`. Raises SchedulerError for a name that is nowhere, or in several places."""
+    """`lr=1,2` -> `train.lr=1,2`. Raises SchedulerError for a name that does not exist or is ambiguous."""
     key, equals, values = text.partition("=")
     if "." in key or not equals:
         return text
@@ -70,8 +70,10 @@ def _full(text: str, args: Mapping[str, Any]) -> str:
 
 
 def _unread(job: Job, field: str) -> str | None:
-    """What to say of a swept field that a command sees in its environment only. Raises SchedulerError for one
-    that nothing reads: all runs would be the same."""
+    """Note that a command sees a swept field only in its environment.
+
+    Raises SchedulerError for a field that nothing reads, because all runs would be the same.
+    """
     if job.command is None:
         return None
     if (placeholder := seen_as(field)) is not None:
@@ -93,9 +95,9 @@ def _names(model: Any) -> list[str]:
 
 
 def checked_sweep(sweep: PreparedSweep, scheduler: Sweeping) -> tuple[str, ...]:
-    """Look for what would fail. Returns warnings. Raises SpecError, SchedulerError."""
-    for one in sweep.runs:
-        check_there(one.request)
+    """Look for what would fail. Return warnings. Raises SpecError, SchedulerError."""
+    for prepared_run in sweep.runs:
+        check_there(prepared_run.request)
     return (*sweep.runs[0].warnings, *scheduler.check_sweep(sweep))
 
 
@@ -114,7 +116,7 @@ def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def split(text: str) -> list[str]:
-    """At commas outside brackets and quotes."""
+    """Split at commas outside brackets and quotes."""
     parts, depth, quoted = [""], 0, ""
     for char in text:
         if char == "," and not depth and not quoted:

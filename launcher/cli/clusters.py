@@ -14,7 +14,10 @@ app = typer.Typer(no_args_is_help=True, help="Cluster profiles.")
 
 @app.command("list")
 def list_clusters(json: AsJson = False) -> None:
-    """Every profile: those in ./clusters win over the user's, these over the shipped ones."""
+    """List the profiles.
+
+    Those in ./clusters take precedence over the user's, and these over the shipped ones.
+    """
     from rich.table import Table
 
     from launcher.cli.output import console, print_json
@@ -52,7 +55,7 @@ def list_clusters(json: AsJson = False) -> None:
 
 
 def _short(file: Path) -> str:
-    """Shipped profiles lie deep in the installation; their name says enough."""
+    """Show shipped profiles by name only, because their path is deep in the installation."""
     from launcher.render.shipped import clusters_dir
 
     return "shipped" if file.parent == clusters_dir() else str(file)
@@ -121,7 +124,7 @@ def detect(
         typer.Option(metavar="TYPE", help="of several GPU types, this one; as Slurm writes it"),
     ] = None,
 ) -> None:
-    """Print a profile of a Slurm cluster, made from what it says of itself: `... > clusters/NAME.yaml`."""
+    """Print a profile of a Slurm cluster from what it reports: `... > clusters/NAME.yaml`."""
     import sys
 
     from launcher.cli.output import fail

@@ -1,4 +1,4 @@
-"""Following a run: its logs, a progress bar, and what Ctrl-C means."""
+"""Follow a run: stream its logs, show a progress bar, handle Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launcher.schedulers.over_ssh.exchange import Wanted
 def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> int:
     """Stream what is newer than the time stamp `since` until the run ends.
 
-    Returns the run's exit code, or EXIT_DETACHED when the user left it running.
+    Return the run's exit code, or EXIT_DETACHED if the user left it running.
     """
     scheduler.fetch(run, Wanted(logs=True))
     while True:
@@ -45,7 +45,7 @@ def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> i
 
 
 def _wants_cancel() -> bool:
-    """Ask, if there is somebody to ask; otherwise leave the run alone."""
+    """Ask whether to cancel the run. If nobody can be asked, leave it running."""
     if not sys.stdin.isatty():
         return False
     try:
@@ -67,7 +67,7 @@ def _stream(run: RunDir, status: Callable[[], Status], since: str | None) -> Non
 
         show_logs(run, options, sys.stdout.buffer, False, ended)
         return
-    screen = Console(file=sys.__stdout__, highlight=False)  # the bar moves the cursor
+    screen = Console(file=sys.__stdout__, highlight=False)  # the progress bar moves the cursor
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -100,7 +100,7 @@ def _update(progress: Progress, bar: TaskID, status: Status, metrics: dict[str, 
 
 
 class _AboveTheBar(io.RawIOBase):
-    """Log lines scroll above the live bar."""
+    """A stream whose lines scroll above the progress bar."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen

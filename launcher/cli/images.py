@@ -22,7 +22,7 @@ def _complete(incomplete: str) -> list[str]:
     return [image.name for image in images if image.name.startswith(incomplete)]
 
 
-# typer reads these annotations at run time, on Python 3.10 as well: Optional, not `|`.
+# typer reads these annotations at run time, also on Python 3.10, so they use Optional instead of `|`.
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="as `launcher images list` shows it", autocompletion=_complete)
 ]
@@ -47,7 +47,7 @@ Tag = Annotated[
 
 @app.command("list")
 def list_images(json: AsJson = False) -> None:
-    """Every image of the catalogue: ./containers/images.yaml where there is one, else the shipped one."""
+    """List the images of the catalogue: ./containers/images.yaml if it exists, otherwise the shipped one."""
     from rich.table import Table
 
     from launcher.cli.output import console, print_json
@@ -58,7 +58,10 @@ def list_images(json: AsJson = False) -> None:
     images = load_catalogue(catalogue_folder(project))
     if json:
         print_json(
-            [{**one.model_dump(mode="json"), "published": published(one.name, project)} for one in images]
+            [
+                {**image.model_dump(mode="json"), "published": published(image.name, project)}
+                for image in images
+            ]
         )
         return
     table = Table(box=None, pad_edge=False)
@@ -87,7 +90,7 @@ def render(
         typer.Option("--out", "-o", metavar="DIR", help="write the files that it is built from there"),
     ] = None,
 ) -> None:
-    """Show the Dockerfile or Apptainer definition, and what it copies in, exactly as they are built."""
+    """Show the Dockerfile or Apptainer definition and the files it copies, exactly as they are built."""
     from launcher.cli.output import fail
     from launcher.cli.rendered import show_files
     from launcher.images.build import write_context
@@ -149,7 +152,8 @@ def build(
 
 @app.command()
 def verify(name: Name, tool: With = None, tag: Tag = None) -> None:
-    """Start a built image: versions, imports, user, entrypoint and list of parts, against the catalogue."""
+    """Start a built image and compare its versions, imports, user, entrypoint and parts with the
+    catalogue."""
     from launcher.images.build import local_tag
     from launcher.images.builders import choose
     from launcher.images.catalogue import pins
@@ -172,7 +176,7 @@ def push(
     tool: With = None,
     tag: Tag = None,
 ) -> None:
-    """Copy a built image to a registry; log in to it first, with the same tool.
+    """Copy a built image to a registry. Log in to the registry first, with the same tool.
 
     `image: catalog:NAME` of a profile or job then means this image, by digest.
     """
@@ -188,7 +192,7 @@ def push(
 
 
 def _named(name: str) -> tuple[Image, Path]:
-    """With its lock file. Raises SpecError."""
+    """The image of this name, and its lock file. Raises SpecError."""
     from launcher.images.catalogue import FILE, catalogue_folder, find_image, load_catalogue
 
     folder = catalogue_folder(Path.cwd())

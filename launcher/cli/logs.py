@@ -26,7 +26,7 @@ def logs(
     fold: Annotated[bool, typer.Option("--fold/--no-fold", help="fold equal lines of many ranks")] = True,
     supervisor: Annotated[bool, typer.Option("--supervisor", help="the supervisor's own output")] = False,
 ) -> None:
-    """The lines of all ranks and attempts, merged by time."""
+    """Show the lines of all ranks and attempts, merged by time."""
     from launcher.cli.output import fail, print_harmless
     from launcher.logs.files import parse_selection
     from launcher.logs.show import LogOptions, show_logs
@@ -73,7 +73,8 @@ def why(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """The root cause first: class, rank, phase, exception, what was done, what to do; then the history."""
+    """Show the root cause first: class, rank, phase, exception, what was done, what to do; then the
+    history."""
     from launcher.cli.output import fail, print_json
 
     if log is not None:

@@ -85,9 +85,12 @@ app.command(rich_help_panel=FILES)(job.schema)
 
 
 def main() -> None:
-    """The console script. Where torch was imported, the process ends without taking the interpreter apart:
-    that takes time, and libraries report there what they left behind (nanobind in triton: 27 lines)."""
-    gc.set_threshold(100_000)  # imports make half a million objects that stay: a tenth of a short verb's time
+    """The console script.
+
+    If torch was imported, the process exits without finalizing the interpreter. That would take time, and
+    libraries would report what they left behind (nanobind in triton: 27 lines).
+    """
+    gc.set_threshold(100_000)  # imports make half a million permanent objects: a tenth of a short verb's time
     try:
         _main()
     except SystemExit as end:
@@ -97,7 +100,7 @@ def main() -> None:
 
 
 def _leave(code: str | int | None) -> NoReturn:
-    """End with the exit code that `SystemExit(code)` gives, after everything a normal exit waits for."""
+    """Exit like `SystemExit(code)`, after everything that a normal exit waits for."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
     for thread in threading.enumerate():
@@ -111,14 +114,14 @@ def _leave(code: str | int | None) -> NoReturn:
 
 
 def _main() -> None:
-    """Errors that a user can mend are one message and a documented exit code."""
+    """Run the command. A user's error ends in one message and a documented exit code."""
     make_output_harmless()
     try:
         try:
             app()
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # `| head`. Not SIGPIPE: a server that hangs up must not end us
+    except BrokenPipeError:  # `| head`. SIGPIPE stays ignored: a server that hangs up must not end us
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
@@ -131,14 +134,14 @@ def _main() -> None:
 
 
 def _message(error: Exception) -> str:
-    """The system's errors without their number, with the file where one is known."""
+    """The message of an error. System errors lose their number and name the file if it is known."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
 
 
 def _exit_code(error: Exception) -> int | None:
-    """For errors meant for the user; None for a defect of launcher, which shows its traceback."""
+    """The exit code of an error meant for the user; None for a bug in launcher, which shows its traceback."""
     from launcher.images import ImageError
     from launcher.rundir.find import RunNotFoundError
     from launcher.schedulers.base import UnclearError

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what completes them in a shell."""
+"""Options that several verbs share, and their shell completion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def complete_runs(incomplete: str) -> list[str]:
     return [run.id for run in runs_in() if run.id.startswith(incomplete)]
 
 
-# typer reads these annotations at run time, on Python 3.10 as well: Optional, not `|`.
+# typer reads these annotations at run time, also on Python 3.10, so they use Optional instead of `|`.
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="job file, e.g. job.yaml")]
 ClusterName = Annotated[
     str,

@@ -1,4 +1,4 @@
-"""Printing: one console, JSON, and errors that end the program with their documented code."""
+"""Print to the console, print JSON, and exit with an error and its documented code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EXIT_USAGE = 2  # bad input: a file, an option, a name
 EXIT_NOT_FOUND = 3  # no such run
 EXIT_REFUSED = 4  # the scheduler or the plan refuses
 EXIT_UNCLEAR = 5  # the scheduler may have started it
-EXIT_DETACHED = 130  # Ctrl-C while following; the run goes on
+EXIT_DETACHED = 130  # Ctrl-C while following; the run continues
 
 
 class HarmlessText(io.TextIOWrapper):
-    """A stream of text on which what steers a terminal is spelled out; colours stay."""
+    """A text stream that spells out terminal control sequences. Colours stay."""
 
     def write(self, text: str) -> int:
         super().write(harmless_text(text))
@@ -34,9 +34,10 @@ class HarmlessText(io.TextIOWrapper):
 
 
 def make_output_harmless() -> None:
-    """Names, messages and exceptions of jobs are part of what is printed, and anybody may have written them.
+    """Spell out terminal control sequences in the output, because anyone may have written a job's names and
+    messages.
 
-    `sys.__stdout__` and `sys.__stderr__` stay as they were, for what moves the cursor.
+    `sys.__stdout__` and `sys.__stderr__` stay as they were, for code that moves the cursor.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -52,19 +53,19 @@ def make_output_harmless() -> None:
 
 
 def harmless_text(text: str) -> str:
-    """See `logs.clean.harmless`; what is no Unicode is spelled out, too."""
+    """Apply `logs.clean.harmless` to a text, and also spell out invalid Unicode."""
     return harmless(text.encode(errors="backslashreplace")).decode()
 
 
 def print_harmless(data: bytes) -> None:
-    """Lines of a log that launcher's own processes wrote."""
+    """Print lines from a log of launcher's own processes."""
     sys.stdout.flush()
     sys.stdout.buffer.write(harmless(data))
     sys.stdout.buffer.flush()
 
 
 def console(without_terminal: int = 240) -> Console:
-    """For people: as wide as the terminal or as COLUMNS says, else so many characters."""
+    """A console as wide as the terminal or COLUMNS, otherwise `without_terminal` characters."""
     from rich.console import Console
 
     known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
@@ -73,7 +74,7 @@ def console(without_terminal: int = 240) -> Console:
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
-    """One line while it lasts, on a terminal only."""
+    """Show a status line meanwhile, on a terminal only."""
     if not sys.stderr.isatty():
         yield
         return
@@ -92,7 +93,7 @@ def print_json(value: Any) -> None:
 
 
 def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:
-    """Print one clear message and end. Of a long value that it quotes, a part is printed."""
+    """Print one clear message and exit. Long values that it quotes are shortened."""
     for line in message.splitlines() or [""]:
         print(f"launcher: {shortened(line)}", file=sys.stderr)
     raise SystemExit(code)

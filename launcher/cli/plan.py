@@ -48,7 +48,7 @@ def plan(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Which recipe fits, how much memory it needs when, and how fast it is. Nothing is started."""
+    """Show which recipe fits, how much memory it needs when, and how fast it is. Nothing is started."""
     from launcher.api.plans import Questions, answer
     from launcher.cli.output import fail, print_json, working
 

@@ -43,7 +43,10 @@ def render(
     dependency: Dependency = None,
     nodelist: Nodelist = None,
 ) -> None:
-    """Show every file that submitting would write; of what is packed into a pod's script, the size."""
+    """Show every file that submitting would write.
+
+    Content packed into a pod's script is shown by its size.
+    """
     from launcher.api.prepare import prepared, queue_sets
     from launcher.cli.output import fail
     from launcher.cli.rendered import image_files, show_diff, show_files, write_image, write_run_dir
@@ -74,7 +77,7 @@ def list_(
         bool, typer.Option("--diff", help="show how ejected ones differ from the shipped ones")
     ] = False,
 ) -> None:
-    """Every template, and whether an ejected one in ./templates wins."""
+    """List the templates, and which ejected ones in ./templates are used instead."""
     from rich.table import Table
 
     from launcher.cli.output import console
@@ -97,7 +100,7 @@ def list_(
 
 @templates_app.command()
 def eject(name: Annotated[str, typer.Argument(help="as `launcher templates list` shows it")]) -> None:
-    """Copy a template into ./templates, where your changes win. Never overwrites."""
+    """Copy a template into ./templates, where your changes take effect. Never overwrites a file."""
     from launcher.render.eject import eject as eject_template
 
     path = eject_template(name, Path.cwd())

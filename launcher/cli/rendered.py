@@ -1,4 +1,4 @@
-"""Printing, comparing and writing of rendered files, for `launcher render`."""
+"""Print, compare and write rendered files, for `launcher render`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from launcher.schedulers.rundir import write_run
 
 
 def show_files(files: Sequence[RenderedFile]) -> None:
-    """One after the other, without what travels in them; a header line when there are several."""
+    """Print the files without their packed content; several files get a header line each."""
     for file in files:
         header = f"# ==> {file.path} <==\n" if len(files) > 1 else ""
         end = "" if file.text.endswith("\n") else "\n"
-        sys.stdout.buffer.write(f"{header}{file.shown}{end}".encode())  # to the byte, for `> file`
+        sys.stdout.buffer.write(f"{header}{file.shown}{end}".encode())  # byte for byte, for `> file`
 
 
 def image_files(ready: Prepared) -> tuple[RenderedFile, ...]:
@@ -29,7 +29,7 @@ def image_files(ready: Prepared) -> tuple[RenderedFile, ...]:
 
 
 def show_diff(ready: Prepared, files: Sequence[RenderedFile], folder: Path | None, image: bool) -> None:
-    """Against the files in `folder`, else against what the shipped templates give."""
+    """Compare with the files in `folder`, otherwise with the output of the shipped templates."""
     if folder is not None:
         scripts = folder / "scripts"
         print(diff_rendered(files, scripts if scripts.is_dir() else folder), end="")
@@ -49,7 +49,7 @@ def show_diff(ready: Prepared, files: Sequence[RenderedFile], folder: Path | Non
 
 
 def write_run_dir(ready: Prepared, out: Path) -> None:
-    """A complete run directory: its scripts can be started by hand."""
+    """Write a complete run directory, whose scripts can be started by hand."""
     if out.exists():
         out.rmdir()
     run = write_run(replace(ready, run_dir=str(out.absolute())), "rendered")

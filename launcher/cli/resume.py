@@ -28,7 +28,7 @@ def resume(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Go on from the last checkpoint, with the recipe of the last attempt or with what you change."""
+    """Continue from the last checkpoint, with the recipe of the last attempt or with your changes."""
     from launcher.api.resume import resume as go_on
     from launcher.cli.follow import follow_run
     from launcher.cli.output import fail, print_json

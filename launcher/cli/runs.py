@@ -20,7 +20,7 @@ def list_runs(
     since: Annotated[_Text, typer.Option(metavar="7d", help="since: a duration or a UTC time")] = None,
     json: AsJson = False,
 ) -> None:
-    """Every run below the folders that runs were started in, the newest first."""
+    """List every run in the folders in which runs were started, newest first."""
     from launcher.api.listing import Filter, listed
     from launcher.cli.output import console, print_json
 
@@ -36,9 +36,9 @@ def list_runs(
 
 
 def status(run: RunOrSweep = None, json: AsJson = False) -> None:
-    """The true state of a run, or of each run of a sweep.
+    """Show the actual state of a run, or of each run of a sweep.
 
-    Exit code 0 while it runs or when it succeeded, else its verdict's.
+    The exit code is 0 while it runs or if it succeeded, otherwise its verdict's.
     """
     from dataclasses import replace
 
@@ -64,7 +64,7 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
 
 
 def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
-    """Checkpoint, then stop: a run, or all of a sweep. A second call ends the ranks at once."""
+    """Ask a run, or all of a sweep, to write a checkpoint and stop. A second call ends the ranks at once."""
     from launcher.cli.output import print_json
     from launcher.rundir.find import SweepRuns, find
     from launcher.schedulers.of_run import scheduler_of

@@ -65,7 +65,7 @@ FORBIDDEN = ("retries.lower=0",)
 
 
 class WithCommand(TyperCommand):
-    """Everything behind `--` is a command, in the place of a job file."""
+    """A command that accepts another command after `--` in place of a job file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -96,7 +96,7 @@ def _job(file: Path | None, command: list[str] | None, cluster: str, sets: list[
 
 
 def _ask_ahead(cluster: str) -> None:
-    """Slurm answers while Python imports the rest."""
+    """Query Slurm while Python imports the rest."""
     from contextlib import suppress
 
     from launcher.render.shipped import clusters_dir
@@ -104,7 +104,7 @@ def _ask_ahead(cluster: str) -> None:
     from launcher.spec.errors import SpecError
     from launcher.spec.find import cluster_folders, find_cluster
 
-    with suppress(SpecError):  # which is said where the profile is loaded
+    with suppress(SpecError):  # reported when the profile is loaded
         begin(find_cluster(cluster, cluster_folders(clusters_dir())))
 
 

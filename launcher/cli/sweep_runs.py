@@ -10,8 +10,10 @@ from launcher.rundir.find import SweepRuns
 
 
 def status_of_all(sweep: SweepRuns, json: bool) -> NoReturn:
-    """A line for each run, and how many are in each state. The exit code is 0 until all have ended, then that
-    of the first that did not succeed."""
+    """Show a line for each run, and the number of runs in each state.
+
+    The exit code is 0 until all have ended, and then that of the first that did not succeed.
+    """
     from launcher.schedulers.of_run import states_of
 
     states_by_run = states_of(sweep.runs)

@@ -1,4 +1,4 @@
-"""Choose the cause among all clues: by what explains the others, not by where it stands."""
+"""Choose the cause among all clues. The cause is what explains the other clues, wherever its line is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Candidate(NamedTuple):
-    """A clue, and the rank that printed it. None: nobody knows, such as in a file of several ranks."""
+    """A clue and the rank that printed it. None if the rank is not known, e.g. in a file of several ranks."""
 
     clue: Clue
     rank: int | None = None
@@ -25,7 +25,7 @@ class Cause(NamedTuple):
     confidence: Confidence
     found: Candidate
     others: tuple[tuple[Candidate, str], ...]
-    "What else was seen, each with why it is not the cause; what explains most comes first."
+    "Other candidates, each with the reason why it is not the cause; those that explain most come first."
 
 
 def cause_of(
@@ -33,10 +33,10 @@ def cause_of(
 ) -> Cause | None:
     """Return the cause; None if there is no candidate.
 
-    What a program survived and what it only warns of counts where there is nothing else. Of the rest, what
-    explains the others goes first; among equals, what a known rank said, then the earliest. Where `rank`
-    wrote down itself that it failed with `known`, the cause is the line of its output that tells the same,
-    or None.
+    Failures that a program survived, and mere warnings, count only if there is nothing else. Of the rest,
+    what explains the others comes first; among equals, what a known rank said, then the earliest. If `rank`
+    itself recorded that it failed with `known`, the cause is the line of its output that says the same, or
+    None.
     """
     ranked = sorted(candidates, key=_rank)
     if known is not None:
@@ -48,16 +48,16 @@ def cause_of(
     others = tuple((one, _why_not(one, first)) for one in ranked[1:])
     failure = CLASS_OF[first.clue.kind]
     if _doubtful(first.clue):
-        # Nothing explains the end: what was survived, or a consequence alone, is only the best guess.
+        # Nothing explains the end, so a survived failure or a consequence is only the best guess.
         failure = "unknown" if first.clue.survived or first.clue.kind == "consequence" else failure
         return Cause(failure, "guess", first, others)
     return Cause(failure, "certain" if first.clue.strength == "record" else "likely", first, others)
 
 
 def clue_of_exception(text: str) -> Clue:
-    """Return the clue in an exception's `Type: message`, which the program wrote down itself.
+    """Return the clue in an exception's `Type: message`, as recorded by the program.
 
-    Of the lines below the first one only memory counts: libraries quote much in them.
+    After the first line only memory counts, because libraries quote a lot in the others.
     """
     first, *rest = text.splitlines() or [""]
     pattern = pattern_of(first)
@@ -68,7 +68,7 @@ def clue_of_exception(text: str) -> Clue:
 
 
 def clues_of_text(lines: Iterable[bytes], extra: Sequence[tuple[str, Kind]] = ()) -> list[Clue]:
-    """Return the clues of a whole log. The labels that a collector printed tell its ranks apart."""
+    """Return the clues of a whole log. The labels that a collector printed distinguish its ranks."""
     collector = Collector(extra)
     for number, line in enumerate(lines, 1):
         collector.feed("", line.rstrip(b"\r\n") + b"\n", number)
@@ -81,7 +81,7 @@ def _doubtful(clue: Clue) -> bool:
 
 def _rank(one: Candidate) -> tuple[int, int, bool, float, int]:
     clue = one.clue
-    nameless = one.rank is None and bool(clue.line)  # torchrun prints again what a rank has said
+    nameless = one.rank is None and bool(clue.line)  # torchrun repeats what a rank has printed
     level = 3 if clue.survived else 2 if clue.kind == "consequence" else 1 if _doubtful(clue) else 0
     return level, order_of(clue.kind), nameless, clue.time, clue.line
 

@@ -1,7 +1,7 @@
-"""Keep the decisive lines of a program's output while they pass, in bounded memory.
+"""Collect the decisive lines of a program's output as they arrive, in bounded memory.
 
-A line is compared with the table of patterns once for its shape, which is the line without its digits: a
-training prints few shapes, millions of times. That costs 0.15 microseconds per line.
+A line is compared with the patterns only once per shape. The shape is the line without its digits: a training
+prints few shapes, millions of times. That costs 0.15 microseconds per line.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from launcher.diagnosis.own_words import OwnWords
 from launcher.diagnosis.patterns import PATTERNS, UNLESS, Pattern
 
 MAX_TEXT = 1000
-"Characters of a clue's text."
+"Maximum characters of a clue's text."
 MAX_CONTEXT = 200
-"Characters of each line around a clue."
+"Maximum characters of each line around a clue."
 BEFORE, AFTER = 3, 8
-"Lines that are kept around a clue."
+"Number of lines kept around a clue."
 MAX_FRAMES = 1000
-"Lines of a traceback, after which its exception is no longer waited for."
+"Maximum lines of a traceback before its exception. After that the exception is no longer expected."
 MAX_SHAPES = 10_000
-"Shapes that are remembered; after so many they are forgotten, and begin anew."
+"Maximum number of shapes that are remembered. Then all are forgotten."
 
 _DIGITS = b"0123456789"
 _NUMBERED = re.compile(rb"code|status|rror|ignal|Xid|XID|exit|after|SIG")
-"The number decides on lines with these words: their shapes are not remembered."
+"In lines with these words the number matters, so their shapes are not remembered."
 _SOURCE = re.compile(
     r"\s*(?:except\b|raise\b|import\b|from\b.*\bimport\b|(?:el)?if\b.*:$|return\b|assert\b|def\b|class\b.*:$|"
     r"#|//|[*-] |\w+ = |[*-]\s*[\w.]+$|[a-z]\w*: [\[{'\"])"
 )
-"How a line of source code, of a configuration or of a list begins."
+"Beginnings of lines of source code, of a configuration or of a list."
 _HEAD = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([\w.]+\))?(?:: .*|:?$)"
@@ -49,12 +49,12 @@ _OTHER_NETWORK = re.compile(
     r"(?:\w+\.)*(?:HTTPError|URLError|ConnectionError|ConnectTimeout|ReadTimeout|MaxRetryError|NewConnectionError|"
     r"LocalEntryNotFoundError|CommError|ServerDisconnectedError)\b"
 )
-"Exceptions of connections that the program makes itself, not of the network between ranks."
+"Exceptions of the program's own connections, as opposed to the network between ranks."
 _CHAINED = re.compile(r"another exception occurred:|direct cause of the following exception:")
 _NOISE = re.compile(
     r"Exception ignored|Error in atexit|Error in sys\.excepthook|--- Logging error ---|never retrieved"
 )
-"The traceback that follows is of something that happened beside the program's own end."
+"The traceback after this is not about the program's own end."
 _THREAD = re.compile(r"Exception in thread")
 _RETRIED = re.compile(
     r"(?i)\b(?:re-?trying with|retrying batch|trying again|(?:re-?)?try(?:ing)? (?:again )?with|going on\b|"
@@ -62,20 +62,20 @@ _RETRIED = re.compile(
     r"next batch size|does(?: not|n't) fit\b|"
     r"(?:reduc|decreas|lower)ing (?:the )?(?:micro-?)?batch|batch size \d+ (?:failed|succeeded))"
 )
-"Words of a program that goes on after a failure."
+"Words of a program that continues after a failure."
 _FRAME = re.compile(r'\s*File "[^"]*", line \d+, in (\S+)')
 _OUTERMOST = frozenset({"<module>", "_run_module_as_main", "_bootstrap", "_bootstrap_inner", "_wrap"})
-"The function of the first frame where nothing of the program is left to catch the exception."
+"Function of a traceback's first frame if nothing in the program is left to catch the exception."
 _OWN_FAULT = re.compile(
     r"(?:Key|Index|Type|Value|Attribute|Name|UnboundLocal|Import|ModuleNotFound|FileNotFound|Permission|"
     r"IsADirectory|NotADirectory|FileExists|ZeroDivision|Assertion|NotImplemented|UnicodeDecode|Recursion|"
     r"Syntax|Indentation)Error\b"
 )
-"Exceptions that say what their own program did wrong, never that something else failed before."
+"Exceptions that show an error of the program itself, never that something else failed before."
 _BAR = re.compile(r"\d%\||\bit/s|s/it\b")
-"A progress bar: it is printed to stderr, which is not buffered."
+"A progress bar. It is printed to stderr, which is not buffered."
 _FATAL = ("what():", "terminate called")
-"C++ says this of an exception that ends the process; steps after it are another rank's."
+"Words of C++ about an exception that ends the process. Steps after it are another rank's."
 _COUNTER = re.compile(
     r"(?i)\b(?:step|iter(?:ation)?|epoch|batch|update)s?\b['\"\s:=#\[(/]{0,12}(\d+(?:\.\d+)?)|"
     r"\b(\d+)/\d+ \[|(\d+)it \["
@@ -86,14 +86,14 @@ _DONE = re.compile(
     r"\b(?:batch(?: size)?|bs|micro-?batch)\D{0,3}\d+\b.{0,12}\b(?:ok|fits|succeeded|works|passed)\b|"
     r"^\W*fits \d+"
 )
-"Words of a program that has done something after a failure."
+"Words of a program that has finished something after a failure."
 _MEASURE = re.compile(
     r"(?i)\b(?:loss|acc\w*|ppl|lr|reward|tok\w*/s|samples/s|throughput|ms/step)\b|it/s|s/it"
 )
 
 
 class _Row:
-    """A pattern, ready for use."""
+    """A pattern that is compiled on first use."""
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
@@ -102,13 +102,13 @@ class _Row:
         self._unless: list[re.Pattern[str]] = []
 
     def matches(self, text: str) -> bool:
-        if self._expression is None:  # few of the rows are ever needed
+        if self._expression is None:  # few of the rows are ever used
             self._expression = re.compile(self.pattern.expression)
-            told = (self.pattern.unless, UNLESS.get(self.pattern.kind, ""))
-            self._unless = [re.compile(one) for one in told if one]
+            unless = (self.pattern.unless, UNLESS.get(self.pattern.kind, ""))
+            self._unless = [re.compile(expression) for expression in unless if expression]
         if self._expression.search(text) is None:
             return False
-        return not any(one.search(text) for one in self._unless)
+        return not any(expression.search(text) for expression in self._unless)
 
 
 @cache
@@ -119,7 +119,7 @@ def _rows() -> tuple[_Row, ...]:
 def pattern_of(text: str) -> Pattern | None:
     """Return the first pattern of the table that matches a line without its prefixes.
 
-    Source code, and items of a list of hints, tell nothing of this run.
+    Lines of source code and of lists of hints never match, because they say nothing about this run.
     """
     if _SOURCE.match(text):
         return None
@@ -137,34 +137,34 @@ def pattern_of(text: str) -> Pattern | None:
 
 
 class _Reader:
-    """What is under way in the lines of one rank of one stream."""
+    """The state of parsing the lines of one rank in one stream."""
 
     def __init__(self) -> None:
         self.frames = 0
-        "Lines since the head of a traceback whose exception has not come yet; 0: none is open."
+        "Lines since the head of a traceback whose exception has not come yet; 0 if none is open."
         self.noise = ""
-        "`beside`: that traceback is of something beside the program's own end; `thread`: of a thread."
+        "`beside` if that traceback is not about the program's own end; `thread` if it is of a thread."
         self.outermost = ""
-        "The function of the first frame of that traceback."
+        "The function of that traceback's first frame."
         self.chained = False
-        "That traceback tells what the exception before it led to."
+        "Whether that traceback is of a consequence of the exception before it."
         self.progress = 0
-        "The line where the program's counter last went up after a failure; 0: it did not since."
+        "Line where the program's counter last increased after a failure; 0 if it has not since."
         self.growing: Clue | None = None
-        "The latest clue, while the lines after it are kept."
+        "The latest clue, while the lines after it are still collected."
 
 
 _EMPTY = hash(b"")
 
 
 class Collector:
-    """The clues in one program's output: of each kind the first one and the last one.
+    """Collects the first and the last clue of each kind in a program's output.
 
         collector = Collector()
         collector.feed("err", b"RuntimeError: CUDA out of memory. Tried to ...\\n", 17, time.time())
         collector.clues()
 
-    `extra`: expressions of the job and of the cluster profile, each with its kind; they go before the table.
+    `extra` holds the patterns of the job and the cluster profile with their kinds. They precede the table.
     """
 
     def __init__(self, extra: Sequence[tuple[str, Kind]] = ()) -> None:
@@ -172,23 +172,26 @@ class Collector:
         self._found: dict[tuple[Kind, Strength], list[Clue]] = {}
         self._readers: dict[tuple[str, str], _Reader] = {}
         self._busy: set[str] = set()
-        "Streams in which a traceback is open, or lines after a clue are kept."
+        "Streams with an open traceback, or with a clue whose following lines are still collected."
         self._tail: dict[str, list[bytes]] = {}
         self._harmless = {_EMPTY}
-        "Hashes of the shapes of lines that tell nothing."
+        "Hashes of the shapes that matched nothing."
         self._usual = b"\n"
-        "The latest of them, with its newline."
+        "The latest of these shapes, with its newline."
         self._counters: dict[str, float] | None = None
-        "The program's own counters since the latest clue, by the text before them; None: not looked for."
+        "The program's own counters since the latest clue, by the text before them; None if not looked for."
 
     def feed(self, stream: str, lines: bytes, first: int, time: float = 0.0) -> None:
-        """Read whole lines, each ending in a newline. `first`: the number of the first one in its file."""
+        """Read complete lines, each ending in a newline.
+
+        `first` is the number of the first one in its file.
+        """
         tail = self._tail.get(stream, [])
         watched = stream in self._busy or self._counters is not None
         bare = lines.translate(None, _DIGITS)
-        # Most chunks repeat one shape: taking it out leaves nothing, at a third of the price of a split.
+        # Most chunks repeat one shape. Removing it leaves nothing, at a third of the cost of a split.
         shapes = bare[:-1].split(b"\n") if watched or bare.replace(self._usual, b"") else []
-        own = any(one.may_match(lines) for one in self._extra)
+        own = any(pattern.may_match(lines) for pattern in self._extra)
         known = [hash(shape) for shape in shapes]
         if own and not shapes:
             known = [hash(shape) for shape in bare[:-1].split(b"\n")]
@@ -204,11 +207,11 @@ class Collector:
 
     @property
     def given_up(self) -> list[str]:
-        """The job's own expressions that took too long, and are not searched any more."""
-        return [one.expression for one in self._extra if one.given_up]
+        """The job's own patterns that took too long and are no longer searched for."""
+        return [pattern.expression for pattern in self._extra if pattern.given_up]
 
     def clues(self) -> list[Clue]:
-        """Return what was kept; what explains most goes first."""
+        """Return the clues; those that explain most come first."""
         kept = {(clue.stream, clue.line, clue.kind): clue for clues in self._found.values() for clue in clues}
         return sorted(kept.values(), key=lambda clue: (order_of(clue.kind), clue.time, clue.line))
 
@@ -223,33 +226,33 @@ class Collector:
         start, head, _ = line.text.partition(_HEAD)
         if head:
             raw = start.encode()
-            told = self._kind_of(reader, line._replace(text=start), raw, hash(raw), before)
-            if told is not None and start.strip(" +|"):
+            result = self._kind_of(reader, line._replace(text=start), raw, hash(raw), before)
+            if result is not None and start.strip(" +|"):
                 clue = Clue(
-                    told[0], start.strip()[:MAX_TEXT], stream, number, time, told[1], label=line.label
+                    result[0], start.strip()[:MAX_TEXT], stream, number, time, result[1], label=line.label
                 )
                 self._keep(reader, clue)
-            self._open_traceback(reader, [normalise(one).text for one in before])
+            self._open_traceback(reader, [normalise(raw_line).text for raw_line in before])
         elif not reader.frames or line.text[:1] not in ("", " ", "\t") or NAMED.fullmatch(line.text.strip()):
             open_before = bool(reader.frames)
-            told = self._kind_of(reader, line, many[index], known, before)
-            if told is not None:
-                context = tuple(printable(one)[:MAX_CONTEXT] for one in before)
+            result = self._kind_of(reader, line, many[index], known, before)
+            if result is not None:
+                context = tuple(printable(raw_line)[:MAX_CONTEXT] for raw_line in before)
                 clue = Clue(
-                    told[0], line.text.strip()[:MAX_TEXT], stream, number, time, told[1],
+                    result[0], line.text.strip()[:MAX_TEXT], stream, number, time, result[1],
                     uncaught=open_before and not reader.frames and self._ends(reader),
                     label=line.label, before=context,
                 )  # fmt: skip
                 self._keep(reader, clue)
             elif reader.growing is not None:
                 self._grow(reader, line)
-        elif reader.frames < MAX_FRAMES:  # a frame shows source code, which tells nothing of this run
+        elif reader.frames < MAX_FRAMES:  # a frame shows source code, which says nothing about this run
             if not reader.outermost and (frame := _FRAME.match(line.text)):
                 reader.outermost = frame[1]
             reader.frames += 1
         else:
             reader.frames = 0
-        if any(one.frames or one.growing for (of, _), one in self._readers.items() if of == stream):
+        if any(other.frames or other.growing for (of, _), other in self._readers.items() if of == stream):
             self._busy.add(stream)
         else:
             self._busy.discard(stream)
@@ -273,7 +276,7 @@ class Collector:
     def _kind_of(
         self, reader: _Reader, line: Line, raw: bytes, known: int, before: Sequence[bytes]
     ) -> tuple[Kind, Strength] | None:
-        """Return what the line tells, and how strongly."""
+        """Return what the line shows, and how reliably."""
         text = line.text.strip()
         raised = bool(reader.frames) and _EXCEPTION.fullmatch(text) is not None
         named = raised or NAMED.fullmatch(text) is not None
@@ -321,10 +324,10 @@ class Collector:
         reader.growing = clue
         if clue.kind != "consequence":
             self._counters = {}
-            self._advanced(clue.text)  # where a progress bar stood in the same line
+            self._advanced(clue.text)  # a progress bar may be on the same line
 
     def _grow(self, reader: _Reader, line: Line) -> None:
-        """Keep a line after a clue."""
+        """Add a line after a clue."""
         old = reader.growing
         assert old is not None
         retried = old.strength == "words" and len(old.after) < 3 and _RETRIED.search(line.text) is not None
@@ -339,7 +342,7 @@ class Collector:
         reader.growing = new if len(new.after) < AFTER else None
 
     def _advanced(self, text: str) -> bool:
-        """Whether the program's own counter went up since the latest clue: it goes on."""
+        """Whether the program's own counter has increased since the latest clue, so that it continues."""
         assert self._counters is not None
         if _DONE.search(text):
             return True
@@ -351,8 +354,11 @@ class Collector:
         return value > self._counters.setdefault(key, value)
 
     def _survive(self, reader: _Reader, line: Line, number: int, *, buffered: bool) -> None:
-        """The rank of this line goes on, except after an exception that ended it: what Python's stdout held
-        back in a file is written after the traceback. `buffered`: nobody knows whether it was."""
+        """Note that the rank of this line continues, so it survived the failures so far.
+
+        An exception that ends the process is exempt: what Python's stdout held back in a file is written
+        after the traceback. `buffered` means that the output may have been held back.
+        """
         delayed = buffered and not line.stamped and _BAR.search(line.text) is None
         label = line.label
 
@@ -363,13 +369,16 @@ class Collector:
 
         self._mark(label, goes_on)
         reader.progress = number
-        for one in self._readers.values():
-            one.growing = None
+        for other in self._readers.values():
+            other.growing = None
         self._counters = None
 
     def _outlived(self, reader: _Reader, new: Clue) -> None:
-        """A program that fails again was not ended by what it printed before: by an exception where its
-        counter went up since, or by memory that ran out where its own fault ends it in the end."""
+        """Note that the program survived earlier failures, because it has failed again.
+
+        It survived exceptions if its counter has increased since. It survived running out of memory if an
+        error of its own ends it now.
+        """
         if reader.progress:
             until = reader.progress
             self._mark(
@@ -394,7 +403,7 @@ class Collector:
 
 
 def _ended(clue: Clue) -> bool:
-    """Whether the line may have ended a process: not where the program printed it by itself."""
+    """Whether the line may have ended a process, as opposed to the program merely printing it."""
     if clue.uncaught or clue.text.startswith(_FATAL):
         return True
     below = clue.before[-1].strip() if clue.before else ""
@@ -403,7 +412,7 @@ def _ended(clue: Clue) -> bool:
 
 
 def _wrapped(text: str, before: Sequence[bytes]) -> Pattern | None:
-    """Return the pattern of a sentence that a collector has wrapped at the end of the line before."""
+    """Return the pattern of a sentence that a collector has wrapped after the previous line."""
     if not before or len(before[-1]) < 40 or text.startswith("#"):
         return None
     start = normalise(before[-1]).text.strip()

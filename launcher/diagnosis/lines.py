@@ -1,4 +1,4 @@
-"""What stands before a program's own words: colours, time stamps, log levels, ranks, frames of boxes."""
+"""Strip what precedes a program's own words: colours, time stamps, log levels, ranks, frames of boxes."""
 
 from __future__ import annotations
 
@@ -34,22 +34,25 @@ _STAMP = re.compile(
     re.VERBOSE,
 )
 _PLACE = re.compile(r"\[?[\w./-]+\.py:\d+\](?: |$)")
-"Where a logger was called; what follows may be indented."
+"The source location that a logger printed. The text after it may be indented."
 _BOX = re.compile(r"^\s*[│┃|][ ](?=\s*\S)|\s*[│┃]\s*$")
 _GROUP = re.compile(r"^\s*\|[ ](?:[ ]{2}\|[ ])*(?=\s*\S)")
 _WARNING = re.compile(r": W \w|\b(?<!NCCL )WARN(?:ING)?\b|\bW\d{4} |\[W\b|\b\w*Warning\b(?!s)")
 _MINOR = re.compile(r"\b(?:INFO|DEBUG)\b")
 _SEVERE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _MAX = 2000
-"Characters of a long line that are read, at its begin and at its end."
+"Characters that are read at the beginning and at the end of a long line."
 
 
 _PIECE = 65_536
-"Bytes of a line of a file that are read at a time; of a longer one the first and the last are kept."
+"Bytes of a line that are read at a time. Of a longer line, the first and the last piece are kept."
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file in bounded memory: of a line of any length, its begin and its end."""
+    """Yield the lines of a file in bounded memory.
+
+    Of a very long line, the beginning and the end are kept.
+    """
     while first := file.readline(_PIECE):
         last, piece = b"", first
         while not piece.endswith(b"\n") and (piece := file.readline(_PIECE)):
@@ -59,17 +62,17 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
 
 class Line(NamedTuple):
     label: str
-    "The rank's name that a collector printed before it; lines of ranks are interleaved."
+    "The rank's name that a collector printed before the line. Lines of different ranks are interleaved."
     text: str
-    "Without prefixes; indentation is kept."
+    "The text without prefixes but with its indentation."
     warning: bool
-    "A logger or Python's `warnings` printed it as a warning."
+    "Whether a logger or Python's `warnings` printed it as a warning."
     minor: bool
-    "A logger printed it as less than a warning."
+    "Whether a logger printed it below the level of a warning."
     severe: bool
-    "A logger printed it as an error."
+    "Whether a logger printed it as an error."
     stamped: bool
-    "It bears a time or a level: a logger wrote it, and loggers write at once."
+    "Whether it has a time or a level. Then a logger wrote it, and loggers write immediately."
 
 
 def printable(raw: bytes | str) -> str:
@@ -79,7 +82,7 @@ def printable(raw: bytes | str) -> str:
 
 
 def normalise(raw: bytes | str) -> Line:
-    """Split off what stands before the words of a line."""
+    """Split off what precedes the words of a line."""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
     text = printable(text[:_MAX] + text[-_MAX:] if len(text) > 2 * _MAX else text).rstrip()
     warning, minor, severe, stamped = _WARNING.search(text) is not None, False, False, False

@@ -1,4 +1,4 @@
-"""The words that a text must hold for a regular expression to match: cheap to look for before it is tried."""
+"""Extract words that a regular expression needs in any match. They are cheaper to search for."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ else:
     import sre_parse as parser
 
 SHORTEST = 3
-"Characters of a word that is worth looking for."
+"Minimum characters of a word that is worth searching for."
 
 
 def needed(expression: str) -> tuple[str, ...]:
-    """Return words in lower case of which any match holds at least one; empty if there are no such words."""
+    """Return lower-case words of which every match contains at least one; empty if there are none."""
     return _any_of(parser.parse(expression)) or ()
 
 
 def _any_of(sequence: Any) -> tuple[str, ...] | None:
-    """Return the best choice among the parts of a parsed sequence, all of which must match."""
+    """Return the best choice among the parts of a parsed sequence, which must all match."""
     choices: list[tuple[str, ...]] = []
     run = ""
     for kind, value in [*sequence, (None, None)]:

@@ -1,4 +1,4 @@
-"""Which memory ran out by an exception's text, and the sizes in it."""
+"""Read from an exception's text which memory ran out, and the sizes in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REQUESTED = re.compile(
     r"memory of size:|in memory space hbm\. Used|Attempting to (?:allocate|reserve))" + _SIZE
 )
 # Before torch 2.0: `(GPU 0; 6.00 GiB total capacity; 781.59 MiB already allocated; 3.03 GiB free; ...)`.
-# Until 2.2 it was a "capacty".
+# Until 2.2 it was spelled "capacty".
 _TOTAL = re.compile(
     r"total\s+capaci?ty\s+of" + _SIZE + r"|;" + _SIZE + r" total capacity|hbm\. Used \S+ of" + _SIZE
 )
@@ -33,19 +33,21 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def out_of_memory(text: str) -> OutOfMemory | None:
-    """Return which memory ran out by these lines, and the sizes they tell; None for any other failure.
+    """Return which memory ran out according to these lines, and their sizes; None for any other failure.
 
     A line about shared memory explains the others, which are about a full device.
     """
     found = (pattern_of(normalise(line).text) for line in text.splitlines())
-    kinds = [MEMORY_OF[one.kind] for one in found if one is not None and one.kind in MEMORY_OF]
+    kinds = [
+        MEMORY_OF[pattern.kind] for pattern in found if pattern is not None and pattern.kind in MEMORY_OF
+    ]
     if not kinds:
         return None
     return OutOfMemory(kind="shared" if "shared" in kinds else kinds[0], **sizes(text))
 
 
 def sizes(text: str) -> dict[str, int | None]:
-    """Return the bytes asked for, the capacity and what was free, as far as a message tells them."""
+    """Return the bytes asked for, the capacity and the free bytes, as far as a message states them."""
     requested = _size(_REQUESTED, text)
     if requested is None and (shaped := _SHAPED.search(text)) and shaped[2] in _WIDTHS:
         requested = math.prod(map(int, shaped[1].split(","))) * _WIDTHS[shaped[2]]
@@ -53,7 +55,7 @@ def sizes(text: str) -> dict[str, int | None]:
 
 
 def _size(pattern: re.Pattern[str], text: str) -> int | None:
-    """Bytes. Every one of these libraries counts in powers of 1024, whatever it calls them."""
+    """Bytes. All of these libraries count in powers of 1024, whatever they call the units."""
     match = pattern.search(text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Expressions of the job and of the cluster profile: any that a user writes, at a bounded cost."""
+"""The job's and the cluster profile's own patterns, searched for at a bounded cost."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from launcher.diagnosis.clue import Kind
 from launcher.diagnosis.literals import needed
 
 SECONDS = 0.2
-"For one line; a sane expression takes microseconds."
+"Time limit per line. A reasonable expression takes microseconds."
 STRIKES = 3
-"Lines on which it may take longer, before it is not searched any more."
+"Number of lines on which it may exceed the limit before it is no longer searched for."
 
 
 class OwnWords:
-    """A user's expression. Some take time that grows with a power of the line's length, or doubles with each
-    character, and no check of the expression finds all of them: the search itself is ended."""
+    """A user's expression, with a time limit for its search.
+
+    Some expressions take time that grows with a power of the line's length, or doubles with each character.
+    No check of the expression finds all of them, so the search itself is interrupted.
+    """
 
     def __init__(self, expression: str, kind: Kind) -> None:
-        import regex  # re cannot be interrupted; few jobs have words of their own
+        import regex  # re cannot be interrupted. Imported here because few jobs have patterns of their own.
 
         self.expression, self.kind = expression, kind
         self._expression = regex.compile(expression)
@@ -28,7 +31,7 @@ class OwnWords:
         return self._strikes >= STRIKES
 
     def may_match(self, lines: bytes) -> bool:
-        """Whether some line of a chunk has to be looked at."""
+        """Whether a line of a chunk may match."""
         if self.given_up:
             return False
         low = lines.lower()

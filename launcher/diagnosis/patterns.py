@@ -1,8 +1,8 @@
-"""The table: which words tell why a program ended, and where they were seen.
+"""The table of words that show why a program ended, each with the place where it was seen.
 
-One line each, sorted by class; within a class in the order in which they are tried, the weak ones after all
-others. To add one, write the line, its source (a public thread that shows the whole message), and the message
-in tests/corpus.
+One row per line, sorted by class. Within a class, rows are in the order in which they are tried; weak rows
+come after all others. To add one, write the row with its source (a public thread that shows the whole
+message), and add the message to tests/corpus.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from launcher.diagnosis.clue import Kind
 class Pattern(NamedTuple):
     kind: Kind
     expression: str
-    "Python regular expression, searched in the line without its prefixes."
+    "Python regular expression that is searched for in the line without its prefixes."
     source: str = ""
     unless: str = ""
-    "The line tells nothing where this matches as well."
+    "The row does not apply if this matches too."
     record: bool = False
-    "The scheduler or the kernel writes it, not the program."
+    "Whether the scheduler or the kernel writes it, not the program."
     weak: bool = False
-    "Many programs print it without failing: it counts only where nothing else was found."
+    "Whether many programs print it without failing. It counts only if nothing else was found."
 
 
 _P = Pattern
@@ -33,17 +33,17 @@ UNLESS: dict[Kind, str] = {
     "image-error": r"importing docker image|imported docker image|creating container filesystem",
     "numerical": r"(?i)zeroed|skipp|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno nan",
 }
-"What tells nothing of a class, whichever of its rows matches."
+"Words with which no row of the class applies."
 
 _ZERO = r":\s*(?:0|N/A)\b|counters: 0"
-_CU_INIT = r"(?i)failed call to cuInit"  # TensorFlow prints it on any machine without a GPU, and goes on
+_CU_INIT = r"(?i)failed call to cuInit"  # TensorFlow prints it on any machine without a GPU and continues
 _CORRECTED = r"(?i)\bcorrected\b"
 _ELSEWHERE = r"(?i)\btrying (?:port|another|the next|\d)|\busing (?:port )?\d|\binstead\b"
 _QUOTED = r"""(?<![(\w])(['\"`])(?:\w+ )?out of memory\.?\1"""
 
 # fmt: off
 PATTERNS: tuple[Pattern, ...] = (
-    # Shared memory: before the disks, of whose words its messages are made.
+    # Shared memory: before the disks, because its messages contain their words.
     _P("shared-memory", r"DataLoader worker .* is killed by signal: Bus error", "NVIDIA/Megatron-LM#878"),
     _P("shared-memory", r"Unexpected bus error encountered in worker", "facebookresearch/mmf#441"),
     _P("shared-memory", r"unable to write to file </?torch_", "ultralytics/ultralytics#1238"),
@@ -495,7 +495,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("cancelled", r"^srun: interrupt \(|\bsignal: interrupt$|^make: \*\*\* [^\n]*Interrupt$", "slurm.schedmd.com/srun.html"),
     _P("cancelled", r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*", "slurm.schedmd.com/scancel.html", weak=True),
     _P("cancelled", r"(?i)\b(?:interrupted|cancell?ed)[.!]*$|\bCANCELLED\+?(?=\s|$|\|)", "slurm.schedmd.com/sacct.html", unless=r"(?i)CancelledError|pending tasks", weak=True),
-    # Programs, their configuration and their data, where no exception says so.
+    # Programs, their configuration and their data, if no exception says so.
     _P("user-error", r"[Tt]ried to allocate more than 1EB", "NVIDIA/nccl#1284"),
     _P("user-error", r"device-side assert", "huggingface/autotrain-advanced#737"),
     _P("user-error", r"Assertion `[^`]*` failed", "Megvii-BaseDetection/YOLOX#1161"),
@@ -545,7 +545,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("user-error", r"(?i)\b(?:unknown|unrecogni[sz]ed|invalid|illegal|unsupported|bad|undefined)(?: \w+)? (?:option|argument|flag|command|layer|style|type|parameter|key|file|magic|keyword|choice|format|number)\b", "lammps/lammps#387", weak=True),
     _P("user-error", r"\bCheck failed: ", "sfzhang15/RefineDet#112", weak=True),
     _P("user-error", r"not enough slots|There is no domain decomposition", "hugary1995/raccoon#230", weak=True),
-    # What happens because something else failed. A connection that a program finds closed is most often one.
+    # Consequences of another failure. A closed connection is usually one.
     _P("consequence", r"^srun: (?:error: \S+: tasks? \S+: (?:Exited|Killed|Terminated|Aborted|Segmentation)|Job step aborted|Terminating)", "CSCfi/pytorch-ddp-examples#1"),
     _P("consequence", r"failed \(exitcode: -?\d+\)|Sending process \d+ closing signal|For debugging|error_file:", "yangjianxin1/Firefly#32"),
     _P("consequence", r"^EOFError$", "rasmusbergpalm/recurrent-relational-networks#3"),
@@ -616,7 +616,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("rendezvous-failed", r"\bEtcd\w*(?:Exception|Error)\b", "pytorch/pytorch (torch/distributed/elastic/rendezvous)"),
     _P("rendezvous-failed", r"(?:Call to connect|socketStartConnect: Connect) to \S+ failed[^\n]*(?:[Rr]efused|timed out|[Nn]o route)", "NVIDIA/nccl (src/misc/socket.cc)"),
     _P("rendezvous-failed", r"unable to complete a TCP connection", "open-mpi/ompi (orte/mca/oob/tcp)"),
-    # The network between ranks that had met.
+    # The network between ranks that had been connected.
     _P("nccl-timeout", r"[Cc]ollective operation timeout", "hiyouga/LlamaFactory#7396"),
     _P("nccl-timeout", r"ran for \d+ milliseconds before timing out", "hiyouga/LlamaFactory#7396"),
     _P("nccl-timeout", r"Some NCCL operations have failed or timed out", "sgl-project/sglang#1693"),
@@ -657,5 +657,5 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("nccl-timeout", r"\bRuntimeError: (?:Broken pipe|Stop_waiting response|Connection timed out)", "pytorch/pytorch#85607"),
     _P("nccl-timeout", r"(?i)\bwatchdog\b[^\n]{0,60}\b(?:timeout|timed out|expired)", "facebookresearch/dinov2#447"),
 )
-"Tried from first to last, the weak ones after all others; the first that matches a line tells its kind."
+"Tried from first to last, the weak rows after all others. The first match gives the kind of a line."
 # fmt: on

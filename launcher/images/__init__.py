@@ -1,10 +1,10 @@
-"""Container images: the catalogue, the files that build one, building, verifying, publishing.
+"""Container images: the catalogue, rendering, building, verifying and publishing.
 
-`inside` and `sbom` run in an image, with its Python and the standard library alone.
+`inside` and `sbom` run in an image, with its Python and the standard library only.
 """
 
 from __future__ import annotations
 
 
 class ImageError(Exception):
-    """Something about an image that is refused or failed; the message is for the user."""
+    """An operation on an image was refused or failed; the message is for the user."""

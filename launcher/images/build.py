@@ -1,4 +1,4 @@
-"""Building an image: the context in a folder of its own, launcher's wheel, one call of the builder."""
+"""Build an image from a context folder and launcher's wheel, with one call of the builder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launcher.rundir.files import replace_text
 
 
 def local_tag(image: Image) -> str:
-    """What an image is called here once it is built; a file for Apptainer."""
+    """The local name of a built image; a file for Apptainer."""
     return (
         f"{image.name}.sif"
         if image.target == "apptainer"
@@ -31,7 +31,7 @@ def local_tag(image: Image) -> str:
 
 
 def base_of(image: Image, base: str | None, unpinned: bool) -> str:
-    """The reference to build on. Raises ImageError for one without a digest, unless told that it may be."""
+    """The reference to build on. Raises ImageError if it has no digest, unless `unpinned` allows that."""
     reference = base or image.base.reference
     if "@sha256:" in reference or unpinned:
         return reference
@@ -45,7 +45,10 @@ def base_of(image: Image, base: str | None, unpinned: bool) -> str:
 
 
 def write_context(folder: Path, files: Sequence[RenderedFile]) -> None:
-    """Also an empty `wheels/`. Modes are part of the image, so they do not depend on the user's umask."""
+    """Write the files and an empty `wheels/`.
+
+    Modes are part of the image, so the umask must not affect them.
+    """
     (folder / "wheels").mkdir(parents=True, exist_ok=True)
     for file in files:
         replace_text(folder / file.path, file.text, file.mode)
@@ -53,13 +56,13 @@ def write_context(folder: Path, files: Sequence[RenderedFile]) -> None:
 
 
 def own_wheel(folder: Path) -> Path:
-    """launcher's wheel, built from the checkout that is running. Raises ImageError where there is none."""
+    """Build launcher's wheel from the running checkout. Raises ImageError if there is none."""
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "pyproject.toml").is_file():
         raise ImageError(
             "launcher is installed without its sources: give its wheel, --launcher-wheel launcher-*.whl"
         )
-    # hatchling is among the development packages; without it pip fetches it.
+    # hatchling is a development dependency; without it pip downloads it.
     here = ("--no-build-isolation",) if importlib.util.find_spec("hatchling") is not None else ()
     command = [
         sys.executable,
@@ -79,7 +82,10 @@ def own_wheel(folder: Path) -> Path:
 
 
 def add_wheels(context: Path, wheel: Path | None, wheels: Path | None) -> Path:
-    """Fill `wheels/`: launcher's, and those of a folder. Returns launcher's. Raises ImageError, OSError."""
+    """Fill `wheels/` with launcher's wheel and those of a folder.
+
+    Return launcher's. Raises ImageError, OSError.
+    """
     folder = context / "wheels"
     if wheels is not None:
         found = [file for file in sorted(wheels.glob("*.whl")) if not file.name.startswith("launcher-")]
@@ -95,7 +101,7 @@ def add_wheels(context: Path, wheel: Path | None, wheels: Path | None) -> Path:
 
 
 def _same_file(source: Path, target: Path) -> None:
-    """A second name where the file system has them: torch's wheel takes hundreds of megabytes."""
+    """Hard-link the file if the file system can, because torch's wheel has hundreds of megabytes."""
     try:
         os.link(source.resolve(), target)
     except OSError:
@@ -103,9 +109,9 @@ def _same_file(source: Path, target: Path) -> None:
 
 
 def epoch_of(wheel: Path) -> int:
-    """Seconds since 1970, the time of the image: SOURCE_DATE_EPOCH, else what the wheel is stamped with.
+    """The image's time in seconds since 1970: SOURCE_DATE_EPOCH, otherwise the wheel's time stamp.
 
-    Not the clock: the same sources then make the same image.
+    The clock is not used, so that the same sources make the same image.
     """
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given is not None:
@@ -123,7 +129,7 @@ def build(
     wheel: Path | None = None,
     wheels: Path | None = None,
 ) -> None:
-    """The tool's own output goes to the terminal. Raises ImageError, OSError."""
+    """Build the image. The tool's own output goes to the terminal. Raises ImageError, OSError."""
     with tempfile.TemporaryDirectory(prefix="launcher-image-") as name:
         context = Path(name)
         write_context(context, files)

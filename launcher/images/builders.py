@@ -1,4 +1,4 @@
-"""docker, podman, buildah, apptainer: each tool's command lines for the same few things."""
+"""docker, podman, buildah, apptainer: the command lines of each tool for the same few operations."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Builder:
-    """Docker and podman, whose command lines are the same for what is done here."""
+    """Docker and podman, which have the same command lines for these operations."""
 
     name: str
     works: tuple[tuple[Command, str], ...]
-    "Each succeeds where the tool can be used; else what to say, `{said}` being the tool's last line."
+    "Commands that succeed if the tool is usable, each with a message otherwise. `{said}` is its last line."
 
     def build(self, folder: Path, tag: str, epoch: int) -> Command:
-        """`epoch` (seconds since 1970) becomes the time of the image and of its files."""
-        # BuildKit leaves files in layers the time at which they were written, unless told otherwise.
+        """The build command. `epoch` (seconds since 1970) becomes the time of the image and its files."""
+        # By default BuildKit keeps the time at which files in layers were written.
         reproducible = (
             ("--output", f"type=docker,name={tag},rewrite-timestamp=true")
             if self.name == "docker"
@@ -37,16 +37,16 @@ class Builder:
         return (*command, "build", "--build-arg", f"SOURCE_DATE_EPOCH={epoch}", *reproducible, str(folder))
 
     def config(self, tag: str) -> dict[str, Any]:
-        """User, Entrypoint, Labels ... of an image that is here. Raises ImageError when it is not."""
+        """User, Entrypoint, Labels ... of a local image. Raises ImageError if it does not exist."""
         return _json((self.name, "image", "inspect", "--format", "{{json .Config}}", tag), tag)
 
     def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Start the image and run a command in it, through the image's entrypoint."""
+        """Start the image and run a command in it through the image's entrypoint."""
         argv = [self.name, "run", "--rm", "--network", "none", "--shm-size", "1g", tag, *command]
         return subprocess.run(argv, capture_output=True, text=True)
 
     def push(self, tag: str, destination: str, digest_file: Path) -> str:
-        """Returns the digest under which the registry has it. Raises ImageError."""
+        """Push the image and return its digest in the registry. Raises ImageError."""
         self.config(tag)
         if self.name == "podman":
             return _push_with_file((self.name,), tag, destination, digest_file)
@@ -62,11 +62,11 @@ class Builder:
 
 
 class Buildah(Builder):
-    """Works without an engine and, with BUILDAH_ISOLATION=chroot, in a container too."""
+    """buildah. It works without an engine and, with BUILDAH_ISOLATION=chroot, also in a container."""
 
     def build(self, folder: Path, tag: str, epoch: int) -> Command:
         arguments = ("--build-arg", f"SOURCE_DATE_EPOCH={epoch}", "--timestamp", str(epoch))
-        # Docker's format: OCI's has no health check and no SHELL.
+        # Docker's format, because OCI's has no health check and no SHELL.
         return ("buildah", "bud", "--format", "docker", *arguments, "--tag", tag, str(folder))
 
     def config(self, tag: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Buildah(Builder):
         return found
 
     def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        # `buildah run` takes no notice of the entrypoint.
+        # `buildah run` ignores the entrypoint.
         entrypoint = self.config(tag).get("Entrypoint") or []
         with self.container(tag) as container:
             argv = ["buildah", "run", container, "--", *entrypoint, *command]
@@ -94,10 +94,10 @@ class Buildah(Builder):
 
 
 class Apptainer(Builder):
-    """Images are files: a tag is the path of one."""
+    """Apptainer, whose images are files. A tag is the path of one."""
 
     def build(self, folder: Path, tag: str, epoch: int) -> Command:
-        # A definition names its files relative to where the build starts.
+        # File names in a definition are relative to the directory in which the build starts.
         start = ("env", f"--chdir={folder}", f"SOURCE_DATE_EPOCH={epoch}")
         return (*start, "apptainer", "build", "--force", str(Path(tag).absolute()), "image.def")
 
@@ -137,7 +137,7 @@ BUILDERS: dict[str, Builder] = {
 
 
 def choose(target: Target, wanted: str | None) -> Builder:
-    """The first that is there and works. Raises ImageError, with what is wrong with each."""
+    """The first tool that works. Raises ImageError with the problem of each."""
     names = ["apptainer"] if target == "apptainer" else ["docker", "podman", "buildah"]
     if wanted is not None:
         if wanted not in names:
@@ -180,7 +180,7 @@ def _json(command: Command, tag: str) -> dict[str, Any]:
 
 
 def _quiet(command: Command) -> str:
-    """Standard output. Raises ImageError with what the tool said."""
+    """Run a command and return its standard output. Raises ImageError with the tool's message."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise ImageError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""`containers/images.yaml`: what is in each image, pinned."""
+"""The catalogue of images, `containers/images.yaml`: the pinned content of each image."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _Version = Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
 
 
 class Base(Value):
-    """The image that is built on. It brings Python, and Debian's packages."""
+    """The image that is built on. It provides Python and Debian's packages."""
 
     image: str = Field(pattern=r"^[a-z0-9][A-Za-z0-9_./:-]*$")
     digest: Digest | None
-    "null: nobody has looked it up. Such an image is built only when told that it may be unpinned."
+    "null if it was not looked up. Such an image is built only if an unpinned base is allowed."
 
     @property
     def reference(self) -> str:
-        """By digest without the tag: Apptainer takes no reference with both."""
+        """The reference by digest, without the tag: Apptainer accepts no reference with both."""
         name, colon, tag = self.image.rpartition(":")
         untagged = name if colon and "/" not in tag else self.image
         return self.image if self.digest is None else f"{untagged}@{self.digest}"
 
 
 class Image(Value):
-    """One image. Its packages are the lines of `lock`, and nothing else."""
+    """One image. Its packages are exactly the lines of `lock`."""
 
     name: _Name
     description: str
@@ -47,20 +47,20 @@ class Image(Value):
     python: _Version
     torch: str = Field(pattern=r"^\d+\.\d+\.\d+(\+[a-z0-9.]+)?$")
     cuda: _Version | None
-    "Of torch's own libraries; null for a CPU image. The host's driver must run it."
+    "Version of torch's own libraries; null for a CPU image. The host's driver must support it."
     extras: tuple[_Name, ...]
-    "Of launcher, as in `pip install '.[train]'` in its checkout."
+    "Extras of launcher, as in `pip install '.[train]'` in its checkout."
     without: tuple[_Name, ...] = ()
-    "Packages of those extras that are left out."
+    "Packages of these extras that are left out."
     lock: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")
-    "File with a hash for each package, relative to this one."
+    "File with a hash for each package, relative to the catalogue."
     torch_index: str | None = Field(None, pattern=r"^https://\S+$")
-    "Where this torch is served, when that is not the Python Package Index."
+    "Package index that serves this torch, if it is not the Python Package Index."
     debian_packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")], ...] = ()
     debian_snapshot: str | None = Field(None, pattern=r"^\d{8}T\d{6}Z$")
-    "Debian's archive as it was at this time: the same packages in each build."
+    "Time of the snapshot of Debian's archive, so that each build has the same packages."
     profiles: tuple[str, ...] = ()
-    "Cluster profiles that it is made for."
+    "Cluster profiles for which it is made."
 
     @model_validator(mode="after")
     def _fits(self) -> Image:
@@ -86,13 +86,16 @@ class Catalogue(Value):
 
 
 def catalogue_folder(project_dir: Path) -> Path:
-    """`containers/` of the project where it has a catalogue, else the shipped one."""
+    """The project's `containers/` if it has a catalogue, otherwise the shipped one."""
     own = project_dir / "containers"
     return own if (own / FILE).is_file() else containers_dir()
 
 
 def load_catalogue(folder: Path) -> tuple[Image, ...]:
-    """Raises SpecError with every problem and its line, a missing lock file included; OSError."""
+    """Load the catalogue.
+
+    Raises SpecError with every problem and its line, also for a missing lock; OSError.
+    """
     document = read(folder / FILE)
     images = validate(Catalogue, document).images
     missing = [
@@ -109,7 +112,7 @@ def load_catalogue(folder: Path) -> tuple[Image, ...]:
 
 
 def _other_torch(folder: Path, images: tuple[Image, ...], document: Document) -> Iterator[Problem]:
-    """A torch other than the catalogue's would be found out after an hour of building."""
+    """Find a torch version that differs from the catalogue's. The build would only fail after an hour."""
     for index, image in enumerate(images):
         locked = pins(folder / image.lock).get("torch")
         if locked != image.torch:
@@ -118,13 +121,13 @@ def _other_torch(folder: Path, images: tuple[Image, ...], document: Document) ->
 
 
 def pins(lock: Path) -> dict[str, str]:
-    """Package -> version of a lock file."""
+    """Package -> version in a lock file."""
     lines = (line.split()[0] for line in lock.read_text(encoding="utf-8").splitlines() if "==" in line[:80])
     return dict(line.split("==") for line in lines if not line.startswith(("#", "-")))
 
 
 def find_image(name: str, images: tuple[Image, ...], where: str = "") -> Image:
-    """Raises SpecError with the nearest name."""
+    """The image of this name. Raises SpecError with the closest name."""
     found = {image.name: image for image in images}
     if name in found:
         return found[name]

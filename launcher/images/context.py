@@ -1,4 +1,4 @@
-"""An image of the catalogue -> the files that it is built from: only templates and the lock are read."""
+"""Render the files from which an image of the catalogue is built. Only templates and the lock are read."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from launcher.render.environment import RenderError, render_template
 from launcher.render.render import RenderedFile
 
 SHM_MIB = 1024
-"What launcher-start warns below: a few workers with batches of images or video."
-# Only what the build names gets into it, whatever else lies in the folder.
+"Size below which launcher-start warns. It is enough for a few workers with batches of images or video."
+# The build context contains only what the build names, whatever else is in the folder.
 IGNORE = "*\n!requirements.txt\n!start.sh\n!pod.sh\n!wheels\nwheels/*\n!wheels/*.whl\n"
 
 
 @dataclass(frozen=True)
 class Built:
-    """On what and how, where it is not the catalogue's to say."""
+    """Build options that do not come from the catalogue."""
 
     base: str
     "Reference of the base image."
     offline: bool = False
-    "Packages come from `wheels/` alone."
+    "Install packages from `wheels/` only."
 
 
 def build_files(
     image: Image, lock: Path, built: Built, project_dir: Path | None = None
 ) -> tuple[RenderedFile, ...]:
-    """Everything but `wheels/`. Raises RenderError, OSError."""
+    """Every file of the context except `wheels/`. Raises RenderError, OSError."""
     requirements = lock.read_text(encoding="utf-8")
     name, _, digest = built.base.partition("@")
     base_name = image.base.image if built.base == image.base.reference else name
@@ -74,7 +74,7 @@ def build_files(
 
 
 def _recipe(image: Image) -> tuple[str, str]:
-    """Name and template of the file that says how to build."""
+    """Name and template of the build recipe."""
     if image.target == "apptainer":
         return "image.def", "apptainer/cuda.def.j2"
     kind = "runpod" if image.target == "runpod" else "cpu" if image.cuda is None else "cuda"

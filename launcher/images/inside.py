@@ -1,7 +1,7 @@
-"""What an image is, told from its inside: `python -m launcher.images.inside MODULE...` prints it as JSON.
+"""Describe an image from inside: `python -m launcher.images.inside MODULE...` prints JSON.
 
-With --health only what can change while a container runs: an exit code and a line for `docker inspect`.
-Runs with the image's own Python and the standard library.
+With --health, check only what can change while a container runs, and give an exit code and a line for `docker
+inspect`. Runs with the image's own Python and the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 SHM = Path("/dev/shm")
 SHM_LEAST_FREE = 8 * 2**20
-"Bytes. A DataLoader worker that finds less for its batch dies of a bus error."
+"Bytes. A DataLoader worker that finds less for its batch is killed by a bus error."
 SBOM = Path("/opt/launcher/sbom.cdx.json")
 
 
@@ -38,7 +38,7 @@ def report(modules: list[str]) -> dict[str, Any]:
 
 
 def distributions() -> dict[str, str]:
-    """Name -> version of what is installed for this Python."""
+    """Name -> version of the packages that are installed for this Python."""
     found = {
         item.metadata["Name"].lower().replace("_", "-"): item.version for item in metadata.distributions()
     }
@@ -46,7 +46,7 @@ def distributions() -> dict[str, str]:
 
 
 def _import(name: str) -> str | None:
-    """The error, or None."""
+    """The error; None if the import succeeds."""
     try:
         importlib.import_module(name)
     except Exception as error:
@@ -69,7 +69,7 @@ def _on_path(name: str) -> bool:
 
 
 def health() -> str | None:
-    """What is wrong, or None."""
+    """What is wrong; None if nothing is."""
     if not SHM.is_dir():
         return f"{SHM} is missing"
     free = os.statvfs(SHM).f_frsize * os.statvfs(SHM).f_bavail

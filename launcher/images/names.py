@@ -1,4 +1,7 @@
-"""How a job or profile names an image of the catalogue. Imports nothing: every verb starts with this."""
+"""The syntax for images of the catalogue in jobs and profiles.
+
+Every verb imports this, so it imports nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which image a profile's `image: catalog:NAME` is: `published.yaml` names each by digest."""
+"""Resolve `image: catalog:NAME` of a profile by `published.yaml`, which names each image by digest."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Published(Value):
 
 
 def record_folders(project_dir: Path) -> tuple[Path, ...]:
-    """In the order in which they win: the project's, the user's, the shipped one."""
+    """The folders of records by precedence: the project's, the user's, the shipped one."""
     user = Path(platformdirs.user_config_dir("launcher")) / "containers"
     return (project_dir / "containers", user, containers_dir())
 
 
 def published(name: str, project_dir: Path) -> str | None:
-    """By digest. Raises SpecError for a wrong record."""
+    """The published reference by digest. Raises SpecError for an invalid record."""
     for folder in record_folders(project_dir):
         if (folder / RECORD).is_file():
             images = validate(Published, read(folder / RECORD)).images
@@ -44,7 +44,10 @@ def published(name: str, project_dir: Path) -> str | None:
 
 
 def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
-    """`catalog:NAME` as the runtime takes it; anything else as it is. Raises SpecError, ImageError."""
+    """Resolve `catalog:NAME` for the runtime.
+
+    Anything else is returned as it is. Raises SpecError, ImageError.
+    """
     if image is None or not image.startswith(PREFIX):
         return image
     name = image.removeprefix(PREFIX)
@@ -58,7 +61,7 @@ def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
     if re.fullmatch(_REFERENCE, reference) is None:
         raise ImageError(f"image {image}: {reference!r} in {RECORD} is not REGISTRY/PATH@sha256:...")
     if runtime == "pyxis":
-        # enroot ends the registry's name with `#`.
+        # enroot separates the registry's name with `#`.
         registry, _, rest = reference.partition("/")
         return f"{registry}#{rest}"
     return reference
@@ -67,7 +70,7 @@ def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
 def push(
     builder: Builder, image: Image, tag: str, to: str, version: str, project_dir: Path
 ) -> tuple[str, Path]:
-    """Copy an image to a registry. Returns its reference by digest, and the file that now names it.
+    """Copy an image to a registry. Return its reference by digest, and the file that now records it.
 
     Raises ImageError.
     """
@@ -81,7 +84,8 @@ def push(
 
 
 def record(name: str, reference: str, project_dir: Path) -> Path:
-    """In the project's own `containers/` where it has a catalogue, else the user's configuration."""
+    """Record the reference in the project's `containers/` if it has a catalogue, otherwise in the user's
+    configuration."""
     own, user, _ = record_folders(project_dir)
     file = (own if (own / FILE).is_file() else user) / RECORD
     images = validate(Published, read(file)).images if file.is_file() else {}

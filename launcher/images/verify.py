@@ -1,4 +1,4 @@
-"""Start an image, look at it from inside, and compare it with the catalogue."""
+"""Start an image, inspect it from inside, and compare it with the catalogue."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MODULES = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
-"Package -> what of it is imported."
+"Package -> modules of it that are imported."
 
 
 def verify(builder: Builder, image: Image, locked: Mapping[str, str], tag: str) -> tuple[str, ...]:
-    """Every difference; empty when the image is what the catalogue says. Raises ImageError."""
+    """Every difference from the catalogue; empty if there is none. Raises ImageError."""
     config = builder.config(tag)
     modules = [module for package, module in _MODULES.items() if package in locked or package == "launcher"]
     done = builder.run_inside(tag, ["python", "-m", "launcher.images.inside", *modules])
@@ -39,10 +39,10 @@ def verify(builder: Builder, image: Image, locked: Mapping[str, str], tag: str) 
 
 
 def labelled(config: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
-    """Where the label tells of another launcher than the one inside."""
-    told = (config.get("Labels") or {}).get("org.opencontainers.image.version")
-    if told != (inside := report["distributions"].get("launcher")):
-        yield f"launcher is {inside or 'missing'}, the label says {told}"
+    """Report if the label names another version of launcher than the one inside."""
+    label = (config.get("Labels") or {}).get("org.opencontainers.image.version")
+    if label != (inside := report["distributions"].get("launcher")):
+        yield f"launcher is {inside or 'missing'}, the label says {label}"
 
 
 def configured(image: Image, config: Mapping[str, Any]) -> Iterator[str]:
@@ -60,7 +60,7 @@ def configured(image: Image, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def differences(image: Image, locked: Mapping[str, str], report: Mapping[str, Any]) -> Iterator[str]:
-    """Where `report`, of launcher.images.inside, is not what the catalogue and its lock file say."""
+    """How `report`, from launcher.images.inside, differs from the catalogue and its lock file."""
     if report["python"].split(".")[: image.python.count(".") + 1] != image.python.split("."):
         yield f"Python is {report['python']}, not {image.python}"
     installed = report["distributions"]
@@ -76,7 +76,7 @@ def differences(image: Image, locked: Mapping[str, str], report: Mapping[str, An
             yield f"import {module} fails: {error}"
     if report["listed"] != installed:
         wrong = sorted(set(report["listed"].items()) ^ set(installed.items()))
-        names = ", ".join("==".join(one) for one in wrong)
+        names = ", ".join("==".join(pair) for pair in wrong)
         yield f"the list of parts (SBOM) is not what is installed: {names}"
     wanted = {"launcher", "dumb-init", *(["sshd"] if image.target == "runpod" else [])}
     for name in sorted(wanted | ({"gcc"} if image.cuda else set())):

@@ -1,1 +1,4 @@
-"""Logs: every line of every rank with its time; captured, read by offset, merged, folded, followed."""
+"""Logs: every line of every rank with its time.
+
+They are captured, read by offset, merged, folded, followed.
+"""

@@ -1,7 +1,7 @@
-"""Capture of one rank: what a child process writes becomes stamped lines in two files.
+"""Capture the output of one rank as stamped lines in two files.
 
-Runs once per rank, beside the training: standard library only, and the cost per line is that of
-`bytes.replace`. One stamp is taken per chunk that arrives (some milliseconds of output at most).
+This runs once per rank, beside the training, so it uses the standard library only, and its cost per line is
+that of `bytes.replace`. One stamp is taken per chunk that arrives (some milliseconds of output at most).
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ __all__ = ["RankCapture", "secrets_of"]
 
 Stream = Literal["out", "err"]
 LAST_LINES = 20
-RETRY = 1.0  # seconds between two tries on a full disk
-_CHUNK = 65536  # bytes per read: what a pipe holds
-_SMALL = 4096  # a read below this is followed by a pause, so that a line-by-line writer costs few wake-ups
+RETRY = 1.0  # seconds between two attempts to write to a full disk
+_CHUNK = 65536  # bytes per read: the capacity of a pipe
+_SMALL = 4096  # a smaller read is followed by a pause, to limit the wake-ups for a line-by-line writer
 _PAUSE = 0.002
-_LOOK = 0.5  # seconds between two looks whether the child ended although a grandchild holds its pipes
+_LOOK = 0.5  # seconds between two checks whether the child has ended while a grandchild holds its pipes
 _FRAMES = re.compile(rb"^frame #\d+: .*\n", re.MULTILINE)
-"A C++ stack as torch prints it: longer than `last_lines`, which would end with what came before it."
+"A C++ stack as torch prints it. It would fill `last_lines` and hide what came before it."
 _SHOWN = 2000  # bytes of a line kept for `last_lines`
 
 
 class StampedFile:
-    """Appends stamped lines to one file. A full disk loses lines, counts them, and raises nothing."""
+    """Appends stamped lines to one file.
+
+    If the disk is full, lines are lost and counted, and nothing is raised.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,10 +55,10 @@ class StampedFile:
         self._descriptor = -1
 
     def write(self, lines: bytes, now: float, *, force: bool = False) -> None:
-        """`lines` end in newlines. `now` is monotonic; `force` tries a full disk before its time."""
+        """`lines` end in newlines. `now` is monotonic; `force` retries a full disk ahead of time."""
         if self._unreported and now < self._retry_at and not force:
             return self._lose(lines)
-        # The clock may be set back; the stamps of a file are not.
+        # The clock may be set back, but the stamps of a file must not decrease.
         self._last_stamp = max(self._last_stamp, stamp_now())
         start = self._last_stamp.encode() + b" "
         stamped = start + lines.replace(b"\n", b"\n" + start)[: -len(start)] if lines else b""
@@ -78,7 +81,7 @@ class StampedFile:
         return None
 
     def retry(self, now: float) -> None:
-        """Tell of lost lines once there is space again, also when nothing more is written."""
+        """Report lost lines once there is space again, even if nothing more is written."""
         if self._unreported and now >= self._retry_at:
             self.write(b"", now)
 
@@ -96,14 +99,17 @@ class StampedFile:
         self._descriptor = descriptor
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            os.write(descriptor, b"\n")  # a writer before us died within a line
+            os.write(descriptor, b"\n")  # an earlier writer died within a line
 
     def _append(self, data: bytes) -> None:
         if self._append_some(data) < len(data):
             raise OSError(self._why)
 
     def _append_some(self, data: bytes) -> int:
-        """Bytes of `data` written, whole lines only. Raises OSError when nothing could be written."""
+        """Write complete lines only, and return the number of bytes written.
+
+        Raises OSError if none could be.
+        """
         done = 0
         while done < len(data):
             try:
@@ -129,7 +135,7 @@ class StampedFile:
 
 
 class _StreamCapture:
-    """One stream: mask, assemble, stamp, remember the last lines and the decisive ones."""
+    """One stream: masks, assembles and stamps lines, and remembers the last and the decisive ones."""
 
     def __init__(self, path: Path, secrets: list[bytes], collector: Collector) -> None:
         self.file = StampedFile(path)
@@ -146,12 +152,12 @@ class _StreamCapture:
         self.file.retry(now)
 
     def finish(self, now: float) -> None:
-        """The end of the stream, or of the patience with it."""
+        """Write what is left, at the end of the stream or when waiting for it is given up."""
         self._write(self._lines.feed(self._masker.flush(), now), now)
         self._write(self._lines.flush(now), now)
 
     def line(self, text: bytes, now: float) -> None:
-        """A line of our own, not mixed into an unfinished one."""
+        """Write a line of launcher's own, without mixing it into an unfinished one."""
         self._write(self._masker.whole(text.replace(b"\n", b" ")) + b"\n", now)
 
     def deadline(self) -> float | None:
@@ -160,7 +166,7 @@ class _StreamCapture:
     def _write(self, lines: bytes, now: float) -> None:
         if lines:
             self.file.write(lines, now)
-            first = self.file.lines - lines.count(b"\n") + 1  # a notice of lost lines may stand before them
+            first = self.file.lines - lines.count(b"\n") + 1  # a notice of lost lines may precede them
             self._collector.feed(self._name, lines, max(1, first), time.time())
         if b"frame #" in lines:
             lines = _FRAMES.sub(b"", lines)
@@ -176,11 +182,12 @@ class RankCapture:
             child = subprocess.Popen(argv, stdout=PIPE, stderr=PIPE, bufsize=0)
             code = capture.pump(child)
 
-    Stamps never decrease within a file. A text without a newline is logged after a second of silence, of
-    a progress bar one state per second and the last one, an endless line in pieces of 64 KiB. `secrets`
-    (raw bytes, also of several lines) become `***`. No method raises OSError: what a full disk refuses is
-    counted, and reported in the file by `[launcher] N lines lost: <reason>` when there is space again.
-    `patterns`: expressions of the job and of the cluster that tell of a failure, each with its kind.
+    Stamps never decrease within a file. Text without a newline is logged after a second of silence. Of a
+    progress bar, one state per second and the last one are logged. An endless line is logged in pieces of
+    64 KiB. `secrets` (raw bytes, possibly of several lines) become `***`. No method raises OSError: lines
+    that a full disk refuses are counted, and reported in the file as `[launcher] N lines lost: <reason>`
+    once there is space again. `patterns` are the job's and the cluster's expressions for failures, each with
+    its kind.
     """
 
     def __init__(
@@ -197,14 +204,16 @@ class RankCapture:
             "err": _StreamCapture(err_path, known, self._collector),
         }
         for stream in self._streams.values():
-            stream.file.write(b"", time.monotonic())  # an empty file says: started, nothing printed yet
+            stream.file.write(b"", time.monotonic())  # an empty file: started, nothing printed yet
 
     def pump(self, child: subprocess.Popen[bytes], grace: float = 2.0) -> int:
-        """Block until the child ended and its output is written; returns its code (negative: a signal).
+        """Block until the child has ended and its output is written.
 
-        `child` has pipes as stdout and stderr; they are read to the end, or until `grace` seconds after
-        the child ended when another process still holds them, and closed. Signal handlers of the caller
-        run meanwhile.
+        Return its exit code (negative: a signal).
+
+        `child` has pipes as stdout and stderr. They are read to the end and closed. If another process still
+        holds them, reading stops `grace` seconds after the child ended. The caller's signal handlers run
+        meanwhile.
         """
         assert child.stdout is not None and child.stderr is not None, "start the child with pipes"
         open_pipes = {
@@ -256,21 +265,21 @@ class RankCapture:
 
     @property
     def last_lines(self) -> list[str]:
-        """At most 20 lines: the last of stderr, before them the last of stdout where room is left.
+        """At most 20 lines: the last of stderr, after the last of stdout if there is room.
 
-        Stderr goes last because Python flushes a buffered stdout after the traceback was printed.
+        stderr comes last because Python flushes a buffered stdout after it has printed the traceback.
         """
         err = self.tail("err")
         room = LAST_LINES - len(err)
         return (self.tail("out")[-room:] if room else []) + err
 
     def tail(self, stream: Stream) -> list[str]:
-        """The last 20 lines of one stream, each cut at 2,000 bytes."""
+        """The last 20 lines of one stream, each truncated to 2,000 bytes."""
         return [line.decode(errors="replace") for line in self._streams[stream].last]
 
     @property
     def lost(self) -> int:
-        """Lines that no disk took."""
+        """Number of lines that could not be written."""
         return sum(stream.file.lost for stream in self._streams.values())
 
     def close(self) -> None:
@@ -286,7 +295,7 @@ class RankCapture:
         self.close()
 
     def _patience(self) -> float:
-        """Seconds that may pass before something is due."""
+        """Seconds until the next action is due."""
         deadlines = [stream.deadline() for stream in self._streams.values()]
         now = time.monotonic()
         due = min((deadline for deadline in deadlines if deadline is not None), default=now + _LOOK)
@@ -294,7 +303,7 @@ class RankCapture:
 
 
 def _read(descriptor: int) -> bytes | None:
-    """What is there; empty at the end; None when nothing is there yet."""
+    """The available bytes; empty at the end; None if there are none yet."""
     try:
         return os.read(descriptor, _CHUNK)
     except BlockingIOError:

@@ -1,20 +1,23 @@
-"""Bytes of a program made safe to print: colours stay, all else that steers a terminal is spelled out."""
+"""Make a program's output safe to print: colours stay, other terminal control sequences are spelled out."""
 
 from __future__ import annotations
 
 import re
 
-# Of the control bytes these are acted upon by terminals (console_codes(4)); tab and newline are text.
+# Control bytes that terminals act on (console_codes(4)). Tab and newline count as text.
 _STEERING = tuple(bytes([code]) for code in b"\x1b\r\x08\x07\0\x05\x0b\x0c\x0e\x0f\x11\x13\x18\x1a\x7f\xc2")
-# A colour; or a control byte; or one of C1 in UTF-8 (U+0080 to U+009F), which xterm obeys as well.
+# A colour, a control byte, or a C1 control in UTF-8 (U+0080 to U+009F), which xterm obeys too.
 _CONTROL = re.compile(rb"(\x1b\[[0-9;:]*m)|[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _COLOURED_LINE = re.compile(rb"(\x1b\[[0-9;:]*m[^\n]*)")
 RESET = b"\x1b[0m"
 
 
 def harmless(block: bytes) -> bytes:
-    """Lines in, as many lines out. Control bytes become `^[` and the like; a colour ends with its line."""
-    # 16 searches by memchr are a third of the price of one pass by a regular expression, and mostly suffice.
+    """Spell out control bytes as `^[` and the like, and end colours with their line.
+
+    Keeps the number of lines.
+    """
+    # 16 searches by memchr cost a third of one regular expression pass, and usually suffice.
     for code in _STEERING:
         if code in block:
             break

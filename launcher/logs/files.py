@@ -1,4 +1,4 @@
-"""Which files of a run hold which rank's lines."""
+"""Find the log files of a run's ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RankFile:
 
 
 def parse_selection(text: str, what: str = "rank") -> frozenset[int]:
-    """`"0,3-5"` -> {0, 3, 4, 5}. Raises ValueError that says what is wrong."""
+    """`"0,3-5"` -> {0, 3, 4, 5}. Raises ValueError with the reason."""
     chosen: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part)
@@ -45,7 +45,7 @@ def attempt_files(
     nodes: Collection[int] | None = None,
     streams: Collection[str] = ("out", "err"),
 ) -> list[RankFile]:
-    """The rank files of one attempt that exist now, by rank and stream (out before err). None selects all."""
+    """The existing rank files of one attempt, by rank and stream (out before err). None selects all."""
     found = []
     number = attempt.number
     for folder in _names(attempt.logs):
@@ -64,33 +64,33 @@ def attempt_files(
 def check_selection(
     run: RunDir, attempt: int | None, ranks: Collection[int] | None, nodes: Collection[int] | None
 ) -> None:
-    """Raises ValueError for a chosen attempt, node or rank that the run does not have (so far)."""
-    attempts = [one for one in run.starts() if attempt in (None, one.number)]
+    """Raise ValueError for a selected attempt, node or rank that the run does not have (yet)."""
+    attempts = [start for start in run.starts() if attempt in (None, start.number)]
     if attempt is not None and not attempts:
-        raise ValueError(_missing("attempt", {attempt}, {one.number for one in run.attempts()}))
-    files = [file for one in attempts for file in attempt_files(one)]
+        raise ValueError(_missing("attempt", {attempt}, {start.number for start in run.attempts()}))
+    files = [file for start in attempts for file in attempt_files(start)]
     if nodes is not None:
-        there = {file.node for file in files}
-        if not there.issuperset(nodes):
-            raise ValueError(_missing("node", set(nodes) - there, there))
+        known = {file.node for file in files}
+        if not known.issuperset(nodes):
+            raise ValueError(_missing("node", set(nodes) - known, known))
         files = [file for file in files if file.node in nodes]
     if ranks is not None:
-        there = {file.rank for file in files}
-        if not there.issuperset(ranks):
+        known = {file.rank for file in files}
+        if not known.issuperset(ranks):
             where = " there" if nodes is not None else ""
-            raise ValueError(_missing("rank", set(ranks) - there, there, where))
+            raise ValueError(_missing("rank", set(ranks) - known, known, where))
 
 
-def _missing(what: str, wanted: set[int], there: set[int], where: str = "") -> str:
-    """`no rank 9; there are 0-1`."""
+def _missing(what: str, wanted: set[int], known: set[int], where: str = "") -> str:
+    """A message such as `no rank 9; there are 0-1`."""
     no = f"no {what} {ranges(wanted)}{where}"
-    if not there:
+    if not known:
         return f"{no}: nothing was written yet"
-    return f"{no}; there {'is only' if len(there) == 1 else 'are'} {ranges(there)}"
+    return f"{no}; there {'is only' if len(known) == 1 else 'are'} {ranges(known)}"
 
 
 def ranges(numbers: Collection[int]) -> str:
-    """{0, 3, 4, 5} -> `"0,3-5"`, what parse_selection reads."""
+    """{0, 3, 4, 5} -> `"0,3-5"`, the syntax of parse_selection."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:

@@ -1,10 +1,10 @@
-"""The same line from many ranks shown once: `loading the data (63 other ranks)`.
+"""Show a line that many ranks print only once: `loading the data (63 other ranks)`.
 
-Rule: a line is folded into an equal text of another rank that came less than a second before it in the
-same window of the merge. Each rank is folded at most once into one line, so that a rank's own repetitions
-stay visible and every line that is left out is counted.
+A line is folded into an equal text of another rank that came less than a second before it in the same window
+of the merge. Each rank is folded into a line at most once. So a rank's own repetitions stay visible, and
+every line that is left out is counted.
 
-Where more than 128 files have lines in a window, one file in seven is searched for repeated texts; a text
+If more than 128 files have lines in a window, only one file in seven is searched for repeated texts. A text
 that a handful of a thousand ranks share may then be shown more than once.
 """
 
@@ -15,20 +15,20 @@ from itertools import compress
 from operator import itemgetter
 
 _ALL = 128
-_STRIDE = 7  # prime to the number of ranks on a node, so that no local rank is left out
+_STRIDE = 7  # coprime to the number of ranks on a node, so that no local rank is left out
 _WITHIN = 1_000_000  # microseconds
-_OPEN = 64  # groups of one text at a time: bounds the work when a rank repeats it over and over
+_OPEN = 64  # open groups per text; bounds the work if a rank repeats a text again and again
 
 Part = tuple[int, int, list[bytes]]
 
 
 def fold(parts: list[Part]) -> bool:
-    """Fold in place; False when nothing repeats.
+    """Fold in place. Return False if nothing repeats.
 
     A part is `(rank, start of the text in a line, lines in order of time)` of one day.
 
-    A line begins with `HH:MM:SS.ffffff`. One that stands for others ends in ` (N other ranks)`; those become
-    empty, which no line is, and are left to the caller to filter out.
+    A line begins with `HH:MM:SS.ffffff`. A line that stands for others gets the suffix ` (N other ranks)`.
+    The others become empty, which no line is, and the caller filters them out.
     """
     repeated = _repeated(parts if len(parts) <= _ALL else parts[::_STRIDE])
     if not repeated:
@@ -74,7 +74,7 @@ class _Group:
         self.ranks = {rank}
         self.lines = lines
         self.index = index
-        self.sure = clock[:8] + b".~"  # the rest of this second is near enough without a calculation
+        self.sure = clock[:8] + b".~"  # within the same second, no calculation is needed
         self.until = _microseconds(clock) + _WITHIN
 
     def tell(self) -> None:
@@ -97,7 +97,7 @@ def _repeated(parts: list[Part]) -> set[bytes]:
 
 
 def _own_prefix(rank: int) -> bytes:
-    """What torch puts before each line of a rank's last traceback; without it the ranks' lines are equal."""
+    """The prefix that torch adds to each line of a rank's last traceback. Without it the lines are equal."""
     return b"[rank%d]: " % rank
 
 

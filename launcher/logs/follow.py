@@ -1,4 +1,4 @@
-"""New lines as they are written, in any rank and any attempt, until the run is over."""
+"""Follow a run: read new lines of all ranks and attempts as they are written, until the run has ended."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from launcher.logs.files import RankFile
 from launcher.logs.merge import Source, merge
 
-POLL = 0.15  # seconds between two looks; a line is shown at most this much and one read after it was written
-STATS_PER_SECOND = 5000  # of files, where a run has so many that a look at all of them takes longer
+POLL = 0.15  # seconds between two polls; a line is shown at most this plus one read after it was written
+STATS_PER_SECOND = 5000  # limit for runs with so many files that polling all of them takes longer than POLL
 
 
 class Follower:
-    """Holds one Source per file ever seen (an offset and a name, no open file)."""
+    """Holds one Source per known file (an offset and a name, no open file)."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Follower:
         self._oldest = 0
 
     def new_lines(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """What was written since the last call, attempt by attempt, each merged by time."""
+        """What was written since the last call, attempt by attempt, merged by time."""
         attempts = self._files(self._oldest)
         for files in attempts:
             grown = []
@@ -40,13 +40,18 @@ class Follower:
                 if source.reader.size() > source.reader.offset:
                     grown.append(source)
             yield from merge(grown, self._folding)
-        # An attempt may still be written to while the next one begins; older ones are at rest.
+        # The previous attempt may still be written to when the next one begins; older ones are complete.
         if len(attempts) > 2:
             self._oldest = attempts[-2][0].attempt if attempts[-2] else self._oldest
-            self._sources = {file: one for file, one in self._sources.items() if file.attempt >= self._oldest}
+            self._sources = {
+                file: opened for file, opened in self._sources.items() if file.attempt >= self._oldest
+            }
 
     def lines(self, done: Callable[[], bool]) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Ends once `done()` was true before a look that found the rest. Each look ends in an empty list."""
+        """Poll until `done()` was true before a poll, which then yields the rest.
+
+        Each poll ends in an empty list.
+        """
         while True:
             last = done()
             yield from self.new_lines()

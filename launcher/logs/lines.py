@@ -1,35 +1,35 @@
-"""Bytes as they arrive -> whole lines as they are logged. No files and no clock in here."""
+"""Assemble arriving bytes into complete lines as they are logged. Uses no files and no clock."""
 
 from __future__ import annotations
 
 import re
 from itertools import pairwise
 
-LONGEST_LINE = 65536  # bytes; an endless line is cut into pieces of this length
+LONGEST_LINE = 65536  # bytes; an endless line is split into pieces of this length
 QUIET = 1.0  # seconds after which text without a newline (a prompt) is logged as a line
 PROGRESS = 1.0  # seconds between two logged states of a progress bar
-OTHER_TEXTS = 8  # of one line, that a carriage return replaces by one of other words, and that are logged
+OTHER_TEXTS = 8  # per line: texts that are logged although a carriage return replaces them by other words
 _WORD = re.compile(rb"[A-Za-z]+")
 
 
 class LineAssembler:
     """Turns one stream into lines.
 
-    A text that a carriage return replaces by one of the same words (a progress bar, whose numbers change) is
-    left out, except that the latest one is logged once a second. One that other words replace may be a part
-    of an exception's message: the first of each line are logged. `now` is any clock in seconds that does not
-    go back.
+    If a carriage return replaces a text by one of the same words (a progress bar, whose numbers change), the
+    old text is left out, except that the latest one is logged once a second. If the words differ, the old
+    text may be part of an exception's message, so the first ones of each line are logged. `now` is any clock
+    in seconds that does not go backwards.
     """
 
     def __init__(self) -> None:
         self._partial = b""  # the unfinished line
-        self._logged = False  # its beginning was logged already, so that an empty rest is no line
+        self._logged = False  # whether its beginning was logged, so that an empty rest is no line
         self._others = OTHER_TEXTS
         self._arrived = 0.0
         self._next_progress = float("-inf")
 
     def feed(self, chunk: bytes, now: float) -> bytes:
-        """Whole lines, each ending in a newline, or nothing."""
+        """The complete lines, each ending in a newline; may be empty."""
         if not chunk:
             return b""
         self._arrived = now
@@ -43,7 +43,7 @@ class LineAssembler:
         return lines
 
     def deadline(self) -> float | None:
-        """When `expire` has something to do, on the clock of `now`."""
+        """When `expire` has something to do, by the clock of `now`."""
         state, _, rest = self._partial.rpartition(b"\r")
         due = [self._next_progress] if state else []
         if rest:
@@ -51,7 +51,7 @@ class LineAssembler:
         return min(due, default=None)
 
     def expire(self, now: float) -> bytes:
-        """The state of a progress bar, or an unfinished line as a line of its own, when its time has come."""
+        """A due state of a progress bar, or an unfinished line that is due to be logged."""
         state, _, rest = self._partial.rpartition(b"\r")
         if rest and now >= self._arrived + QUIET:
             return self.flush(now)
@@ -63,7 +63,7 @@ class LineAssembler:
         return b""
 
     def flush(self, now: float) -> bytes:
-        """The unfinished line, whatever the time."""
+        """The unfinished line, even if it is not due."""
         text, self._partial = b"\n".join(self._kept(self._partial)), b""
         if not text:
             return b""
@@ -88,9 +88,10 @@ class LineAssembler:
         return lines
 
     def _shorten(self, now: float) -> bytes:
-        """Keep the unfinished line small: `<last whole state>\\r<text so far>`, and no endless text.
+        """Keep the unfinished line small: `<last complete state>\\r<text so far>`, and no endless text.
 
-        A state of a progress bar is whole when the next carriage return comes: no half of one is logged.
+        A state of a progress bar is complete when the next carriage return arrives, so half a state is never
+        logged.
         """
         head, cr, rest = self._partial.rpartition(b"\r")
         if len(rest) >= LONGEST_LINE:
@@ -111,8 +112,10 @@ class LineAssembler:
         return texts
 
     def _kept(self, line: bytes) -> list[bytes]:
-        """What is logged of texts that replace each other: the last one, which a terminal shows in the end,
-        and of those before it the first that other words replace."""
+        """The texts that are logged of those that replace each other.
+
+        These are the last one, which a terminal would show, and the first ones that other words replace.
+        """
         texts = [text for text in line.split(b"\r") if text.strip()]
         if len(texts) < 2:
             return texts or [line.rstrip(b"\r").rpartition(b"\r")[2]]
@@ -127,7 +130,7 @@ class LineAssembler:
 
 
 def _cut(text: bytes) -> tuple[bytes, bytes]:
-    """Lines of the greatest length, and the rest."""
+    """Lines of the maximum length, and the rest."""
     whole = len(text) - len(text) % LONGEST_LINE
     pieces = [text[i : i + LONGEST_LINE] + b"\n" for i in range(0, whole, LONGEST_LINE)]
     return b"".join(pieces), text[whole:]

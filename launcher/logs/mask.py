@@ -1,4 +1,4 @@
-"""Secret values replaced by `***` in a stream of bytes, also where a chunk ends inside one."""
+"""Replace secret values by `***` in a stream of bytes, even if they span two chunks."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from launcher.spec import variables
 
 MASK = b"***"
 POD_KEY = "RUNPOD_API_KEY"
-"Of a pod, or of a user's account: no job has it for its logs, whoever set it."
-_SHORTEST_LINE = 8  # a line of a multi-line secret below this is too common a text to hide by itself
+"The key of a pod or of a user's account. No job needs it in its logs, whoever set it."
+_SHORTEST_LINE = 8  # a shorter line of a multi-line secret is too common a text to be masked by itself
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[bytes]:
-    """The values of RunPod's key and of what `variables.SECRETS` names, with commas between, where set."""
+    """The values of RunPod's key and of the variables that `variables.SECRETS` lists with commas, if set."""
     names = [*environ.get(variables.SECRETS, "").split(","), POD_KEY]
     return [environ[name].encode(errors="surrogateescape") for name in names if environ.get(name)]
 
 
 def masked_text(text: str, environ: Mapping[str, str]) -> str:
-    """Return `text` without the values of the secrets that `environ` names. Mask first, shorten afterwards:
-    half a secret is not recognised."""
+    """Return `text` without the values of the secrets that `environ` names.
+
+    Mask before you truncate: half a secret is not recognised.
+    """
     try:
         data = text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # half a surrogate pair, which a JSON file could not hold either
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON could not hold either
         data = text.encode(errors="backslashreplace")
     return Masker(secrets_of(environ)).whole(data).decode(errors="replace")
 
@@ -47,7 +49,7 @@ def masked_strings(value: Any, environ: Mapping[str, str]) -> Any:
 
 
 class Masker:
-    """Feed chunks, get them back masked; what may be the beginning of a secret waits for the next chunk."""
+    """Masks a stream chunk by chunk. Bytes that may begin a secret are held back until the next chunk."""
 
     def __init__(self, secrets: Iterable[bytes]) -> None:
         self._secrets = _variants(secrets)
@@ -60,19 +62,19 @@ class Masker:
         data = self._held + chunk
         cut = self._before_secrets(data, self._unfinished(data))
         if cut < len(data) - 4 * self._longest:
-            # A chain of overlapping secrets is not held for ever: mask it now, and hold what is left.
+            # Mask a chain of overlapping secrets now instead of holding it forever, and hold the rest.
             data = self._replace(data)
             cut = self._unfinished(data)
         self._held = data[cut:]
         return self._replace(data[:cut])
 
     def flush(self) -> bytes:
-        """What was held back, at the end of the stream."""
+        """Return what was held back, at the end of the stream."""
         data, self._held = self._held, b""
         return self._replace(data)
 
     def whole(self, data: bytes) -> bytes:
-        """Mask a text that is no part of the stream."""
+        """Mask a text that is not part of the stream."""
         return self._replace(data)
 
     def _replace(self, data: bytes) -> bytes:
@@ -81,7 +83,7 @@ class Masker:
         return data
 
     def _unfinished(self, data: bytes) -> int:
-        """Where the longest end of `data` starts that a later chunk could complete to a secret."""
+        """Start of the longest end of `data` that a later chunk could complete to a secret."""
         cut = len(data)
         for secret in self._secrets:
             start = data.find(secret[:1], max(0, len(data) - len(secret) + 1))
@@ -93,7 +95,7 @@ class Masker:
         return cut
 
     def _before_secrets(self, data: bytes, cut: int) -> int:
-        """`cut`, moved to the beginning of a secret that lies across it."""
+        """`cut`, moved to the beginning of a secret that spans it."""
         moved = True
         while moved:
             moved = False
@@ -105,7 +107,8 @@ class Masker:
 
 
 def _variants(secrets: Iterable[bytes]) -> list[bytes]:
-    """Longest first: each value, without surrounding white space, each long line of it; all also escaped."""
+    """Each value, the value without surrounding white space, its long lines, and all escaped; longest
+    first."""
     values = set()
     for secret in secrets:
         values |= {secret, secret.strip()}
@@ -124,10 +127,12 @@ _UNQUOTED = re.compile(r"[^\w@%+=:,./~-]", re.ASCII)
 
 
 def _escaped(secret: bytes) -> set[bytes]:
-    """As repr(), ascii(), json.dumps(), repr() of bytes and shells show it, without the quotes around.
+    """The secret as repr(), ascii(), json.dumps(), repr() of bytes and shells show it, without quotes around
+    it.
 
-    Exceptions print so: KeyError shows its argument by repr, an HTTP client its headers as JSON. So do bash's
-    `set -x`, `declare -p` and `printf %q`, and programs such as ls and cat when they name a file.
+    Exceptions print secrets like this: KeyError shows its argument by repr, an HTTP client its headers as
+    JSON. So do bash's `set -x`, `declare -p` and `printf %q`, and programs such as ls and cat when they name
+    a file.
     """
     text = secret.decode(errors="surrogateescape")
     forms = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
@@ -139,6 +144,6 @@ def _escaped(secret: bytes) -> set[bytes]:
         [ascii(part)[1:-1] for part in text.split("'")],
         [repr(part)[2:-1] for part in secret.split(b"'")],
     ):
-        # Python escapes a single quote only beside a double one, which may stand outside the secret.
+        # Python escapes a single quote only if there is a double one, which may be outside the secret.
         forms |= {"'".join(parts), "\\'".join(parts)}
     return {form.encode(errors="surrogateescape") for form in forms}

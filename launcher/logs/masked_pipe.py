@@ -1,4 +1,4 @@
-"""A pipe whose text is appended to a file with its secrets masked."""
+"""A pipe that appends what is written to it to a file, with secrets masked."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from launcher.logs.mask import Masker
 
-_CHUNK = 65536  # bytes per read: what a pipe holds
-_HELD = 2**20  # bytes that a pipe may hold, at most (pipe(7)): what is read when it is closed
-_LOOK = 0.2  # seconds between two looks whether to stop although a process holds the pipe
+_CHUNK = 65536  # bytes per read: the capacity of a pipe
+_HELD = 2**20  # maximum capacity of a pipe in bytes (pipe(7)): what is still read when it is closed
+_LOOK = 0.2  # seconds between two checks whether to stop while another process holds the pipe
 
 
 class MaskedPipe:
-    """For the output of a program that writes to a file descriptor: bash, torchrun, the dynamic linker.
+    """Takes the output of a program that writes to a file descriptor: bash, torchrun, the dynamic linker.
 
         pipe = MaskedPipe(log, secrets)
         process = subprocess.Popen(argv, stdout=pipe.end, stderr=pipe.end)
@@ -25,11 +25,11 @@ class MaskedPipe:
         process.wait()
         pipe.close()
 
-    What a full disk refuses is lost, and the program goes on.
+    Output that a full disk refuses is lost; the program continues.
     """
 
     def __init__(self, path: Path, secrets: Iterable[bytes]) -> None:
-        """Raises OSError when the file cannot be opened."""
+        """Open the file. Raises OSError if that fails."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._masker = Masker(secrets)
@@ -38,12 +38,12 @@ class MaskedPipe:
         self._thread = threading.Thread(target=self._copy, daemon=True)
 
     def start(self) -> None:
-        """Begin to copy. The program must have been started, which then holds the only writing end."""
+        """Start copying. Call it after the program has started, which then holds the only writing end."""
         os.close(self.end)
         self._thread.start()
 
     def close(self) -> None:
-        """Return when all that has been written is in the file, also while another process holds the pipe."""
+        """Wait until all output so far is in the file, even if another process still holds the pipe."""
         if self._thread.ident is None:
             os.close(self.end)
         else:
@@ -57,7 +57,7 @@ class MaskedPipe:
         poll.register(self._source, select.POLLIN)
         left = _HELD
         while left > 0:
-            stopping = self._stop.is_set()  # before the look: what was written before `close` is read
+            stopping = self._stop.is_set()  # before polling, so that output from before `close` is read
             if poll.poll(0 if stopping else _LOOK * 1000):
                 chunk = os.read(self._source, _CHUNK)
                 if not chunk:
@@ -66,7 +66,7 @@ class MaskedPipe:
                 left -= len(chunk) if stopping else 0
             elif stopping:
                 break
-        if left > 0:  # else more was coming: what is held back may be half a secret
+        if left > 0:  # otherwise there was more, and what is held back may be half a secret
             self._write(self._masker.flush())
 
     def _write(self, data: bytes) -> None:

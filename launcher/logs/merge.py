@@ -1,9 +1,9 @@
-"""Lines of many files in order of time, in bounded memory.
+"""Merge the lines of many files by time, in bounded memory.
 
-Each source holds a block of its file, cut into lines that already look as they are printed. A window
-takes from every source the lines up to a common time (the frontier, before which no source can bring
-more) and sorts them: the lines of one source are in order already, and Python's sort merges ordered runs.
-All of this works on bytes and in list operations; no function of ours is called per line.
+Each source holds a block of its file, split into lines that already have their printed form. A window takes
+from every source the lines up to a common time (the frontier, before which no source can bring more) and
+sorts them. The lines of one source are in order already, and Python's sort merges ordered runs. All of this
+works on bytes and in list operations; no Python function is called per line.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from launcher.logs.clean import harmless
 from launcher.logs.fold import fold
 from launcher.logs.read import TEXT_START, OffsetReader
 
-# A line in here is `HH:MM:SS.ffffff<tag><text>`; its day stands beside it.
+# Here a line is `HH:MM:SS.ffffff<tag><text>`; its day is kept separately.
 TIME_LENGTH = 15
 _DAY = slice(0, 11)
 _TIME = slice(11, 26)
 _time = itemgetter(slice(0, TIME_LENGTH))
 
-# Bytes of raw log held over all sources.
+# Bytes of raw log held by all sources together.
 MEMORY = 40 * 2**20
-# Bytes read at once, least and most.
+# Minimum and maximum bytes per read.
 _BLOCKS = (8 * 2**10, 256 * 2**10)
-# Lines sorted at once.
+# Lines sorted at a time.
 _WINDOW = 96 * 2**10
-# Lines of one source in a window.
+# Maximum lines of one source in a window.
 _MAX_TAKE = 4096
 
 
 class Source:
-    """One rank file, from `reader.offset` on. `keep` filters the raw lines (`stamp text`)."""
+    """One rank file from `reader.offset` on. `keep` filters the raw lines (`stamp text`)."""
 
     __slots__ = ("_end", "_later", "day", "in_order", "keep", "lines", "position", "rank", "reader", "tag")
 
@@ -56,7 +56,7 @@ class Source:
         self._end = True
 
     def open(self) -> None:
-        """There may be more to read."""
+        """Note that there may be more to read."""
         self._end = False
 
     @property
@@ -65,11 +65,11 @@ class Source:
 
     @property
     def whole(self) -> bool:
-        """Nothing can follow within this day."""
+        """Whether no further line of this day can follow."""
         return self._end or bool(self._later)
 
     def fill(self, count: int, block: int) -> None:
-        """Hold at least `count` lines of one day, if there are as many."""
+        """Hold at least `count` lines of one day, if there are that many."""
         if not self.left and self._later:
             self.day, self.lines = self._later.pop(0)
             self.position, self.in_order = 0, False
@@ -89,7 +89,7 @@ class Source:
             and _stamped(data[last:])
             and data[last:][_DAY] == day
         ):
-            # Nearly always: one day, split where it stands. A stranger's line stays with the one before.
+            # The usual case: one day, split in place. A line without a stamp stays with the one before it.
             self._append(day, data[len(day) :].split(b"\n" + day))
             return
         raw = _with_stamps(data.split(b"\n"))
@@ -97,10 +97,10 @@ class Source:
             self._append(part[0][_DAY], [line[len(day) :] for line in part])
 
     def _append(self, day: bytes, timed: list[bytes]) -> None:
-        """`timed`: lines of one day, as `HH:MM:SS.ffffffZ text`."""
+        """Add lines of one day, given as `HH:MM:SS.ffffffZ text`."""
         tag = self.tag
         lines = [line.replace(b"Z ", tag, 1) for line in timed]
-        # Several lines of one stamp may be out of order as bytes; then time alone must be compared.
+        # Lines with the same stamp may be out of order as bytes; then only the times are compared.
         in_order = sorted(lines) == lines
         if not self.left and not self._later:
             self.day, self.lines, self.position, self.in_order = day, lines, 0, in_order
@@ -113,10 +113,10 @@ class Source:
 
 
 def merge(sources: Sequence[Source], folding: bool = True) -> Iterator[tuple[bytes, list[bytes]]]:
-    """`(b"2026-11-21T", lines)` in order of time, up to what the files hold now. Lines have no newline.
+    """Yield `(b"2026-11-21T", lines)` in order of time, as far as the files go now. Lines have no newline.
 
-    Lines of one file keep their order also where stamps are equal. Sources may be given again later and then
-    bring only what is new.
+    Lines of one file keep their order even if stamps are equal. The same sources may be passed again later,
+    and then yield only what is new.
     """
     for source in sources:
         source.open()
@@ -137,7 +137,7 @@ def merge(sources: Sequence[Source], folding: bool = True) -> Iterator[tuple[byt
 
 
 def _window(sources: Sequence[Source], take: int, folding: bool) -> list[bytes]:
-    """The lines of `sources` (of one day) up to the frontier, in order; they leave the sources here."""
+    """Take the lines of `sources` (of one day) up to the frontier, in order."""
     bounds = [
         source.lines[min(source.position + take, len(source.lines) - 1)][:TIME_LENGTH]
         for source in sources
@@ -149,7 +149,7 @@ def _window(sources: Sequence[Source], take: int, folding: bool) -> list[bytes]:
         lines, start = source.lines, source.position
         if lines[start][:TIME_LENGTH] > frontier:
             continue
-        # Within a source the tag is always the same: whole lines compare as their times do.
+        # All lines of a source have the same tag, so whole lines compare like their times.
         end = bisect_right(lines, frontier + b"\xff", start)
         source.position = end
         parts.append((source, lines[start:end]))
@@ -164,7 +164,7 @@ def _window(sources: Sequence[Source], take: int, folding: bool) -> list[bytes]:
     if folded:
         merged = list(filter(None, merged))
     if not folded and all(source.in_order for source, _ in parts):
-        merged.sort()  # a third faster than by key, and the same
+        merged.sort()  # a third faster than by key, with the same result
     else:
         merged.sort(key=_time)
     return merged
@@ -175,7 +175,7 @@ def _stamped(line: bytes) -> bool:
 
 
 def _with_stamps(raw: list[bytes]) -> list[bytes]:
-    """A line that no capture wrote gets the stamp of the line before it."""
+    """Give each line that no capture wrote the stamp of the line before it."""
     stamp = b"0000-00-00T00:00:00.000000Z "
     lines = []
     for line in raw:

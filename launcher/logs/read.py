@@ -1,4 +1,4 @@
-"""Reading a growing file by offset: whole lines, each once. No file stays open between two reads."""
+"""Read a growing file by offset: complete lines, each once. No file stays open between two reads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from launcher.rundir.files import open_regular
 from launcher.rundir.time import STAMP_LENGTH
 
-# Bytes; a longer line (no capture of ours writes one) is cut into lines of this length.
+# Bytes. A longer line, which our capture never writes, is split into lines of this length.
 LONGEST_LINE = 4 * 2**20
 TEXT_START = STAMP_LENGTH + 1
 
 
 class OffsetReader:
-    """`read` returns what was appended since the last call, up to a limit, ending in a whole line."""
+    """Reads what was appended since the last call, up to a limit, in complete lines."""
 
     __slots__ = ("offset", "path")
 
@@ -23,18 +23,18 @@ class OffsetReader:
         self.offset = offset
 
     def size(self) -> int:
-        """Bytes in the file now; 0 when there is none."""
+        """Size of the file in bytes; 0 if it does not exist."""
         try:
-            # A follow of 1,024 ranks does this 13,000 times a second: Path.stat would double the price.
+            # Following 1,024 ranks calls this 13,000 times a second; Path.stat would double the cost.
             return os.stat(self.path).st_size
         except FileNotFoundError:
             return 0
 
     def read(self, limit: int) -> bytes:
-        """At most `limit` bytes of whole lines (one longer line comes whole), or nothing.
+        """At most `limit` bytes of complete lines (a single longer line is returned whole), or nothing.
 
-        An unfinished line at the end of the file is left for a later call. Raises OSError, except that a
-        missing file is an empty one.
+        An unfinished line at the end of the file is left for a later call. Raises OSError, but a missing file
+        counts as empty.
         """
         try:
             file = open_regular(self.path)
@@ -56,7 +56,7 @@ class OffsetReader:
 
 
 def offset_of(path: Path, stamp: bytes) -> int:
-    """Where the first line at or after `stamp` begins: a binary search, not a read of the file."""
+    """Offset of the first line at or after `stamp`, found by a binary search."""
     try:
         with open_regular(path) as file:
             low, high = 0, os.fstat(file.fileno()).st_size

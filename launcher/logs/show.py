@@ -1,4 +1,4 @@
-"""`launcher logs`: which lines, in which form, to where."""
+"""`launcher logs`: select, format and write lines."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.time import stamp
 from launcher.spec.base import parse_seconds
 
-_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of the ranks in turn; red is left to the programs
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # cycled through by rank; red is left to the programs
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What to show. `ranks` and `nodes` are written `0,3-5`; None shows all."""
+    """What to show. `ranks` and `nodes` are written as `0,3-5`; None shows all."""
 
     attempt: int | None = None
     ranks: str | None = None
     nodes: str | None = None
     since: str | None = None
-    "`10m` (before now) or an ISO time (UTC where it names no zone)."
+    "`10m` (before now) or an ISO time (UTC if it names no zone)."
     grep: str | None = None
-    "A regular expression, searched in the text of each line."
+    "A regular expression that is searched for in the text of each line."
     streams: Literal["both", "out", "err"] = "both"
     follow: bool = False
     fold: bool = True
@@ -44,14 +44,14 @@ def show_logs(
     colour: bool,
     done: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Write the chosen lines to `out`, merged by time, attempt by attempt.
+    """Write the selected lines to `out`, merged by time, attempt by attempt.
 
-    A line reads `09:12:33.123456 0:r003 | text`: UTC, attempt, rank, `|` for stdout and `!` for stderr.
-    A line with the date stands before the first line of a day. With `follow`, lines are written as they
-    appear, until `done()` is true and all is shown. What steers a terminal is spelled out; colours stay.
+    A line reads `09:12:33.123456 0:r003 | text`: UTC, attempt, rank, `|` for stdout and `!` for stderr. A
+    line with the date precedes the first line of a day. With `follow`, lines are written as they appear,
+    until `done()` is true and everything is shown. Terminal control sequences are spelled out; colours stay.
 
-    Raises ValueError for options that cannot be read and for a rank, node or attempt that is not there (one
-    sentence for the user; while lines are followed it may still come), OSError from `out`.
+    Raises ValueError for invalid options, and for a rank, node or attempt that does not exist (while
+    following, it may still appear). Its message is one sentence for the user. Raises OSError from `out`.
     """
     ranks = parse_selection(options.ranks, "rank") if options.ranks is not None else None
     nodes = parse_selection(options.nodes, "node") if options.nodes is not None else None
@@ -60,8 +60,8 @@ def show_logs(
     keep = _grep(options.grep) if options.grep is not None else None
 
     def files(oldest: int) -> list[list[RankFile]]:
-        starts = [one for one in run.starts() if options.attempt in (None, one.number)]
-        return [attempt_files(one, ranks, nodes, streams) for one in starts if one.number >= oldest]
+        starts = [start for start in run.starts() if options.attempt in (None, start.number)]
+        return [attempt_files(start, ranks, nodes, streams) for start in starts if start.number >= oldest]
 
     def source(file: RankFile) -> Source:
         start = offset_of(file.path, since) if since is not None else 0
@@ -87,7 +87,7 @@ def show_logs(
 
 
 def tag(file: RankFile, colour: bool) -> bytes:
-    """What stands between the time and the text."""
+    """The text between the time and the message."""
     name = b"%d:r%03d" % (file.attempt, file.rank)
     if colour:
         name = b"\x1b[%dm%s%s" % (_COLOURS[file.rank % len(_COLOURS)], name, RESET)

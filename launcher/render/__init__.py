@@ -1,1 +1,1 @@
-"""Templates and values become files, strict about undefined names and quoting."""
+"""Render templates and values to files, strict about undefined names and quoting."""

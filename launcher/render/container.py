@@ -18,22 +18,22 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Container:
-    """Nothing of it where the runtime is `none`."""
+    """Options that run a step in the container. Empty if the runtime is `none`."""
 
     step_options: tuple[str, ...] = ()
-    "Further srun options (pyxis). Never #SBATCH: the batch script itself stays outside, where srun is."
+    "Further srun options (pyxis). Never #SBATCH, because the batch script runs outside, where srun is."
     prefix: tuple[str, ...] = ()
-    "What the payload is started through (apptainer exec ...)."
+    "Command that starts the payload (apptainer exec ...)."
     exported: tuple[str, ...] = ()
-    "Variables of the batch script that must win over the image's own and need APPTAINERENV_ for that."
+    "The batch script's variables that must override the image's, which takes the prefix APPTAINERENV_."
     image_file: str | None = None
-    "On the nodes; None for an image of a registry."
+    "Path on the nodes; None for an image in a registry."
     mounts: Pairs = ()
-    "Path on the node, path inside."
+    "Pairs of (path on the node, path inside)."
 
 
 def container(target: Target) -> Container:
-    """Raises RenderError, QuoteError."""
+    """How a step of the run is started in its container. Raises RenderError, QuoteError."""
     runtime, image = target.cluster.container.runtime, target.image
     if runtime == "none":
         return Container()
@@ -48,7 +48,7 @@ def container(target: Target) -> Container:
         quote.list_items(pair, ",:", "a container mount")
     listed = ",".join(f"{host}:{inside}" for host, inside in mounts)
     if runtime == "apptainer":
-        # `exec` starts no entrypoint (%runscript). The node's /dev/shm and home are there inside.
+        # `exec` starts no entrypoint (%runscript). The node's /dev/shm and home are mounted by default.
         gpus = ("--nv",) if target.gpus_per_node else ()
         without_home = ("--no-home",) if _mount_home(target) is False else ()
         remote = image if "://" in image else f"docker://{image}"
@@ -62,14 +62,14 @@ def container(target: Target) -> Container:
     home = _mount_home(target)
     if home is not None:
         options.append("--container-mount-home" if home else "--no-container-mount-home")
-    # Without this list a variable of the image wins over ours (pyxis' README, `--container-env`).
+    # Without this list a variable of the image overrides ours (pyxis' README, `--container-env`).
     names = [*_ours(target), *(["CUDA_VISIBLE_DEVICES"] if _slurm_chooses_gpus(target) else [])]
     options.append(f"--container-env={','.join(names)}")
     return Container(tuple(options), (), (), file, mounts)
 
 
 def _mount_home(target: Target) -> bool | None:
-    """Whether the home directory is to be there inside; None: as the site has it. Raises RenderError."""
+    """Whether to mount the home directory; None leaves it to the site. Raises RenderError."""
     wanted = target.cluster.container.mount_home
     inside = [secret.file for secret in target.job.secrets if (secret.file or "").startswith("~/")]
     if inside and wanted is False:
@@ -81,9 +81,9 @@ def _mount_home(target: Target) -> bool | None:
 
 
 def _file(image: str, workdir: str) -> str | None:
-    """The absolute path of an image that is a file.
+    """The absolute path of an image file; None for an image reference.
 
-    Without a leading `/` or `./` enroot takes a file for the name of an image (NVIDIA/pyxis#127).
+    Without a leading `/` or `./` enroot takes a file for an image name (NVIDIA/pyxis#127).
     """
     if "://" in image:
         return None
@@ -92,21 +92,21 @@ def _file(image: str, workdir: str) -> str | None:
 
 
 def _mounts(target: Target) -> Pairs:
-    """The profile's, and what every run reads or writes where those do not hold it."""
+    """The profile's mounts, and every folder that the run uses and they do not contain."""
     mounts = list(target.cluster.container.mounts.items())
     secrets = [secret.file for secret in target.job.secrets if secret.file is not None]
     inside = [path for _, path in mounts]
     for path in (target.run_dir, target.workdir, *(file for file in secrets if posixpath.isabs(file))):
-        if not any(path == one or path.startswith(one.rstrip("/") + "/") for one in inside):
+        if not any(path == mount or path.startswith(mount.rstrip("/") + "/") for mount in inside):
             mounts.append((path, path))
             inside.append(path)
     return tuple(mounts)
 
 
 def _ours(target: Target) -> tuple[str, ...]:
-    """Variables that the batch script hands in. start.sh sets the profile's and the job's own inside, last.
+    """Variables that the batch script passes in. start.sh sets the profile's and the job's own last, inside.
 
-    PYTHONNOUSERSITE: with the home directory inside, packages in ~/.local would go before the image's.
+    PYTHONNOUSERSITE: otherwise packages in ~/.local of a mounted home would take precedence over the image's.
     """
     names = [secret.env or secret.name for secret in target.job.secrets]
     if target.cluster.setup:

@@ -1,9 +1,9 @@
-"""Checks that a shell template puts `{{ values }}` only where a quoted word is safe.
+"""Check that a shell template uses `{{ values }}` only where a quoted word is safe.
 
-A value is written as a quoted word. Where those quotes mean nothing (double quotes, a comment, a
-here-document) or bash evaluates the word a second time (arithmetic, subscripts, `eval`), the value could run
-a command, so such a template is refused. `| number` and `| name` write a whole number or a variable name,
-in which there is nothing to evaluate.
+A value is written as a quoted word. In some places these quotes mean nothing (double quotes, a comment, a
+here-document), and in others bash evaluates the word a second time (arithmetic, subscripts, `eval`). There a
+value could run a command, so such a template is refused. `| number` and `| name` write a whole number or a
+variable name, which are safe everywhere.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _QUOTED: dict[str, str] = {
     "backtick": "backticks",
 }
 _EVALUATED: dict[str, str] = {"arithmetic": "arithmetic", "brace": "${...}", "test": "[[ ]] with an operator"}
-# Filters whose output is for comment lines alone, and that no other place may use.
+# Filters whose output is safe in comment lines only.
 _COMMENT_FILTERS = frozenset({"comment", "sbatch"})
 _COMMENTS_ONLY = "`| comment` and `| sbatch` do not quote for bash; use them in comments only"
-# Filters whose output bash can evaluate any number of times.
+# Filters whose output is safe however often bash evaluates it.
 _BARE = {"number": "0", "name": "__name__"}
-# What may stand in `{% %}`: every other tag writes text that nothing has quoted or checked.
+# The tags allowed in `{% %}`. Any other tag writes text that is neither quoted nor checked.
 _TAGS = frozenset(
     {"if", "elif", "else", "endif", "for", "endfor", "set", "endset", "block", "endblock"}
     | {"macro", "endmacro", "include", "extends", "import", "from"}
 )
 _OPENING = frozenset({"if", "for", "block", "macro"})
 _TAKES_TEXT = frozenset({"block", "include"})
-# Commands that take a word for a name, an expression or a program, and evaluate it again.
+# Commands that treat a word as a name, an expression or a program, and evaluate it again.
 _EVALUATE = frozenset(
     {"eval", "let", "unset", "read", "mapfile", "readarray", "getopts", "trap", "alias", "coproc", "wait"}
 )
@@ -48,11 +48,11 @@ _DECLARE = frozenset({"declare", "typeset", "local", "readonly", "export"})
 _SHELLS = frozenset({"bash", "sh", "dash", "ash", "ksh", "mksh", "zsh", "su"})
 _NAME_TESTS = frozenset({"-v", "-R"})
 _EVALUATING_TESTS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"}) | _NAME_TESTS
-# After these a command begins.
+# A command begins after these words.
 _STARTS = frozenset({"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time"})
-# Commands whose first word is a command.
+# Commands whose first argument is a command.
 _RUNNERS = frozenset({"exec", "command", "builtin", "env", "nohup"})
-# In a word: a quoted expansion, whose text is not known (others have `$`), and quotes that were closed.
+# Markers within a word: a quoted expansion of unknown text (an unquoted one is `$`), and closed quotes.
 _EXPANSION, _QUOTES = "?", "\1"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXPANDED = re.compile(r"[$?]([A-Za-z_][A-Za-z0-9_]*)")
@@ -62,24 +62,24 @@ _PROCESS = re.compile(r"[<>]\(")
 
 @dataclass
 class _Frame:
-    """A pair of quotes or brackets, with what the check has to know of the text inside."""
+    """A pair of quotes or brackets, and the state of the check inside it."""
 
     kind: _Kind
     words: list[str] = field(default_factory=list)
-    "Of the simple command so far, without quotes."
+    "Words of the current simple command, without quotes."
     word: str = ""
     depth: int = 0
     "Parentheses open inside arithmetic."
     ends: str = ""
-    "Of a here-document."
+    "End word of a here-document."
     cases: int = 0
-    "`case` statements open here, whose patterns end in a parenthesis."
+    "Number of open `case` statements, whose patterns end in a parenthesis."
     values: list[int] = field(default_factory=list)
-    "Lines of values inside `[[ ]]` that are judged at the end of a condition."
+    "Lines of values inside `[[ ]]`, which are checked at the end of a condition."
     array: str = ""
-    "The variable that the parentheses give a list to."
+    "Variable to which the parentheses assign a list."
     target: bool = False
-    "The next word is the file of a redirection."
+    "Whether the next word is the file of a redirection."
 
 
 class _RefusedError(Exception):
@@ -89,27 +89,27 @@ class _RefusedError(Exception):
 
 @dataclass
 class _Shell:
-    """Just enough of bash's grammar to know how it reads a word that is put where the text ends."""
+    """The part of bash's grammar that decides how bash reads a word appended to the text so far."""
 
     stack: list[_Frame] = field(default_factory=lambda: [_Frame("plain")])
     line: int = 1
     escaped: bool = False
-    "The text ends in a backslash."
+    "Whether the text ends in a backslash."
     here: list[str] = field(default_factory=list)
-    "Here-documents that begin with the next line."
+    "Here-documents that begin on the next line."
     evaluated: dict[str, str] = field(default_factory=dict)
-    "Variables whose content bash evaluates, with the construct that does it."
+    "Variables whose content bash evaluates -> the construct that evaluates it."
     holds: dict[str, set[str]] = field(default_factory=dict)
-    "Variables whose whole content a variable is given, as in `a=$b`."
+    "Variable -> variables whose whole content it is given, as in `a=$b`."
     assigned: dict[str, int] = field(default_factory=dict)
-    "Variables that are given a value of the job's, with the line."
+    "Variables that are given a value of the job -> line."
 
     @property
     def top(self) -> _Frame:
         return self.stack[-1]
 
     def open(self) -> list[str]:
-        """What is open where the text ends: quotes, parentheses, here-documents."""
+        """What is still open at the end of the text: quotes, parentheses, here-documents."""
         return [frame.kind for frame in self.stack] + self.here
 
     def read(self, text: str) -> None:
@@ -117,7 +117,7 @@ class _Shell:
         while position < len(text):
             if self.escaped:
                 self.escaped = False
-                if text[position] != "\n":  # a line that goes on
+                if text[position] != "\n":  # not a line continuation
                     self.top.word += _QUOTES if text[position] == "$" else text[position]
                 step = 1
             else:
@@ -129,7 +129,7 @@ class _Shell:
         self.stack.append(_Frame(kind, ends=ends))
 
     def _open_quotes(self, kind: _Kind) -> None:
-        """The `$` of $'...' and $"..." is no part of the word."""
+        """Open quotes. The `$` of $'...' and $"..." is not part of the word."""
         if kind in ("ansi", "double") and self.top.word.endswith("$"):
             self.top.word = self.top.word.removesuffix("$") + _QUOTES
         self._push(kind)
@@ -139,7 +139,7 @@ class _Shell:
             self.stack.pop()
 
     def _close(self, stands_for: str = _QUOTES) -> None:
-        """Close quotes or an expansion, which leave a part of a word behind."""
+        """Close quotes or an expansion, which become part of a word."""
         self._pop()
         owner = self.stack[-2] if self.top.kind == "double" else self.top
         owner.word += stands_for
@@ -159,7 +159,7 @@ class _Shell:
             self._evaluates(_IDENTIFIER.findall(offset[1]), "${name:offset}")
         if inside.endswith("@P"):
             self._evaluates(_IDENTIFIER.findall(inside)[:1], "${name@P}")
-        # ${#name} is a number, whatever the variable holds.
+        # ${#name} is a number, whatever the variable contains.
         names = [] if inside.startswith("#") else _IDENTIFIER.findall(inside)
         whole = "" if _IDENTIFIER.fullmatch(inside) else _EXPANSION
         sign = _EXPANSION if self.stack[-2].kind == "double" else "$"
@@ -202,7 +202,7 @@ class _Shell:
             self._push("heredoc", self.here.pop(0))
 
     def _active(self, text: str, at: int) -> int:
-        """Where `$` and backticks mean something."""
+        """Read a character where `$` and backticks have a meaning."""
         char, top = text[at], self.top
         opened: tuple[tuple[str, _Kind], ...] = (
             ("$((", "arithmetic"),
@@ -267,7 +267,7 @@ class _Shell:
         if word != "]]" and char not in "&|":
             return 1
         if not _EVALUATING_TESTS.isdisjoint(top.words):
-            # `-v name` evaluates the subscript of a literal name, and all of an expanded one.
+            # `-v name` evaluates only the subscript of a literal name, but all of an expanded one.
             named = not _NAME_TESTS.isdisjoint(top.words) and not any("[" in one for one in top.words[1:])
             pattern = _EXPANDED if named else _IDENTIFIER
             self._evaluates(pattern.findall(" ".join(top.words)), _EVALUATED["test"])
@@ -350,7 +350,7 @@ class _Shell:
 
     def _end_of_command(self, newline: bool = False) -> None:
         self._end_of_word()
-        if self.top.kind == "test":  # it goes on in the next line
+        if self.top.kind == "test":  # the condition continues on the next line
             return
         for subscript in re.findall(
             r"(?:^|\s)\w*\[([^\]]*)" if self.top.array else r"(?:^|\s)\w+\[([^\]]*)", " ".join(self.top.words)
@@ -371,7 +371,10 @@ class _Shell:
             self._begin_here_document()
 
     def value(self, filters: str) -> None:
-        """A value is put where the text ends. `filters`: its last one, or nothing. Raises _RefusedError."""
+        """Put a value at the end of the text.
+
+        `filters` names the last filter, if any. Raises _RefusedError.
+        """
         top, bare = self.top, _BARE.get(filters)
         if top.kind == "comment":
             if filters not in _COMMENT_FILTERS:
@@ -407,7 +410,7 @@ class _Shell:
         top.word += "'"
 
     def _around(self) -> list[str]:
-        """The frames of the same word: what is inside `$( )` begins anew."""
+        """The kinds of the frames of the current word. `$( )` begins a new one."""
         around: list[str] = []
         for frame in reversed(self.stack):
             if frame.kind == "plain":
@@ -438,7 +441,7 @@ class _Shell:
             )
 
     def end(self) -> None:
-        """Raise _RefusedError where the template ends inside quotes or computes with a value of the job."""
+        """Raise _RefusedError if the template ends inside quotes, or bash evaluates a value of the job."""
         if self.open() not in (["plain"], ["plain", "comment"]) or self.here:
             kind = "heredoc" if self.here else self.top.kind
             raise _RefusedError(f"the template ends inside {_QUOTED.get(kind, 'parentheses')}")
@@ -460,12 +463,12 @@ class _Shell:
 
 
 def _before_program(word: str) -> bool:
-    """Whether the name of the program, or of a function, is yet to come."""
+    """Whether the name of the program or function is still to come after this word."""
     return word in _STARTS or word in _RUNNERS or _ASSIGNMENT.match(word) is not None
 
 
 def _evaluating(words: list[str], word: str) -> str | None:
-    """The command or option that makes bash evaluate this word of a simple command once more."""
+    """The command or option that makes bash evaluate this word of a simple command again."""
     known = set(words)
     for name in sorted(known & _EVALUATE):
         return name
@@ -487,8 +490,8 @@ def _needs_bare(kind: str) -> str:
 
 
 def check_shell_template(environment: jinja2.Environment, source: str, filename: str) -> None:
-    """Raise TemplateSyntaxError (with the line) for a value in a place where quoting does not hold."""
-    environment.parse(source, filename, filename)  # syntax errors keep their own message and line
+    """Raise TemplateSyntaxError (with the line) for a value where its quotes do not protect it."""
+    environment.parse(source, filename, filename)  # raises syntax errors with their own message and line
     shell, expression = _Shell(), list[tuple[str, str]]()
     branches: list[tuple[str, list[str], list[str]]] = []
     inside = False
@@ -533,16 +536,16 @@ def _check_tag(
             raise _RefusedError(
                 f"quotes or parentheses that open between `{branches[-1][0]}` and `{tag}` must close there"
             )
-        if branches:  # without the text of this branch, the command before it goes on
+        if branches:  # if this branch is not taken, the command before it continues
             top.words[:0] = branches[-1][2]
         if branches and tag.startswith("end"):
             branches.pop()
 
 
 def _applied_filter(environment: jinja2.Environment, expression: str) -> str:
-    """The filter that writes the whole of an output expression, or nothing.
+    """The filter that applies to the whole of an output expression, or "".
 
-    `a ~ b | number` filters b alone, so the tree of the expression decides, not its last words.
+    `a ~ b | number` filters only b, so the expression is parsed instead of searching its last words.
     """
     output = environment.parse(
         f"{environment.variable_start_string} {expression} {environment.variable_end_string}"

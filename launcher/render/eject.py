@@ -1,4 +1,4 @@
-"""The user's own copies of templates: list, eject, compare."""
+"""List, eject and compare the user's own copies of templates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.render.render import RenderedFile
 
 @dataclass(frozen=True)
 class TemplateInfo:
-    """`name` as in `slurm/job.sbatch.j2`; `description` from its first comment."""
+    """A template. `name` is e.g. `slurm/job.sbatch.j2`; `description` is its first comment."""
 
     name: str
     description: str
@@ -36,9 +36,9 @@ def _description(path: Path) -> str:
 
 
 def eject(name: str, project_dir: Path) -> Path:
-    """Copy a shipped template to `templates/` of the project, where it wins.
+    """Copy a shipped template to `templates/` of the project, where it takes precedence.
 
-    Raises RenderError when the name is unknown or the file is there already.
+    Raises RenderError if the name is unknown or the file exists already.
     """
     source, target = _shipped(name), project_dir / "templates" / name
     if target.exists() and target.samefile(source):
@@ -53,7 +53,7 @@ def eject(name: str, project_dir: Path) -> Path:
 
 
 def diff_template(name: str, project_dir: Path) -> str:
-    """Unified diff from the shipped template to the ejected one; empty when equal or not ejected."""
+    """Unified diff from the shipped template to the ejected one; empty if equal or not ejected."""
     source, target = _shipped(name), project_dir / "templates" / name
     if not target.is_file():
         return ""
@@ -62,7 +62,7 @@ def diff_template(name: str, project_dir: Path) -> str:
 
 
 def diff_rendered(files: Iterable[RenderedFile], directory: Path) -> str:
-    """Unified diff from what lies in `directory` to the files; a missing file counts as empty."""
+    """Unified diff from the files in `directory` to the rendered ones. A missing file counts as empty."""
     parts = []
     for file in files:
         path = directory / file.path

@@ -1,4 +1,7 @@
-"""Jinja, strict: every `{{ value }}` is quoted for its kind of file, every error names template and line."""
+"""A strict Jinja environment.
+
+Every `{{ value }}` is quoted for its file, and errors name template and line.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from launcher.spec.failures import EXIT_CODES
 
 
 class RenderError(LauncherError, ValueError):
-    """Something that cannot be rendered; the message is for the user."""
+    """A file cannot be rendered; the message is for the user."""
 
 
 _QUOTERS: dict[str, Callable[[object], quote.Written]] = {
@@ -28,18 +31,18 @@ _QUOTERS: dict[str, Callable[[object], quote.Written]] = {
     "def": quote.apptainer,
 }
 _KINDS = {".sh": "sh", ".sbatch": "sh", ".json": "json", ".def": "def"}
-# Jinja's filters that a template may use: none of them marks anything as safe.
+# Jinja's filters that templates may use. None of them marks text as safe.
 _ALLOWED = ("default", "first", "join", "last", "length", "lower", "replace", "sort", "trim", "upper")
 
 
 def kind_of(template: str) -> str:
-    """The language of the file that a template makes, by the name before `.j2`."""
+    """The language of a template's output, by the name before `.j2`."""
     name = template.removesuffix(".j2")
     return "dockerfile" if name.endswith("Dockerfile") else _KINDS.get(Path(name).suffix, "sh")
 
 
 class _Loader(jinja2.BaseLoader):
-    """`./templates` of the project first, then the shipped ones."""
+    """Loads templates from the project's `templates/` first, then the shipped ones."""
 
     def __init__(self, folders: tuple[Path, ...], kind: str) -> None:
         self.folders, self.kind = folders, kind
@@ -51,8 +54,8 @@ class _Loader(jinja2.BaseLoader):
         if found is None:
             raise jinja2.TemplateNotFound(template)
         folder, source = found
-        # The text of an included template becomes part of the outer file, whose quotes its values get.
-        # Shipped scripts are checked by the tests: here it would take a third of the rendering.
+        # An included template becomes part of the outer file, and its values are quoted for that file.
+        # Shipped scripts are checked by the tests, because checking takes a third of the rendering time.
         tested = folder == shipped.templates_dir() and kind_of(template) == "sh"
         if self.kind == "sh" and not tested:
             try:
@@ -71,7 +74,7 @@ class _Loader(jinja2.BaseLoader):
 
 
 def _strict(quoter: Callable[[object], quote.Written]) -> Callable[[object], quote.Written]:
-    """Before a quoter sees it, an undefined value raises Jinja's own error, which names it."""
+    """Wrap a quoter so that an undefined value raises Jinja's own error, which names it."""
 
     def checked(value: object) -> quote.Written:
         if isinstance(value, jinja2.Undefined):
@@ -83,12 +86,12 @@ def _strict(quoter: Callable[[object], quote.Written]) -> Callable[[object], quo
 
 @lru_cache(maxsize=16)
 def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
-    # A template is a text of the project: it sees values and computes with them, and reaches no Python.
+    # Templates may come from the project. They can compute with values but cannot reach Python.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         loader=_Loader(folders, kind),
         undefined=jinja2.StrictUndefined,
         finalize=_strict(_QUOTERS[kind]),
-        # With its blank: bash's ${#list[@]} is no comment.
+        # With a trailing blank, because bash's ${#list[@]} is no comment.
         comment_start_string="{# ",
         keep_trailing_newline=True,
         trim_blocks=True,
@@ -110,16 +113,16 @@ def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
 
 
 def folders(project_dir: Path | None) -> tuple[Path, ...]:
-    """Where templates are looked up, in this order."""
+    """The folders in which templates are looked up, in order."""
     shipped_folder = shipped.templates_dir()
     own = shipped.project_templates(project_dir) if project_dir is not None else None
     return (shipped_folder,) if own is None else (own, shipped_folder)
 
 
 def render_template(template: str, values: Mapping[str, Any], project_dir: Path | None = None) -> str:
-    """Render `slurm/job.sbatch.j2` and the like.
+    """Render a template such as `slurm/job.sbatch.j2`.
 
-    Raises RenderError, as `templates/slurm/job.sbatch.j2:12: 'jobb' is undefined; did you mean 'job'?`.
+    Raises RenderError, e.g. `templates/slurm/job.sbatch.j2:12: 'jobb' is undefined; did you mean 'job'?`.
     """
     environment = _environment(folders(project_dir), kind_of(template))
     try:
@@ -128,7 +131,7 @@ def render_template(template: str, values: Mapping[str, Any], project_dir: Path 
         place = f"templates/{error.filename or error.name or template}:{error.lineno}"
         unknown = _undefined_at(environment, error, values)
         if unknown is not None:
-            # Where the name itself is wrong, how it would be quoted is the lesser matter.
+            # If the name itself is wrong, that matters more than how it is quoted.
             raise RenderError(f"{place}: {_explain(f'{unknown!r} is undefined', values)}") from error
         raise RenderError(f"{place}: {error.message}") from error
     except jinja2.TemplateNotFound as error:
@@ -158,7 +161,7 @@ def _place(error: BaseException, template: str) -> str:
 def _undefined_at(
     environment: jinja2.Environment, error: jinja2.TemplateSyntaxError, values: Mapping[str, Any]
 ) -> str | None:
-    """The first name on the line of the error that is neither given nor made by the template itself."""
+    """The first name on the error's line that is neither given nor defined by the template."""
     from jinja2 import meta, nodes
 
     if error.source is None:
@@ -168,7 +171,7 @@ def _undefined_at(
         unknown = meta.find_undeclared_variables(tree) - set(values)
     except jinja2.TemplateSyntaxError:
         return None
-    # `x | default(...)` and `x is defined` mean an undefined name.
+    # `x | default(...)` and `x is defined` use an undefined name on purpose.
     guards = (
         item for item in tree.find_all((nodes.Filter, nodes.Test)) if item.name in ("default", "defined")
     )

@@ -1,6 +1,7 @@
-"""How a value is written into each kind of file so that it arrives byte for byte, or is refused.
+"""Write a value into each kind of file so that it arrives byte for byte, or refuse it.
 
-One function per kind. Each raises QuoteError, with a message for the user, when the file cannot carry it.
+There is one function per kind. Each raises QuoteError, with a message for the user, if the file cannot carry
+the value.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ class QuoteError(ValueError):
 
 
 class Written(str):
-    """Text that is already in the language of the file. Only this room makes it, never a template."""
+    """Text that is already in the language of the file. Only this room creates it, never a template."""
 
     __slots__ = ()
-    # Jinja's sandbox returns formatted text in the class of its format string: the arguments would count as
-    # quoted.
+    # Jinja's sandbox returns formatted text in the class of its format string, so the arguments would count
+    # as quoted.
     format = None  # type: ignore[assignment]
     format_map = None  # type: ignore[assignment]
 
 
-# A step of a shell that would read more than a name here could run a command.
+# Restrictive, because a shell construct that reads more than a name here could run a command.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Characters that no shell, sbatch, Docker or Apptainer gives a meaning to.
+# Characters without a special meaning to any shell, sbatch, Docker or Apptainer.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
@@ -43,9 +44,9 @@ def _text(value: object) -> str:
 
 
 def sh(value: object) -> Written:
-    """bash: text in single quotes, a list as words; whole numbers as they are.
+    """Quote for bash: text in single quotes, a list as words, whole numbers as they are.
 
-    Inside single quotes bash gives no character a meaning, a line break included.
+    Inside single quotes no character has a meaning to bash, not even a line break.
     """
     if isinstance(value, Written):
         return value
@@ -56,7 +57,7 @@ def sh(value: object) -> Written:
 
 
 def name(value: object) -> Written:
-    """The name of a variable, bare."""
+    """Write the name of a variable without quotes."""
     text = _text(value)
     if _NAME.fullmatch(text) is None:
         raise QuoteError(f"{text!r} is not a variable name")
@@ -64,24 +65,25 @@ def name(value: object) -> Written:
 
 
 def number(value: object) -> Written:
-    """A whole number, bare: where bash computes, quotes mean nothing."""
+    """Write a whole number without quotes, because quotes mean nothing in arithmetic."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise QuoteError(f"{value!r} ({type(value).__name__}) is not a whole number")
     return Written(value)
 
 
 def comment(value: object) -> Written:
-    """Inside a comment: one line, control characters shown as `\\n`."""
+    """Write a value in a comment: on one line, with control characters shown as `\\n`."""
     return Written(_CONTROL.sub(lambda match: ascii(match[0])[1:-1], _text(value)))
 
 
 def sbatch(value: object) -> Written:
-    """The value of an `#SBATCH --option=`.
+    """Quote the value of an `#SBATCH --option=`.
 
-    sbatch splits the line at blanks outside quotes (a backslash does not save a blank), ends it at `#` (old
-    versions also inside quotes), and takes any other character after a backslash as it is (`_get_argument` in
-    Slurm's sbatch/opt.c; tried with 22.05): so double quotes around, and a backslash before what is not
-    plain. It also blanks the words hetjob and packjob wherever they stand.
+    sbatch splits the line at blanks outside quotes (a backslash does not protect a blank), ends it at `#`
+    (old versions even inside quotes), and takes any other character after a backslash literally
+    (`_get_argument` in Slurm's sbatch/opt.c; tried with 22.05). Therefore the value gets double quotes, and a
+    backslash before every character that is not plain. sbatch also blanks the words hetjob and packjob
+    anywhere.
     """
     text = _text(value)
     if not text:
@@ -96,21 +98,22 @@ def sbatch(value: object) -> Written:
 
 
 def slurm_file(path: str) -> str:
-    """A path as part of a Slurm file name pattern, where `%` starts a symbol and `\\` switches them off."""
+    """Escape a path for a Slurm file name pattern, in which `%` starts a symbol and `\\` disables all of
+    them."""
     if "\\" in path:
         raise QuoteError(f"{path!r} contains a backslash, which a Slurm file name cannot carry")
     return path.replace("%", "%%")
 
 
 def json_value(value: object) -> Written:
-    """JSON, ASCII only."""
+    """Write a value as JSON, in ASCII only."""
     if isinstance(value, Written):
         return value
     return Written(json.dumps(value))
 
 
 def dockerfile(value: object) -> Written:
-    """One word of a Dockerfile: bare when plain, else in double quotes."""
+    """Write one word of a Dockerfile: without quotes if plain, otherwise in double quotes."""
     text = _text(value)
     if _PLAIN.fullmatch(text):
         return Written(text)
@@ -120,7 +123,7 @@ def dockerfile(value: object) -> Written:
 
 
 def apptainer(value: object) -> Written:
-    """One word of an Apptainer definition's header or labels: only plain characters."""
+    """Write one word of an Apptainer definition's header or labels. Only plain characters are allowed."""
     text = _text(value)
     if _PLAIN.fullmatch(text) is None:
         raise QuoteError(f"{text!r} contains characters that an Apptainer definition cannot carry")
@@ -128,14 +131,14 @@ def apptainer(value: object) -> Written:
 
 
 def image(value: str) -> str:
-    """A container image reference or path: refused when it could be read as anything else."""
+    """Return a container image reference or path. Refuse it if it could be read as anything else."""
     if re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./:@#+=-]*", value) is None:
         raise QuoteError(f"image {value!r} is not an image reference or path")
     return value
 
 
 def list_items(values: Iterable[str], separators: str, what: str) -> str:
-    """Join with commas for an option that cannot quote one; refuse values with a separator in them."""
+    """Join values with commas for an option without quoting. Refuse values that contain a separator."""
     items = list(values)
     for item in items:
         bad = [char for char in separators if char in item]

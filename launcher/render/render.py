@@ -1,6 +1,6 @@
-"""A target becomes files: pure, nothing is written and nothing but templates is read.
+"""Render a target to files. Nothing is written, and only templates are read.
 
-Here is what runs have in common; the files of one scheduler are rendered in its room.
+This module has what all runs have in common. Each scheduler renders its own files in its room.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Packed:
-    """What travels inside a rendered file."""
+    """Content that is packed into a rendered file."""
 
     what: str
     base64: str
@@ -46,17 +46,17 @@ class Packed:
 
 @dataclass(frozen=True)
 class RenderedFile:
-    """`path` is relative to the run's `scripts/`."""
+    """A rendered file. `path` is relative to the run's `scripts/`."""
 
     path: str
     text: str
     mode: int
     inside: tuple[Packed, ...] = ()
-    "What travels in it, in base64."
+    "Content packed into the text in base64."
 
     @property
     def shown(self) -> str:
-        """For a person: of what travels in it, what it is and its size."""
+        """The text for a person: packed content is replaced by its name and size."""
         text = self.text
         for packed in self.inside:
             text = text.replace(packed.base64, f"<left out here: {packed}>")
@@ -64,7 +64,7 @@ class RenderedFile:
 
 
 def as_render_error(function: Callable[P, T]) -> Callable[P, T]:
-    """A value that a file cannot carry is the user's matter: one kind of error."""
+    """Turn a QuoteError into a RenderError: a value that a file cannot carry is the user's error."""
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -78,7 +78,7 @@ def as_render_error(function: Callable[P, T]) -> Callable[P, T]:
 
 @as_render_error
 def start_script(target: Target) -> RenderedFile:
-    """`start.sh`, which every run has. Raises RenderError."""
+    """Render `start.sh`, which every run has. Raises RenderError."""
     if target.nodes > 1:
         template = "torchrun/per-node.sh.j2"
     else:
@@ -87,15 +87,15 @@ def start_script(target: Target) -> RenderedFile:
 
 
 def rendered(target: Target, path: str, template: str, values: Any, mode: int = 0o755) -> RenderedFile:
-    """One file from a template; `values` is a dataclass. Raises RenderError."""
-    # Field by field: dataclasses.asdict would turn nested values into dicts and copy them.
+    """Render one file from a template. `values` is a dataclass. Raises RenderError."""
+    # dataclasses.asdict would convert and copy nested values.
     context = {item.name: getattr(values, item.name) for item in fields(values)}
     return RenderedFile(path, render_template(template, context, target.project_dir), mode)
 
 
 @as_render_error
 def render_image(cluster: Cluster, project_dir: Path | None = None) -> tuple[RenderedFile, ...]:
-    """Dockerfile and image.def on top of `container.base`. Raises RenderError when it is missing."""
+    """Render Dockerfile and image.def on top of `container.base`. Raises RenderError if that is missing."""
     base = cluster.container.base
     if base is None:
         raise RenderError(f"cluster {cluster.name}: `container.base`, the image to build on, is missing")
@@ -113,7 +113,7 @@ def render_image(cluster: Cluster, project_dir: Path | None = None) -> tuple[Ren
 
 
 def notes(target: Target) -> tuple[str, ...]:
-    """Which templates of the project win over the shipped ones."""
+    """Note the project's templates that take precedence over the shipped ones."""
     own = shipped.project_templates(target.project_dir) if target.project_dir is not None else None
     if own is None:
         return ()

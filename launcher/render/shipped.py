@@ -1,4 +1,4 @@
-"""Where the folders lie that ship with the package: templates, clusters, containers."""
+"""Locate the folders that ship with the package: templates, clusters, containers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def _shipped(name: str) -> Path:
-    """`launcher/_shipped/<name>` in an installed wheel, else `<name>` at the top of the checkout."""
+    """`launcher/_shipped/<name>` in an installed wheel, otherwise `<name>` at the top of the checkout."""
     for folder in (_PACKAGE / "_shipped" / name, _PACKAGE.parent / name):
         if folder.is_dir():
             return folder
@@ -22,7 +22,7 @@ def templates_dir() -> Path:
 
 
 def template_names() -> list[str]:
-    """`slurm/job.sbatch.j2` and the like, in order."""
+    """Sorted names such as `slurm/job.sbatch.j2`."""
     folder = templates_dir()
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.j2"))
 
@@ -44,6 +44,6 @@ def containers_dir() -> Path:
 
 
 def project_templates(project_dir: Path) -> Path | None:
-    """`templates/` of a project; None when it has none, or is the checkout that ships them."""
+    """`templates/` of a project. None if it has none, or if it is the checkout that ships them."""
     folder = project_dir / "templates"
     return folder if folder.is_dir() and not folder.samefile(templates_dir()) else None

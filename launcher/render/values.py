@@ -1,4 +1,4 @@
-"""The typed, frozen values that each template sees. A template knows nothing else."""
+"""The typed, frozen values that each template uses. A template has access to nothing else."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ class PodCode:
 
     digest: str
     inline: bytes | None
-    "The archive (tar.gz) where it travels in the start script; None: it is on the volume."
+    "The archive (tar.gz) if it is part of the start script; None if it is on the volume."
 
 
 @dataclass(frozen=True)
 class Target:
-    """One run, complete enough to write its scripts. Paths are text, valid where the processes run."""
+    """A run with everything that its scripts need. Paths are text, valid where the processes run."""
 
     job: Job
     cluster: Cluster
     run_id: str
     run_dir: str
-    "Absolute; on a pod a folder of the volume."
+    "Absolute; on a pod, a folder of the volume."
     workdir: str
     "Absolute."
     python: str
-    "Interpreter there that has launcher and torch."
+    "Interpreter that has launcher and torch where the processes run."
     nodes: int
     ranks_per_node: int
     recipe: Recipe | None = None
-    "Of attempt 0."
+    "Recipe of attempt 0."
     project_dir: Path | None = None
-    "`templates/` in it win over the shipped ones."
+    "Folder whose `templates/` take precedence over the shipped ones."
     carried: Mapping[str, str] = field(default_factory=dict)
-    "RunPod: what the run directory holds at start, path below it -> text (run.json ...)."
+    "RunPod: the files of the run directory at the start, as relative path -> text (run.json ...)."
     code: PodCode | None = None
-    "RunPod: what is unpacked into `workdir`."
+    "RunPod: the code that is unpacked into `workdir`."
     secrets_given: bool = False
-    "Each secret is a variable of the environment already, under its own name."
+    "Whether each secret is already an environment variable under its own name."
 
     def __post_init__(self) -> None:
         for what in ("run_dir", "workdir"):
@@ -78,9 +78,11 @@ class Target:
 
 @dataclass(frozen=True)
 class SecretValues:
+    """A secret, as the templates need it."""
+
     name: str
     source: str
-    "Variable it is copied from."
+    "Variable from which it is copied."
     file: str | None
     home_file: str | None
     "The part after `~/` of a file in the home directory."
@@ -89,7 +91,7 @@ class SecretValues:
 
 @dataclass(frozen=True)
 class StartValues:
-    """torchrun/one-rank.sh.j2, torchrun/start.sh.j2 and torchrun/per-node.sh.j2."""
+    """Values of torchrun/one-rank.sh.j2, torchrun/start.sh.j2 and torchrun/per-node.sh.j2."""
 
     version: str
     job_name: str
@@ -107,7 +109,7 @@ class StartValues:
     network_env: Pairs
     setup: tuple[quote.Written, ...]
     uses_modules: bool
-    "A line of `setup` calls `module` or `ml`."
+    "Whether a line of `setup` calls `module` or `ml`."
     numa_binding: str | None
     cpu_bind: tuple[str, ...]
     job_env: Pairs
@@ -135,7 +137,7 @@ def start_values(target: Target) -> StartValues:
         shm_mib=(cluster.container.shm or 0) // 2**20,
         cluster_name=cluster.name,
         cluster_env=tuple(cluster.env.items()),
-        # On one host nothing leaves it, and an interface that is not there (ens1 on a single pod) stops NCCL.
+        # A job on one host needs none, and NCCL fails if the interface is missing (ens1 on a single pod).
         interface=cluster.network.interface if target.nodes > 1 else None,
         network_env=tuple(cluster.network.env.items()),
         setup=setup_lines(cluster),
@@ -150,22 +152,22 @@ def start_values(target: Target) -> StartValues:
 
 
 def setup_lines(cluster: Cluster) -> tuple[quote.Written, ...]:
-    """The profile author's own shell text: the one thing that is written as it is."""
+    """The profile author's own shell lines, the only text that is written unquoted."""
     return tuple(quote.Written(line) for line in cluster.setup)
 
 
 LONGEST_BYTES = 128 * 1024 - 1
-"One argument or variable of a process under Linux (MAX_ARG_STRLEN)."
+"Maximum size of one argument or variable of a process under Linux (MAX_ARG_STRLEN)."
 
 
 def _check_lengths(argv: tuple[str, ...], env: Mapping[str, str], *, doubled: bool) -> None:
-    """Raise RenderError for what no process can be given. torchrun gets every `$` of an argument doubled."""
-    sizes = {f"command: argument {number}": one for number, one in enumerate(argv)}
+    """Raise RenderError for values that are too long for a process. torchrun needs every `$` doubled."""
+    sizes = {f"command: argument {number}": text for number, text in enumerate(argv)}
     if doubled:
-        sizes = {what: one.replace("$", "$$") for what, one in sizes.items()}
+        sizes = {what: text.replace("$", "$$") for what, text in sizes.items()}
     sizes |= {f"env.{name}": f"{TRAVELS_AS}{name}={value}" for name, value in env.items()}
-    for what, one in sizes.items():
-        if (size := len(one.encode(errors="surrogateescape"))) > LONGEST_BYTES:
+    for what, text in sizes.items():
+        if (size := len(text.encode(errors="surrogateescape"))) > LONGEST_BYTES:
             raise RenderError(
                 f"{what} has {size / 1024:.0f} KiB, and Linux gives a process at most 128 KiB in one argument"
                 " or variable: write it into a file and name that"
@@ -173,7 +175,7 @@ def _check_lengths(argv: tuple[str, ...], env: Mapping[str, str], *, doubled: bo
 
 
 def _cpu_bind(target: Target) -> tuple[str, ...]:
-    """Raises RenderError."""
+    """The CPUs of each rank of a node. Raises RenderError."""
     lists = target.cluster.node.cpu_bind
     if lists and len(lists) < target.ranks_per_node:
         raise RenderError(

@@ -1,1 +1,1 @@
-"""Pictures of a plan or a run. Knows nothing of how a run was started."""
+"""Views of a plan or a run. They do not depend on how a run was started."""

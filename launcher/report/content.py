@@ -1,4 +1,4 @@
-"""What a page about a plan shows, whatever it is drawn with: bars, rows, words."""
+"""The content of a page about a plan, for every output format: bars, rows, words."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ ALLOCATOR = "allocator"
 
 
 class Category(NamedTuple):
+    """How a category of memory is drawn."""
+
     letter: str
     rich: str
-    "Its colour in a terminal."
+    "Colour in a terminal."
     css: str
 
 
@@ -44,34 +46,34 @@ CATEGORIES: dict[str, Category] = {
     OUTSIDE: Category("x", "white", "#6b6b6b"),
 }
 OTHER = Category("?", "bright_black", "#bab0ac")
-"What stands for a category that is not in the table."
+"Drawn for a category that is not in the table."
 
 
 @dataclass(frozen=True)
 class Page:
-    """One answer of `launcher plan`. All of it is plain values."""
+    """One answer of `launcher plan`, as plain values."""
 
     job: Job
     cluster: Cluster
     decision: Decision | None
-    "None where nothing fits."
+    "None if nothing fits."
     tokens_per_sample: int | None = None
     comparisons: tuple[Comparison, ...] = ()
     explain: bool = False
     refusal: str = ""
-    "Why nothing fits, and what would."
+    "Why nothing fits, and what would fit."
 
 
 class Bar(NamedTuple):
-    """What a rank's GPU holds at one moment, by category."""
+    """The memory of a rank's GPU at one moment, by category."""
 
     when: str
     phase: str
     module: str
     parts: dict[str, int]
-    "Bytes; what PyTorch's tensors hold, then what comes on top."
+    "Bytes of PyTorch's tensors, then of everything else."
     allocated: int | None
-    "Of the tensors alone; None in the bar of all that is needed."
+    "Bytes of the tensors only; None in the bar of the total."
 
     @property
     def total(self) -> int:
@@ -79,7 +81,7 @@ class Bar(NamedTuple):
 
 
 def bars(estimate: Estimate) -> list[Bar]:
-    """Each peak with what is outside of the allocator, and at last all that is needed."""
+    """Each peak with the memory outside the allocator, and finally the total that is needed."""
     outside = sum(estimate.overhead.values())
     found = []
     for peak in sorted(estimate.peaks, key=lambda peak: WHENS.index(peak.when)):
@@ -98,7 +100,10 @@ def _sorted(parts: dict[str, int]) -> dict[str, int]:
 
 
 def in_cells(sizes: Sequence[int], capacity: int, width: int) -> list[int]:
-    """Sizes in characters of a bar that is `width` characters for `capacity` bytes; their sum is right."""
+    """Sizes as characters of a bar in which `width` characters are `capacity` bytes.
+
+    Rounding keeps the sum right.
+    """
     ends, at = [0], 0
     for size in sizes:
         at += size
@@ -107,8 +112,8 @@ def in_cells(sizes: Sequence[int], capacity: int, width: int) -> list[int]:
 
 
 def lead(page: Page) -> list[tuple[str, str]]:
-    """The answer in at most eleven rows: does it fit, how long does it take, what does it cost, which recipe
-    and why."""
+    """The answer in at most eleven rows: whether it fits, its time and cost, and which recipe was chosen and
+    why."""
     decision = page.decision
     if decision is None:
         return [("job", page.job.name), ("cluster", page.cluster.name)]
@@ -156,9 +161,9 @@ def _duration(page: Page, decision: Decision) -> str:
 
 
 def memory_rows(decision: Decision) -> list[tuple[str, str]]:
-    """What the GPU's figure is made of, against what there is."""
+    """The parts of the GPU memory needed, and the capacity."""
     estimate, room = decision.chosen.estimate, decision.room
-    if not estimate.overhead:  # no GPU: tensors are all that there is
+    if not estimate.overhead:  # without a GPU there are only tensors
         return [("needed", f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}")]
     rows = [
         ("allocated", f"{format_bytes(estimate.allocated)} by tensors at the worst peak"),
@@ -179,7 +184,7 @@ def memory_rows(decision: Decision) -> list[tuple[str, str]]:
 
 
 def host_rows(decision: Decision) -> list[tuple[str, str]]:
-    """Of one node."""
+    """Host memory of one node."""
     estimate, there = decision.chosen.estimate, decision.room.host
     rows = [(name, format_bytes(size)) for name, size in estimate.host.items()]
     rows.append(("needed", format_bytes(estimate.host_per_node)))
@@ -188,7 +193,7 @@ def host_rows(decision: Decision) -> list[tuple[str, str]]:
 
 
 def time_rows(page: Page) -> list[tuple[str, str]]:
-    """Of one optimizer step; empty where the speed of the hardware is not known."""
+    """Time of one optimizer step; empty if the speed of the hardware is not known."""
     time = page.decision.chosen.time if page.decision is not None else None
     if time is None:
         return []
@@ -210,7 +215,7 @@ def seconds(value: float) -> str:
 
 
 def speed(samples: float, tokens_per_sample: int | None) -> str:
-    """Per second."""
+    """Samples, and tokens if known, per second."""
     tokens = "" if tokens_per_sample is None else f", {samples * tokens_per_sample:,.0f} tokens/s"
     return f"{samples:.3g} samples/s{tokens}"
 
@@ -229,7 +234,8 @@ def ladder_rows(decision: Decision) -> list[tuple[str, ...]]:
 
 
 def comparison_table(page: Page, one: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(columns, rows): needed, fits, speed of each answer, and how its recipe differs from the chosen one."""
+    """(columns, rows): needed memory, fit and speed of each answer, and its difference from the chosen
+    recipe."""
     costs = {cost.label: cost for cost in one.costs}
     beside = page.decision.plan.recipe if page.decision is not None and not costs else None
     columns = ("", "NEEDED", "FITS", "SAMPLES/S", *(("TIME", "PRICE") if costs else ()), "RECIPE")

@@ -1,4 +1,4 @@
-"""A plan as plain data for other programs: sizes in bytes, times in seconds."""
+"""A plan as plain data for other programs, with sizes in bytes and times in seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def as_data(page: Page) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The output of `launcher plan --json`."""
     decision = page.decision
     data: dict[str, Any] = {"job": page.job.name, "cluster": page.cluster.name, "measured_on_gpu": False}
     if decision is None:
@@ -38,7 +38,7 @@ def as_data(page: Page) -> dict[str, Any]:
 
 
 def submitted_data(prepared: Prepared, warnings: Sequence[str], handle: str | None) -> dict[str, Any]:
-    """What `submit --json` prints; without a handle nothing was submitted."""
+    """The output of `submit --json`. Without a handle nothing was submitted."""
     request = prepared.request
     cost = cost_of(request.job, request.cluster, request.plan, prepared.offered)
     return {

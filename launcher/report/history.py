@@ -1,4 +1,4 @@
-"""What became of a run, attempt by attempt: what ran out where, what was tried next, and what it cost."""
+"""The history of a run by attempt: what ran out of memory and where, what was tried next, and its cost."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from launcher.spec.events import (
 
 MAX_LINES = 24
 _FIRST_LINES = 4
-"That are kept of a longer history; the rest of the room is for what happened last."
+"Lines kept from the beginning of a longer history. The rest shows what happened last."
 
 Steps = Sequence[dict[str, Any]]
 "Lines of metrics.jsonl."
 
 
 class Turn(NamedTuple):
-    """A change of course: a downgrade, a climb or the same recipe again, and the steps around it."""
+    """A downgrade, a climb or a retry with the same recipe, and the steps around it."""
 
     event: RecipeChange | Retry
     attempt: int
-    "In which it happened."
+    "The attempt in which it happened."
     before: Steps
     after: Steps
-    "With the recipe that followed, up to the next turn."
+    "Steps with the recipe that followed, up to the next turn."
     started: tuple[float, float | None]
-    "When this attempt and the next one began, in Unix seconds."
+    "When this attempt and the next one started, in Unix seconds."
 
     @property
     def restart(self) -> bool:
@@ -54,7 +54,7 @@ class Turn(NamedTuple):
 
     @property
     def lost(self) -> float | None:
-        """Seconds in which the training did not get on; None while the next attempt has not begun."""
+        """Seconds in which the training made no progress; None until the next attempt has started."""
         if not self.restart:
             return self.event.seconds if isinstance(self.event, RecipeChange) else None
         begun, again = self.started
@@ -72,7 +72,7 @@ class Turn(NamedTuple):
 
 
 def history(run: RunDir) -> list[str]:
-    """At most MAX_LINES lines; none for a run in which nothing had to be changed."""
+    """At most MAX_LINES lines; empty if nothing had to be changed in the run."""
     events = run.read_events()
     turns = turns_of(events, run.read_metrics())
     if not turns:
@@ -102,7 +102,7 @@ def history(run: RunDir) -> list[str]:
 
 
 def turns_of(events: Sequence[Event], metrics: Steps) -> list[Turn]:
-    """Every one in the run, in order."""
+    """Every turn of the run, in order."""
     started: dict[int, float] = {}
     found: list[tuple[RecipeChange | Retry, int]] = []
     attempt, stopped = 0, False
@@ -169,7 +169,7 @@ def _turn(turn: Turn, what: str, planned: float | None) -> list[str]:
 
 
 def _what_failed(run: RunDir, turn: Turn) -> str:
-    """Of a restart the attempt's verdict knows more than the event."""
+    """What failed before the turn. At a restart, the attempt's verdict has more detail than the event."""
     event = turn.event
     if isinstance(event, Climb):
         return "room again" + (f" before step {event.step}" if event.step is not None else "")
@@ -190,8 +190,10 @@ def _what_failed(run: RunDir, turn: Turn) -> str:
 
 
 def _measured(turn: Turn) -> str:
-    """Steps per second before and after. The first step of an attempt, or with a recipe, warms up: it is no
-    measure."""
+    """Steps per second before and after.
+
+    The first step of an attempt or a recipe is a warm-up and is left out.
+    """
     before, after = (
         [line for line in lines if not _warms_up(line, turn)] for lines in (turn.before, turn.after)
     )
@@ -210,13 +212,13 @@ def _warms_up(line: dict[str, Any], turn: Turn) -> bool:
 
 
 def _slower(ratio: float) -> str:
-    """Of the speed after to the speed before."""
+    """Describe the ratio of the speed after to the speed before."""
     change = round(abs(1 - ratio) * 100)
     return f"{change} % {'slower' if ratio < 1 else 'faster'}" if change else "as fast"
 
 
 def _ratio(plan: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> float | None:
-    """The speed that the plan expects of one recipe, to that of another."""
+    """The planned speed of one recipe relative to another's."""
     rungs = [plan.get("recipe"), *plan.get("ladder", [])]
     speeds = [1.0, *plan.get("ladder_speed", [])]
     if before == after or len(speeds) != len(rungs) or before not in rungs or after not in rungs:
@@ -225,7 +227,7 @@ def _ratio(plan: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
 
 
 def _told(event: Event, attempt: int) -> str | None:
-    """The line of an event that is no turn; None for one that needs none."""
+    """The line of an event that is not a turn; None if it needs none."""
     match event:
         case Probed():
             size = event.micro_batch_size
@@ -252,5 +254,5 @@ def _span(seconds: float) -> str:
 
 
 def _seconds(stamp: str) -> float:
-    """Of `2026-11-21T08:54:01.123456Z` since 1970."""
+    """Unix seconds of `2026-11-21T08:54:01.123456Z`."""
     return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()

@@ -1,4 +1,4 @@
-"""Runs in lines: what `launcher list` shows of each, and what gives way where the terminal is narrow."""
+"""The rows of `launcher list`, and which columns are left out on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """One run; empty where it is not known."""
+    """One run. Unknown fields are empty."""
 
     run: str
     state: str
     step: str = ""
     age: str = ""
-    "The time since it was submitted."
+    "Time since it was submitted."
     duration: str = ""
-    "The time that its supervisors have run: not that in a queue."
+    "Time that its supervisors have run, without time in a queue."
     cluster: str = ""
     gpus: str = ""
     loss: str = ""
-    "The loss of the newest step."
+    "Loss of the newest step."
     usd: str = ""
-    "What its GPUs cost in that time, by the price that was paid or that the profile says."
+    "Cost of its GPUs in that time, by the price paid or the profile's."
     tags: str = ""
     attempt: str = ""
     reason: str = ""
@@ -46,13 +46,13 @@ class Row(NamedTuple):
 
 HEADS = {"usd": "USD", "gpus": "GPUS"}
 GIVES_WAY = ("attempt", "tags", "usd", "gpus", "loss", "cluster", "duration", "age", "step")
-"Columns that are left out where there is no room, in this order."
+"Columns that are left out if there is no room, in this order."
 LEAST_REASON = 24
-"Characters of a reason that are worth a column."
+"Minimum characters of a reason that are worth a column."
 
 
 def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
-    """Collect what a run shows. `now`: seconds since the epoch."""
+    """Collect what is shown of a run. `now` is in seconds since the epoch."""
     about, events = run.read_about(), run.read_events()
     now = time.time() if now is None else now
     created = seconds_of(str(status.created or ""))
@@ -98,7 +98,7 @@ def _usd_per_hour(run: RunDir, events: Sequence[Event]) -> float | None:
 
 
 def columns(rows: Sequence[Row], width: int) -> list[str]:
-    """Names of those that are shown in so many characters: no empty one, and a reason where there is room."""
+    """Columns for a terminal of `width` characters: no empty ones, and the reason if there is room."""
     shown = [name for name in Row._fields if any(getattr(row, name) for row in rows)]
 
     def needed(names: Sequence[str]) -> int:
@@ -153,7 +153,7 @@ def show_status(console: Console, status: Status, row: Row, lines: Sequence[str]
         table.add_row("", escape(line))
     if status.resumable:
         again = f"launcher resume {escape(status.run_id)}"
-        # What nobody has understood may happen again.
+        # A failure that was not understood may happen again.
         table.add_row("next", f"see the reason; then {again}" if status.failure == "unknown" else again)
     console.print(table)
 
@@ -173,7 +173,7 @@ def _beside(row: Row) -> list[tuple[str, str]]:
 
 
 def as_html(rows: Sequence[Row]) -> str:
-    """Write a table for a notebook, with every column that is not empty."""
+    """Return a table for a notebook, with every column that is not empty."""
     from html import escape as escaped
 
     shown = columns(rows, width=10**9) or ["run"]

@@ -1,4 +1,4 @@
-"""A plan for a terminal: what each moment needs, against what there is."""
+"""Show a plan in a terminal: the memory of each moment compared with the capacity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from launcher.planning.decide import Decision
 
 MODULE = 17
-"Characters of a module's name; the end tells more than the beginning."
+"Characters shown of a module's name. Its end is more specific than its beginning."
 BESIDE_THE_BAR = 36
 
 
@@ -72,7 +72,7 @@ def _memory(console: Console, decision: Decision) -> None:
     for name, least in (("WHEN", 12), ("PHASE", 9)):
         table.add_column(name, no_wrap=True, min_width=least)
     table.add_column("ALLOCATED", no_wrap=True, justify="right")
-    # The capacity is at the right edge, unless something needs more.
+    # The capacity is at the right edge unless more is needed.
     table.add_column("" if card is None else f"OF {format_bytes(scale)}", no_wrap=True)
     table.add_column("MODULE", no_wrap=True)
     for bar in drawn:
@@ -87,7 +87,7 @@ def _memory(console: Console, decision: Decision) -> None:
 
 
 def _drawn(bar: Bar, scale: int, width: int) -> Text:
-    """A letter for each category, so that it can be read without colours."""
+    """Draw a letter per category, so that the bar is readable without colours."""
     text = Text()
     cells = in_cells([*bar.parts.values()], scale, width)
     for name, count in zip(bar.parts, cells, strict=True):
@@ -110,7 +110,7 @@ def _legend(drawn: Sequence[Bar], width: int) -> Text:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """The last column wraps where there are five or more, else the first."""
+    """A table whose last column wraps if there are five or more, otherwise its first."""
     table = Table(box=None, pad_edge=False)
     wraps = 0 if len(columns) < 5 else len(columns) - 1
     for number, column in enumerate(columns):

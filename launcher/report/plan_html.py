@@ -26,7 +26,7 @@ from launcher.spec.base import format_bytes
 
 
 def as_html(page: Page) -> str:
-    """Every text of the job's or the profile's is escaped."""
+    """Render the page. All text from the job and the profile is escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

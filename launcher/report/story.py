@@ -1,4 +1,4 @@
-"""What the supervisor did, one line per event, for somebody who follows the run."""
+"""The supervisor's actions, one line per event, for a user who follows the run."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from launcher.spec.events import (
 
 
 class Story:
-    """Reads only the new bytes of events.jsonl at each look."""
+    """Reads only the new bytes of events.jsonl on each call."""
 
     def __init__(self, run: RunDir, since: str = "") -> None:
-        """`since`: a time stamp; what happened before is not told."""
+        """`since` is a time stamp; earlier events are left out."""
         self._path, self._since = run.events, since
         self._offset = 0
 
     def news(self) -> list[str]:
-        """Lines for the events since the last look; most events need none."""
+        """Lines for the events since the last call. Most events need none."""
         try:
             with open_regular(self._path) as file:
                 file.seek(self._offset)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-if TYPE_CHECKING:  # values are printed, never made here
+if TYPE_CHECKING:  # values are only printed here
     from rich.console import Console
 
     from launcher.planning.cost import Offered
@@ -33,7 +33,7 @@ STATE_STYLE = {
 
 
 def recipe_line(recipe: Recipe) -> str:
-    """The recipe in one line; fields that change nothing are left out."""
+    """The recipe in one line, without fields that change nothing."""
     parts = [recipe.precision, recipe.optimizer, f"sharding {recipe.sharding}"]
     if recipe.offload != "none":
         parts.append(f"offload {recipe.offload}")
@@ -58,14 +58,14 @@ def _rung(recipe: Recipe, above: Recipe) -> str:
 
 
 def ladder_line(plan: Plan) -> str:
-    """The recipes below the chosen one; empty where there are none."""
+    """The recipes below the chosen one; empty if there are none."""
     steps = zip(plan.ladder, (plan.recipe, *plan.ladder), strict=False)
     below = " -> ".join(_rung(recipe, above) for recipe, above in steps)
     return f"{below}, the global batch unchanged" if below else ""
 
 
 def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
-    """(what, value) in plain text."""
+    """(name, value) in plain text."""
     from launcher.spec.base import format_bytes
 
     layout = plan.layout
@@ -91,7 +91,7 @@ def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
 def cost_rows(
     job: Job, cluster: Cluster, plan: Plan, offered: Offered | None = None
 ) -> list[tuple[str, str]]:
-    """(what, value) in plain text; empty where nothing is paid by the hour."""
+    """(name, value) in plain text; empty if nothing is paid by the hour."""
     from launcher.planning.cost import cost_of
 
     cost = cost_of(job, cluster, plan, offered)
@@ -99,7 +99,7 @@ def cost_rows(
 
 
 def cost_lines(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
-    """The same in one row; empty where nothing is paid by the hour."""
+    """Like `cost_rows`, but in one row; empty if nothing is paid by the hour."""
     from launcher.planning.cost import cost_of, usd
 
     cost = cost_of(job, cluster, plan)
@@ -129,7 +129,7 @@ def show_plan(
 
 
 def grid(rows: Sequence[tuple[str, str]]) -> Table:
-    """Name (markup) and value (plain text)."""
+    """A table of names (markup) and values (plain text)."""
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
         table.add_row(name, escape(value))
@@ -137,7 +137,7 @@ def grid(rows: Sequence[tuple[str, str]]) -> Table:
 
 
 def show_prepared(console: Console, prepared: Prepared) -> None:
-    """What `--dry-run` shows: the plan, every file, the command. Nothing has happened."""
+    """Show what `--dry-run` shows: the plan, every file, the command. Nothing has happened yet."""
     request = prepared.request
     show_plan(console, request.job, request.cluster, request.plan, prepared.warnings, prepared.offered)
     for file in prepared.files:

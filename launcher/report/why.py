@@ -16,9 +16,9 @@ MAX_LINES = 14
 _SHOWN_LOG_LINES = 5
 _WIDTH = 160
 _MESSAGE = 700
-"Of an exception, or of what was done: what to do stands at its end."
+"Maximum characters of an exception or an action. They are long because the advice is at their end."
 _BETWEEN = {"submitted": "it has not begun again yet", "stopping": "its ranks have not ended yet"}
-"States in which the last verdict is that of an earlier start, or of an attempt that was gone on from."
+"States in which the last verdict is of an earlier start, or of an attempt that was followed by another."
 
 
 def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
@@ -101,8 +101,10 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
 
 
 def _decisive(verdict: Verdict, most: int) -> list[str]:
-    """At most `most` lines: the decisive line with its place and what stands before it, then what else was
-    seen; where no line decided, the last ones."""
+    """At most `most` lines: the decisive line with its place and the lines before it, then other findings.
+
+    If no line was decisive, the last lines.
+    """
     cause = next((one for one in verdict.seen if not one.why), None)
     if cause is None or not cause.place:
         last = [line for line in verdict.last_lines if line.strip() and not _repeats(line, verdict.exception)]
@@ -121,7 +123,7 @@ def _decisive(verdict: Verdict, most: int) -> list[str]:
 
 
 def _kept(run: RunDir) -> str | None:
-    """What became of the last step's state when the run ended; None when there was nothing to keep."""
+    """What happened to the last step's state when the run ended; None if there was nothing to keep."""
     outcome = outcome_of(run.read_events())
     if outcome is None:
         return None
@@ -131,7 +133,7 @@ def _kept(run: RunDir) -> str | None:
 
 
 def told_memory(memory: OutOfMemory | None) -> str:
-    """What was asked for, what there was, and what lay there; "" when nothing is known."""
+    """What was asked for, what was free and what was in use; "" if nothing is known."""
     if memory is None:
         return ""
     parts = []
@@ -149,14 +151,14 @@ def _tensor(tensor: LiveTensor) -> str:
 
 
 def _snapshot(run: RunDir, attempt: int, verdict: Verdict) -> Path | None:
-    """Of the memory of the rank that ran out of it."""
+    """The memory snapshot of the rank that ran out of memory."""
     if verdict.failure != "gpu-oom" or verdict.rank is None:
         return None
     return run.attempt(attempt).oom_snapshot(verdict.rank)
 
 
 def _repeats(line: str, exception: str | None) -> bool:
-    """The last line of the traceback, which stands above already (with or without its module)."""
+    """Whether the line is the traceback's last one, which was shown already (with or without its module)."""
     return exception is not None and exception[:60] in line
 
 

@@ -17,12 +17,12 @@ MAX_OTHERS = 5
 
 
 def judged_log(lines: Iterable[bytes]) -> Cause | None:
-    """Return the cause of a failure by the output alone; None if no line tells of one."""
+    """Return the cause of a failure from its output alone; None if no line shows one."""
     return cause_of(Candidate(clue) for clue in clues_of_text(lines))
 
 
 def why_log(name: str, cause: Cause | None) -> list[str]:
-    """Return the class, the decisive line with its place, what else was seen and why it is not the cause."""
+    """Return the class, the decisive line with its place, other findings and why they are not the cause."""
     if cause is None:
         return [f"{name}: unknown: no line tells of a failure"]
     clue = cause.found.clue
@@ -42,7 +42,7 @@ def why_log(name: str, cause: Cause | None) -> list[str]:
 
 
 def as_json(cause: Cause | None) -> dict[str, Any]:
-    """Return the same for programs."""
+    """Return the cause for other programs."""
     if cause is None:
         return {"failure": "unknown", "confidence": "guess", "seen": []}
     memory = memory_of(cause.found.clue)
@@ -59,14 +59,14 @@ def as_json(cause: Cause | None) -> dict[str, Any]:
 
 
 def memory_of(clue: Clue) -> OutOfMemory | None:
-    """Return which memory ran out and the sizes that the lines tell."""
+    """Return which memory ran out, and the sizes that the lines state."""
     if clue.kind not in MEMORY_OF:
         return None
     return OutOfMemory(kind=MEMORY_OF[clue.kind], **sizes(clue.memory_text))
 
 
 def advice_of(failure: FailureClass, clue: Clue) -> str:
-    """Return what to do, without what only a run of launcher can do."""
+    """Return what to do, without advice that only applies to a run of launcher."""
     if clue.kind == "shared-memory":
         return SHARED_MEMORY
     advice = FAILURES[failure].advice.partition(", then `launcher")[0]

@@ -1,1 +1,4 @@
-"""The run directory: where things lie and how they are written. What is in the files is others' concern."""
+"""The run directory: its layout and how its files are written.
+
+The content of the files is defined elsewhere.
+"""

@@ -1,4 +1,4 @@
-"""How the recipe changed in the course of a run, from its events."""
+"""Find out from a run's events how its recipe changed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from launcher.spec.recipe import Recipe
 
 
 def downgrades_within(events: Iterable[Event], attempt: int) -> list[Downgrade]:
-    """The downgrades of an attempt that cost no restart, in order."""
+    """The attempt's downgrades without a restart, in order."""
     return [event for event in changes_within(events, attempt) if isinstance(event, Downgrade)]
 
 
 def changes_within(events: Iterable[Event], attempt: int) -> list[RecipeChange]:
-    """The downgrades and climbs of an attempt that cost no restart, in order."""
+    """The attempt's downgrades and climbs without a restart, in order."""
     changes = (event for event in events if isinstance(event, RecipeChange))
     return [change for change in changes if change.in_process and change.attempt == attempt]
 
 
 def recipe_in_force(begun: Recipe, events: Iterable[Event], attempt: int) -> Recipe:
-    """The attempt's recipe as it is now, or was at its end. `recipe.json` keeps what it began with."""
+    """The attempt's recipe now, or at its end. `recipe.json` keeps the one that it began with."""
     recipe = begun
     for change in changes_within(events, attempt):
         recipe = changed(recipe, change)
@@ -34,7 +34,7 @@ def changed(recipe: Recipe, change: RecipeChange) -> Recipe:
 
 
 def ran_out(events: Iterable[Event]) -> tuple[Recipe, ...]:
-    """The recipes that a GPU's memory was too small for, but for those that the run came back to and kept."""
+    """The recipes that ran out of GPU memory, except those that the run later returned to and kept."""
     found: list[dict[str, Any]] = []
     now: dict[str, Any] = {}
     ended = ""
@@ -49,7 +49,7 @@ def ran_out(events: Iterable[Event]) -> tuple[Recipe, ...]:
                 found = [one for one in found if one != now]
             elif event.in_process or ended == "gpu-oom":
                 found.append(before)
-    return tuple(Recipe.model_validate(one) for one in found)
+    return tuple(Recipe.model_validate(recipe) for recipe in found)
 
 
 def new_values(change: RecipeChange) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Writing so that a reader never sees half a file, and nothing else."""
+"""Write files so that a reader never sees half of one, and read them safely."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from launcher.spec.forms import Form, fits
 
 
 def beside(path: Path, end: str = "tmp") -> Path:
-    """A hidden name in the same folder that nobody else has, for what is to become `path`."""
-    # Not by the process id alone: containers and hosts that share the folder have the same ones.
+    """A unique hidden name in the same folder, for a file that is to become `path`."""
+    # The process id alone is not enough: containers and hosts that share the folder may have the same ids.
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.{end}")
 
 
 def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write `path` whole or not at all; a crash leaves the old content.
+    """Write `path` completely or not at all; a crash leaves the old content.
 
-    Raises OSError (a full disk, a missing folder); then no temporary file stays behind.
+    Raises OSError (a full disk, a missing folder); then no temporary file is left behind.
     """
     temporary = beside(path)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     except OSError as error:
-        error.filename = str(path)  # the other name would tell a user nothing
+        error.filename = str(path)  # the temporary name would not help the user
         raise
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -43,9 +43,11 @@ def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """Write `path` whole or not at all, its folders as well. Without a sync: for what can be made again.
+    """Write `path` completely or not at all, and create its folders.
 
-    Raises OSError; then no temporary file stays behind.
+    It is not synced, so it must be replaceable.
+
+    Raises OSError; then no temporary file is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = beside(path)
@@ -58,14 +60,14 @@ def replace_bytes(path: Path, data: bytes) -> None:
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """`replace_text` of readable JSON."""
+    """Write readable JSON with `replace_text`."""
     replace_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def append_json(path: Path, *values: Any) -> None:
-    """Append a line of JSON per value with a single write, so that lines of several writers do not mix.
+    """Append one line of JSON per value with a single write, so that the lines of several writers do not mix.
 
-    Raises OSError on a full disk. A line that was torn then does not spoil the next one.
+    Raises OSError on a full disk. A line that is torn then does not spoil the next one.
     """
     lines = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values).encode()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -80,11 +82,11 @@ def append_json(path: Path, *values: Any) -> None:
 
 
 MAX_RECORD_BYTES = 2**28
-"Of one record. A larger file was not written by launcher."
+"Maximum size of one record. launcher does not write larger ones."
 
 
 def open_regular(path: Path | str) -> BinaryIO:
-    """Open a file for reading. Raises OSError, also for what is no regular file: a named pipe has no end."""
+    """Open a regular file for reading. Raises OSError, also for other kinds: a named pipe has no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -93,7 +95,7 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def read_json(path: Path) -> Any | None:
-    """The content, or None when the file is missing, cannot be read or is not (yet) whole."""
+    """The content; None if the file is missing, unreadable or incomplete."""
     try:
         with open_regular(path) as file:
             return parsed(file.read(MAX_RECORD_BYTES))
@@ -108,7 +110,7 @@ def read_record(path: Path, form: Form = dict) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path, fit: Callable[[object], bool] = lambda _: True) -> list[dict[str, Any]]:
-    """Every whole line that is a JSON object and fits; a torn last line (a writer died) is left out."""
+    """Every complete line that is a JSON object and fits. A torn last line (its writer died) is left out."""
     values = []
     with contextlib.suppress(OSError), open_regular(path) as file:
         for line in file:
@@ -119,7 +121,7 @@ def read_json_lines(path: Path, fit: Callable[[object], bool] = lambda _: True) 
 
 
 def parsed(data: bytes) -> Any | None:
-    """The JSON value, or None for what is none, or is nested too deeply."""
+    """The JSON value; None for invalid or too deeply nested JSON."""
     try:
         return json.loads(data.decode(errors="replace"))
     except (ValueError, RecursionError):

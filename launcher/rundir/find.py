@@ -1,4 +1,4 @@
-"""Finding runs by id, prefix or path, from any directory."""
+"""Find runs by id, prefix or path, from any directory."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from launcher.spec import variables
 from launcher.spec.errors import LauncherError
 
 SHOWN = 5
-"Runs that a message names."
+"Number of runs that a message names."
 
 
 class RunNotFoundError(LauncherError):
-    """No run, or several, answer to a name; the message lists what there is."""
+    """A name matches no run, or several; the message lists the existing ones."""
 
 
 @dataclass(frozen=True)
 class SweepRuns:
-    """The runs of a sweep that are still there, in the order of their values."""
+    """The runs of a sweep that still exist, in the order of their values."""
 
     id: str
     runs: tuple[RunDir, ...]
 
 
 def default_root() -> Path:
-    """`$LAUNCHER_RUNS`, else `runs/` in the current directory."""
+    """`$LAUNCHER_RUNS`, otherwise `runs/` in the current directory."""
     return Path(os.environ.get(variables.RUNS, "runs"))
 
 
 def open_run(path: Path) -> RunDir:
-    """The run in a directory. Raises RunNotFoundError when it is none."""
+    """The run in a directory. Raises RunNotFoundError if there is none."""
     run = RunDir(path.absolute())
     if not {"id", "job"} <= set(run.read_about()):
         raise RunNotFoundError(f"{path} is no run directory: it has no readable run.json of launcher's")
@@ -45,8 +45,10 @@ def open_run(path: Path) -> RunDir:
 
 
 def find_run(name: str | None, *, by_job: bool = False) -> RunDir:
-    """By handle, path, id, or the beginning or end of an id; None is the newest of this project. `by_job`:
-    the name of a job means its newest run. Raises RunNotFoundError."""
+    """Find a run by handle, path, id, or the beginning or end of an id. None is the newest of this project.
+
+    With `by_job`, the name of a job means its newest run. Raises RunNotFoundError.
+    """
     found = find(name, by_job=by_job)
     if isinstance(found, SweepRuns):
         raise RunNotFoundError(
@@ -57,10 +59,10 @@ def find_run(name: str | None, *, by_job: bool = False) -> RunDir:
 
 
 def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
-    """As `find_run`, or all runs of a sweep by its id or the beginning of it. Raises RunNotFoundError."""
+    """Like `find_run`, but also find a sweep by its id or its beginning. Raises RunNotFoundError."""
     if name is None:
         return _newest_of_project()
-    if not name.strip():  # as of a shell's variable that is not set
+    if not name.strip():  # e.g. a shell variable that is not set
         raise RunNotFoundError(
             "the name is empty: name a run, or leave it out for the newest of this project"
         )
@@ -74,7 +76,7 @@ def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
             "`paths: {access: group}` in the cluster profile"
         ) from None
     runs = runs_in()
-    if ":" in name:  # no id has one
+    if ":" in name:  # a handle, because ids contain no colon
         matches = [run for run in runs if _has_handle(run, name)]
     else:
         matches = [run for run in runs if run.id == name] or [run for run in runs if run.id.startswith(name)]
@@ -90,8 +92,10 @@ def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
 
 
 def _newest_of_project() -> RunDir:
-    """Of those in the folder for runs, and those that were started in the current directory. No verb may take
-    another project's run for it. Raises RunNotFoundError."""
+    """The newest run in the folder for runs, or started in the current directory.
+
+    Runs of other projects are never taken instead. Raises RunNotFoundError.
+    """
     runs, root, here = runs_in(), default_root().absolute().resolve(), str(Path.cwd())
     damaged = None
     for run in runs:
@@ -113,14 +117,14 @@ def _newest_of_job(name: str, runs: list[RunDir]) -> RunDir | None:
 
 
 def _has_handle(run: RunDir, handle: str) -> bool:
-    """Its own or that of an earlier start. Some end with the run's id."""
+    """Whether this is a handle of the run, now or at an earlier start. Some handles end with the run's id."""
     if handle.rpartition(":")[2].removeprefix("run/") == run.id:
         return True
     return any(event.get("handle") == handle for event in run.read_events())
 
 
 def _sweep(name: str, matches: list[RunDir]) -> SweepRuns:
-    """Raises RunNotFoundError where these are not all runs of one sweep whose id begins with `name`."""
+    """The sweep whose id begins with `name`. Raises RunNotFoundError if these are not all runs of one."""
     about = matches[0].read_about()
     sweep = about.sweep.id if about.sweep is not None else ""
     if sweep.startswith(name) and all(_task(sweep, run) is not None for run in matches):
@@ -140,7 +144,7 @@ def _some(runs: list[RunDir]) -> str:
 
 
 def runs_in(root: Path | None = None) -> list[RunDir]:
-    """Runs below one root, or below all known ones; the newest first."""
+    """The runs below one root, or below all known ones, newest first."""
     roots = [root] if root is not None else known_roots()
     found: dict[Path, RunDir] = {}
     for folder in roots:
@@ -159,7 +163,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _written(run: RunDir) -> int:
-    """When run.json was written, in ns; 0 when the run was deleted meanwhile."""
+    """When run.json was written, in ns; 0 if the run was deleted in the meantime."""
     try:
         return run.submitted.stat().st_mtime_ns
     except OSError:
@@ -167,7 +171,7 @@ def _written(run: RunDir) -> int:
 
 
 def latest_checkpoint(run: RunDir) -> int | None:
-    """The step of the newest complete checkpoint (an incomplete one has another name)."""
+    """The step of the newest complete checkpoint (incomplete ones have another name)."""
     steps = []
     with contextlib.suppress(OSError):
         for entry in run.checkpoints.iterdir():
@@ -178,13 +182,13 @@ def latest_checkpoint(run: RunDir) -> int | None:
 
 
 def remove_partial_checkpoints(run: RunDir) -> None:
-    """Remove what ranks that were killed left half-written. Call it while nobody writes a checkpoint."""
+    """Remove what killed ranks have left half-written. Call it while no checkpoint is being written."""
     for torn in run.checkpoints.glob(".step-*.partial"):
         shutil.rmtree(torn, ignore_errors=True)
 
 
 def known_roots() -> list[Path]:
-    """The current directory's runs first, then every folder that a run was ever started in."""
+    """The current directory's runs first, then every folder in which a run was ever started."""
     return list(dict.fromkeys([default_root().absolute(), *_remembered()]))
 
 
@@ -197,13 +201,13 @@ def _remembered() -> list[Path]:
 
 
 def _line_of(root: Path) -> str:
-    """The path as it is, or as a JSON string where it holds what no line of text can."""
+    """The path literally, or as a JSON string if it contains characters that a line of text cannot hold."""
     text = str(root)
     return text if text.isprintable() else json.dumps(text)
 
 
 def _root_of(line: str) -> str | None:
-    """None for a line that names no folder, such as one that was cut off."""
+    """The folder in a line; None for a line that names none, such as a truncated one."""
     root: object = line
     if line.startswith('"'):
         try:
@@ -214,7 +218,7 @@ def _root_of(line: str) -> str | None:
 
 
 def remember_root(root: Path) -> None:
-    """So that every verb finds a run from any directory. Best effort: a read-only home is no error."""
+    """Remember the root, so that a run is found from any directory. A read-only home is no error."""
     with contextlib.suppress(OSError):
         if root.absolute() not in _remembered():
             _roots_file().parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The form of the records below a run directory, checked when they are read.
+"""The form of the records in a run directory, which is checked when they are read.
 
-Ranks, other hosts and other versions write there, too: a record of another form is left out, and what reads
-records relies on the fields that are listed here.
+Ranks, other hosts and other versions write there too. A record of another form is left out, so code that
+reads records can rely on the fields listed here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ERROR: Form = {
     "exception?": str,
     "why_not_in_process?": str,
 }
-"errors/rank-*.json: a rank never tells of itself that it succeeded; its exit code does."
+"errors/rank-*.json. A rank never reports its own success; its exit code does."
 
 EXIT: Form = {
     "rank": int,
@@ -39,7 +39,7 @@ EXIT: Form = {
     "exception?": str,
     "stopping?": bool,
 }
-"exits/rank-*.json. Clues are checked one by one."
+"exits/rank-*.json. Clues are checked individually."
 
 METRIC: Form = {
     "time": STAMP,

@@ -1,4 +1,4 @@
-"""What the ranks of a run have found in its model and the job does not declare."""
+"""Properties of a run's model that its ranks found and the job does not declare."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _FIELDS = {BatchNorm: "batch_norm", CouplesSamples: "couples_samples"}
 
 
 def found_in_model(events: Iterable[Event]) -> dict[str, bool]:
-    """The fields of `model:` that are true all the same."""
+    """The fields of `model:` that are true although the job does not say so."""
     found = {type(event) for event in events}
     return {field: True for event, field in _FIELDS.items() if event in found}

@@ -1,4 +1,4 @@
-"""Where everything of a run lies. The run directory is the only state that launcher shares."""
+"""The paths of everything in a run directory, which is the only state that launcher shares."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class AttemptDir:
         return self.path / "verdict.json"
 
     def read_verdict(self) -> Judged | None:
-        """None where the attempt is not judged, or the record is damaged."""
+        """The attempt's verdict; None if it is not judged yet, or if the record is damaged."""
         return Judged.read(read_json(self.verdict))
 
     @property
     def stop(self) -> Path:
-        """Exists when the ranks are asked to write a checkpoint and end."""
+        """Exists if the ranks are asked to write a checkpoint and end."""
         return self.path / "stop"
 
     @property
@@ -65,21 +65,21 @@ class AttemptDir:
         return self.path / "exits" / f"rank-{rank:03d}.json"
 
     def memory(self, rank: int) -> Path:
-        """What the rank's memory held after each step, one line of JSON per step."""
+        """The rank's memory after each step, as one line of JSON per step."""
         return self.path / "memory" / f"rank-{rank:03d}.jsonl"
 
     @property
     def snapshot_request(self) -> Path:
-        """The latest request for a memory snapshot: when it was made, and of which rank (null: of all)."""
+        """The latest request for a memory snapshot: its time, and the rank (null for all)."""
         return self.path / "snapshot.json"
 
     def snapshot(self, rank: int, step: int | None, suffix: str) -> Path:
-        """A memory snapshot of one step; of the moment memory ran out when `step` is None."""
+        """A memory snapshot of one step, or of the moment memory ran out if `step` is None."""
         moment = "oom" if step is None else f"step-{step}"
         return self.path / "memory" / f"rank-{rank:03d}-{moment}.{suffix}"
 
     def oom_snapshot(self, rank: int) -> Path | None:
-        """What the rank wrote when memory ran out, in whichever form its device has."""
+        """The rank's snapshot of the moment memory ran out, in the format of its device."""
         return next((self.path / "memory").glob(f"rank-{rank:03d}-oom.*"), None)
 
     def torchrun_log(self, node: int) -> Path:
@@ -114,8 +114,8 @@ class RunDir:
         return self._in_force / "scripts"
 
     def plan_from(self, attempt: int) -> Path:
-        """`plans/003/`: run.json, plan.json and scripts/ that are in force from attempt 3 on, where a run
-        was resumed with another job. It appears whole, by a rename."""
+        """`plans/003/`: run.json, plan.json and scripts/ in force from attempt 3 on, if a run was resumed
+        with another job. It appears completely, by a rename."""
         return self.path / "plans" / f"{attempt:03d}"
 
     @property
@@ -155,17 +155,17 @@ class RunDir:
 
     @property
     def closed(self) -> Path:
-        """Node 0 tells the others that no attempt follows."""
+        """Node 0 writes it to tell the others that no attempt follows."""
         return self.path / "closed.json"
 
     @property
     def cancel(self) -> Path:
-        """Exists when somebody cancelled the run; tells a cancellation from a preemption."""
+        """Exists if a user cancelled the run, and so distinguishes a cancellation from a preemption."""
         return self.path / "cancel"
 
     @property
     def supervisor_lock(self) -> Path:
-        """Held (flock) by the living supervisor; the kernel lets go when it dies."""
+        """Locked (flock) by the living supervisor; the kernel releases it when the supervisor dies."""
         return self.path / "supervisor.lock"
 
     @property
@@ -176,17 +176,19 @@ class RunDir:
         return AttemptDir(self.path / "attempts" / f"{number:03d}")
 
     def saving(self, number: int) -> AttemptDir:
-        """`attempts/003-save/`: another start of the ranks of attempt 3, which ended the run. They write the
-        state that it left in shared memory as a checkpoint. `attempts` does not list it."""
+        """`attempts/003-save/`: another start of the ranks of attempt 3, which ended the run.
+
+        They write the state that it left in shared memory as a checkpoint. `attempts` does not list it.
+        """
         return AttemptDir(self.path / "attempts" / f"{number:03d}-save")
 
     def started(self, environ: Mapping[str, str]) -> AttemptDir:
-        """The folder of the attempt that a rank belongs to, by the rank's environment."""
+        """The folder of the attempt that a rank belongs to, from the rank's environment."""
         number = int(environ.get(variables.ATTEMPT, "0"))
         return self.saving(number) if environ.get(variables.ONLY_SAVE) else self.attempt(number)
 
     def attempts(self) -> list[AttemptDir]:
-        """In order of start."""
+        """Every attempt, in order of start."""
         return [attempt for attempt in self.starts() if not attempt.only_saves]
 
     def starts(self) -> list[AttemptDir]:
@@ -198,29 +200,32 @@ class RunDir:
         return [AttemptDir(folder / name) for name in sorted(names) if name.removesuffix("-save").isdecimal()]
 
     def read_about(self) -> RunRecord:
-        """run.json of the job in force; empty where it is missing or damaged."""
+        """run.json of the job in force; empty if it is missing or damaged."""
         about = RunRecord.read(read_json(self.run)) or RunRecord()
         nulls: dict[str, Any] = {name: {} for name in ("job", "cluster") if about.get(name, {}) is None}
         return RunRecord.of({**about, **nulls}) if nulls else about
 
     def read_recipe(self, attempt: AttemptDir) -> dict[str, Any]:
-        """The attempt's recipe; when start.sh runs by hand as attempt 0, nobody wrote one: the plan's."""
+        """The attempt's recipe.
+
+        If start.sh runs by hand as attempt 0, none was written, and it is the plan's.
+        """
         recipe = read_record(attempt.recipe)
         if not recipe and attempt.number == 0:
             recipe = read_record(self.plan).get("recipe", {})
         return recipe
 
     def read_state(self) -> StateRecord:
-        """state.json; empty where it is missing or damaged."""
+        """state.json; empty if it is missing or damaged."""
         return StateRecord.read(read_json(self.state)) or StateRecord()
 
     def read_events(self) -> list[Event]:
-        """In order; lines of another form are left out."""
+        """The events in order, without lines of another form."""
         found = map(read_event, read_json_lines(self.events))
         return [event for event in found if event is not None]
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """A line of each step of the built-in entrypoint, in order; lines of another form are left out."""
+        """One mapping per step of the built-in entrypoint, in order, without lines of another form."""
         return read_json_lines(self.metrics, lambda line: fits(line, METRIC))
 
     def append(self, event: Event) -> None:

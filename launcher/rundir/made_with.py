@@ -1,6 +1,6 @@
-"""What the training of a checkpoint was made with, as its marker says, against what is to go on from it.
+"""Compare what a checkpoint was made with, as its marker says, with the job that is to continue from it.
 
-A marker that lacks a name (of an older launcher) agrees with everything.
+A marker without a field (from an older launcher) agrees with every value of it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Marker = Mapping[str, Any]
 
 
 def made_with(job: Job, recipe: Recipe, samples: int | None) -> dict[str, Any]:
-    """For a marker. `samples`: in the training data; None: not known."""
+    """The fields of a marker. `samples` is the size of the training data; None if it is not known."""
     named = {"optimizer": recipe.optimizer, "batch": job.batch.global_, "seed": job.train.seed}
     return named if samples is None else {**named, "samples": samples}
 
 
 def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
-    """Why `job` cannot go on from there under `recipe`, and what can; None: it can."""
+    """Why `job` cannot continue from the checkpoint under `recipe`, and what can; None if it can."""
     before = marker.get("optimizer", recipe.optimizer)
     if saved_as(before) != saved_as(recipe.optimizer):
         return (
@@ -43,7 +43,7 @@ def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
 
 
 def why_not_on(run: RunDir, job: Job, recipe: Recipe) -> str | None:
-    """The same for the newest checkpoint of a run, where its folder can be seen from here."""
+    """Like `why_not_from`, for the newest checkpoint of a run if its folder is visible from here."""
     step = latest_checkpoint(run)
     if step is None:
         return None
@@ -53,7 +53,7 @@ def why_not_on(run: RunDir, job: Job, recipe: Recipe) -> str | None:
 
 
 def other_data(marker: Marker, job: Job, samples: int) -> str | None:
-    """What is another one about the data, where that gives the samples another order; None: nothing."""
+    """What has changed about the data so that the samples come in another order; None if nothing has."""
     found = []
     if (before := marker.get("samples", samples)) != samples:
         found.append(f"the training data has {samples} samples, it had {before}")

@@ -1,4 +1,4 @@
-"""How far a run is, read from the end of metrics.jsonl."""
+"""The progress of a run, read from the end of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TAIL_BYTES = 16 * 1024
 
 
 def last_metrics(run: RunDir) -> dict[str, Any]:
-    """The newest whole line, or {}. Reads at most 16 KiB."""
+    """The newest complete line, or {}. Reads at most 16 KiB."""
     try:
         with open_regular(run.metrics) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))

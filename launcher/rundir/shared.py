@@ -1,4 +1,4 @@
-"""What the ranks of a run keep in their node's shared memory: where it lies. It ends with the run."""
+"""Folders in a node's shared memory for the ranks of a run. They are removed when the run ends."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ MEMORY = Path("/dev/shm")
 
 
 def handover_folder(run: RunDir, node: int) -> Path:
-    """Two runs of one name in different directories do not meet, nor do two nodes on one machine."""
+    """The node's folder of the run. It is unique per run directory and node, also on one machine."""
     where = hashlib.sha256(os.fsencode(run.path.resolve())).hexdigest()[:8]
     return _of_user() / f"{run.id}-{where}" / f"node-{node:02d}"
 
 
 def make_handover_folder(run: RunDir, node: int) -> Path:
-    """For this user alone. Raises OSError, also when somebody else has made a folder of that name."""
+    """Create the folder for this user only. Raises OSError, also if another user has created it."""
     return _make(handover_folder(run, node))
 
 
 def make_error_folder(run: RunDir, node: int, rank: int) -> Path:
     """Return an empty folder for what a rank writes about its exception, before secrets are masked.
 
-    It is for this user alone, and in memory. Raises OSError.
+    It is in memory and for this user only. Raises OSError.
     """
-    remove_error_folders(run, node, rank)  # of an earlier attempt
+    remove_error_folders(run, node, rank)  # left by an earlier attempt
     return _make(_error_folders(run, node) / f"rank-{rank:03d}")
 
 
 def remove_error_folders(run: RunDir, node: int, rank: int | None = None) -> None:
-    """Remove the folder of one rank, or what workers of the node that were killed have left."""
+    """Remove the folder of one rank, or everything that killed workers of the node have left."""
     folders = _error_folders(run, node)
     _remove(folders if rank is None else folders / f"rank-{rank:03d}")
 
 
 def private_folder(folder: Path) -> Path:
-    """Made if missing. Raises OSError, also when others may enter it or somebody else has made it."""
+    """Create the folder if it is missing.
+
+    Raises OSError, also if other users may enter or have created it.
+    """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -50,19 +53,19 @@ def private_folder(folder: Path) -> Path:
 
 
 def remove_handover(run: RunDir, node: int) -> None:
-    """That there is none is no error."""
+    """Remove the handover, if there is one."""
     _remove(handover_folder(run, node))
 
 
 def _make(folder: Path) -> Path:
-    """Return `folder`, made with its parents, each for this user alone. Raises OSError."""
+    """Create `folder` and its parents, each for this user only, and return it. Raises OSError."""
     tries = 20
     while True:
         try:
             for part in [*reversed(_parents(folder)), folder]:
                 private_folder(part)
             return folder
-        except FileNotFoundError:  # another rank or run that ended has removed the empty parent
+        except FileNotFoundError:  # another rank or run has removed the empty parent as it ended
             tries -= 1
             if not tries:
                 raise
@@ -70,13 +73,13 @@ def _make(folder: Path) -> Path:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # another rank's, node's or run's keep theirs
+    with contextlib.suppress(OSError):  # folders of other ranks, nodes or runs are not empty
         for empty in _parents(folder):
             empty.rmdir()
 
 
 def _parents(folder: Path) -> list[Path]:
-    """Return those below MEMORY, the innermost first."""
+    """The parents below MEMORY, innermost first."""
     return [parent for parent in folder.parents if MEMORY in parent.parents]
 
 

@@ -1,4 +1,4 @@
-"""The files that ask ranks, and by a batch script their supervisor, to stop: why, and how long they have."""
+"""The files that ask ranks, or the supervisor of a batch script, to stop: the reason and the deadline."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import NamedTuple
 from launcher.rundir.files import open_regular, replace_text
 
 MAX_TEXT = 4096
-"Bytes of such a file that are read."
+"Maximum bytes that are read of such a file."
 
 
 class StopRequest(NamedTuple):
+    """A request to stop."""
+
     reason: str = ""
-    "`cancelled`, `time-limit` or `preempted`; empty: there is no request."
+    "`cancelled`, `time-limit` or `preempted`; empty if there is no request."
     killed_at: float | None = None
-    "When what is left is killed, in seconds since the epoch. None: nobody knows."
+    "When remaining processes are killed, in seconds since the epoch; None if it is not known."
 
 
 def read_stop_request(path: Path) -> StopRequest:
@@ -25,12 +27,12 @@ def read_stop_request(path: Path) -> StopRequest:
 
 
 def write_stop_request(path: Path, reason: str, killed_at: float) -> None:
-    """Raises OSError."""
+    """Write a request. Raises OSError."""
     replace_text(path, f"{reason} {killed_at:.0f}\n")
 
 
 def read_text(path: Path) -> str:
-    """Its beginning; empty when it cannot be read."""
+    """The beginning of a file; empty if it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(MAX_TEXT).decode(errors="replace")

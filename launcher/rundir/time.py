@@ -1,4 +1,4 @@
-"""One form of time stamp everywhere: UTC, microseconds, 27 characters, sorts as text."""
+"""The only format of time stamps: UTC, microseconds, 27 characters, sorts as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def now() -> str:
 
 
 def seconds_of(text: str) -> float | None:
-    """The inverse of `stamp`; None for what is none."""
+    """The inverse of `stamp`; None if the text is no time stamp."""
     try:
         whole = calendar.timegm(_time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
         return whole + float(f"0.{text[20:].rstrip('Z') or '0'}")

@@ -1,4 +1,4 @@
-"""Versions of installed packages, without importing them."""
+"""Versions of installed packages, found without importing them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import importlib.metadata
 
 @functools.cache
 def version_of(package: str) -> str | None:
-    """None where it is not installed. Kept: a sweep asks for each of its runs."""
+    """The version; None if the package is not installed.
+
+    Cached, because a sweep asks for each of its runs.
+    """
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Where a job runs. One file per scheduler, one protocol (`base.py`) for all."""
+"""Schedulers: where a job runs. All implement one protocol (`base.py`)."""

@@ -1,4 +1,4 @@
-"""The protocol of every scheduler: what is prepared is what is shown, and what is shown is what is sent."""
+"""The protocol of every scheduler. What is prepared is what is shown, and what is shown is what is sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIVING = frozenset({"submitted", "running", "stopping"})
 
 @dataclass(frozen=True)
 class Request:
-    """All that a submission depends on."""
+    """Everything that a submission depends on."""
 
     job: Job
     job_file: Path
@@ -47,10 +47,10 @@ class Request:
     runs_root: Path
     project_dir: Path
     others: tuple[Request, ...] = ()
-    "RunPod: the same run as it is planned for other GPU types that may be rented instead."
+    "RunPod: the same run, planned for other GPU types that may be rented instead."
 
     def __post_init__(self) -> None:
-        """Make the files of secrets absolute: who checks and who reads them have other folders."""
+        """Make the paths of secret files absolute: they are checked and read in different folders."""
         secrets = [
             secret
             if secret.file is None or secret.file.startswith("~/")
@@ -61,45 +61,45 @@ class Request:
 
     @property
     def workdir(self) -> Path:
-        """Where the job's processes start."""
+        """The folder in which the job's processes start."""
         return (self.job_file.parent / self.job.workdir).resolve()
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that will be written and run, before any of it is."""
+    """Everything that will be written and run, before any of it happens."""
 
     request: Request
     run_dir: str
     files: tuple[RenderedFile, ...]
-    "Relative to the run's scripts/."
+    "Paths are relative to the run's scripts/."
     target: Target
-    "What the templates saw."
+    "Values that the templates use."
     command: tuple[str, ...]
     "What `submit` runs or sends."
     about: dict[str, Any]
-    "run.json"
+    "The content of run.json."
     warnings: tuple[str, ...] = ()
     offered: Offered | None = None
-    "What would be rented first, where the provider was asked."
+    "The first offer that would be rented, if the provider was asked."
 
 
 @dataclass(frozen=True)
 class PreparedSweep:
-    """Many runs that are sent together. Each is whole: it can be resumed by itself."""
+    """Many runs that are sent together. Each is complete and can be resumed by itself."""
 
     id: str
     folder: Path
-    "Of the sweep's own files, beside the run directories."
+    "Folder of the sweep's own files, beside the run directories."
     runs: tuple[Prepared, ...]
     script: RenderedFile
-    "Starts all of them."
+    "The script that starts all of them."
     command: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Status:
-    """`state`: one of `runs.forms.STATES`, or `damaged`: its records cannot be read."""
+    """`state` is one of `runs.forms.STATES`, or `damaged` if the run's records cannot be read."""
 
     run_id: str
     name: str
@@ -124,7 +124,7 @@ class Status:
 
     @property
     def exit_code(self) -> int:
-        """Of `launcher run` and `launcher status`: 0 unless the run ended otherwise than well."""
+        """Exit code of `launcher run` and `launcher status`: 0 unless the run ended without success."""
         if not self.ended or self.state in ("succeeded", "rendered"):
             return 0
         from launcher.spec.verdict import exit_code
@@ -138,34 +138,34 @@ class Status:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """How many of several runs were still going on, and what was done with them."""
+    """What was done with those of several runs that had not ended, as numbers of runs."""
 
     waiting: int = 0
-    "Taken out of the queue."
+    "Removed from the queue."
     asked: int = 0
     "Asked to write a checkpoint and stop."
     ended: int = 0
-    "Had been asked before: their ranks are ended at once."
+    "Asked a second time, so that their ranks are ended at once."
 
     def __add__(self, other: Cancelled) -> Cancelled:
         return Cancelled(self.waiting + other.waiting, self.asked + other.asked, self.ended + other.ended)
 
 
 class SchedulerError(RefusedError):
-    """A scheduler cannot do what is asked; the message says what to do instead."""
+    """A scheduler cannot do what was asked; the message says what to do instead."""
 
 
 class MaybeDoneError(SchedulerError):
-    """A request went out, and no answer came: what it asks for may have been done."""
+    """A request was sent and no answer came, so it may have been carried out."""
 
 
 class UnclearError(SchedulerError):
-    """The run may have been submitted: no answer tells. It is kept."""
+    """The run may have been submitted, but no answer confirms it. It is kept."""
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """A scheduler that has a log of its own for each run."""
+    """A scheduler that has its own log for each run."""
 
     def stream(self, run: RunDir) -> Iterator[bytes]:
         """Yield the lines of that log until the run ends. Raises SchedulerError."""
@@ -179,16 +179,22 @@ class Sweeping(Protocol):
     def prepare_sweep(
         self, sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
     ) -> PreparedSweep:
-        """`runs`: each with the `--set` texts that tell it apart; `at_once` of them run at the same time.
-        Raises SchedulerError where they cannot be sent together."""
+        """Prepare runs, each with the `--set` texts that distinguish it; `at_once` of them run at the same
+        time.
+
+        Raises SchedulerError if they cannot be sent together.
+        """
         ...
 
     def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
-        """As `Scheduler.check`."""
+        """Check a sweep, like `Scheduler.check`."""
         ...
 
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
-        """Raises SchedulerError; where nothing was submitted for certain, nothing is left."""
+        """Submit a sweep.
+
+        Raises SchedulerError; if certainly nothing was submitted, nothing is left behind.
+        """
         ...
 
 
@@ -197,39 +203,46 @@ class Scheduler(abc.ABC):
 
     `docs/schedulers.md` shows how to write another one.
 
-    The methods that are not abstract do what is right for a run directory on a disk of this machine.
+    The methods that are not abstract are right for a run directory on a disk of this machine.
     """
 
     capabilities: ClassVar[Capabilities]
     uses_this_python: ClassVar[bool] = False
-    "A job runs in the interpreter that launcher runs in, unless the profile names another."
+    "Whether a job runs in launcher's own interpreter unless the profile names another."
 
     @classmethod
     @abc.abstractmethod
     def at(cls, cluster: Mapping[str, Any]) -> Scheduler:
-        """Return the scheduler of a cluster profile, given as the JSON form of a Cluster: of this version of
-        launcher, or as an earlier one has recorded it. Raises SchedulerError."""
+        """Return the scheduler of a cluster profile. Raises SchedulerError.
+
+        The profile is the JSON form of a Cluster, written by this version of launcher or an earlier one.
+        """
 
     @classmethod
     def place(cls, cluster: Mapping[str, Any]) -> Hashable:
-        """Return where run directories are, if that is not on a disk of this machine. Profiles of one place
-        share one object, and a run can only be resumed with a profile of the same place."""
+        """Return where run directories are, if that is not on a disk of this machine.
+
+        Profiles of one place share one object, and a run can only be resumed with a profile of the same
+        place.
+        """
         return None
 
     @classmethod
     def is_here(cls, run: RunDir, cluster: Mapping[str, Any]) -> bool:
-        """Return whether the supervisor of the run is a process of this machine, although the profile says
-        that the run is elsewhere."""
+        """Return whether the run's supervisor is a process of this machine, although its profile is of
+        another place."""
         return False
 
     @abc.abstractmethod
     def prepare(self, request: Request) -> Prepared:
-        """Return everything that `submit` would write and send; nothing is written. Raises RenderError,
-        SchedulerError."""
+        """Return everything that `submit` would write and send, and write nothing.
+
+        Raises RenderError, SchedulerError.
+        """
 
     @classmethod
     def with_gpus(cls, cluster: Cluster, job: Job) -> Cluster:
-        """Return the profile with `node.gpu: auto` replaced by what is there. Raises SchedulerError."""
+        """Return the profile with `node.gpu: auto` replaced by the actual GPUs. Raises SchedulerError."""
         return cluster
 
     @classmethod
@@ -250,18 +263,21 @@ class Scheduler(abc.ABC):
 
     @classmethod
     def notes(cls, target: Target) -> tuple[str, ...]:
-        """Return what a person should know before the run is sent."""
+        """Return notes for the user, before the run is sent."""
         from launcher.render.render import notes
 
         return notes(target)
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
-        """Look, before anything is sent, for what would fail. Returns warnings; raises SchedulerError."""
+        """Look for what would fail, before anything is sent. Return warnings; raise SchedulerError."""
         return ()
 
     @abc.abstractmethod
     def submit(self, prepared: Prepared) -> RunDir:
-        """Write the run directory and start the run. Raises SchedulerError, OSError; then nothing is left."""
+        """Write the run directory and start the run.
+
+        Raises SchedulerError, OSError; then nothing is left behind.
+        """
 
     @abc.abstractmethod
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
@@ -272,38 +288,43 @@ class Scheduler(abc.ABC):
 
     @abc.abstractmethod
     def handle(self, run: RunDir) -> str:
-        """Return what the scheduler calls the run, such as `slurm:della:123456`: for people and for
+        """Return the scheduler's name of the run, such as `slurm:della:123456`, for people and for
         `--json`."""
 
     @abc.abstractmethod
     def status(self, run: RunDir) -> Status:
-        """Look at one run, and do what the look shows to be due. Raises SchedulerError."""
+        """Return the run's status, and do what has become due. Raises SchedulerError."""
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
-        """Look at many runs, with as few questions as possible. In their order."""
+        """Return the status of many runs in their order, with as few queries as possible."""
         return [self.status(run) for run in runs]
 
     def logs(self, run: RunDir, since: int) -> bytes:
-        """Return the scheduler's own log of the run from byte `since` on. The logs of the ranks are in the
-        run directory."""
+        """Return the scheduler's own log of the run from byte `since` on.
+
+        The logs of the ranks are in the run directory.
+        """
         return b""
 
     @abc.abstractmethod
     def cancel(self, run: RunDir) -> None:
-        """Ask for a checkpoint and an end; a second call ends the ranks at once. Raises SchedulerError if the
-        run has ended already."""
+        """Ask the run to write a checkpoint and stop. A second call ends the ranks at once.
+
+        Raises SchedulerError if the run has ended already.
+        """
 
     def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled:
-        """Cancel those that have not ended; `name` is what messages call them together. Raises
-        SchedulerError."""
+        """Cancel the runs that have not ended.
+
+        `name` is what messages call them together. Raises SchedulerError.
+        """
         living = [run for run, now in zip(runs, self.statuses(runs), strict=True) if not now.ended]
         for run in living:
             self.cancel(run)
         return Cancelled(asked=len(living))
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
-        """Bring what the run has written so far to this machine, and what was written here to the run. Raises
-        SchedulerError."""
+        """Fetch what the run has written so far, and send what was written here. Raises SchedulerError."""
         return
 
     def where(self, run: RunDir) -> str:

@@ -1,4 +1,4 @@
-"""This machine: the supervisor runs as a detached process and survives the closing of the terminal."""
+"""This machine. The supervisor is a detached process and keeps running when the terminal is closed."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from launcher.spec.job import Job
 
 START_SECONDS = 20.0
-"For the supervisor to take its lock; it needs well under one on an idle machine."
+"Timeout for the supervisor to take its lock. On an idle machine it takes well under a second."
 
 
 class LocalScheduler(Scheduler):
-    """Handles are `local:<absolute run directory>`."""
+    """Runs jobs on this machine. Handles are `local:<absolute run directory>`."""
 
     capabilities = Capabilities()
     uses_this_python = True
@@ -57,7 +57,7 @@ class LocalScheduler(Scheduler):
 
     @classmethod
     def with_gpus(cls, cluster: Cluster, job: Job) -> Cluster:
-        """Ask nvidia-smi; a machine without it has no GPU."""
+        """Ask nvidia-smi for the GPUs. A machine without it has none."""
         return cluster if cluster.node.gpu is not None else _with_detected_gpus(cluster)
 
     @classmethod
@@ -69,7 +69,7 @@ class LocalScheduler(Scheduler):
         return super().scripts(target)
 
     def prepare(self, request: Request) -> Prepared:
-        """Every file and the command of the supervisor. Raises RenderError, SchedulerError."""
+        """Prepare every file and the command of the supervisor. Raises RenderError, SchedulerError."""
         from launcher.schedulers.prepare import about, target
 
         if not request.workdir.is_dir():
@@ -103,7 +103,7 @@ class LocalScheduler(Scheduler):
         return ()
 
     def submit(self, prepared: Prepared) -> RunDir:
-        """Start the supervisor. Raises SchedulerError when it does not come up; then the reason is shown."""
+        """Start the supervisor. Raises SchedulerError with the reason if it does not start."""
         try:
             run = write_run(prepared)
         except OSError as error:
@@ -112,16 +112,16 @@ class LocalScheduler(Scheduler):
         try:
             run.event("submitted", handle=self.handle(run), command=list(prepared.command))
             self._start(run, prepared.command)
-        except OSError as error:  # no supervisor is there
+        except OSError as error:  # there is no supervisor
             shutil.rmtree(run.path, ignore_errors=True)
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
         return run
 
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
-        """Start another supervisor on the same run; it goes on from the last checkpoint.
+        """Start another supervisor for the run, which continues from its last checkpoint.
 
-        With `again`, the run as it was planned again, that is in force from the next attempt on; what was
-        before stays where it is. Raises SchedulerError; then the run is as it was.
+        If the run was planned again, `again` takes effect from the next attempt on, and earlier files stay.
+        Raises SchedulerError; then the run is as it was.
         """
         if supervisor_alive(run):
             raise SchedulerError(f"{run.id} is still running")
@@ -142,15 +142,15 @@ class LocalScheduler(Scheduler):
             self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
 
     def status(self, run: RunDir) -> Status:
-        """The true state: what the supervisor wrote last, or `lost` when it is gone without a word."""
+        """The actual state: what the supervisor wrote last, or `lost` if it died without a record."""
         state = run.read_state()
         if state.get("state") in LIVING and supervisor_gone(run):
-            state = run.read_state()  # it may have ended between the two looks
+            state = run.read_state()  # it may have ended between the two checks
         name, reason, failure = state.get("state", "submitted"), state.get("reason", ""), state.get("failure")
         if name in LIVING and supervisor_gone(run):
             lost = {"state": "lost", "failure": "node-failed", "reason": _lost(run)}
-            told = end_told(run) or lost
-            name, failure, reason = told["state"], told["failure"], told["reason"] or ""
+            end = end_told(run) or lost
+            name, failure, reason = end["state"], end["failure"], end["reason"] or ""
         if name == "rendered":
             reason = (
                 f"written by `launcher render`, not started; {run.scripts / 'start.sh'} starts it by hand"
@@ -167,20 +167,20 @@ class LocalScheduler(Scheduler):
             return b""
 
     def cancel(self, run: RunDir) -> None:
-        """Ask for a checkpoint and an end; a second call ends the ranks at once."""
+        """Ask the run to write a checkpoint and stop. A second call ends the ranks at once."""
         status = self.status(run)
         if status.ended:
             self._end_orphans(run)
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         try:
             replace_text(run.cancel, f"{time.time()}\n")
-        except OSError as error:  # where the disk is full, a signal asks for the same
+        except OSError as error:  # if the disk is full, send a signal instead
             if not signal_supervisor(run, signal.SIGINT):
                 raise SchedulerError(f"cannot write {run.cancel}: {error.strerror}") from None
 
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
-            remove_handover(run, 0)  # of a run whose every process was killed
+            remove_handover(run, 0)  # left behind if every process of the run was killed
             shutil.rmtree(run.path)
 
     def _end_orphans(self, run: RunDir) -> None:
@@ -193,9 +193,7 @@ class LocalScheduler(Scheduler):
             start = log.tell()
             replace_json(run.state, {"state": "submitted", "time": now()})
             if run.supervisor_lock.exists():
-                os.truncate(
-                    run.supervisor_lock, 0
-                )  # the record of the last supervisor; the lock itself stays
+                os.truncate(run.supervisor_lock, 0)  # drop the last supervisor's record, keep the lock itself
             try:
                 process = subprocess.Popen(
                     command,
@@ -214,15 +212,15 @@ class LocalScheduler(Scheduler):
                 return
             time.sleep(0.02)
         if process.poll() is not None and run.read_state().get("state") != "submitted":
-            return  # the whole run was shorter than our look at it
-        process.kill()  # one that comes up after all would not know that nobody believes in it
+            return  # the whole run ended before we looked
+        process.kill()  # if it came up later, it would keep running after we reported failure
         said = self.logs(run, start).decode(errors="replace").strip()
         reason = f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}"
         raise _not_started(run, before, reason)
 
 
 def _for_us_alone(path: str, flags: int) -> int:
-    """An opener: what the supervisor's interpreter and its dynamic linker print is not masked."""
+    """Open a file for this user only: the output of the interpreter and the dynamic linker is not masked."""
     return os.open(path, flags, 0o600)
 
 
@@ -234,14 +232,14 @@ def _lost(run: RunDir) -> str:
 
 
 def _not_started(run: RunDir, before: Mapping[str, Any], reason: str) -> SchedulerError:
-    """Gives the run its state of before, with the reason; a new run has failed."""
+    """Restore the run's earlier state and add the reason. A new run has failed."""
     state = "failed" if before.get("state") == "submitted" else before.get("state")
     replace_json(run.state, {**before, "state": state, "reason": reason})
     return SchedulerError(reason)
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what would make the supervisor's children look like those of another run."""
+    """Our environment, without the variables that would assign the supervisor's children to another run."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
 
 

@@ -1,4 +1,4 @@
-"""Which scheduler has a run, and the states of many runs with one question to each cluster."""
+"""Find the scheduler of a run, and query the states of many runs with one query per cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ LOCAL = {"scheduler": "local"}
 
 
 def scheduler_of(run: RunDir) -> Scheduler:
-    """A run that was only rendered, and one whose supervisor is a process of this machine, are local ones.
-    Raises UnknownSchedulerError."""
+    """Return the scheduler of a run. Raises UnknownSchedulerError.
+
+    A run that was only rendered, and one whose supervisor is a process of this machine, are local.
+    """
     cluster: dict[str, Any] = run.read_about().get("cluster") or LOCAL
     kind = scheduler_class(str(cluster.get("scheduler", "local")))
     if not _was_sent(run) or kind.is_here(run, cluster):
@@ -24,12 +26,15 @@ def scheduler_of(run: RunDir) -> Scheduler:
 
 
 def statuses(runs: Iterable[RunDir]) -> list[Status]:
-    """In the order given. One that was deleted meanwhile is left out, one that cannot be read is damaged."""
+    """Status of each run, in the given order.
+
+    Runs deleted in the meantime are left out; unreadable ones are damaged.
+    """
     return list(states_of(runs).values())
 
 
 def states_of(runs: Iterable[RunDir]) -> dict[RunDir, Status]:
-    """As `statuses`, each with its run."""
+    """Like `statuses`, as a mapping from each run."""
     chosen = list(runs)
     found: dict[RunDir, Status] = {}
     by_scheduler: dict[Scheduler, list[RunDir]] = {}
@@ -38,50 +43,52 @@ def states_of(runs: Iterable[RunDir]) -> dict[RunDir, Status]:
             by_scheduler.setdefault(scheduler_of(run), []).append(run)
         except (*DAMAGE, UnknownSchedulerError) as error:
             found |= _damaged(run, error)
-    for scheduler, its in by_scheduler.items():
-        found |= _states_at(scheduler, its)
+    for scheduler, its_runs in by_scheduler.items():
+        found |= _states_at(scheduler, its_runs)
     return {run: found[run] for run in chosen if run in found}
 
 
 def _states_at(scheduler: Scheduler, runs: Sequence[RunDir]) -> dict[RunDir, Status]:
-    """Where the records of one are damaged, each is looked at by itself."""
+    """Status of the runs of one scheduler. If any is damaged, each is queried by itself."""
     try:
         return dict(zip(runs, scheduler.statuses(runs), strict=True))
     except DAMAGE as error:
         if len(runs) == 1:
             return _damaged(runs[0], error)
-        return {run: status for one in runs for run, status in _states_at(scheduler, [one]).items()}
+        return {run: status for single in runs for run, status in _states_at(scheduler, [single]).items()}
 
 
 DAMAGE = (RunNotFoundError, LookupError, TypeError, ValueError, AttributeError, OSError)
-"What reading the records of a run raises when they are not as launcher writes them."
+"Exceptions from reading a run's records if they are not as launcher writes them."
 
 
 def _damaged(run: RunDir, error: Exception) -> dict[RunDir, Status]:
-    """Nothing where the run was deleted meanwhile."""
+    """The status of a damaged run; empty if the run was deleted in the meantime."""
     if not run.submitted.exists():
         return {}
-    told = isinstance(error, RunNotFoundError | SchedulerError)
-    reason = str(error) if told else f"{type(error).__name__}: {error}"
+    known = isinstance(error, RunNotFoundError | SchedulerError)
+    reason = str(error) if known else f"{type(error).__name__}: {error}"
     handle = of_record(LOCAL).handle(run)
     return {run: Status(run.id, "", "damaged", handle, reason=reason, path=str(run.path))}
 
 
 def cancel_all(runs: Iterable[RunDir], name: str) -> Cancelled:
-    """Those that have not ended, with one question to each cluster. `name` says what they are together.
-    Raises SchedulerError, also where all of them have ended."""
+    """Cancel the runs that have not ended, with one query per cluster. `name` is what messages call them.
+
+    Raises SchedulerError, also if all of them have ended.
+    """
     done = Cancelled()
-    for scheduler, its in _by_scheduler(runs).items():
-        done += scheduler.cancel_all(its, name)
+    for scheduler, its_runs in _by_scheduler(runs).items():
+        done += scheduler.cancel_all(its_runs, name)
     if done == Cancelled():
         raise SchedulerError(f"{name}: none of its runs is running or waiting")
     return done
 
 
 def remove(runs: Iterable[RunDir]) -> None:
-    """Logs, checkpoints, everything, here and where they ran. Raises SchedulerError, OSError."""
-    for scheduler, its in _by_scheduler(runs).items():
-        scheduler.remove(its)
+    """Delete everything of the runs, here and where they ran. Raises SchedulerError, OSError."""
+    for scheduler, its_runs in _by_scheduler(runs).items():
+        scheduler.remove(its_runs)
 
 
 def _by_scheduler(runs: Iterable[RunDir]) -> dict[Scheduler, list[RunDir]]:
@@ -92,6 +99,6 @@ def _by_scheduler(runs: Iterable[RunDir]) -> dict[Scheduler, list[RunDir]]:
 
 
 def _was_sent(run: RunDir) -> bool:
-    """Not only rendered."""
+    """Whether the run was more than rendered."""
     kinds = {"submitting", "submitted", "job"}
     return any(event.get("event") in kinds for event in run.read_events())

@@ -1,4 +1,4 @@
-"""What all schedulers prepare alike: the run's own record and the rendered scripts."""
+"""What all schedulers prepare in the same way: run.json and the values of the scripts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from launcher.schedulers.base import Request
 
 
 def new_run_id(name: str) -> str:
-    """`gpt-demo-20261121-085401-3fa2`: readable, sorts by time, unique without a server."""
+    """A run id such as `gpt-demo-20261121-085401-3fa2`: readable, sorted by time, unique without a server."""
     slug = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-_")[:40] or "run"
     return f"{slug}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
 def about(request: Request) -> dict[str, Any]:
-    """The content of run.json: what was asked for, and with what. Raises SpecError, ImageError."""
+    """The content of run.json: what was requested, and the versions in use. Raises SpecError, ImageError."""
     request = _with_digest(request)
     return {
         "id": request.run_id,
@@ -46,7 +46,7 @@ def about(request: Request) -> dict[str, Any]:
 
 
 def target(request: Request, run_dir: str, workdir: str, python: str, carried: dict[str, str]) -> Target:
-    """The values that every template sees. Raises SpecError, ImageError."""
+    """The values that every template uses. Raises SpecError, ImageError."""
     request = _with_digest(request)
     return Target(
         job=request.job,
@@ -64,7 +64,7 @@ def target(request: Request, run_dir: str, workdir: str, python: str, carried: d
 
 
 def _with_digest(request: Request) -> Request:
-    """`catalog:NAME` becomes the image that this name means now: a resumed run keeps to it."""
+    """Replace `catalog:NAME` by the image that it means now, so that a resumed run keeps it."""
     job, cluster = request.job, request.cluster
     if not any(
         image is not None and image.startswith(PREFIX) for image in (job.image, cluster.container.image)
@@ -87,10 +87,10 @@ def _versions() -> dict[str, str]:
     return versions | {package: version for package, version in found.items() if version is not None}
 
 
-# A sweep prepares a thousand runs of the same code.
+# Cached, because a sweep prepares a thousand runs of the same code.
 @functools.cache
 def look_at_code(workdir: Path) -> tuple[subprocess.Popen[str], ...]:
-    """Start git on the working directory, for `about`, which waits for its answers."""
+    """Start git on the working directory. `about` waits for its answers."""
     asked = (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", "."))
     try:
         return tuple(

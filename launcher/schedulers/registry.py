@@ -1,7 +1,7 @@
-"""Which scheduler serves a cluster: those of launcher, and those that other packages register.
+"""Map a cluster to its scheduler: launcher's own, and those that other packages register.
 
-A package registers a scheduler as an entry point of the group `launcher.schedulers`; the name of the entry
-point is the `scheduler:` of a cluster profile, and its object a subclass of `Scheduler`.
+A package registers a scheduler as an entry point of the group `launcher.schedulers`. The entry point's name
+is the `scheduler:` of a cluster profile, and its object is a subclass of `Scheduler`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class UnknownSchedulerError(SchedulerError):
-    """The package that registers the scheduler of a profile is not installed."""
+    """The package that registers the profile's scheduler is not installed."""
 
 
 BUILT_IN = {
@@ -30,12 +30,12 @@ BUILT_IN = {
 
 
 def of_cluster(cluster: Cluster) -> Scheduler:
-    """Raises SchedulerError."""
+    """The scheduler of a cluster. Raises SchedulerError."""
     return of_record(cluster.model_dump(mode="json", by_alias=True))
 
 
 def of_record(cluster: Mapping[str, Any]) -> Scheduler:
-    """The scheduler of a profile as `run.json` holds it. Raises SchedulerError."""
+    """The scheduler of a profile as recorded in `run.json`. Raises SchedulerError."""
     kind = scheduler_class(str(cluster.get("scheduler")))
     place = kind.place(cluster)
     if (kind, place) not in opened:
@@ -44,12 +44,12 @@ def of_record(cluster: Mapping[str, Any]) -> Scheduler:
 
 
 opened: dict[tuple[type[Scheduler], Hashable], Scheduler] = {}
-"One object for each place: what it prepares, it also sends."
+"One object per place, so that the object that prepares a run also sends it."
 
 
 @functools.cache
 def scheduler_class(name: str) -> type[Scheduler]:
-    """Raises UnknownSchedulerError."""
+    """The class of a scheduler. Raises UnknownSchedulerError."""
     if name in BUILT_IN:
         module, _, found = BUILT_IN[name].partition(":")
         kind: type[Scheduler] = getattr(importlib.import_module(module), found)

@@ -1,4 +1,4 @@
-"""The run directory as a scheduler writes it before the run, and reads it afterwards."""
+"""Write the run directory before a run, and read its status afterwards."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ from launcher.spec.cluster import MODES
 
 
 def copies(place: str, runs: str) -> Path:
-    """Where the copies of run directories are kept that lie in the folder `runs` of another `place`."""
+    """The folder for copies of run directories that are in the folder `runs` of another `place`."""
     where = hashlib.sha256(f"{place}:{runs}".encode()).hexdigest()[:8]
     return Path(platformdirs.user_state_dir("launcher")) / "mirrors" / f"{place}-{where}"
 
 
 def for_us_alone(folder: Path) -> Path:
-    """Made if missing. What lies below is for no other user, whatever the umask says. Raises OSError."""
+    """Create the folder if it is missing, for this user only, whatever the umask is. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     return folder
 
 
 def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
-    """Create the run directory whole or not at all, for whom `paths.access` says. Raises OSError."""
+    """Create the run directory completely or not at all, with the rights of `paths.access`.
+
+    Raises OSError.
+    """
     final = Path(prepared.run_dir)
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = RunDir(final.with_name(f".{final.name}.partial"))
     try:
         partial.path.mkdir(mode=0o700)
-        partial.path.chmod(MODES[prepared.request.cluster.paths.access])  # whatever the umask says
+        partial.path.chmod(MODES[prepared.request.cluster.paths.access])  # whatever the umask is
         _write_plan(partial.path, prepared)
         partial.checkpoints.mkdir()
         replace_json(partial.state, {"state": state, "time": prepared.about["created"]})
@@ -52,14 +55,14 @@ def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
 
 
 def write_plan(run: RunDir, prepared: Prepared) -> Path:
-    """Put another plan in force from the next attempt on, whole or not at all. Raises OSError."""
+    """Put another plan in force from the next attempt on, completely or not at all. Raises OSError."""
     attempts = run.attempts()
     final = run.plan_from(attempts[-1].number + 1 if attempts else 0)
     partial = final.with_name(f".{final.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         _write_plan(partial, prepared)
-        shutil.rmtree(final, ignore_errors=True)  # of a supervisor that came to no attempt
+        shutil.rmtree(final, ignore_errors=True)  # left by a supervisor that started no attempt
         partial.rename(final)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -68,7 +71,7 @@ def write_plan(run: RunDir, prepared: Prepared) -> Path:
 
 
 def rewrite_run(run: RunDir, prepared: Prepared) -> None:
-    """Before anything has begun: as it was planned for another kind of node. Raises OSError."""
+    """Replace the plan of a run that has not begun, for another kind of node. Raises OSError."""
     shutil.rmtree(run.scripts)
     _write_plan(run.path, prepared)
 
@@ -84,7 +87,7 @@ def _write_plan(folder: Path, prepared: Prepared) -> None:
 
 @contextlib.contextmanager
 def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
-    """Put another plan in force; where the run could not be started with it, take it back."""
+    """Put another plan in force, and take it back if the run could not be started with it."""
     if again is None:
         yield
         return
@@ -104,15 +107,18 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def asking_to_stop(run: RunDir, sent: Callable[[], bool]) -> Iterator[None]:
-    """Around what writes `run.cancel` and sends it. A request that was not sent is not kept: no later look
-    may send it. Raises SchedulerError, which says so."""
+    """Wrap the code that writes `run.cancel` and sends it.
+
+    If the request was not sent it is removed, so that no later query sends it. The SchedulerError raised says
+    so.
+    """
     with asking_all_to_stop([run], lambda _: sent(), run.id):
         yield
 
 
 @contextlib.contextmanager
 def asking_all_to_stop(runs: Sequence[RunDir], sent: Callable[[RunDir], bool], name: str) -> Iterator[None]:
-    """The same of several runs, of which messages speak as `name`."""
+    """Like `asking_to_stop`, but for several runs, which messages call `name`."""
     before = {run: _request(run) for run in runs}
     try:
         yield
@@ -139,7 +145,7 @@ def _take_back(run: RunDir, before: bytes | None, since: int) -> None:
         run.cancel.unlink(missing_ok=True)
     else:
         replace_bytes(run.cancel, before)
-        os.utime(run.cancel, ns=(since, since))  # what was sent is told by its time
+        os.utime(run.cancel, ns=(since, since))  # the file's time shows whether it was sent
 
 
 def _request(run: RunDir) -> tuple[bytes | None, int]:
@@ -151,8 +157,11 @@ def _request(run: RunDir) -> tuple[bytes | None, int]:
 
 
 def end_told(run: RunDir) -> dict[str, Any]:
-    """How a run ended whose supervisor could not write state.json (a full disk), as far as its events and
-    verdicts tell; {} where they tell of no end."""
+    """How a run ended whose supervisor could not write state.json (a full disk), from its events and
+    verdicts.
+
+    {} if they show no end.
+    """
     for event in reversed(run.read_events()):
         kind = event["event"]
         if kind in ("starting", "submitted", "resubmitted", "submitting", "attempt"):
@@ -162,14 +171,14 @@ def end_told(run: RunDir) -> dict[str, Any]:
         if kind == "ended" and event["failure"] == "succeeded":
             return {"state": "succeeded", "failure": "succeeded", "reason": event["reason"]}
     attempts = run.attempts()
-    told = read_record(attempts[-1].verdict) if attempts else {}
-    if told.get("failure") == "succeeded":
-        return {"state": "succeeded", "failure": "succeeded", "reason": str(told.get("reason", ""))}
+    verdict = read_record(attempts[-1].verdict) if attempts else {}
+    if verdict.get("failure") == "succeeded":
+        return {"state": "succeeded", "failure": "succeeded", "reason": str(verdict.get("reason", ""))}
     return {}
 
 
 def status_of(run: RunDir, handle: str, state: Mapping[str, Any]) -> Status:
-    """What the files of a run tell, with `state` in the place of its state.json."""
+    """The status from a run's files, with `state` in place of its state.json."""
     about = run.read_about()
     job: dict[str, Any] = about.get("job", {})
     attempts = run.attempts()

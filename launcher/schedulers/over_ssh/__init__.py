@@ -1,1 +1,1 @@
-"""A host without launcher: its commands, its files and the code that goes there, by plain OpenSSH."""
+"""Access to a host without launcher by plain OpenSSH: run commands, copy files, send the job's code."""

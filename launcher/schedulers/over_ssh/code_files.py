@@ -1,4 +1,5 @@
-"""Which files of a working directory are the job's code: what git ignores is not, nor what looks secret."""
+"""List the files of a working directory that are the job's code: not what git ignores or what looks
+secret."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh.secret_names import looks_secret
 
 OWN = ".launcherignore"
-"As .gitignore; what it names is not sent, also where git tracks it."
+"Same syntax as .gitignore. Files that it names are not sent, even if git tracks them."
 GIT = ".gitignore"
 PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
-"Where no git is: the nearest folder with one of them is the project, whose ignore files are read."
+"Without git, the nearest folder with one of these is the project, whose ignore files are read."
 _SLASH = "ps_d"
-"pathspec's group for the slash behind a folder that a pattern has matched."
+"pathspec's group for the slash after a folder that a pattern has matched."
 
 
 class SnapshotError(SchedulerError):
@@ -28,10 +29,10 @@ class SnapshotError(SchedulerError):
 def code_files(
     workdir: Path, send: Sequence[str] = (), secret: Sequence[Path] = ()
 ) -> tuple[list[str], list[str]]:
-    """Return the files of the code, and those that are left out because they are secret or look so.
+    """Return the files of the code, and the files that are left out because they are or look secret.
 
-    `send`: patterns of files that go all the same; `secret`: files with values of the job's own secrets.
-    Raises SnapshotError, OSError.
+    `send` holds patterns of files that are sent anyway; `secret` holds files with values of the job's
+    secrets. Raises SnapshotError, OSError.
     """
     wanted = {path for pattern in send for path in _matching(workdir, pattern)}
     own = IgnoreFiles(workdir, OWN)
@@ -54,10 +55,10 @@ def project_root(workdir: Path) -> Path:
 
 
 class IgnoreFiles:
-    """The ignore files of one name in a project, each for what lies below itself.
+    """The ignore files of one name in a project. Each applies to everything below its folder.
 
-    Those above the working directory say nothing of it where they ignore it as a whole: it is somebody's
-    choice all the same.
+    If the ignore files above the working directory ignore it as a whole, they are disregarded: the user has
+    chosen to work there anyway.
     """
 
     def __init__(self, workdir: Path, name: str) -> None:
@@ -75,8 +76,10 @@ class IgnoreFiles:
         self._ignored = {"": False}
 
     def ignore(self, path: str) -> bool:
-        """Whether `path`, relative to the working directory, is ignored: by itself, or with a folder that it
-        lies in. A folder ends in a slash. Raises SnapshotError, OSError."""
+        """Whether `path`, relative to the working directory, is ignored itself or within an ignored folder.
+
+        A folder's path ends in a slash. Raises SnapshotError, OSError.
+        """
         return self._ignore(self._within + path)
 
     def _ignore(self, path: str) -> bool:
@@ -89,7 +92,7 @@ class IgnoreFiles:
         return self._ignored[path]
 
     def _named(self, path: str) -> bool:
-        """The innermost file that says anything about the path decides."""
+        """Whether the path is ignored by name. The innermost file with a matching pattern decides."""
         for folder in PurePosixPath(path).parents:
             where = "" if folder.name == "" else f"{folder}/"
             for pattern in self._patterns(where):
@@ -98,18 +101,21 @@ class IgnoreFiles:
         return False
 
     def _patterns(self, folder: str) -> Sequence[RegexPattern]:
-        """The last one first: it decides."""
+        """The folder's patterns in reverse order, because the last match decides."""
         if folder not in self._read:
             self._read[folder] = _patterns_of(self.top / folder / self.name)[::-1]
         return self._read[folder]
 
 
 def _matches(pattern: RegexPattern, path: str) -> bool:
-    """Whether a pattern means the path itself. pathspec matches what lies below a folder, too; git does not,
-    which makes a difference where a later pattern says otherwise of the folder."""
+    """Whether a pattern matches the path itself.
+
+    pathspec also matches everything below a folder; git does not. It matters if a later pattern re-includes
+    the folder.
+    """
     if pattern.regex is None:
         return False
-    # The second look is for a pattern such as `*/`, which pathspec lets match any slash.
+    # The second search is for patterns such as `*/`, whose slash pathspec lets match anywhere.
     for found in (pattern.regex.search(path), pattern.regex.search(path, len(path) - 1)):
         if found and (found.groupdict().get(_SLASH) is None or found.end(_SLASH) == len(path)):
             return True
@@ -117,7 +123,7 @@ def _matches(pattern: RegexPattern, path: str) -> bool:
 
 
 def _patterns_of(file: Path) -> list[RegexPattern]:
-    """Raises SnapshotError, OSError."""
+    """Parse an ignore file. Raises SnapshotError, OSError."""
     try:
         text = os.fsdecode(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -132,7 +138,7 @@ def _patterns_of(file: Path) -> list[RegexPattern]:
 
 
 def _matching(workdir: Path, pattern: str) -> Iterator[str]:
-    """The files of an entry of `send:`, whatever else is said of them. Raises SnapshotError."""
+    """The files of a `send:` entry, even if they are ignored. Raises SnapshotError."""
     found = list(workdir.glob(pattern))
     if not found:
         raise SnapshotError(f"send: there is no {pattern} in {workdir}")
@@ -148,19 +154,19 @@ def _is_one_of(file: Path, others: Sequence[Path]) -> bool:
 
 def _not_ignored(folder: Path) -> Iterator[str]:
     listed = _listed_by_git(folder)
-    if not listed:  # also of a folder that git ignores
+    if not listed:  # also if git ignores the folder
         yield from _walked(folder)
         return
     for path in listed:
         whole = folder / path
-        if whole.is_dir() and not whole.is_symlink():  # a repository in the repository
+        if whole.is_dir() and not whole.is_symlink():  # a nested repository
             yield from (f"{path.rstrip('/')}/{below}" for below in _not_ignored(whole))
         else:
             yield path
 
 
 def _listed_by_git(folder: Path) -> list[str] | None:
-    """None where no git knows the folder."""
+    """The files that git lists; None if the folder is in no repository."""
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, env={**os.environ, "LC_ALL": "C"})
@@ -175,28 +181,31 @@ def _listed_by_git(folder: Path) -> list[str] | None:
 
 
 def _walked(root: Path) -> Iterator[str]:
-    """Yield what git would list if it knew the folder, except what Python makes by itself. Raises OSError."""
+    """Yield what git would list if the folder were a repository, except Python's own files.
+
+    Raises OSError.
+    """
     ignored = [IgnoreFiles(root, GIT), IgnoreFiles(root, OWN)]
 
     def taken(path: str) -> bool:
-        return not any(one.ignore(path) for one in ignored)
+        return not any(files.ignore(path) for files in ignored)
 
     def fail(error: OSError) -> None:
         raise error
 
     for path, folders, names in os.walk(root, onerror=fail):
-        here = Path(path)
-        links = [name for name in folders if (here / name).is_symlink()]
+        parent = Path(path)
+        links = [name for name in folders if (parent / name).is_symlink()]
         inner = [name for name in folders if name not in (".git", "__pycache__", *links)]
-        inner = [name for name in inner if taken(f"{_relative(here / name, root)}/")]
-        repositories = [name for name in inner if (here / name / ".git").exists()]
+        inner = [name for name in inner if taken(f"{_relative(parent / name, root)}/")]
+        repositories = [name for name in inner if (parent / name / ".git").exists()]
         folders[:] = [
-            name for name in inner if name not in repositories and not (here / name / "pyvenv.cfg").exists()
+            name for name in inner if name not in repositories and not (parent / name / "pyvenv.cfg").exists()
         ]
         for name in repositories:
-            at = _relative(here / name, root)
-            yield from (f"{at}/{below}" for below in _not_ignored(here / name))
-        yield from filter(taken, (_relative(here / name, root) for name in [*names, *links]))
+            at = _relative(parent / name, root)
+            yield from (f"{at}/{below}" for below in _not_ignored(parent / name))
+        yield from filter(taken, (_relative(parent / name, root) for name in [*names, *links]))
 
 
 def _relative(path: Path, root: Path) -> str:

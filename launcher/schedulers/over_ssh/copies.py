@@ -1,4 +1,4 @@
-"""Runs that lie on a host behind ssh: their copies here, and the job's code, which goes there once."""
+"""Runs on a host behind ssh: their local copies, and the job's code, which is sent once."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
 
 LOOK_SECONDS = 1.0
-"Between two looks at a run that goes on; one that waits in the queue is looked at ten times as seldom."
+"Minimum pause between two queries about a running run; ten times that for a queued one."
 SENT = ".sent"
-"Beside the copies: the snapshots that were sent, the newest last."
+"File beside the copies that lists the snapshots sent, newest last."
 
 T = TypeVar("T")
 
 
 class NotSentError(SchedulerError):
-    """The code, or what was written here, could not be written there: nothing was started."""
+    """Nothing was started, because the code or the run directory could not be written on the host."""
 
 
 class Copies:
-    """`there` is the folder of the runs on the host. `codes`: what was taken, where several hosts know one
-    another's. `wanted`: what each look brings besides the records."""
+    """The local copies of runs on a host.
+
+    `there` is the folder of the runs on the host. `codes` holds the snapshots taken; several hosts may share
+    it. `wanted` is what each query fetches besides the records.
+    """
 
     def __init__(self, ssh: Over, there: str, codes: dict[str, snapshot.Snapshot] | None = None) -> None:
         self.ssh, self.there = ssh, there
@@ -44,22 +47,26 @@ class Copies:
         self.wanted: Wanted | None = None
         self._codes = codes if codes is not None else {}
         self._last: tuple[float, Status] | None = None
-        "When to look again, and what was seen."
+        "(when to query again, last status)."
 
     def take_code(self, request: Request) -> tuple[str, tuple[str, ...]]:
-        """Take the working directory as it is now; return where it will lie, and what to tell of it before.
-        Raises SchedulerError, OSError."""
+        """Take a snapshot of the working directory.
+
+        Return its future place on the host, and notes for the user.
+
+        Raises SchedulerError, OSError.
+        """
         code = snapshot.of_request(request, leave_out=[default_root().resolve()])
         self._codes[code.digest] = code
         return snapshot.place(self.there, code.digest), code.notes
 
     def write(self, prepared: Prepared) -> RunDir:
-        """The run directory's copy here, from which the next round trip makes it. Raises OSError."""
+        """Write the local copy of the run directory, which the next round trip sends. Raises OSError."""
         folder = for_us_alone(self.mirror.here)
         return write_run(replace(prepared, run_dir=str(folder / prepared.request.run_id)))
 
     def lately(self, run: RunDir, look: Callable[[], Status]) -> Status:
-        """What was seen last, for a moment: a follower asks more often than there is news."""
+        """Return the last status for a moment, because a follower asks more often than anything changes."""
         if (
             self._last is not None
             and self._last[0] > time.monotonic()
@@ -73,7 +80,7 @@ class Copies:
         return found
 
     def fetch(self, run: RunDir, wanted: Wanted | None) -> None:
-        """Raises SchedulerError."""
+        """Update the local copy. Raises SchedulerError."""
         self.wanted, self._last = wanted, None
         self.mirror.choose([run], wanted)
         self.mirror.run(":")
@@ -85,7 +92,7 @@ class Copies:
         return f"{self.ssh.name}:{self.there}/{run.id}"
 
     def remove(self, runs: Sequence[RunDir], first: str = "") -> None:
-        """There, after `first`, which is shell. Raises SchedulerError."""
+        """Delete the runs on the host, after the shell text `first`. Raises SchedulerError."""
         done = self.ssh.run(
             f"{first}rm -rf " + " ".join(quote(f"{self.there}/{run.id}") for run in runs), timeout=600
         )
@@ -94,7 +101,7 @@ class Copies:
 
     @contextmanager
     def strictly(self, runs: Sequence[RunDir], first: str = "") -> Iterator[None]:
-        """What is done depends on what was written here."""
+        """Make round trips fail unless local changes were written on the host."""
         self.mirror.choose(runs)
         self.mirror.first, self.mirror.strict = first, True
         try:
@@ -104,14 +111,14 @@ class Copies:
 
     @contextmanager
     def asking_all_to_stop(self, runs: Sequence[RunDir], name: str) -> Iterator[None]:
-        """The same for several runs, of which messages speak as `name`."""
+        """Like `asking_to_stop`, but for several runs, which messages call `name`."""
         self._last = None
         with asking_all_to_stop(runs, lambda run: self.mirror.has_sent(run.cancel), name):
             yield
 
     @contextmanager
     def asking_to_stop(self, run: RunDir) -> Iterator[None]:
-        """Around what writes `run.cancel` and sends it."""
+        """Wrap the code that writes `run.cancel` and sends it."""
         self._last = None
         with asking_to_stop(run, lambda: self.mirror.has_sent(run.cancel)):
             yield
@@ -119,8 +126,11 @@ class Copies:
     def deliver(
         self, runs: Sequence[RunDir], checks: Sequence[str], then: Callable[[], T], *, copied: bool = True
     ) -> T:
-        """The code of the runs where it is new there, then `then`, whose first round trip brings the run
-        directories if they are `copied`. `checks`: shell that must succeed before. Raises NotSentError."""
+        """Send the runs' code if it is new on the host, then call `then`.
+
+        The first round trip of `then` sends the run directories if they are `copied`. `checks` is shell that
+        must succeed first. Raises NotSentError.
+        """
         self._last = None
         digests = sorted({run.read_about()["workdir"].rpartition("/")[2] for run in runs})
         codes = [self._codes[digest] for digest in digests if digest in self._codes]
@@ -136,7 +146,7 @@ class Copies:
             if not codes or snapshot.MISSING not in str(error):
                 raise NotSentError(str(error)) from None
         for code in codes:
-            self._send_code(code)  # somebody has cleaned up there
+            self._send_code(code)  # the code was deleted on the host
         try:
             with self.strictly(brought, first):
                 return then()
@@ -159,7 +169,7 @@ class Copies:
 
 
 def absolute(runs: str | None, where: str) -> str:
-    """`paths.runs` of a profile whose runs are elsewhere. Raises SchedulerError."""
+    """Check `paths.runs` of a profile whose runs are on another host. Raises SchedulerError."""
     if runs is None or not runs.startswith("/"):
         raise SchedulerError(
             f"{where}: name the folder for the runs in the profile, as an absolute path on a disk "

@@ -1,4 +1,5 @@
-"""One round trip with a cluster as POSIX shell: our changes to run directories, a script, their changes."""
+"""One round trip with a host, as POSIX shell: send our changes to run directories, run a script, fetch
+theirs."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from shlex import quote
 from launcher.rundir.table import COPIED_NAMES, GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS
 
 PART = 4 * 2**20
-"Bytes that one round trip brings at most; there are as many as it takes."
+"Maximum bytes that one round trip fetches. More data takes further round trips."
 LARGEST_LOG = 2**30
 LARGEST_RECORD = 4 * 2**20
-"Bytes of a file that is replaced whole."
+"Maximum bytes of a file that is replaced whole."
 UNSEEN = "new"
-"In the place of an inode: the file was sent, and not yet seen there."
+"Stands for the inode of a file that was sent and not yet seen on the host."
 
 _NEWER = "changed there meanwhile:"
 
@@ -27,7 +28,8 @@ _SEEN = "%i %s %T@"
 
 @dataclass(frozen=True)
 class Known:
-    """A file as both sides know it: inode, bytes and time there, and the time of the copy here (ns)."""
+    """A file as both sides know it: inode, bytes and time on the host, and the time of the local copy
+    (ns)."""
 
     inode: str
     size: int
@@ -41,14 +43,14 @@ class Known:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to bring besides the records; None selects all ranks or nodes."""
+    """What to fetch besides the records. None selects all ranks or nodes."""
 
     logs: bool = False
     ranks: frozenset[int] | None = None
     nodes: frozenset[int] | None = None
 
     def covers(self, path: str) -> bool:
-        """Whether a round trip would bring `path` (below a run) if it were new."""
+        """Whether a round trip would fetch `path` (relative to a run) if it were new."""
         parts = path.split("/")
         if not set(LOG_FOLDERS) & set(parts[:-1]):
             return True
@@ -60,7 +62,7 @@ class Wanted:
 
     @property
     def condition(self) -> str:
-        """Of `find`."""
+        """The selection as conditions of `find`."""
         chosen = []
         for numbers, test in ((self.ranks, "-name 'rank-{:03d}.*'"), (self.nodes, "-path '*/node-{:02d}/*'")):
             if numbers is not None:
@@ -74,14 +76,14 @@ class Wanted:
 
 @dataclass
 class Changes:
-    """What was written here since the last round trip. Paths begin with the run's id."""
+    """What was written locally since the last round trip. Paths begin with the run's id."""
 
     new: list[str] = field(default_factory=list)
-    "Runs that the cluster does not have: they appear there whole or not at all."
+    "Runs that the host does not have. Each appears there whole or not at all."
     grown: dict[str, int] = field(default_factory=dict)
     "Path -> the size that both sides know."
     written: dict[str, Known | None] = field(default_factory=dict)
-    "Path -> what it replaces there."
+    "Path -> the version that it replaces on the host."
     removed: dict[str, Known] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -90,7 +92,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Piece:
-    """One file's news. `kind`: same (as it was sent), end (from `offset` on), whole, gone, large, folder."""
+    """A change of one file. `kind`: same (as sent), end (from `offset` on), whole, gone, large, folder."""
 
     kind: str
     inode: str
@@ -103,18 +105,20 @@ class Piece:
 
 @dataclass
 class Exchanged:
+    """The result of a round trip."""
+
     answer: subprocess.CompletedProcess[bytes]
     pieces: list[Piece]
     lost: set[str]
-    "Runs that are not there."
+    "Runs that do not exist on the host."
     refused: str | None = None
-    "Why our changes could not be written; then nothing else was done."
+    "Why our changes could not be written. Nothing else was done then."
     more: bool = False
-    "There is more than one round trip brings."
+    "There is more to fetch than fits in one round trip."
 
 
 class NotWholeError(Exception):
-    pass
+    """The answer is incomplete."""
 
 
 def text(
@@ -129,8 +133,11 @@ def text(
     wanted: Wanted,
     strict: bool,
 ) -> str:
-    """Shell. `first` must succeed before anything else is done; `parcel` bytes of tar stand on stdin, then
-    what `script` reads."""
+    """The shell of one round trip.
+
+    `first` must succeed before anything else is done. stdin holds `parcel` bytes of tar, then what `script`
+    reads.
+    """
     lines = [
         f"m={mark} had=",
         'refuse() { printf "%s refused\\n" $m; rm -rf ".in-$m"; exit 74; }',
@@ -146,7 +153,10 @@ def text(
 
 
 def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
-    """Nothing is replaced that has changed there since it was last seen; `strict`: then nothing is done."""
+    """Write our changes, but replace no file that has changed on the host.
+
+    If `strict`, such a file stops all.
+    """
     lines = [
         f'mkdir -p {quote(root)} && cd {quote(root)} && mkdir ".in-$m" || refuse',
         f'head -c {parcel} | tar -xf - -C ".in-$m" || refuse',
@@ -154,7 +164,7 @@ def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
         'place() { mv ".in-$m/$1" "$1" || refuse; }',
     ]
     for run in map(quote, changes.new):
-        # It is there already when only an answer was lost.
+        # The run exists already if only the last answer was lost.
         lines.append(f'if [ -d {run} ]; then had="$had {run} "; else place {run}; fi')
     for path, before in changes.written.items():
         file, folder = quote(path), quote(posixpath.dirname(path))
@@ -167,7 +177,7 @@ def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
             )
     for path, gone in changes.removed.items():
         lines.append(f'[ "$(seen {quote(path)})" != {quote(gone.seen)} ] || rm -f {quote(path)} || refuse')
-    # Last: it could not be taken back.
+    # Last, because appending cannot be undone.
     lines += [f'cat ".in-$m"/{quote(path)} >>{quote(path)} || refuse' for path in changes.grown]
     return [*lines, 'rm -rf ".in-$m"']
 
@@ -214,7 +224,7 @@ t=$(mktemp) || exit 70
 trap 'rm -f "$t"' EXIT
 """
 
-# A process for each file is what a thousand runs cost: perl, where there is one, needs none.
+# Processes per file would dominate the time for a thousand runs. perl, if installed, needs none.
 _SEND = r"""
 send() {
   if command -v perl >/dev/null; then
@@ -241,7 +251,8 @@ send() {
 
 
 def _get(mark: str, root: str, runs: Sequence[str], known: Mapping[str, Known], wanted: Wanted) -> list[str]:
-    """state.json first: once it tells of an end, everything that is looked at later is final."""
+    """Fetch the runs' changes. state.json comes first: if it reports an end, all files read later are
+    final."""
     if not runs:
         return []
     table = (f"{was.seen} {path}" for path, was in known.items() if wanted.covers(path.partition("/")[2]))
@@ -268,7 +279,7 @@ def _get(mark: str, root: str, runs: Sequence[str], known: Mapping[str, Known], 
 
 
 def parse(done: subprocess.CompletedProcess[bytes], mark: str) -> Exchanged:
-    """Raises NotWholeError."""
+    """Parse the answer of a round trip. Raises NotWholeError."""
     out = Exchanged(subprocess.CompletedProcess(done.args, 70, b"", done.stderr), [], set())
     ended = False
     for chunk in done.stdout.split(mark.encode() + b" ")[1:]:

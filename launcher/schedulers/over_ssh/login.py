@@ -1,4 +1,4 @@
-"""Where Slurm's commands run: on this host, or on a login node. Several questions, one round trip."""
+"""Run Slurm's commands on this host or on a login node: several queries in one round trip."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 from launcher.schedulers.base import MaybeDoneError, SchedulerError
 
 NOT_FOUND = 127
-"A shell's exit code for a command that is not there."
+"A shell's exit code for a command that does not exist."
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,27 @@ class LoginError(SchedulerError):
 
 
 class CutError(LoginError, MaybeDoneError):
-    """The connection was there; the answer did not come."""
+    """The connection was open, but the answer did not arrive."""
 
 
 class Login(Protocol):
-    """A host with Slurm's commands and the file system of the runs."""
+    """A host with Slurm's commands and the runs' file system."""
 
     name: str
-    "For messages: `this host`, or `user@host`."
+    "Name in messages: `this host`, or `user@host`."
 
     def run(
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
-        """POSIX shell text, with `stdin` for its commands. Raises LoginError, never on an exit code."""
+        """Run POSIX shell text, whose commands read `stdin`.
+
+        Raises LoginError, never because of an exit code.
+        """
         ...
 
 
 class Here:
-    """This host. `first` is shell before each script."""
+    """This host. `first` is shell that runs before each script."""
 
     name = "this host"
     first = ""
@@ -66,11 +69,11 @@ class Here:
 
 
 def ask(login: Login, questions: Mapping[str, Sequence[str]], timeout: float = 60.0) -> dict[str, Answer]:
-    """Run commands side by side in one round trip; the answers bear the names of the questions.
+    """Run commands in parallel in one round trip. The answers have the names of the queries.
 
-    Raises LoginError when the host cannot be reached or an answer is not whole.
+    Raises LoginError if the host cannot be reached or an answer is incomplete.
     """
-    mark = secrets.token_hex(8)  # what a login shell prints by itself cannot contain it
+    mark = secrets.token_hex(8)  # a login shell's own output cannot contain it
     asked = list(questions.items())
     lines = ["t=$(mktemp -d) || exit 70", "trap 'rm -rf \"$t\"' EXIT", "export LC_ALL=C"]
     for i, (_, command) in enumerate(asked):

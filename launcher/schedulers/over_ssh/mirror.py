@@ -1,5 +1,8 @@
-"""Run directories of a cluster as they are known here: what has changed on either side travels along with
-each question to Slurm, in the same round trip. Every reader works on the copy as on any run directory."""
+"""Local copies of run directories on a host, kept up to date.
+
+Changes of either side travel with every query in the same round trip. Readers use the copy like any run
+directory.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +32,21 @@ from launcher.schedulers.over_ssh.login import CutError, Login
 from launcher.schedulers.rundir import for_us_alone
 
 INDEX = ".mirror.json"
-"In the copy of a run: its files as of the last round trip."
+"File in the copy of a run that lists its files as of the last round trip."
 SLOWEST = 2**18
-"Bytes per second at which what was written here goes over: a sweep brings many runs."
+"Bytes per second assumed for sending, which sets the timeout. A sweep sends many runs."
 _MODE = 0o755
 
 
 class RefusedError(SchedulerError):
-    """What was written here could not be written there."""
+    """Local changes could not be written on the host."""
 
 
 class Mirrored:
-    """A Login; each of its round trips brings the chosen runs up to date on both sides: what was written
-    here goes first, then the script runs, then comes what was written there."""
+    """A Login whose round trips bring the chosen runs up to date on both sides.
+
+    Local changes are sent first, then the script runs, then the host's changes are fetched.
+    """
 
     def __init__(self, login: Login, here: Path, there: str) -> None:
         self.login, self.here, self.there = login, here, there
@@ -49,29 +54,29 @@ class Mirrored:
         self.first = ""
         "Shell that must succeed before anything else is done."
         self.strict = False
-        "Nothing is done where our changes cannot be written, or were overtaken by others."
+        "Do nothing if our changes cannot be written, or if the host has changed the same files."
         self.lost: set[str] = set()
-        "Runs whose directory was not there any more."
+        "Runs whose directory no longer exists on the host."
         self.too_large: set[str] = set()
-        "Files that are not copied, for their size."
+        "Files that are too large to be copied."
         self._doubted: set[str] = set()
         self._runs: list[str] = []
         self._wanted = Wanted()
 
     def choose(self, runs: Iterable[RunDir], wanted: Wanted | None = None) -> None:
-        """What the next round trips bring along; by default the records and no rank's lines."""
+        """Choose what the next round trips fetch; by default the records without any rank's output."""
         self._runs, self._wanted = [run.id for run in runs], wanted or Wanted()
 
-    def _doubt(self, path: str) -> None:
+    def _report_invalid_state(self, path: str) -> None:
         if path not in self._doubted:
-            told = f"{self.there}/{path} on {self.name} is not the state of a run"
-            print(f"{told}: what was known before is kept", file=sys.stderr)
+            where = f"{self.there}/{path} on {self.name} is not the state of a run"
+            print(f"{where}: what was known before is kept", file=sys.stderr)
         self._doubted.add(path)
 
     def run(
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
-        """Raises LoginError; RefusedError if `strict`: then `script` has not run."""
+        """Run a script. Raises LoginError; RefusedError if `strict`, and then `script` has not run."""
         try:
             done = self._exchange(script, stdin, timeout)
         except RefusedError:
@@ -79,21 +84,21 @@ class Mirrored:
                 raise
             done = self._exchange(script, stdin, timeout, send=False)
         more = done.more
-        while more:  # after a long absence in parts, so that none is large in memory
+        while more:  # after a long absence the data comes in parts, to limit memory
             more = self._exchange(":", b"", timeout).more
         return done.answer
 
     def has_sent(self, file: Path) -> bool:
-        """Whether `file`, at the top of a run directory, is there as it is here."""
+        """Whether the host has `file`, at the top of a run directory, as it is here."""
         known = _read_index(file.parent).get(file.name)
         return known is not None and known.here == file.stat().st_mtime_ns
 
     def _exchange(self, script: str, stdin: bytes, timeout: float, send: bool = True) -> Exchanged:
         mark = secrets.token_hex(8)
-        with _alone(self.here):  # what two processes both took for unsent would be sent twice
+        with _alone(self.here):  # two processes would both send what neither has sent yet
             index = {run: _read_index(self.here / run) for run in self._runs}
             changes = _changes(self.here, index) if send else Changes()
-            mine = _taken(self.here, index, send)
+            sent = _taken(self.here, index, send)
             parcel = _parcel(self.here, changes) if changes else b""
             known = _expected(self.here, index, changes)
             text = exchange.text(
@@ -116,7 +121,7 @@ class Mirrored:
                 raise CutError(f"{self.name}: {error}") from None
             if came.refused is not None:
                 raise RefusedError(f"nothing was done on {self.name}: {came.refused}")
-            self._apply(came, index, known, mine)
+            self._apply(came, index, known, sent)
         return came
 
     def _apply(
@@ -124,9 +129,12 @@ class Mirrored:
         came: Exchanged,
         before: Mapping[str, Mapping[str, Known]],
         known: Mapping[str, Known],
-        mine: Mapping[str, tuple[int, int]],
+        sent: Mapping[str, tuple[int, int]],
     ) -> None:
-        """No cluster decides where we write: only below the runs that were asked for."""
+        """Write what was fetched.
+
+        Whatever the host sends, only files below the requested runs are written.
+        """
         self.lost = came.lost
         fresh: dict[str, dict[str, Known]] = {run: {} for run in self._runs}
         for path, was in known.items():
@@ -138,7 +146,7 @@ class Mirrored:
             if run not in fresh or run in came.lost or not _is_below(name):
                 continue
             file = self.here / run / name
-            untouched = not file.exists() or mine.get(piece.path, (0, 0))[1] in (0, file.stat().st_mtime_ns)
+            untouched = not file.exists() or sent.get(piece.path, (0, 0))[1] in (0, file.stat().st_mtime_ns)
             if piece.kind == "gone" and untouched:
                 file.unlink(missing_ok=True)
                 fresh[run].pop(name, None)
@@ -149,9 +157,9 @@ class Mirrored:
             elif piece.kind == "same":
                 fresh[run][name] = replace(fresh[run][name], inode=piece.inode, time=piece.time)
             elif piece.kind == "end":
-                fresh[run][name] = _write_end(file, piece, mine.get(piece.path))
+                fresh[run][name] = _write_end(file, piece, sent.get(piece.path))
             elif name == "state.json" and piece.kind == "whole" and not fits(parsed(piece.data), STATE):
-                self._doubt(piece.path)
+                self._report_invalid_state(piece.path)
             elif piece.kind == "whole" and untouched:
                 fresh[run][name] = _write_whole(file, piece)
         for run in set(self._runs) - came.lost:
@@ -161,7 +169,7 @@ class Mirrored:
 
 
 def packed(run: Path, names: Iterable[str]) -> bytes:
-    """A tar of these files and folders of a run directory, of those that there are."""
+    """A tar of these files and folders of a run directory, as far as they exist."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
@@ -196,7 +204,7 @@ def _changes(here: Path, index: Mapping[str, Mapping[str, Known]]) -> Changes:
 
 
 def _taken(here: Path, index: Mapping[str, Mapping[str, Known]], send: bool) -> dict[str, tuple[int, int]]:
-    """Path -> size and time (ns) of what the other side knows after this round trip."""
+    """Path -> (size, time in ns) of each file as the host knows it after this round trip."""
     taken = {}
     for run, known in index.items():
         for name in _ours(here / run):
@@ -218,7 +226,7 @@ def _hidden(file: Path, run: Path) -> bool:
 
 
 def _parcel(here: Path, changes: Changes) -> bytes:
-    """A tar of what goes there; of a file that has grown, its new end."""
+    """A tar of what is sent. A file that has grown is sent from its old end."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for run in changes.new:
@@ -231,7 +239,7 @@ def _parcel(here: Path, changes: Changes) -> bytes:
 
 
 def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Without our user and group, and without our own notes. Nobody else may write into it there."""
+    """Drop our user, group and own index, and write permissions for others."""
     info.uid = info.gid = 0
     info.mode &= _MODE
     info.uname = info.gname = ""
@@ -246,7 +254,7 @@ def _add(tar: tarfile.TarFile, here: Path, path: str, start: int = 0) -> None:
 
 
 def _expected(here: Path, index: Mapping[str, Mapping[str, Known]], changes: Changes) -> dict[str, Known]:
-    """What will be there once our changes are: what is equal to it need not come back."""
+    """The files on the host once our changes are applied. Equal files need not be fetched."""
     known = {f"{run}/{name}": was for run, files in index.items() for name, was in files.items()}
     for run in changes.new:
         for file in (here / run).rglob("*"):
@@ -263,11 +271,14 @@ def _sent(file: Path) -> Known:
     return Known(UNSEEN, now.st_size, "-", now.st_mtime_ns)
 
 
-def _write_end(file: Path, piece: Piece, mine: tuple[int, int] | None) -> Known:
-    """What was appended here since the round trip began stays behind it, and goes with the next one."""
+def _write_end(file: Path, piece: Piece, sent: tuple[int, int] | None) -> Known:
+    """Write the new end.
+
+    What was appended here since the round trip began stays after it and is sent next time.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "r+b" if file.exists() else "w+b") as to:
-        to.seek(mine[0] if mine is not None else 0, os.SEEK_SET if mine is not None else os.SEEK_END)
+        to.seek(sent[0] if sent is not None else 0, os.SEEK_SET if sent is not None else os.SEEK_END)
         unsent = to.read()
         to.seek(piece.offset)
         to.write(piece.data + unsent)
@@ -278,7 +289,7 @@ def _write_end(file: Path, piece: Piece, mine: tuple[int, int] | None) -> Known:
 
 def _write_whole(file: Path, piece: Piece) -> Known:
     replace_bytes(file, piece.data)
-    whole = len(piece.data) == piece.size  # else it changed while it was read, and is asked for again
+    whole = len(piece.data) == piece.size  # otherwise it changed while it was read, and is fetched again
     return Known(piece.inode if whole else "-", piece.size, piece.time, file.stat().st_mtime_ns)
 
 
@@ -287,7 +298,7 @@ def _is_below(name: str) -> bool:
 
 
 def _forget_checkpoints(run: Path, there: set[str]) -> None:
-    """Of checkpoints only the names are copied, as empty folders."""
+    """Delete the checkpoints that the host no longer has. Only their names are copied, as empty folders."""
     with contextlib.suppress(OSError):
         for entry in (run / "checkpoints").iterdir():
             if f"{run.name}/checkpoints/{entry.name}" not in there:
@@ -299,7 +310,7 @@ def _read_index(run: Path) -> dict[str, Known]:
 
 
 def _write_index(run: Path, files: Mapping[str, Known]) -> None:
-    if run.is_dir():  # it was not deleted meanwhile
+    if run.is_dir():  # not deleted in the meantime
         record = {name: (was.inode, was.size, was.time, was.here) for name, was in files.items()}
         replace_bytes(run / INDEX, json.dumps(record).encode())
 

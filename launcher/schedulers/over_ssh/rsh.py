@@ -1,6 +1,6 @@
-"""What rsync starts in the place of ssh: greetings of a login shell do not reach its protocol.
+"""The program that rsync starts in place of ssh. It keeps a login shell's greeting out of rsync's protocol.
 
-Standard library only; it runs as a program of its own.
+It runs as a program of its own, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ quote = shlex.quote
 
 
 def environment(ssh: list[str], prepare: str) -> dict[str, str]:
-    """For rsync. `ssh` is the command up to the host; `prepare` runs there before rsync does."""
+    """The environment for rsync.
+
+    `ssh` is the command up to the host; `prepare` is shell that runs before rsync.
+    """
     return {
         **os.environ,
         "RSYNC_RSH": f'"{sys.executable}" "{Path(__file__).resolve()}"',
@@ -27,13 +30,14 @@ def environment(ssh: list[str], prepare: str) -> dict[str, str]:
 
 
 def through_any_shell(script: str) -> str:
-    """A command that runs `script` in sh, with no character that sh, csh or fish would take for its own."""
+    """A command that runs `script` in sh, without characters that sh, csh or fish would interpret."""
     octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(script))
     return f'sh -c \'eval "$(printf "{octal}")"\''
 
 
 def main() -> int:
-    """Arguments as rsync gives them: options and a host, which are ours already, then its own command."""
+    """Take rsync's arguments: options and a host, which LAUNCHER_SSH already holds, then its remote
+    command."""
     about = json.loads(os.environ["LAUNCHER_SSH"])
     mark = secrets.token_hex(8)
     server = shlex.join(sys.argv[sys.argv.index("rsync") :])

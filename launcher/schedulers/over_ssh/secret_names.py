@@ -1,4 +1,4 @@
-"""Files that look like secrets by their names: they do not leave this machine with the job's code."""
+"""Recognise files that look like secrets by their names. They are not sent with the job's code."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 FOLDERS = {".aws", ".azure", ".gcloud", ".gnupg", ".kube", ".oci", ".password-store", ".ssh"}
-"Everything below them."
+"Everything in these folders is secret."
 
 NAMES = (
-    # Variables of an environment; see also `looks_secret`.
+    # Environment variables; see also `looks_secret`.
     "*.env",
-    # Logins that tools keep.
+    # Credentials that tools store.
     *(".netrc", "_netrc", ".git-credentials", ".pgpass", ".my.cnf", ".pypirc", ".npmrc", ".yarnrc.yml"),
     *(".dockercfg", ".dockerconfigjson", ".htpasswd", ".s3cfg", ".boto", "rclone.conf", ".vault-token"),
     *("kaggle.json", "credentials", "credentials.json", "credentials.y*ml", "credentials.csv"),
@@ -22,27 +22,27 @@ NAMES = (
     *("token", ".token", "*.token", "*_token", "*-token", "token.txt", "*_token.txt", "token.json"),
     *("api[-_]key*", "*.apikey", ".hf_token", "runpod-key", "runpod-s3-key", "accesskeys.csv"),
     *(".databrickscfg", "kubeconfig*", ".renviron", "*[-_]key.json", "password*.txt", "passwd*.txt"),
-    # What was typed, tokens among it.
+    # Shell histories, which may contain tokens.
     *(".*_history", ".*-history"),
     *("*.tfstate", "*.tfstate.backup", "*.tfvars", "*.tfvars.json", ".pip.conf", "wandb-key*"),
-    # Private keys and where they are kept.
+    # Private keys and key stores.
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "ssh_host_*_key"),
     *("*.pem", "*.key", "*.ppk", "*.p8", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.kdb"),
     *("*.ovpn", "*.asc", "keytab", "*.keytab"),
 )
-"As `fnmatch` takes them, in lower case."
+"Patterns for `fnmatch`, in lower case."
 
 EXAMPLES = (".example", ".sample", ".template", ".tmpl", ".dist", ".defaults")
-"Ends of names of files that show what a secret one looks like."
+"Suffixes of example files, which only show the form of a secret one."
 
 CODE = (
     *(".py", ".pyi", ".pyx", ".so", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh", ".rs", ".go", ".js"),
     *(".ts", ".java", ".jl", ".sh", ".md", ".rst", ".html", ".j2", ".ipynb"),
 )
-"Ends of names of programs and pages that speak of secrets."
+"Suffixes of programs and documents, whose names may mention secrets."
 
 _PUBLIC = (b"BEGIN CERTIFICATE", b"BEGIN PUBLIC KEY", b"BEGIN PGP PUBLIC KEY", b"BEGIN PGP SIGNATURE")
-_SOME = 2**20  # bytes: a bundle of all certificate authorities has a quarter
+_SOME = 2**20  # bytes; a bundle of all certificate authorities has a quarter of that
 
 
 def looks_secret(root: Path, path: str) -> bool:
@@ -62,7 +62,7 @@ def looks_secret(root: Path, path: str) -> bool:
 
 
 def _public(file: Path) -> bool:
-    """Whether it holds certificates or public keys, and no private one."""
+    """Whether the file holds certificates or public keys, and no private key."""
     if file.is_symlink() or not file.is_file():
         return False
     with open(file, "rb") as opened:

@@ -1,4 +1,4 @@
-"""The job's code as it is now, named by its content: what was sent once is not sent again."""
+"""Snapshots of the job's code, named by their content, so that each is sent only once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from launcher.schedulers.over_ssh.ssh import Over
 from launcher.spec.base import format_bytes
 
 LIMIT = 256 * 2**20
-"Bytes of a working directory: code is far below; data belongs on the cluster's own disks."
+"Maximum bytes of a working directory. Code is far smaller; data belongs on the cluster's own disks."
 SHOWN = 5
 FOLDER = ".code"
-"Below the folder of the runs on the cluster: one folder for each snapshot."
+"Folder in the runs' root on the cluster, with one folder per snapshot."
 MISSING = "the job's code is not there (any more): snapshot"
 SEND_SECONDS = 600.0
 
@@ -36,21 +36,23 @@ class Entry:
     "Permissions, e.g. 0o644."
     link: str | None
     seen: tuple[int, int, int, int]
-    "Device, inode, mtime and ctime in ns when it was read: whether it was written since."
+    "Device, inode, mtime and ctime in ns when it was read. They show whether it was written since."
 
 
 @dataclass(frozen=True)
 class Snapshot:
+    """The code of a job at one moment."""
+
     root: Path
     entries: tuple[Entry, ...]
     digest: str
-    "Of every path, its permissions, link and content."
+    "Hash of every path, its permissions, link and content."
     left_out: tuple[str, ...] = ()
-    "Files that look like secrets."
+    "Files that are not sent because they look like secrets."
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to tell before it is sent."""
+        """Notes for the user before it is sent."""
         if not self.left_out:
             return ()
         named = f"{', '.join(self.left_out[:SHOWN])}{_more(self.left_out)}"
@@ -69,9 +71,9 @@ def of_request(request: Request, leave_out: Sequence[Path] = ()) -> Snapshot:
     if not request.workdir.is_dir():
         raise SnapshotError(f"workdir: {request.workdir} is no directory")
     secret = [
-        Path(os.path.expanduser(one.file))  # noqa: PTH111 (Path's raises where there is no home directory)
-        for one in request.job.secrets
-        if one.file is not None
+        Path(os.path.expanduser(item.file))  # noqa: PTH111 (Path's raises if there is no home directory)
+        for item in request.job.secrets
+        if item.file is not None
     ]
     return take(request.workdir, leave_out, request.job.send, secret)
 
@@ -79,8 +81,11 @@ def of_request(request: Request, leave_out: Sequence[Path] = ()) -> Snapshot:
 def take(
     workdir: Path, leave_out: Sequence[Path] = (), send: Sequence[str] = (), secret: Sequence[Path] = ()
 ) -> Snapshot:
-    """Uncommitted work included; what git ignores, what looks like a secret (see `code_files`) and what this
-    process writes its output to left out. Raises SnapshotError, OSError."""
+    """Take a snapshot of the working directory, including uncommitted work.
+
+    Leaves out what git ignores, what looks like a secret (see `code_files`) and what this process writes its
+    output to. Raises SnapshotError, OSError.
+    """
     files, held_back = code_files(workdir, send, secret)
     ours = [path for path in files if not any((workdir / path).is_relative_to(p) for p in leave_out)]
     held_back = [path for path in held_back if not any((workdir / path).is_relative_to(p) for p in leave_out)]
@@ -100,12 +105,12 @@ def take(
 
 
 def place(runs: str, digest: str) -> str:
-    """Where a snapshot lies on the cluster."""
+    """The snapshot's folder on the cluster."""
     return f"{runs}/{FOLDER}/{digest}"
 
 
 def adopt(runs: str, digest: str) -> str:
-    """Shell: what `send` has brought becomes the snapshot, at once. Fails when it is not there."""
+    """Shell that atomically turns what `send` has copied into the snapshot. Fails if it does not exist."""
     final, partial = rsh.quote(place(runs, digest)), rsh.quote(place(runs, f".{digest}.partial"))
     missing = rsh.quote(f"{MISSING} {digest}")
     return (
@@ -115,13 +120,15 @@ def adopt(runs: str, digest: str) -> str:
 
 
 def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) -> None:
-    """Over the connection that is open, in one session; files that are equal in the snapshot `before` are
-    linked there. It is no snapshot yet: that is `adopt`'s. Raises SnapshotError, LoginError."""
+    """Copy the snapshot through the open connection, in one session. `adopt` then makes it complete.
+
+    Files that are equal in the snapshot `before` are linked there. Raises SnapshotError, LoginError.
+    """
     partial = f".{snapshot.digest}.partial"
     folder = rsh.quote(f"{runs}/{FOLDER}")
     prepare = f"umask 077; mkdir -p {folder} && cd {folder} || exit 73; "
     command = ["rsync", "--secluded-args", "--links", "--perms", "--checksum", "--from0", "--files-from=-"]
-    command += ["--chmod=Du=rwx,Fu=rX"]  # what runs share is not written to
+    command += ["--chmod=Du=rwx,Fu=rX"]  # runs share the files, so they are read-only
     if before is not None and before != snapshot.digest:
         command.append(f"--link-dest=../{before}")
     command += [f"{snapshot.root}/", f"login:{partial}/"]
@@ -149,7 +156,7 @@ def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) 
 
 
 def _output() -> set[tuple[int, int]]:
-    """Device and inode of stdout and stderr: `launcher submit ... > log` writes in there until it ends."""
+    """Device and inode of stdout and stderr. `launcher submit ... > log` writes to its log until it ends."""
     found = set()
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):  # closed
@@ -159,7 +166,7 @@ def _output() -> set[tuple[int, int]]:
 
 
 def _entry(root: Path, path: str) -> Entry | None:
-    """None for what was deleted, and for what is neither a file nor a link."""
+    """The entry of a path. None if it was deleted, or is neither a file nor a link."""
     try:
         found = os.lstat(root / path)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""A host reached by plain OpenSSH: the user's own configuration, one login for many round trips."""
+"""A host reached by plain OpenSSH, with the user's own configuration and one login for many round trips."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from launcher.schedulers.over_ssh.login import CutError, LoginError
 STAYS_OPEN = "1h"
 "An unused connection stays open this long (ControlPersist), unless the user's ssh config says otherwise."
 SILENCE = ("15", "3")
-"A connection is given up after so many unanswered questions, so many seconds apart."
+"(seconds between two keep-alive messages, number of unanswered ones after which a connection is given up)."
 CONNECT_SECONDS = 20
 LONGEST_SOCKET = 104 - 18
-"Bytes: what macOS takes for a socket's path, less the suffix that ssh gives it while it is made."
+"Bytes: macOS's limit for a socket's path, less the suffix that ssh adds while it creates the socket."
 
 
 def login_environment(unless: str | None = None) -> str:
-    """Shell that takes over what a login shell exports, unless there is a command of this name.
+    """Shell that adopts the environment of a login shell, unless the command `unless` exists already.
 
-    Below a mark that no greeting contains. It costs the start-up files, so only where it is needed.
+    The variables follow a mark that no greeting contains. Running the start-up files takes time, so this is
+    used only if needed.
     """
     mark = secrets.token_hex(8)
     found = f"command -v {shlex.quote(unless)} >/dev/null 2>&1 || " if unless is not None else ""
@@ -39,10 +40,12 @@ def login_environment(unless: str | None = None) -> str:
 
 
 class Over:
-    """`host` as `ssh` takes it. The first round trip logs in, and may ask for a password or a second factor
-    on the terminal; the later ones, also of other processes, go through the connection that stays open.
+    """A connection to `host`, which is named as for `ssh`.
 
-    `first` is shell before each script, such as `login_environment`."""
+    The first round trip logs in, and may ask for a password or a second factor on the terminal. Later ones,
+    also of other processes, reuse the connection. `first` is shell that runs before each script, such as
+    `login_environment`.
+    """
 
     def __init__(self, host: str, first: str = "") -> None:
         self.name, self._first = host, first
@@ -51,13 +54,13 @@ class Over:
     def run(
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
-        """The script travels on stdin: no login shell parses it and no process list shows it.
+        """Run a script. It is sent on stdin, so no login shell parses it and no process list shows it.
 
-        What start-up files print on stdout is left out. Raises LoginError.
+        What start-up files print on stdout is dropped. Raises LoginError.
         """
         mark = secrets.token_hex(8)
         text = (self._first + script).encode()
-        # One form for sh, csh and fish; `head` takes exactly its bytes and leaves the rest to the script.
+        # This form works in sh, csh and fish. `head` reads exactly the script and leaves the rest to it.
         command = f"sh -c 'echo {mark}; (eval \"$(head -c {len(text)})\"); echo {mark} $?'"
         try:
             done = subprocess.run(
@@ -72,7 +75,7 @@ class Over:
         return subprocess.CompletedProcess(self.name, int(code.split()[0]), out, done.stderr)
 
     def command(self) -> list[str]:
-        """`ssh ... HOST` through the open connection, to which a remote command is appended."""
+        """`ssh ... HOST` through the open connection; append a remote command to it."""
         self._connect()
         return [*self._ssh(), "-o", "BatchMode=yes", "-o", "ControlMaster=no", self.name]
 
@@ -84,7 +87,7 @@ class Over:
         self._shared = self._shared or _shared(self.name)
         if self._open():
             return
-        with _one_at_a_time(self.name):  # two commands at once ask for one second factor, not for two
+        with _one_at_a_time(self.name):  # two commands at once ask for one second factor, not two
             if not self._open():
                 self._log_in()
 
@@ -96,7 +99,7 @@ class Over:
         patience = None if terminal else CONNECT_SECONDS + 40
         said: list[bytes] = []
         process = subprocess.Popen(
-            # In the background once it is logged in; ssh itself asks on the terminal.
+            # Goes to the background after login. ssh itself asks on the terminal.
             [*self._ssh(), "-M", "-N", "-f", self.name],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -112,7 +115,7 @@ class Over:
         except BaseException:
             process.kill()
             raise
-        reader.join(1.0)  # what stays in the background may keep the pipe
+        reader.join(1.0)  # the background process may keep the pipe open
         if code != 0 or not self._open():
             why = _last_line(b"".join(said)) or f"ssh ended with exit code {code}"
             alone = "" if terminal else " (there is no terminal on which ssh could ask for a password)"
@@ -120,7 +123,7 @@ class Over:
 
 
 def _shared(host: str) -> list[str]:
-    """Options of the connection that is shared: the user's own where the ssh config names any."""
+    """Options of the shared connection. The user's own ssh config takes precedence."""
     try:
         answer = subprocess.run(["ssh", "-G", host], capture_output=True, text=True, timeout=20)
     except FileNotFoundError:
@@ -143,7 +146,7 @@ def _shared(host: str) -> list[str]:
 
 
 def _sockets() -> Path:
-    """A folder of this user alone, with a path short enough for a socket's name of 40 bytes below it."""
+    """A private folder of this user whose path leaves room for a socket's name of 40 bytes."""
     candidates = [Path(f"/tmp/launcher-ssh-{os.getuid()}")]
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         candidates.insert(0, Path(runtime) / "launcher-ssh")
@@ -177,7 +180,7 @@ def _has_terminal() -> bool:
 
 
 def _pass_on(process: subprocess.Popen[bytes], said: list[bytes], show: bool) -> None:
-    """What ssh says while it logs in, at once: it may be half of a dialogue."""
+    """Pass on what ssh prints while it logs in, immediately: it may be part of a dialogue."""
     assert process.stderr is not None
     for line in process.stderr:
         said.append(line)

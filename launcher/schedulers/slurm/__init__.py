@@ -1,1 +1,1 @@
-"""Slurm: what is asked of it, what it answers in words, and a run over one or many of its jobs."""
+"""The Slurm scheduler: queries and their meaning, submission, and a run that spans one or more jobs."""

@@ -1,5 +1,7 @@
-"""What a site answers before a submission: asked while Python still imports the rest. Accounting's part is
-kept for an hour: one question to slurmdbd takes as long as the rest of a submission."""
+"""Query the site's Slurm in the background, while Python still imports the rest.
+
+Accounting's answers are cached for an hour: one query to slurmdbd takes as long as the rest of a submission.
+"""
 
 from __future__ import annotations
 
@@ -28,36 +30,39 @@ _STAMP = ("ClusterName", "AccountingStorageHost", "AccountingStorageEnforce")
 
 
 class Kept(NamedTuple):
-    """Accounting's answers of up to an hour ago."""
+    """Accounting's answers, at most an hour old."""
 
     answers: dict[str, Answer]
     stamp: list[str]
-    "See `stamp`."
+    "The cluster that the answers are about; see `stamp`."
 
 
 def kept(login: Login) -> Kept | None:
-    """Read what the last submission has kept of a site; None where there is nothing or it is too old."""
-    told = read_record(_file(login))
+    """Read the answers cached by the last submission. None if there are none or they are too old."""
+    record = read_record(_file(login))
     with suppress(KeyError, TypeError, ValueError):
-        if 0 <= time.time() - told["time"] < KEPT_SECONDS:
-            return Kept({name: Answer(*told["answers"][name]) for name in OF_ACCOUNTING}, told["stamp"])
+        if 0 <= time.time() - record["time"] < KEPT_SECONDS:
+            return Kept({name: Answer(*record["answers"][name]) for name in OF_ACCOUNTING}, record["stamp"])
     return None
 
 
 def keep(login: Login, answers: Mapping[str, Answer]) -> None:
-    """Keep accounting's answers, if all of them came."""
-    mine = {name: answers.get(name, NOT_ASKED) for name in OF_ACCOUNTING}
-    if answers["config"].code or any(one.code not in (0, NOT_ENFORCED) for one in mine.values()):
+    """Cache accounting's answers if all of them arrived."""
+    own = {name: answers.get(name, NOT_ASKED) for name in OF_ACCOUNTING}
+    if answers["config"].code or any(answer.code not in (0, NOT_ENFORCED) for answer in own.values()):
         return
     file = _file(login)
     value = {"time": time.time(), "stamp": stamp(answers)}
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_json(file, {**value, "answers": {name: astuple(one) for name, one in mine.items()}})
+        replace_json(file, {**value, "answers": {name: astuple(answer) for name, answer in own.items()}})
 
 
 def stamp(answers: Mapping[str, Answer]) -> list[str]:
-    """Which cluster the answers are about, and what it enforces: several clusters may share a home."""
+    """Which cluster the answers are about, and what it enforces.
+
+    Several clusters may share a home directory.
+    """
     config = answers["config"].out
     found = (re.search(rf"^{name}\s*=\s*(.*)$", config, re.MULTILINE) for name in _STAMP)
     return [match[1].strip() if match else "" for match in found]
@@ -89,8 +94,11 @@ class _Asking(threading.Thread):
 
 
 def begin(profile: Path) -> None:
-    """Ask this host's Slurm in the background if the profile's text is about it. A wrong guess costs a few
-    processes, and whether the profile is right is said elsewhere."""
+    """Query this host's Slurm in the background if the profile appears to use it.
+
+    The profile is only searched with a regular expression. A wrong guess costs a few processes; errors in the
+    profile are reported elsewhere.
+    """
     with suppress(OSError, UnicodeDecodeError):
         text = profile.read_text(encoding="utf-8")
         fields = dict(_FIELD.findall(text))
@@ -100,7 +108,7 @@ def begin(profile: Path) -> None:
 
 
 def begun(login: Login) -> dict[str, Answer]:
-    """Wait once for the answers that `begin` has asked for; {} without."""
+    """Wait for the answers that `begin` asked for, once. {} if it asked for none."""
     if not isinstance(login, Here) or login.first or not _begun:
         return {}
     asking = _begun.pop()

@@ -1,8 +1,8 @@
-"""On a node, in each rank: the call of a function that `launcher.slurm.Executor` has submitted.
+"""Entry point of each rank of a function submitted through `launcher.slurm.Executor`.
 
-submitit's own entry (`submitit.core._submit`) does the work: it loads the function, runs it, pickles what it
-returns or raises, and calls `checkpoint` of a function that has it. What Slurm and submitit would do about
-requeueing, launcher does here.
+submitit's own entry point (`submitit.core._submit`) does the work: it loads the function, runs it, pickles
+the result or the exception, and calls the function's `checkpoint` if it has one. launcher handles requeueing
+in place of Slurm and submitit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launcher.spec.verdict import EXIT_STOPPED
 
 def main() -> None:
     folder, environ = sys.argv[1], os.environ
-    # Slurm started one task on each node, and launcher its ranks. A rank is a task of submitit's.
+    # Slurm started one task per node and launcher started the ranks. Tell submitit that each rank is a task.
     environ |= {
         "SUBMITIT_EXECUTOR": "slurm",
         "SUBMITIT_PREEMPT_SIGNAL": "TERM",  # what launcher sends when a checkpoint is wanted
@@ -31,10 +31,12 @@ def main() -> None:
     from submitit.slurm.slurm import SlurmJobEnvironment
 
     paths = JobPaths(folder, job_id=environ["LAUNCHER_RUN_ID"], task_id=int(environ["RANK"]))
-    paths.result_pickle.unlink(missing_ok=True)  # of an attempt before this one
-    here: Any = SlurmJobEnvironment
-    here.paths = property(lambda _: paths)  # by the run's id: a run goes through several jobs
-    here._requeue = lambda *_: None  # the batch script does
+    paths.result_pickle.unlink(missing_ok=True)  # left by an earlier attempt
+    slurm_environment: Any = SlurmJobEnvironment
+    slurm_environment.paths = property(
+        lambda _: paths
+    )  # named by the run id, because a run can span several jobs
+    slurm_environment._requeue = lambda *_: None  # the batch script requeues
     handler: Any = job_environment.SignalHandler
     handler._exit = lambda _: sys.exit(EXIT_STOPPED)
     handler.has_timed_out = lambda _: _why_stopped(RunDir(Path(environ["LAUNCHER_RUN_DIR"]))) == "time-limit"
@@ -42,7 +44,7 @@ def main() -> None:
 
 
 def _why_stopped(run: RunDir) -> str | None:
-    """The supervisor notes it before it asks the ranks."""
+    """The reason that the supervisor recorded before it asked the ranks to stop."""
     reasons = [event.get("reason") for event in run.read_events() if event.get("event") == "stopping"]
     return reasons[-1] if reasons else None
 

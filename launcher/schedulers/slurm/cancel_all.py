@@ -1,4 +1,4 @@
-"""Cancelling tasks of an array: one of them alone, or all with one call of scancel."""
+"""Cancel tasks of an array: a single one, or all of them with one call to scancel."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from launcher.schedulers.slurm.records import CLEAN
 
 
 def asked_before(jobs: Iterable[RunDir]) -> set[RunDir]:
-    """A second request ends them at once."""
+    """The runs that were asked to stop before. A second request ends them at once."""
     return {run for run in jobs if run.cancel.exists()}
 
 
 def ask_all_to_stop(login: Login, jobs: Mapping[RunDir, str], again: Collection[RunDir]) -> str:
-    """In one round trip. Gives why Slurm did nothing; empty where it did. `jobs`: the latest of each run;
-    `again`: those that were `asked_before`.
+    """Ask all runs to stop, in one round trip. Return why Slurm refused, or "" if it did not.
 
-    What waits is taken out of the queue; what runs, or starts just then, finds the request in its run
-    directory. Raises LoginError, OSError.
+    Pending jobs are removed from the queue. A job that is running, or is just starting, finds the request in
+    its run directory. `jobs` maps each run to its latest job; `again` holds the runs that were
+    `asked_before`. Raises LoginError, OSError.
     """
     for run in jobs:
         replace_bytes(run.cancel, f"{time.time()}\n".encode())
@@ -37,8 +37,10 @@ def ask_all_to_stop(login: Login, jobs: Mapping[RunDir, str], again: Collection[
 
 
 def see_off(waiting: Sequence[RunDir], refused: str) -> None:
-    """A request to a run that has not begun is not kept where Slurm did nothing (`refused` says why): the
-    next one is not to be the second. Raises SchedulerError."""
+    """Withdraw the stop requests of runs that have not begun if Slurm refused (`refused` says why).
+
+    Otherwise the next request would count as the second one. Raises SchedulerError.
+    """
     if not refused:
         return
     for run in waiting:
@@ -50,7 +52,7 @@ def see_off(waiting: Sequence[RunDir], refused: str) -> None:
     print(f"launcher: {refused}; all have begun, and stop all the same", file=sys.stderr)
 
 
-# On a task that is still one record with others of its array, `scancel --state` ends all of them (22.05).
+# While an array task shares one record with other tasks, `scancel --state` cancels all of them (22.05).
 _TASK = """\
 said=$(squeue --noheader --array --states=PENDING --jobs="$1" --format=%i) || exit
 [ -z "$said" ] || exec scancel "$1"
@@ -58,25 +60,25 @@ said=$(squeue --noheader --array --states=PENDING --jobs="$1" --format=%i) || ex
 
 
 def out_of_queue(job: str) -> list[str]:
-    """The command that cancels a job, or a task of an array, if it waits."""
+    """The command that cancels a job or an array task if it is pending."""
     if "_" not in job:
         return ["scancel", "--state=PENDING", job]
     return [*CLEAN, "sh", "-c", _TASK, "sh", job]
 
 
 def counted(jobs: Mapping[RunDir, str], again: Collection[RunDir], waiting: Collection[RunDir]) -> Cancelled:
-    """What was done with the runs of `jobs`. `waiting`: had not started."""
+    """Count what was done with the runs of `jobs`. `waiting` holds those that had not started."""
     ended = sum(run in again and run not in waiting for run in jobs)
     return Cancelled(len(waiting), len(jobs) - len(waiting) - ended, ended)
 
 
 def _array(job: str) -> str:
-    """Of tasks that wait the whole array may be named: the others have another state."""
+    """The id of the whole array. It is safe to name for pending tasks: the others are in another state."""
     return job.partition("_")[0]
 
 
 def _shortest(chosen: Collection[str], living: Collection[str]) -> Iterator[str]:
-    """An array by its own number where none of its living tasks is to go on."""
+    """Name a whole array by its own id if none of its living tasks is to keep running."""
     for array in sorted({_array(job) for job in chosen}):
         tasks = [job for job in chosen if _array(job) == array]
         if len(tasks) == sum(_array(job) == array for job in living):
@@ -86,7 +88,7 @@ def _shortest(chosen: Collection[str], living: Collection[str]) -> Iterator[str]
 
 
 def _trouble(answer: Answer) -> Sequence[str]:
-    """A job that has ended meanwhile is none."""
+    """scancel's error lines, without those about jobs that have ended in the meantime."""
     if not answer.code:
         return ()
     lines = answer.err.strip().splitlines() or [f"scancel: exit code {answer.code}"]

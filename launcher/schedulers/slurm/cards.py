@@ -1,4 +1,4 @@
-"""Which GPU a site means by the type in its GRES: `a100`, `nvidia_h100_80gb_hbm3`, `rtxa6000`."""
+"""Find out which GPU a site means by the type in its GRES: `a100`, `nvidia_h100_80gb_hbm3`, `rtxa6000`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from launcher.planning.hardware import CARDS, Card
 
 
 def likely_cards(gres_type: str, features: Iterable[str] = ()) -> list[Card]:
-    """All that it may be, the smallest memory first; empty where the name says nothing, or names a MIG slice.
+    """All GPUs that the type may mean, smallest memory first.
 
-    With AutoDetect=nvml the type is the device's name in small letters; by hand it is what the admin liked.
+    Empty if the name is unknown or names a MIG slice. With AutoDetect=nvml the type is the device name in
+    lower case; otherwise it is whatever the administrator chose.
     """
     if not gres_type or re.search(r"\d+g\.\d+gb", gres_type):
         return []
@@ -27,7 +28,9 @@ def likely_cards(gres_type: str, features: Iterable[str] = ()) -> list[Card]:
         return []
     longest = max(named, key=len)
     cards = [card for card in CARDS if tokens[card.label] == longest]
-    hints = " ".join((gres_type, *(one for one in features if longest in _plain(one) or "mem" in one)))
+    hints = " ".join(
+        (gres_type, *(feature for feature in features if longest in _plain(feature) or "mem" in feature))
+    )
     for narrower in (
         [card for card in cards if (size := re.search(r"(\d+)GB", card.label)) and _sized(size[1], hints)],
         [card for card in cards if "PCIe" in card.label and "pci" in hints.lower()],

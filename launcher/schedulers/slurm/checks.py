@@ -1,4 +1,5 @@
-"""Checks before the queue: what would be refused, wait for ever or fail at its start, in one round trip."""
+"""Checks before the job is queued: what Slurm would refuse, never start, or fail to start, in one round
+trip."""
 
 from __future__ import annotations
 
@@ -32,16 +33,18 @@ def _of_accounting() -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class Findings:
+    """What the checks found."""
+
     refusals: tuple[str, ...] = ()
     "Slurm would refuse the job, or it could never start or run."
     warnings: tuple[str, ...] = ()
 
 
 def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, tasks: int = 1) -> Findings:
-    """`script`: the rendered job.sbatch, of which an array has `tasks`. A controller that does not answer is
-    asked again for a while.
+    """Check the job against the site.
 
-    Raises LoginError, NotSubmittedError.
+    `script` is the rendered job.sbatch, of which an array has `tasks`. A controller that does not answer is
+    queried again for a while. Raises LoginError, NotSubmittedError.
     """
     paths = _paths(cluster, job)
     own = _questions(cluster, script, [path for path, _ in paths])
@@ -57,11 +60,11 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
         before = early | (known.answers if known is not None else {})
         asked = {name: command for name, command in questions().items() if name not in before}
         answers = before | ask(login, asked | own)
-        told = answers["test"]
-        if told.code and unanswered(told.err):
+        test = answers["test"]
+        if test.code and unanswered(test.err):
             if answers["config"].code:
-                raise NotYetError(_last(told), unclear=False)
-        elif told.code and absent(told.code, told.err):
+                raise NotYetError(_last(test), unclear=False)
+        elif test.code and absent(test.code, test.err):
             raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
         if known is not None and known.stamp != stamp(answers):
             answers, known = answers | ask(login, _of_accounting()), None
@@ -73,31 +76,31 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
         raise NotSubmittedError(f"{TAKES_NONE}: {error}") from None
     request = Request(cluster, job, plan, site(answers), tasks)
     if known is not None and next(request.refusals(), None) is not None:
-        # What was kept must not refuse what has been allowed since.
+        # Cached answers must not refuse what has been allowed since.
         answers, known = answers | ask(login, _of_accounting()), None
         request = replace(request, site=site(answers))
     if known is None:
         keep(login, answers)
-    told = answers["test"]
+    test = answers["test"]
     refusals = [*request.refusals(), *_path_refusals(paths, answers["paths"])]
     warnings = [*request.warnings(), *_path_warnings(cluster, job, paths, answers)]
-    if told.code and unanswered(told.err):  # one that is busy: it answers what costs it less
-        warnings.append(f"not checked by sbatch --test-only: {_words(told)}")
-    elif told.code != 0 and not refusals:
-        kind = warnings if _PASSES.search(told.err) else refusals
-        kind.append(f"sbatch --test-only: {_words(told)}")
+    if test.code and unanswered(test.err):  # a busy controller still answers cheaper queries
+        warnings.append(f"not checked by sbatch --test-only: {_words(test)}")
+    elif test.code != 0 and not refusals:
+        kind = warnings if _PASSES.search(test.err) else refusals
+        kind.append(f"sbatch --test-only: {_words(test)}")
     return Findings(tuple(refusals), tuple(warnings))
 
 
-# sbatch's own environment would change the answer, as it would the submission; SLURM_CONF says which
-# Slurm, and an account is often nowhere else.
+# sbatch's own environment would change the answer, as it would the submission. SLURM_CONF stays because it
+# names the Slurm to use, SBATCH_ACCOUNT because the account is often set nowhere else.
 _TEST = """
 for v in $(env | grep -oE '^(SLURM|SBATCH|SRUN)_[A-Za-z0-9_]+'); do
   case $v in SLURM_CONF|SBATCH_ACCOUNT) ;; *) unset "$v" ;; esac
 done
 printf '%s\\n' "$1" | sbatch --test-only
 """
-# The nearest directory that exists of each path, and what it is: d(irectory) w(ritable), f(ile), - (nothing).
+# Per path: d (directory), w (writable), f (file), - (does not exist; -w if its nearest parent is writable).
 _LOOK = """
 for p; do
   if [ -d "$p" ]; then if [ -w "$p" ]; then echo dw; else echo d; fi
@@ -108,7 +111,7 @@ for p; do
   fi
 done
 """
-# What may be otherwise when the job's turn comes, and sbatch itself takes.
+# Problems that may be gone by the time the job starts, and that sbatch itself accepts.
 _PASSES = re.compile(
     r"busy|not available \(down|Required partition not available|(partition|node) configuration (is )?not",
     re.I,
@@ -136,7 +139,7 @@ def _last(answer: Answer) -> str:
 
 
 def _words(answer: Answer) -> str:
-    """sbatch's own, without its name before each line and its advice."""
+    """sbatch's error message, without its prefix on each line and its advice."""
     lines = (
         re.sub(r"^(sbatch: |error: |allocation failure: )+", "", line) for line in answer.err.splitlines()
     )
@@ -145,7 +148,7 @@ def _words(answer: Answer) -> str:
 
 
 def _paths(cluster: Cluster, job: Job) -> list[tuple[str, str]]:
-    """(path, field of the profile or job) of what must be there on the nodes; `~` is not known from here."""
+    """(path, field of the profile or job) that must exist on the nodes. `~` cannot be resolved from here."""
     container, inside = cluster.container, cluster.container.runtime != "none"
     named = [(cluster.paths.runs, "paths.runs")]
     if not inside:
@@ -158,20 +161,20 @@ def _paths(cluster: Cluster, job: Job) -> list[tuple[str, str]]:
 
 
 def _looked(paths: list[tuple[str, str]], answer: Answer) -> list[tuple[str, str, str]]:
-    return [(path, field, seen) for (path, field), seen in zip(paths, answer.out.split(), strict=False)]
+    return [(path, field, flags) for (path, field), flags in zip(paths, answer.out.split(), strict=False)]
 
 
 def _path_refusals(paths: list[tuple[str, str]], answer: Answer) -> Iterator[str]:
-    for path, field, seen in _looked(paths, answer):
-        if field == "paths.runs" and "w" not in seen:
+    for path, field, flags in _looked(paths, answer):
+        if field == "paths.runs" and "w" not in flags:
             yield f"{field}: {path} cannot be written to"
 
 
 def _path_warnings(
     cluster: Cluster, job: Job, paths: list[tuple[str, str]], answers: dict[str, Answer]
 ) -> Iterator[str]:
-    for path, field, seen in _looked(paths, answers["paths"]):
-        if seen.startswith("-") and field != "paths.runs":
+    for path, field, flags in _looked(paths, answers["paths"]):
+        if flags.startswith("-") and field != "paths.runs":
             yield f"{field}: {path} is not there on the login node; the nodes must have it"
     runtime = cluster.container.runtime
     if runtime == "pyxis" and answers["runtime"].code != 0:

@@ -1,4 +1,4 @@
-"""A first profile of a site, from what its Slurm and login node say: one for each partition and GPU type."""
+"""Write a first profile of a site from what its Slurm and login node report, per partition and GPU type."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from launcher.spec.base import GIB, format_bytes, format_duration
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to use the site: a partition's nodes with the same GPUs."""
+    """One way to use the site: the nodes of a partition that have the same GPUs."""
 
     partition: Partition
     gres_type: str
-    "Empty for untyped GPUs and for none."
+    "Empty for untyped GPUs, and if there are no GPUs."
     gpus: int
     nodes: int
     cpus: int
@@ -29,9 +29,9 @@ class Choice:
     features: frozenset[str]
     card: Card | None
     others: tuple[Card, ...]
-    "What the same GRES type may mean as well."
+    "Other GPUs that the same GRES type may mean."
     device: str
-    "By nvidia-smi, empty where it was not there."
+    "The name that nvidia-smi reports; empty without nvidia-smi."
     device_memory: int
 
     @property
@@ -43,10 +43,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Found:
+    """What detection found out about a site."""
+
     site: Site
     login: str | None
     choices: tuple[Choice, ...]
-    "Best first: most GPUs in all; the default partition before others."
+    "Best first: most GPUs in total, and the default partition before others."
     home: str
     scratch: str
     python: str
@@ -59,7 +61,7 @@ class Found:
 
 
 def detect(login: Login, host: str | None = None) -> Found:
-    """Raises LoginError. `host`: what the profile will name as its `login:`."""
+    """Query the site. `host` is what the profile will name as its `login:`. Raises LoginError."""
     answers = ask(login, {**questions(), **_questions()})
     controller = answers["partitions"]
     if controller.code != 0:
@@ -82,9 +84,13 @@ def found(answers: Mapping[str, Answer], host: str | None = None) -> Found:
     home, scratch, python = [*answers["places"].out.splitlines(), "", "", ""][:3]
     device, memory = _device(answers["nvidia-smi"])
     choices = [
-        one for partition in here.partitions.values() for one in _choices(here, partition, device, memory)
+        choice
+        for partition in here.partitions.values()
+        for choice in _choices(here, partition, device, memory)
     ]
-    choices.sort(key=lambda one: (one.gpus == 0, not one.partition.default, -one.gpus * one.nodes))
+    choices.sort(
+        key=lambda choice: (choice.gpus == 0, not choice.partition.default, -choice.gpus * choice.nodes)
+    )
     return Found(
         site=here,
         login=host,
@@ -98,7 +104,7 @@ def found(answers: Mapping[str, Answer], host: str | None = None) -> Found:
 
 
 def _device(answer: Answer) -> tuple[str, int]:
-    """The login node's own GPU, which says something where its name fits the GRES type."""
+    """The login node's own GPU. It counts only if its name matches the GRES type."""
     rows = [line.rsplit(",", 1) for line in answer.out.splitlines() if answer.code == 0 and "," in line]
     if not rows or not rows[0][1].strip().isdigit():
         return "", 0
@@ -150,11 +156,11 @@ def _count(groups: list[Nodes]) -> int:
 
 
 def choose(found: Found, partition: str | None, gpu: str | None) -> Choice | None:
-    """The best of those that are asked for."""
+    """The best choice with this partition and GPU type."""
     fits = (
-        one
-        for one in found.choices
-        if partition in (None, one.partition.name) and gpu in (None, one.gres_type)
+        choice
+        for choice in found.choices
+        if partition in (None, choice.partition.name) and gpu in (None, choice.gres_type)
     )
     return next(fits, None)
 
@@ -165,14 +171,14 @@ def name_of(found: Found, choice: Choice) -> str:
 
 
 def as_yaml(found: Found, choice: Choice) -> str:
-    """The profile, with a comment where a person must look."""
+    """The profile as YAML, with a comment wherever a person must check a value."""
     return "\n".join([*_head(found, choice), *_node(choice), *_paths(found), *_slurm(found, choice)]) + "\n"
 
 
 def _head(found: Found, choice: Choice) -> Iterator[str]:
     version = found.site.version or "of unknown version"
     yield f"# By `launcher clusters detect`, from what Slurm {version} said. Lines with CHECK are guesses."
-    others = [one.words for one in found.choices if one is not choice]
+    others = [other.words for other in found.choices if other is not choice]
     if others:
         yield "# Other ways to use this site, each a profile of its own (--partition, --gpu):"
         yield from (f"#   {words}" for words in others)
@@ -212,7 +218,7 @@ def _gpu(choice: Choice) -> Iterator[str]:
 
 
 def _slice(gres_type: str) -> str:
-    """A MIG slice tells its memory: `a100_3g.20gb`."""
+    """The memory of a MIG slice, which its name contains: `a100_3g.20gb`."""
     size = re.search(r"\d+g\.(\d+)gb", gres_type)
     return f"{size[1]}GB" if size else "16GiB"
 
@@ -278,12 +284,12 @@ def _account(here: Site) -> Iterator[str]:
 
 
 def _size(size: int) -> str:
-    """As a profile takes it, rounded down."""
+    """A size in profile syntax, rounded down."""
     return f"{int(size / GIB * 10) / 10:g}GiB"
 
 
 def _text(value: str) -> str:
-    """A YAML scalar: bare when it can be read as nothing else."""
+    """A YAML scalar, unquoted if it cannot be misread."""
     plain = re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./@ -]*[A-Za-z0-9_/]", value) is not None
     if plain and value.lower() not in ("true", "false", "null", "yes", "no", "on", "off"):
         return value

@@ -1,4 +1,4 @@
-"""Why an attempt ended whose supervisor died with its job: Slurm's record and the ranks' output together."""
+"""Judge an attempt whose supervisor died with its job, from Slurm's record and the ranks' output."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from launcher.supervise.attempt import torchrun_clues, torchrun_tail
 from launcher.supervise.judge import Evidence, judge_abandoned, read_records, started_ranks
 
 MAX_READ = 2**20
-"Bytes of a rank's log that are read, from its end: its worker died before it could write down what it saw."
+"Bytes read from the end of a rank's log: its worker died before it could record the decisive lines."
 THEN = "nothing: the supervisor had ended with its job"
 
 
 def verdict_of(run: RunDir, record: JobRecord, slurm: Meaning) -> Verdict | None:
-    """Judge the latest attempt, and write its verdict; None where it has one, or none has begun.
+    """Judge the latest attempt and write its verdict. None if it has one already, or if no attempt has begun.
 
     Raises OSError.
     """
@@ -54,9 +54,10 @@ def verdict_of(run: RunDir, record: JobRecord, slurm: Meaning) -> Verdict | None
 
 
 def _clue(record: JobRecord, slurm: Meaning) -> Clue | None:
-    """A state that tells no class, such as FAILED, leaves it to the output.
+    """A clue from Slurm's state. None for states such as FAILED that name no class: the output decides those.
 
-    Among equals Slurm's word is surer than a line, but a person may cancel what has failed already.
+    Among equals Slurm's record is more reliable than a log line. A cancellation keeps its time, because a
+    person may cancel a job that has already failed.
     """
     if slurm.failure in (None, "unknown", "succeeded"):
         return None
@@ -77,7 +78,8 @@ def _clues(run: RunDir, attempt: AttemptDir, node: int, rank: int) -> Iterator[C
 
 
 def _last(path: Path) -> tuple[list[bytes], int]:
-    """The last lines of a log, and the number of the first of them; 0 where the begin was not read."""
+    """The last lines of a log, and the number of the first of them; 0 if the start of the file was not
+    read."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         start = max(0, path.stat().st_size - MAX_READ)
         file.seek(start)

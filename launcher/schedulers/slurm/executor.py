@@ -1,4 +1,4 @@
-"""submitit's executor, job folder and job objects around our batch script and our records."""
+"""submitit's executor, job folder and job objects on top of launcher's batch script and job records."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from launcher.schedulers.slurm.records import look_up
 from launcher.spec.verdict import Verdict
 
 FOLDER = "submitit"
-"submitit's own files, in the run directory."
+"Folder of submitit's own files in the run directory."
 
 
 @dataclass(frozen=True)
 class Supervise:
-    """The payload as submitit keeps it beside the job: what the batch script starts on each node."""
+    """The payload that submitit stores beside the job: what the batch script starts on each node."""
 
     run_dir: str
 
@@ -37,7 +37,7 @@ class Supervise:
 
 
 class RecordWatcher(slurm.SlurmInfoWatcher):
-    """One round trip for all jobs; a cluster without accounting is no error."""
+    """A submitit watcher that queries all jobs in one round trip and works without accounting."""
 
     def __init__(self) -> None:
         super().__init__(delay_s=30)
@@ -51,15 +51,15 @@ class RecordWatcher(slurm.SlurmInfoWatcher):
             known = look_up(partial(ask, Here()), ids)
         except LoginError:
             return
-        for one in ids:
-            if (record := known.get(one)) is not None:
-                self._info_dict[one] = {"JobID": one, "State": record.state, "NodeList": record.nodes}
+        for job in ids:
+            if (record := known.get(job)) is not None:
+                self._info_dict[job] = {"JobID": job, "State": record.state, "NodeList": record.nodes}
         self._last_status_check = time.time()
-        self._finished |= {one for one in ids if self.is_done(one, mode="cache")}
+        self._finished |= {job for job in ids if self.is_done(job, mode="cache")}
 
 
 class RunJob(slurm.SlurmJob[Verdict]):
-    """A run behind one Slurm job, or several: `result` is its Verdict."""
+    """A run that spans one or more Slurm jobs. `result` is its Verdict."""
 
     watcher = RecordWatcher()
     _waited = False
@@ -71,7 +71,7 @@ class RunJob(slurm.SlurmJob[Verdict]):
 
     @property
     def state(self) -> str:
-        """Slurm's; after `result()` it is asked again, and not what was seen while the run went on."""
+        """Slurm's state of the job. After `result()` it is queried afresh instead of taken from the cache."""
         return self.watcher.get_state(self.job_id, mode="force" if self._waited else "standard")
 
     def wait(self) -> None:
@@ -79,32 +79,32 @@ class RunJob(slurm.SlurmJob[Verdict]):
         self._waited = True
 
     def done(self, force_check: bool = False) -> bool:
-        """A run that goes back into the queue has not ended."""
+        """Whether the run has ended. A run that goes back into the queue has not."""
         state = self.run.read_state()
         if state.get("state") not in LIVING and not state.get("requeue"):
             return True
         return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
 
     def _get_logs_string(self, name: str) -> str | None:
-        """Of `stdout`: what the batch scripts of all its jobs printed; the ranks' output is elsewhere."""
+        """The output of the batch scripts of all jobs for `stdout`. The ranks' output is elsewhere."""
         files = sorted(self.run.path.glob("slurm-*.out")) if name == "stdout" else []
         return "".join(file.read_text(errors="replace") for file in files) or None
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         state = self.run.read_state()
         attempts = self.run.attempts()
-        told = read_record(attempts[-1].verdict) if attempts else {}
-        told.pop("then", None)
-        if state.get("failure") is None or not told:
+        record = read_record(attempts[-1].verdict) if attempts else {}
+        record.pop("then", None)
+        if state.get("failure") is None or not record:
             raise utils.UncompletedJobError(
                 f"run {self.run.id} (job {self.job_id}, {self.state}) has no verdict; its state: {state}"
             )
-        verdict = Verdict.model_validate(told)
+        verdict = Verdict.model_validate(record)
         return ("success", verdict) if verdict.ok else ("error", f"{verdict.failure}: {verdict.reason}")
 
 
 class ScriptExecutor(slurm.SlurmExecutor):
-    """Submits a rendered batch script in the place of submitit's own, with `comment` to find the job by."""
+    """Submits a rendered batch script in place of submitit's own. The job is found again by its `comment`."""
 
     job_class = RunJob
 
@@ -117,7 +117,7 @@ class ScriptExecutor(slurm.SlurmExecutor):
         self.earlier: set[str] = set()
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
-        """Job and profile are rendered already."""
+        """Refuse all parameters: job and profile are already rendered."""
         raise ValueError(f"{', '.join(sorted(kwargs))}: set it in the job or the cluster profile")
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
@@ -142,7 +142,7 @@ class ScriptExecutor(slurm.SlurmExecutor):
         return super().submit(fn, *args, **kwargs)
 
     def _submit_command(self, command: str) -> core.Job[Any]:
-        """As submitit's, but an unclear answer of sbatch makes no second job."""
+        """Submit like submitit, but never create a second job after an unclear answer from sbatch."""
         uid = uuid.uuid4().hex
         script = self.folder / f".submission_file_{uid}.sh"
         script.write_text(self._make_submission_file_text(command, uid), encoding="utf-8")
@@ -155,7 +155,7 @@ class ScriptExecutor(slurm.SlurmExecutor):
 
 
 class RunExecutor(ScriptExecutor):
-    """One run."""
+    """Submits one run."""
 
     def __init__(self, run: RunDir, login: Login | None = None) -> None:
         super().__init__(run.path, run.scripts / "job.sbatch", run.id, submission_of(run), login)
@@ -163,7 +163,7 @@ class RunExecutor(ScriptExecutor):
 
 
 class ArrayExecutor(ScriptExecutor):
-    """The runs of a sweep, as tasks of one array."""
+    """Submits the runs of a sweep as tasks of one array."""
 
     def __init__(self, folder: Path, sweep_id: str, script: str, login: Login | None = None) -> None:
         super().__init__(folder, folder / script, sweep_id, login=login)

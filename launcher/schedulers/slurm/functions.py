@@ -1,4 +1,4 @@
-"""Python functions as runs on Slurm, behind submitit's interface: `launcher.slurm.Executor`."""
+"""Run Python functions on Slurm through submitit's interface: `launcher.slurm.Executor`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from launcher.spec.job import Job
 from launcher.spec.load import from_record, load_cluster
 
 SLURM = ("partition", "account", "qos", "constraint", "reservation", "exclusive")
-"Parameters that are fields of the profile's `slurm:`."
+"Parameters that are fields of the profile's `slurm:` section."
 NUMBERS = ("nodes", "tasks_per_node", "ntasks_per_node", "cpus_per_task", "mem_gb")
-"Parameters that are multiplied."
+"Parameters that must be numbers, because launcher computes with them."
 OPTIONS = ("dependency", "exclude", "nodelist", "mail_type", "mail_user", "mem_per_gpu", "mem_per_cpu")
-"Parameters that are options of sbatch."
+"Parameters that are passed to sbatch as options."
 RESOURCES = (
     *("timeout_min", "time", "nodes", "gpus_per_node", "tasks_per_node", "ntasks_per_node"),
     *("cpus_per_task", "mem_gb"),
@@ -42,11 +42,11 @@ PARAMETERS = frozenset(
     | {*SLURM, *OPTIONS, *RESOURCES}
 )
 NO_LIMIT = 10**6
-"Minutes, for submitit, of a job without a time limit."
+"Minutes that submitit is told for a job without a time limit."
 
 
 class FunctionPaths(utils.JobPaths):
-    """submitit's files of one call, by the id of its run, and the run's own for the others."""
+    """submitit's files of one call, named by its run id. Script and logs are the run's own."""
 
     def __init__(self, folder: Path, run: RunDir, task: int | None) -> None:
         super().__init__(folder, run.id, task)
@@ -65,14 +65,14 @@ class FunctionPaths(utils.JobPaths):
         return self.logs("err")[-1]
 
     def logs(self, stream: str) -> list[Path]:
-        """The task's log in each attempt."""
+        """The task's log of each attempt."""
         node = self.task_id // max(1, int(self.run.read_about().get("ranks_per_node") or 1))
         attempts = self.run.attempts() or [self.run.attempt(0)]
         return [attempt.rank_log(node, self.task_id, stream) for attempt in attempts]
 
 
 class FunctionJob(RunJob):
-    """A call of a function, or one on each rank: `result` is what it returned."""
+    """A call of a function, or one call per rank. `result` is what it returned."""
 
     _run: RunDir | None = None
     _paths: FunctionPaths
@@ -82,9 +82,9 @@ class FunctionJob(RunJob):
     ) -> None:
         super().__init__(folder, job_id, tasks)
         if run is not None:
-            for one in (self, *cast("Sequence[FunctionJob]", self._sub_jobs)):
-                one._run = run
-                one._paths = FunctionPaths(folder, run, one.task_id)
+            for job in (self, *cast("Sequence[FunctionJob]", self._sub_jobs)):
+                job._run = run
+                job._paths = FunctionPaths(folder, run, job.task_id)
 
     @property
     def run(self) -> RunDir:
@@ -94,18 +94,21 @@ class FunctionJob(RunJob):
 
     @property
     def job_id(self) -> str:
-        """Of the run's latest job: where Slurm does not requeue, it goes on in another."""
+        """Id of the run's latest job. If Slurm does not requeue, a run continues in a new job."""
         return (handle_of(self._run).job if self._run is not None else None) or str(self._job_id)
 
     def done(self, force_check: bool = False) -> bool:
-        """A run that goes on, in another attempt or another job, has not ended, whatever it has raised."""
+        """Whether the run has ended.
+
+        A run that continues in another attempt or job has not, even after an error.
+        """
         state = self.run.read_state()
         if state.get("state") not in LIVING and not state.get("requeue"):
             return True
         return bool(self.watcher.is_done(self.job_id, mode="force" if force_check else "standard"))
 
     def _get_logs_string(self, name: str) -> str | None:
-        """Of all attempts, without the time stamps."""
+        """The output of all attempts, without time stamps."""
         lines: list[bytes] = []
         for path in self._paths.logs({"stdout": "out", "stderr": "err"}[name]):
             if path.is_file():
@@ -114,12 +117,12 @@ class FunctionJob(RunJob):
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         deadline = time.monotonic() + self._results_timeout_s
-        while not (there := self.paths.result_pickle.exists()) and time.monotonic() < deadline:
+        while not (exists := self.paths.result_pickle.exists()) and time.monotonic() < deadline:
             state = self.run.read_state()
             if state.get("state") not in (*LIVING, "succeeded"):
-                break  # it has no result; that of one that succeeded may be late on a slow file system
+                break  # it has no result; after a success the file may still be late on a slow file system
             time.sleep(0.5)
-        if there:
+        if exists:
             return cast("tuple[str, Any]", utils.pickle_load(self.paths.result_pickle))
         state = self.run.read_state()
         why = f"{state.get('state')} ({state.get('reason') or self.state})"
@@ -131,13 +134,14 @@ class FunctionJob(RunJob):
 
 
 class Executor(core.Executor):
-    """Calls functions on a cluster, each call a run of launcher's: with the cluster's profile, its container,
-    its requeueing, logs and verdict. The interface is that of submitit's executors.
+    """Calls functions on a cluster, through the interface of submitit's executors.
 
-    `folder`: for pickled functions and results, on a file system that the nodes share. `cluster`: the name
-    of a profile with `scheduler: slurm`, or its file. `job`: fields of a job file, such as `image`, `env`,
-    `secrets`, `retries`. `max_num_timeout`: how often a function with `checkpoint` goes on after a time
-    limit. Raises SpecError, SchedulerError.
+    Each call is a launcher run, with the cluster's profile, container, requeueing, logs and verdict.
+
+    `folder` holds pickled functions and results; it must be on a file system that the nodes share. `cluster`
+    is the name or the file of a profile with `scheduler: slurm`. `job` holds fields of a job file, such as
+    `image`, `env`, `secrets` or `retries`. `max_num_timeout` is how often a function with `checkpoint`
+    continues after a time limit. Raises SpecError, SchedulerError.
     """
 
     job_class = FunctionJob
@@ -164,12 +168,15 @@ class Executor(core.Executor):
         return set(PARAMETERS)
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
-        """As submitit's; Slurm's own with or without `slurm_` before them. Raises ValueError."""
+        """Accept submitit's parameters, and Slurm's with or without the prefix `slurm_`.
+
+        Raises ValueError.
+        """
         given = {name.removeprefix("slurm_"): value for name, value in kwargs.items()}
         if unknown := sorted(set(given) - PARAMETERS):
             raise ValueError(f"no parameters here: {unknown}; there are {', '.join(sorted(PARAMETERS))}")
         numbers = {name: given[name] for name in NUMBERS if given.get(name) is not None}
-        if wrong := {name: one for name, one in numbers.items() if not isinstance(one, int | float)}:
+        if wrong := {name: value for name, value in numbers.items() if not isinstance(value, int | float)}:
             raise ValueError(f"numbers are needed, not {wrong}")
         before = self.parameters
         self.parameters = {**before, **{name: value for name, value in given.items() if value is not None}}
@@ -198,7 +205,7 @@ class Executor(core.Executor):
             else:
                 at_once = self.parameters.get("array_parallelism")
                 runs = scheduler.submit_sweep(
-                    scheduler.prepare_sweep(first, [(one, ()) for one in ready], at_once)
+                    scheduler.prepare_sweep(first, [(prepared, ()) for prepared in ready], at_once)
                 )
         except BaseException:
             for name in names:
@@ -206,15 +213,15 @@ class Executor(core.Executor):
             raise
         tasks = range(ready[0].request.plan.layout.ranks)
         return [
-            FunctionJob(self.folder, job_in(scheduler.handle(run)), tasks, RunDir(Path(one.run_dir)))
-            for run, one in zip(runs, ready, strict=True)
+            FunctionJob(self.folder, job_in(scheduler.handle(run)), tasks, RunDir(Path(prepared.run_dir)))
+            for run, prepared in zip(runs, ready, strict=True)
         ]
 
     def _prepared(self, scheduler: SlurmScheduler, run_id: str, delayed: utils.DelayedSubmission) -> Prepared:
-        """The call is pickled as it is at this moment."""
+        """Pickle the call as it is now, and prepare its run."""
         cluster, lasts = self._profile(), hasattr(delayed.function, "checkpoint")
         job = self._job(_name(delayed), lasts)
-        here = Path.cwd()
+        folder = Path.cwd()
         limit = job.resources.time
         delayed.set_timeout(NO_LIMIT if limit is None else max(1, limit // 60), self.max_num_timeout)
         pickled = utils.JobPaths(self.folder, run_id).submitted_pickle
@@ -224,17 +231,20 @@ class Executor(core.Executor):
         return scheduler.prepare(
             Request(
                 job=job,
-                job_file=here / "job.yaml",
+                job_file=folder / "job.yaml",
                 cluster=cluster,
                 plan=make_plan(job, cluster),
                 run_id=run_id,
                 runs_root=root,
-                project_dir=here,
+                project_dir=folder,
             )
         )
 
     def _job(self, name: str, lasts: bool) -> Job:
-        """`lasts`: the function has `checkpoint`. Another would begin anew after each time limit."""
+        """The job of a call.
+
+        `lasts`: the function has `checkpoint`. Without it, a time limit would restart it.
+        """
         given = self.parameters
         nodes, tasks = given.get("nodes", 1), given.get("tasks_per_node", given.get("ntasks_per_node", 1))
         cpus, minutes = given.get("cpus_per_task"), given.get("timeout_min", given.get("time"))

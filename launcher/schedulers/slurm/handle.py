@@ -1,4 +1,4 @@
-"""Which job of Slurm's a run is in."""
+"""Find the Slurm job that a run is in."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ UNKNOWN = "run/"
 
 @dataclass(frozen=True)
 class Handle:
-    """`slurm:<cluster>:<job>`, or `slurm:<cluster>:run/<run id>` where no answer of sbatch has come yet."""
+    """`slurm:<cluster>:<job>`, or `slurm:<cluster>:run/<run id>` as long as sbatch has not answered."""
 
     cluster: str
     job: str | None
     run: str = ""
-    "Of a job that is not known."
+    "Run id, used if the job is not known."
 
     def __str__(self) -> str:
         return f"{PREFIX}{self.cluster}:{self.job or f'{UNKNOWN}{self.run}'}"
 
 
 def handle_of(run: RunDir) -> Handle:
-    """Of the run's latest job. Its number is not known where the answer to the last submission was lost."""
+    """Handle of the run's latest job. The job is None if sbatch's answer to the last submission was lost."""
     cluster = run.read_about().get("cluster", {}).get("name", "")
     refused = False
     for event in reversed(run.read_events()):
@@ -38,6 +38,6 @@ def handle_of(run: RunDir) -> Handle:
 
 
 def job_in(handle: str) -> str:
-    """Empty where it is not known."""
+    """The job id in a handle; empty if it is not known."""
     job = handle.rpartition(":")[2]
     return "" if job.startswith(UNKNOWN) else job

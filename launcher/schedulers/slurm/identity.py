@@ -1,4 +1,4 @@
-"""Is the job of this number the run's? Slurm uses numbers again, and another cluster has its own."""
+"""Check that a job id belongs to the run. Slurm reuses ids, and every cluster has its own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ CLOCKS_DIFFER = timedelta(minutes=10)
 
 
 def is_of(record: JobRecord, run: RunDir) -> bool:
-    """By the script, which lies in the run's folder, and the comment, which a site may change; of a job that
-    only accounting knows by its name and the time."""
+    """Whether the job is the run's.
+
+    Compares the script's folder, which is the run's, and the comment, which a site may change. If only
+    accounting knows the job, compares its name and submission time.
+    """
     about = run.read_about()
     ours = {run.id, str(about.get("sweep", {}).get("id", run.id))}
     folder = folder_of_script(record.command or "")

@@ -1,4 +1,4 @@
-"""Submitting: one job for one submission, whatever Slurm answers."""
+"""Submit jobs. A submission creates one job, whatever Slurm answers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.over_ssh.login import NOT_FOUND, Answer, Login, LoginError, ask
 
 PATIENCE_SECONDS = 20.0
-"For a controller that is down or busy; a restart of one takes less."
+"How long to retry while the controller is down or busy. Restarting one takes less."
 FIRST_PAUSE_SECONDS = 0.5
 
-# A submission from inside a job must not inherit what Slurm told that job of itself, nor may sbatch's
-# variables, which win over the script, change what was shown; an account alone is often nowhere else.
+# A submission from inside a job must not inherit that job's Slurm variables. sbatch's own variables take
+# precedence over the script and would change what was shown. SBATCH_ACCOUNT stays: it is often set nowhere
+# else.
 _CLEAN = """\
 for name in $(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p'); do
   case $name in
@@ -29,13 +30,13 @@ for name in $(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p'); do
 done
 """
 
-# The controller was not reached, or could not take anything: there is no job.
+# The controller was not reached or could not accept anything: there is no job.
 _NOT_TAKEN = re.compile(
     r"connect failure|Connection refused|temporarily unable to accept|try again|Transport endpoint"
     r"|Unable to resolve|No route to host",
     re.IGNORECASE,
 )
-# The controller was reached, and its answer did not come: there may be one.
+# The controller was reached, but its answer did not arrive: there may be a job.
 _UNCLEAR = re.compile(
     r"timed out|Zero Bytes|Unable to contact|Communication connection|Connection reset|Unexpected message"
     r"|Message (receive|send) failure|Insane message length",
@@ -50,11 +51,11 @@ BY_HAND = (
 
 
 class NotSubmittedError(SchedulerError):
-    """There is no job. The message says why."""
+    """There is certainly no job. The message says why."""
 
 
 class NotYetError(Exception):
-    """No answer now; there may be one later. `unclear`: what was asked for may have been done."""
+    """No answer yet; retry later. If `unclear` is true, the request may have been carried out."""
 
     def __init__(self, words: str, unclear: bool) -> None:
         super().__init__(words)
@@ -65,18 +66,21 @@ T = TypeVar("T")
 
 
 def sbatch_command(script: PurePath | str, submission: int = 1) -> tuple[str, ...]:
-    """`submission`: which of its run, for the script: of two jobs of one submission the first has the run."""
+    """`submission` is its number within the run. If one submission makes two jobs, the first gets the run."""
     return ("sbatch", "--parsable", str(script), str(submission))
 
 
 def submission_of(run: RunDir) -> int:
-    """The number of the one that is being made."""
+    """The number of the current submission."""
     return sum(event.get("event") == "submitting" for event in run.read_events())
 
 
 def sbatch_text(command: tuple[str, ...], first: str = "", then: str = "") -> str:
-    """POSIX shell that submits in a clean environment, after `first`; `then` runs where a job, `$job`, was
-    taken."""
+    """POSIX shell that runs `first`, submits in a clean environment, and runs `then` with the job id in
+    `$job`.
+
+    `then` runs only if Slurm accepted the job.
+    """
     if not then:
         return f"{first}{_CLEAN}export LC_ALL=C\nexec {shlex.join(command)}"
     pick = "sed -n 's/^\\([0-9][0-9]*\\)\\(;.*\\)*$/\\1/p' | tail -n 1"
@@ -96,29 +100,27 @@ def submit(
     first: str = "",
     then: str = "",
 ) -> str:
-    """The id of the job, which bears `comment`, as the `earlier` jobs of its run do.
+    """Submit and return the job id. The job carries `comment`, as do the `earlier` jobs of its run.
 
-    `first` and `then`: see `sbatch_text`.
-
-    Tries again while there is certainly no job, and looks for one of which the answer was lost.
-    Raises NotSubmittedError, UnclearError.
+    Retries while there is certainly no job, and looks for a job whose answer was lost. `first` and `then`:
+    see `sbatch_text`. Raises NotSubmittedError, UnclearError.
     """
-    doubt = False
+    unclear = False
 
     def once() -> str:
-        nonlocal doubt
-        if doubt and (found := find(login, comment, earlier)):
+        nonlocal unclear
+        if unclear and (found := find(login, comment, earlier)):
             return found
         try:
             return _once(login, sbatch_text(command, first, then))
         except NotYetError as error:
-            doubt = doubt or error.unclear
+            unclear = unclear or error.unclear
             raise
 
     try:
         return patiently(once, patience)
     except NotYetError as error:
-        if not doubt:
+        if not unclear:
             raise NotSubmittedError(f"{TAKES_NONE}: {error}") from None
         raise UnclearError(
             f"Slurm did not answer, the job may be in its queue or not: {error}; "
@@ -130,7 +132,7 @@ TAKES_NONE = "Slurm takes no job at the moment"
 
 
 def patiently(once: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:
-    """What `once` gives, tried again after each NotYetError for `patience` seconds; raises the last one."""
+    """Return `once()`. Retries after each NotYetError for `patience` seconds, then raises the last one."""
     began = time.monotonic()
     try:
         return once()
@@ -157,7 +159,7 @@ def _once(login: Login, script: str) -> str:
     if done.returncode == 0:
         return job_id(done.stdout.decode(errors="replace"))
     if unanswered(said):
-        # Of two controllers the first may have taken it before the second could not be reached.
+        # With two controllers, the first may have accepted the job before the second could not be reached.
         unclear = any(_UNCLEAR.search(line) and not _NOT_TAKEN.search(line) for line in said.splitlines())
         raise NotYetError(_last(said), unclear=unclear)
     if absent(done.returncode, said):
@@ -166,18 +168,21 @@ def _once(login: Login, script: str) -> str:
 
 
 def unanswered(said: str) -> bool:
-    """Whether one of Slurm's commands failed with these words for want of a controller that answers."""
+    """Whether these error messages of a Slurm command mean that the controller did not answer."""
     return bool(_NOT_TAKEN.search(said) or _UNCLEAR.search(said))
 
 
 def absent(code: int, said: str) -> bool:
-    """Whether there is no Slurm: no command, or one that knows no cluster. Ask `unanswered` first: a
-    controller that is down may give no configuration either."""
+    """Whether there is no Slurm here: no command, or one without a cluster configuration.
+
+    Ask `unanswered` first: a controller that is down may provide no configuration either.
+    """
     return code == NOT_FOUND or "configuration source" in said
 
 
 def job_id(out: str) -> str:
-    """Of `sbatch --parsable`: `123` or `123;cluster`, below what a site's plugins print."""
+    """The job id that `sbatch --parsable` prints: `123` or `123;cluster`, after the output of site
+    plugins."""
     for line in reversed(out.strip().splitlines()):
         if re.fullmatch(r"\d+(;[^;\s]+)?", line.strip()):
             return line.strip().partition(";")[0]
@@ -185,9 +190,9 @@ def job_id(out: str) -> str:
 
 
 def find(login: Login, comment: str, earlier: Collection[str]) -> str | None:
-    """The newest job with this comment that the controller knows, but for earlier ones.
+    """The newest job with this comment that the controller knows, except `earlier` ones.
 
-    Raises NotYetError without an answer.
+    Raises NotYetError if Slurm does not answer.
     """
     try:
         answer = ask(login, {"squeue": QUEUE})["squeue"]
@@ -205,9 +210,9 @@ QUEUE = [
 
 
 def found(answer: Answer, earlier: Collection[str] = ()) -> dict[str, str]:
-    """Comment, and the name of the folder that a script lies in -> the newest such job, but for earlier ones.
+    """Map each comment, and the name of each script's folder, to its newest job, except `earlier` ones.
 
-    Either is the id of a run or sweep; where `slurm.comment` is false, the folder alone.
+    Both are the id of a run or sweep. If `slurm.comment` is false, only the folder is.
     """
     newest: dict[str, str] = {}
     rows = [line.partition("|")[::2] for line in answer.out.splitlines()]
@@ -219,20 +224,20 @@ def found(answer: Answer, earlier: Collection[str] = ()) -> dict[str, str]:
 
 
 def folder_of_script(command: str) -> str | None:
-    """The name of the run's folder, or the sweep's; None for a script that is not launcher's."""
+    """The name of the run's or sweep's folder; None if the script is not launcher's."""
     folder = _FOLDER_OF_SCRIPT.search(command)
     return folder[1] if folder is not None else None
 
 
-# The run's directory, where the plan in force may have a folder of its own, or the sweep's; submitit sends
-# a copy.
+# The script is in the run's directory, in the folder of the plan in force (`plans/003`) or in the sweep's
+# folder. submitit submits a copy.
 _FOLDER_OF_SCRIPT = re.compile(
     r"([^/]+)/(?:(?:(?:plans/\d+/)?scripts/job|array)\.sbatch|submitit/[^/]+\.sh)(?: |$)"
 )
 
 
 def begun(run: RunDir) -> bool:
-    """By the run's own records: its batch script or its supervisor is there and heeds the file `cancel`."""
+    """Whether the run's records show a batch script or supervisor that honours the file `cancel`."""
     if run.read_state().get("state") in ("running", "stopping"):
         return True
     kinds = ("submitting", "submitted", "resubmitted", "requeued", "job")
@@ -240,7 +245,7 @@ def begun(run: RunDir) -> bool:
 
 
 def jobs_of(run: RunDir) -> set[str]:
-    """Every job that the run's records name; of an array the array's."""
+    """Every job that the run's records name; for an array task, the id of its array."""
     handles = (str(event.get("handle", "")) for event in run.read_events())
     return {handle.rpartition(":")[2].partition("_")[0] for handle in handles} - {""}
 
@@ -250,6 +255,6 @@ def _last(said: str) -> str:
 
 
 def _words(said: str) -> str:
-    """sbatch's own words, without its name before each line."""
+    """sbatch's error message without its prefix on each line."""
     lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in said.splitlines())
     return "; ".join(line for line in lines if line)

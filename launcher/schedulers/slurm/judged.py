@@ -1,4 +1,4 @@
-"""What a run is doing, by its own records and Slurm's together."""
+"""Judge the state of a run from its own records and Slurm's."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NEVER_BEGAN = (
 
 
 def lives(state: Mapping[str, Any]) -> bool:
-    """By the run's own records. One that was interrupted and wants to go on is about to be requeued."""
+    """Whether the run goes on by its own records. One that was interrupted may be about to be requeued."""
     return state.get("state", "submitted") in LIVING or bool(state.get("requeue"))
 
 
 def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Site | None = None) -> Status:
-    """What the run's own records and Slurm's say together."""
+    """The run's status, from its own records and Slurm's."""
     handle = str(Handle(run.read_about().get("cluster", {}).get("name", ""), job, run.id))
     state = run.read_state()  # again: it may have ended before Slurm was asked
     if not lives(state):
@@ -44,36 +44,37 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
     if job is not None and record is not None and not is_of(record, run):
         trouble, record = trouble or another(job, record), None
     slurm = meaning(record) if record is not None else None
-    # Without the controller there is only accounting, which knows ends; of what goes on the run tells more.
+    # If the controller is silent, only accounting is left, and it knows how jobs end. For a job that still
+    # runs, the run's own records say more.
     if record is None or slurm is None or (trouble and slurm.state in LIVING):
-        told = _unknown(run, state, job, trouble or known.silent)
-        if told["state"] == "lost" and run.cancel.exists() and not begun(run):
-            told = {
+        update = _unknown(run, state, job, trouble or known.silent)
+        if update["state"] == "lost" and run.cancel.exists() and not begun(run):
+            update = {
                 "state": "cancelled",
                 "failure": "cancelled",
                 "reason": "cancelled while it waited in the queue, and forgotten by Slurm since",
             }
-            _settle(run, {**state, **told})
-        return status_of(run, handle, {**state, **told})
+            _settle(run, {**state, **update})
+        return status_of(run, handle, {**state, **update})
     if slurm.state == "submitted":
-        told = {
+        update = {
             "state": "submitted",
             "reason": f"job {record.id} {_words(record, slurm, here)}",
             "failure": None,
         }
     elif slurm.state in LIVING:
         stands = f"job {record.id} {slurm.words}" if record.state in STANDING else ""
-        told = {"reason": stands, "failure": None}
+        update = {"reason": stands, "failure": None}
         if state.get("state") not in ("running", "stopping"):
-            told["state"] = slurm.state
+            update["state"] = slurm.state
     else:
-        told = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
+        update = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
         if slurm.failure != "succeeded":
-            told |= _verdict(run, record, slurm)
+            update |= _verdict(run, record, slurm)
         elif not run.attempts():
-            told = {"state": "failed", "failure": "image-error", "reason": NEVER_BEGAN.format(record.id)}
-        _settle(run, {**state, **told})
-    return status_of(run, handle, {**state, **told})
+            update = {"state": "failed", "failure": "image-error", "reason": NEVER_BEGAN.format(record.id)}
+        _settle(run, {**state, **update})
+    return status_of(run, handle, {**state, **update})
 
 
 def _unknown(run: RunDir, state: Mapping[str, Any], job: str | None, trouble: str) -> dict[str, Any]:
@@ -92,17 +93,20 @@ def _living(state: Mapping[str, Any]) -> str:
 
 
 def _words(record: JobRecord, slurm: Meaning, here: Site | None) -> str:
-    """Of a job in the queue."""
+    """What a job in the queue is doing."""
     return f"waits: {why_pending(record, here)}" if record.state == "PENDING" else slurm.words
 
 
 def _verdict(run: RunDir, record: JobRecord, slurm: Meaning) -> dict[str, Any]:
-    """Judge the attempt that nobody lived to judge. Return what that changes of the run's state."""
+    """Judge an attempt that ended without a verdict.
+
+    Return the fields of the run's state that this changes.
+    """
     from launcher.schedulers.slurm.ended import verdict_of
 
     try:
         verdict = verdict_of(run, record, slurm)
-    except OSError:  # somebody else's run, or a full disk
+    except OSError:  # another user's run, or a full disk
         return {}
     if verdict is None:
         return {}
@@ -112,10 +116,10 @@ def _verdict(run: RunDir, record: JobRecord, slurm: Meaning) -> dict[str, Any]:
 
 
 def _settle(run: RunDir, state: Mapping[str, Any]) -> None:
-    """Slurm had the last word: nobody needs to ask it again, and it forgets."""
+    """Record Slurm's word on the end of the run, because Slurm forgets jobs."""
     kept = {name: state[name] for name in ("state", "failure", "reason", "attempt") if name in state}
     try:
         run.event("finished", **kept, by="slurm")
         replace_json(run.state, {**kept, "time": now()})
-    except OSError:  # somebody else's run, or a full disk: it is asked again next time
+    except OSError:  # another user's run, or a full disk: Slurm is queried again next time
         pass

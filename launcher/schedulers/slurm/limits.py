@@ -1,8 +1,9 @@
-"""Limits of a QOS or an association that one job exceeds by itself: with them it would wait for ever.
+"""Limits of a QOS or an association that one job exceeds on its own, so that it would wait forever.
 
 The order is Slurm's (acct_policy.c, "Resource Limits" in its documentation): a limit of the partition's QOS
-goes before that of the job's, unless the job's has the flag OverPartQOS, and either before an association's.
-Of accounts above one's own only the Grp limits count; the others are shown with the user's association.
+takes precedence over that of the job's QOS, unless the job's has the flag OverPartQOS. Both take precedence
+over an association's. Of the accounts above the user's own, only the Grp limits apply; their other limits are
+already shown with the user's association.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from launcher.schedulers.slurm.site import Partition, Row, Site, gpus_of
 from launcher.spec.base import format_bytes, format_duration
 
 ALONE = ("MaxTRES", "MaxTRESPerNode", "MaxTRESPU", "MaxTRESPA", "GrpTRES")
-"Columns of limits on TRES that a single job can exceed."
+"Columns of TRES limits that a single job can exceed."
 
 
 @dataclass(frozen=True)
 class Asked:
-    """At least: what Slurm adds to it (whole cores, whole nodes) is not known before."""
+    """What a job asks for, at least. What Slurm adds (whole cores, whole nodes) is not known in advance."""
 
     nodes: int
     per_node: Mapping[str, int]
-    "By Slurm's names: cpu, mem (bytes), gres/gpu, gres/gpu:TYPE."
+    "Keys are Slurm's names: cpu, mem (bytes), gres/gpu, gres/gpu:TYPE."
     seconds: float | None = None
 
     def of(self, what: str, column: str) -> int:
@@ -36,6 +37,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Exceeded:
+    """A limit that the job exceeds."""
+
     what: str
     "A TRES, or `time`."
     asked: float
@@ -62,36 +65,48 @@ class Exceeded:
 def exceeded(
     asked: Asked, here: Site, partition: Partition, account: str | None, qos: str | None
 ) -> list[Exceeded]:
-    """Empty where nothing is enforced or known, or where one of the accounts that may be meant takes it."""
+    """The limits that the job exceeds.
+
+    Empty if nothing is enforced or known, or if one of the accounts that the job may use accepts it.
+    """
     if "limits" not in here.enforces or here.qos is None or here.associations is None:
         return []
     found = [
-        list(_exceeded(asked, _qos_rows(here, partition, one, qos), _own_and_above(here, one)))
-        for one in associations(here, partition, account)
+        list(
+            _exceeded(asked, _qos_rows(here, partition, association, qos), _own_and_above(here, association))
+        )
+        for association in associations(here, partition, account)
     ]
     return found[0] if found and all(found) else []
 
 
 def associations(here: Site, partition: Partition, account: str | None) -> list[Row]:
-    """The user's associations that the job may get: one for each account; of the default nobody tells."""
+    """The user's associations that the job may use, one per account.
+
+    Accounting does not report the default.
+    """
     chosen: dict[str, Row] = {}
     for row in here.associations or ():
-        its = row.get("Partition", "")
-        if not row.get("User") or account not in (None, row["Account"]) or its not in ("", partition.name):
+        limited_to = row.get("Partition", "")
+        if (
+            not row.get("User")
+            or account not in (None, row["Account"])
+            or limited_to not in ("", partition.name)
+        ):
             continue
-        if its or row["Account"] not in chosen:
+        if limited_to or row["Account"] not in chosen:
             chosen[row["Account"]] = row
     return list(chosen.values())
 
 
 def default_qos(association: Row) -> str:
-    """Of a job that asks for none."""
+    """The QOS of a job that asks for none."""
     allowed = [name for name in association.get("QOS", "").split(",") if name]
     return association.get("Def QOS", "") or (allowed[0] if len(allowed) == 1 else "normal")
 
 
 def flags(here: Site, partition: Partition, account: str | None, qos: str | None) -> frozenset[str]:
-    """Of every QOS that the job may get."""
+    """The flags of every QOS that the job may get."""
     names = [qos] if qos else [default_qos(row) for row in associations(here, partition, account)]
     rows = [(here.qos or {}).get(name, {}) for name in names]
     return frozenset(flag for row in rows for flag in row.get("Flags", "").split(","))
@@ -101,16 +116,18 @@ Owned = tuple[str, Row]
 
 
 def _qos_rows(here: Site, partition: Partition, association: Row, qos: str | None) -> list[Owned]:
-    """The first that has a limit decides."""
+    """The rows of the partition's and the job's QOS; the first one that sets a limit decides."""
     known, name = here.qos or {}, qos or default_qos(association)
     names = [partition.qos, name]
     if "OverPartQOS" in known.get(name, {}).get("Flags", "").split(","):
         names.reverse()
-    return [(f"QOS {one}", known[one]) for one in dict.fromkeys(names) if one in known]
+    return [
+        (f"QOS {known_name}", known[known_name]) for known_name in dict.fromkeys(names) if known_name in known
+    ]
 
 
 def _own_and_above(here: Site, association: Row) -> list[Owned]:
-    """The user's association first, then its account and those above it, as far as they are known."""
+    """The user's association, then its account and the accounts above, as far as they are known."""
     accounts = {row["Account"]: row for row in here.associations or () if not row.get("User")}
     name = association["Account"]
     found = [(f"account {name}", association)]
@@ -122,12 +139,12 @@ def _own_and_above(here: Site, association: Row) -> list[Owned]:
 
 
 def _exceeded(asked: Asked, of_qos: Sequence[Owned], of_account: Sequence[Owned]) -> Iterator[Exceeded]:
-    """One limit for each thing asked for."""
-    seen = set()
-    for one in (*_too_long(asked, of_qos, of_account), *_too_much(asked, of_qos, of_account)):
-        if (kind := one.what.rpartition(":")[0] or one.what) not in seen:
-            seen.add(kind)
-            yield one
+    """Yield one exceeded limit per kind of resource."""
+    yielded = set()
+    for limit in (*_too_long(asked, of_qos, of_account), *_too_much(asked, of_qos, of_account)):
+        if (kind := limit.what.rpartition(":")[0] or limit.what) not in yielded:
+            yielded.add(kind)
+            yield limit
 
 
 def _too_long(asked: Asked, of_qos: Sequence[Owned], of_account: Sequence[Owned]) -> Iterator[Exceeded]:
@@ -153,12 +170,12 @@ def _too_much(asked: Asked, of_qos: Sequence[Owned], of_account: Sequence[Owned]
 
 
 def alone(record: JobRecord, column: str, value: str) -> bool:
-    """Whether a job in the queue exceeds the limit `value` by itself; never where that is in doubt."""
+    """Whether a queued job exceeds the limit `value` on its own. False if that is uncertain."""
     if column not in ALONE or record.node_count is None:
         return False
     nodes = record.node_count
     per_node = dict(_gres(record.gres))
-    per_node["mem"] = tres(f"mem={record.memory}").get("mem", 0)  # of a CPU perhaps: a node has one at least
+    per_node["mem"] = tres(f"mem={record.memory}").get("mem", 0)  # may be per CPU; a node has at least one
     asked = Asked(nodes, per_node)
     for what, limit in tres(value).items():
         if what == "cpu" and column != "MaxTRESPerNode" and (record.cpus or 0) > limit:
@@ -176,7 +193,7 @@ def _gres(text: str) -> Iterator[tuple[str, int]]:
 
 
 def tres(text: str) -> dict[str, int]:
-    """`gres/gpu=2,mem=9G` -> numbers, bytes of memory."""
+    """`gres/gpu=2,mem=9G` -> numbers; memory in bytes."""
     found = {}
     for item in text.split(","):
         what, _, value = item.partition("=")

@@ -1,4 +1,4 @@
-"""How often somebody who follows a run asks Slurm for it."""
+"""How often a command that follows a run queries Slurm."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from pathlib import Path
 from launcher.rundir.layout import RunDir
 
 SOONEST_SECONDS = 5.0
-"Between two questions of one process about the same jobs, and between two looks at the runs' files."
+"Minimum pause between two queries of one process about the same jobs, and between two looks at run files."
 LATEST_SECONDS = 60.0
 QUIET_SECONDS = 30.0
-"Without a sign of life for this long, a run that gave some before is asked about again."
+"After this long without activity, a run that was active before is queried again."
 
 
 class Pace:
-    """When to ask again: once a minute while the runs give signs of life. Otherwise the pause grows from 5 s
-    to a minute. A run that records another state of itself is asked about at once."""
+    """Decides when to query Slurm again.
+
+    While the runs are active, that is once a minute. Otherwise the pause grows from 5 s to a minute. If a
+    run's own state changes, it is queried at once.
+    """
 
     def __init__(self, runs: Iterable[RunDir], clock: Callable[[], float] = time.monotonic) -> None:
         self._runs, self._clock = list(runs), clock
@@ -27,7 +30,7 @@ class Pace:
         self._news, self._life = self._seen()
 
     def look(self) -> bool | None:
-        """Whether to ask now; None within 5 s of the last look."""
+        """Whether to query now; None within 5 s of the last call."""
         now = self._clock()
         if now < self._looked + SOONEST_SECONDS:
             return None
@@ -55,12 +58,12 @@ class Pace:
 
 
 def _signs(run: RunDir) -> Iterator[Path]:
-    """Files that grow, and a folder in which files are replaced, while a run goes on."""
+    """Files that grow, and a folder in which files are replaced, while a run is active."""
     yield run.metrics
     yield run.events
     if attempts := run.attempts():
         latest = attempts[-1]
-        yield latest.path / "nodes"  # heartbeats, where there are several nodes
+        yield latest.path / "nodes"  # heartbeats, if there are several nodes
         yield latest.memory(0)
         yield from (latest.rank_log(0, 0, stream) for stream in ("out", "err"))
 

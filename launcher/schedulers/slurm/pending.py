@@ -1,7 +1,8 @@
-"""Why a job waits, in words: what Slurm's reason means, the limit it names, when it may start, what to do.
+"""Explain why a job is pending: what Slurm's reason means, the limit it names, the expected start, what to
+do.
 
-About two thirds of Slurm's reasons are limits of a QOS or an association, put together from parts: those are
-read here part by part. The others stand in reasons.py.
+About two thirds of Slurm's reasons are limits of a QOS or an association. Their names are composed of parts,
+which are parsed here. The other reasons are in reasons.py.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WHAT = {
 
 
 def why_pending(record: JobRecord, site: Site | None = None, now: datetime | None = None) -> str:
-    """One line for a person; `site` lets it name the limit's value."""
+    """Explain in one line why the job is pending. With `site`, the line also states the limit's value."""
     words, advice = _explained(record, site or Site())
     parts = [words]
     estimate = _estimate(record, now or datetime.now(timezone.utc))
@@ -48,7 +49,7 @@ def why_pending(record: JobRecord, site: Site | None = None, now: datetime | Non
 
 
 def needs_site(record: JobRecord) -> bool:
-    """Whether what the site offers and allows belongs to why the job waits."""
+    """Whether explaining the reason takes the site's partitions and limits."""
     word = record.reason.replace("_", " ").partition(",")[0].strip()
     return word.startswith("Partition") or _LIMIT.fullmatch(word) is not None
 
@@ -79,7 +80,7 @@ def _explained(record: JobRecord, site: Site) -> tuple[str, str]:
 
 
 def _fill(text: str, known: dict[str, str]) -> str:
-    """`{name}` of what is known; an empty `({name})` goes."""
+    """Insert the known values for `{name}`, and remove `({name})` if the value is empty."""
     for name, value in known.items():
         text = text.replace(f" ({{{name}}})", f" ({value})" if value else "").replace(f"{{{name}}}", value)
     return text
@@ -100,7 +101,7 @@ def _partition_limit(word: str, record: JobRecord, site: Site) -> str:
 
 
 def _limit(limit: re.Match[str], record: JobRecord, site: Site) -> tuple[str, str]:
-    """A limit of a QOS or an association, with its value where accounting tells."""
+    """Describe a limit of a QOS or an association, with its value if accounting reports it."""
     where, kind, what, minutes, per = limit.groups()
     column, tres = _column(kind, what, minutes, per, qos=where != "Assoc")
     owner, value = _value(where, column, tres, record, site)
@@ -150,7 +151,7 @@ def _advice(kind: str, what: str, minutes: str, per: str) -> str:
 
 
 def _column(kind: str, what: str, minutes: str, per: str, *, qos: bool) -> tuple[str, str]:
-    """(sacctmgr's column, name within its TRES list)."""
+    """The column in sacctmgr's output, and the name within its list of TRES."""
     suffix = {"PerUser": "PU", "PerAccount": "PA"}.get(per, "")
     if what.startswith("Submit"):
         return ("GrpSubmit" if kind == "Grp" else f"MaxSubmit{suffix or ('PU' if qos else '')}"), ""
@@ -169,14 +170,14 @@ def _column(kind: str, what: str, minutes: str, per: str, *, qos: bool) -> tuple
 
 
 def _value(where: str, column: str, tres: str, record: JobRecord, site: Site) -> tuple[str, str]:
-    """(whose limit, its value); empty where it is not known. A partition's QOS goes before the job's."""
+    """(owner, value) of the limit; empty if unknown. A partition's QOS takes precedence over the job's."""
     rows: list[tuple[str, Row]] = []
     if where == "Assoc":
         own = [row for row in site.associations or () if row.get("Account") == record.account]
         rows = [
             (f"account {record.account}", row) for row in sorted(own, key=lambda row: not row.get("User"))
         ]
-        if column.startswith("Grp"):  # any account above it may hold the limit
+        if column.startswith("Grp"):  # any account above may hold the limit
             others = [row for row in site.associations or () if not row.get("User") and row not in own]
             rows += [(f"account {row.get('Account', '')}", row) for row in others]
     else:

@@ -1,7 +1,7 @@
 # ruff: noqa: E501
-"""Slurm's reasons for waiting that are no limits of a QOS or account, of 20.11 to 25.x, in words.
+"""Slurm's reasons for a pending job that are not limits of a QOS or account, from 20.11 to 25.x, in words.
 
-The list is that of src/common/job_state_reason.c and its forerunner, slurm_protocol_defs.c.
+The list follows src/common/job_state_reason.c and its predecessor, slurm_protocol_defs.c.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ REASONS: dict[str, tuple[str, str]] = {
 # fmt: on
 
 # fmt: off
-# Slurm also writes sentences of its own; what they begin with.
+# Slurm also writes whole sentences; these are their beginnings.
 SENTENCES: tuple[tuple[str, tuple[str, str]], ...] = (
     ("Nodes required for job are DOWN, DRAINED", ("nodes that it needs are down, drained or reserved for partitions of higher priority", "see `sinfo -R`; " + WAIT)),
     ("Job's account not", ("its account ({account}) may not use its partition ({partition})", OTHER_ACCOUNT)),

@@ -1,4 +1,4 @@
-"""What Slurm knows of jobs: one round trip for any number, from text that 20.11 to 25.x print alike."""
+"""Query Slurm's records of any number of jobs in one round trip, in a format common to 20.11 to 25.x."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from launcher.schedulers.over_ssh.login import NOT_FOUND, Answer
 
 RUNAWAY = "RUNAWAY"
-"Slurm's word for a job that accounting takes for alive and the controller does not know."
+"Slurm's word for a job that is alive in accounting but unknown to the controller."
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,16 @@ class JobRecord:
     state: str
     "Slurm's word, one of states.SLURM_STATES."
     reason: str = ""
-    "Slurm's word for why it waits; empty for a job that has started."
+    "Slurm's word for why the job is pending; empty once it has started."
     exit_code: int | None = None
     signal: int | None = None
     restarts: int | None = None
     partition: str = ""
     nodes: str = ""
-    "As Slurm writes a list of hosts: `n[1-3,7]`."
+    "Slurm's notation for a list of hosts: `n[1-3,7]`."
     submitted: datetime | None = None
     start: datetime | None = None
-    "Slurm's estimate while it waits."
+    "Slurm's estimate while the job is pending."
     end: datetime | None = None
     time_limit: float | None = None
     "Seconds; infinity for UNLIMITED."
@@ -39,19 +39,19 @@ class JobRecord:
     "Seconds since its latest start."
     comment: str = ""
     command: str | None = None
-    "The script with its arguments, as sbatch got them; empty without a file. Accounting does not tell."
+    "The script and its arguments as sbatch got them; empty without a file, None from accounting."
     name: str = ""
-    "Of the job, where only accounting tells of it."
+    "The job's name; set only if the record comes from accounting alone."
     cancelled_by: int | None = None
-    "User id, where accounting tells."
+    "User id, if accounting has it."
     account: str = ""
     qos: str = ""
     node_count: int | None = None
     cpus: int | None = None
     memory: str = ""
-    "Asked for, as Slurm writes it: of a node, or of a CPU."
+    "Memory asked for, in Slurm's notation: per node or per CPU."
     gres: str = ""
-    "Asked for on each node: `gres/gpu:a100:4`."
+    "GRES asked for on each node: `gres/gpu:a100:4`."
     dependency: str = ""
     priority: int | None = None
 
@@ -62,16 +62,16 @@ NO_ACCOUNTING = "this cluster keeps no accounting: Slurm forgets a job some minu
 
 @dataclass(frozen=True)
 class Records:
-    """The answers, and why one of them is missing."""
+    """The job records that Slurm returned, and why an answer is missing."""
 
     jobs: Mapping[str, JobRecord] = field(default_factory=dict)
     controller: str = ""
-    "Why the controller did not answer; empty where it did."
+    "Why the controller did not answer; empty if it did."
     accounting: str = ""
-    "Why accounting did not answer, or is not there; empty where it did."
+    "Why accounting did not answer or does not exist; empty if it answered."
 
     def get(self, job: str) -> JobRecord | None:
-        """Tasks that were cancelled before they began are one record together, with their array's id."""
+        """The record of a job. Tasks cancelled before they began share one record with their array's id."""
         array, of_array, _ = job.partition("_")
         rest = self.jobs.get(array) if of_array else None
         if job not in self.jobs and rest is not None and rest.state == "CANCELLED":
@@ -80,7 +80,7 @@ class Records:
 
     @property
     def silent(self) -> str:
-        """Why a job that is not here may be known to Slurm all the same."""
+        """Why a job that is missing here may still be known to Slurm."""
         return "" if self.accounting == NO_ACCOUNTING else self.accounting
 
     @property
@@ -101,29 +101,33 @@ _SACCT_FORMAT = (
     "JobID,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,Elapsed,"
     "Account,QOS,NNodes,NCPUS,Comment,JobName"
 )
-# A comment may hold the bar that parts the fields: it is read last, with the one field behind it.
-# Times in UTC whatever the login node's zone, nobody's own filters on what squeue shows, long lists of tasks.
+# A comment may contain the bar that separates the fields, so it comes last, with only one field after it.
+# Print times in UTC whatever the login node's time zone is, ignore the user's squeue filters, and do not
+# abbreviate long task lists.
 _FILTERS = ("ACCOUNT", "LICENSES", "NAMES", "PARTITION", "QOS", "STATES", "USERS")
 CLEAN = (
     *("env", *(word for name in _FILTERS for word in ("-u", f"SQUEUE_{name}"))),
     *("TZ=UTC0", "SLURM_TIME_FORMAT=standard", "SLURM_BITSTR_LEN=0"),
 )
-_FEW = 4  # scontrol takes one job at a time
+_FEW = 4  # scontrol accepts one job at a time
 ACCOUNTING_SECONDS = 3
-"How long slurmdbd is waited for. What hangs there costs sacct and sacctmgr 30 s and more, and is optional."
+"Timeout for slurmdbd, which is optional. If it hangs, sacct and sacctmgr would take 30 s and more."
 BOUNDED = ("timeout", "--kill-after=1", str(ACCOUNTING_SECONDS))
 _CUT = (124, 137)
-"Exit codes of `timeout` for a command that it ended."
+"Exit codes of `timeout` when it ends the command."
 
 
 Put = Callable[[Mapping[str, Sequence[str]]], Mapping[str, Answer]]
-"Asks commands in one round trip, as `login.ask` does."
+"Runs commands in one round trip, like `login.ask`."
 
 
 def look_up(put: Put, ids: Sequence[str], stopped: Collection[str] = ()) -> Records:
-    """What Slurm knows of the jobs. The controller is asked for all of them; accounting, and the controller
-    for details, only for those that it does not know or that have ended badly. `stopped`: jobs that the user
-    has cancelled, so that nobody needs to be asked who did."""
+    """Query Slurm's records of the jobs.
+
+    The controller is queried for all jobs. Accounting, and the controller's details, are queried only for
+    jobs that the controller does not know or that ended badly. `stopped` holds jobs that the user has
+    cancelled, so that nothing needs to be asked about who did.
+    """
     answers = dict(put(of_queue(ids)))
     known = records(answers)
     if more := of_past(known, ids, stopped):
@@ -132,21 +136,21 @@ def look_up(put: Put, ids: Sequence[str], stopped: Collection[str] = ()) -> Reco
 
 
 def of_queue(ids: Sequence[str]) -> dict[str, list[str]]:
-    """Of many jobs whole arrays are asked for: that keeps the command short."""
-    return {"squeue": _squeue(ids if len(ids) <= _FEW else [_array(one) for one in ids])}
+    """The query to the controller. For many jobs it names whole arrays, which keeps the command short."""
+    return {"squeue": _squeue(ids if len(ids) <= _FEW else [_array(id_) for id_ in ids])}
 
 
 def of_past(known: Records, ids: Sequence[str], stopped: Collection[str] = ()) -> dict[str, list[str]]:
-    """What is to be asked besides; nothing where the controller has told enough."""
-    lost = [one for one in ids if known.get(one) is None]
-    ended = {one: record.state for one in ids if (record := known.get(one)) is not None}
-    bad = [one for one, state in ended.items() if state in _TOLD_IN_PART]
-    bad = [one for one in bad if ended[one] != "CANCELLED" or one not in stopped]
+    """The further queries that are needed; none if the controller has reported enough."""
+    lost = [id_ for id_ in ids if known.get(id_) is None]
+    ended = {id_: record.state for id_ in ids if (record := known.get(id_)) is not None}
+    bad = [id_ for id_, state in ended.items() if state in _TOLD_IN_PART]
+    bad = [id_ for id_ in bad if ended[id_] != "CANCELLED" or id_ not in stopped]
     if not lost and not bad:
         return {}
     few = len(lost) + len(bad) <= _FEW
-    # A task that was cancelled before it began is known with its array only.
-    asked = [*(_array(one) for one in lost), *(bad if few else map(_array, bad))]
+    # A task that was cancelled before it began is recorded only with its array.
+    asked = [*(_array(id_) for id_ in lost), *(bad if few else map(_array, bad))]
     commands = {
         "sacct": [
             *("sh", "-c", 'exec "$@" ${SLURM_CLUSTERS:+"--clusters=$SLURM_CLUSTERS"}', "sh"),
@@ -154,11 +158,13 @@ def of_past(known: Records, ids: Sequence[str], stopped: Collection[str] = ()) -
             *(f"--jobs={_listed(asked)}", f"--format={_SACCT_FORMAT}"),
         ]
     }
-    arrays = [_array(one) for one in lost if "_" in one]
-    if arrays and len(ids) <= _FEW and not known.controller:  # of more, whole arrays have been asked for
+    arrays = [_array(id_) for id_ in lost if "_" in id_]
+    if (
+        arrays and len(ids) <= _FEW and not known.controller
+    ):  # for more jobs, whole arrays were queried already
         commands["squeue of arrays"] = _squeue(arrays)
     if few:
-        commands |= {f"scontrol {one}": [*CLEAN, "scontrol", "show", "job", one] for one in bad}
+        commands |= {f"scontrol {id_}": [*CLEAN, "scontrol", "show", "job", id_] for id_ in bad}
     return commands
 
 
@@ -176,12 +182,13 @@ def _array(job: str) -> str:
 
 
 def records(answers: Mapping[str, Answer]) -> Records:
-    """The controller's word where it has one, accounting's for jobs it has forgotten.
+    """Merge the answers: the controller's record of a job, or accounting's if the controller has forgotten
+    it.
 
     The controller forgets a job MinJobAge (300 s by default) after its end.
     """
     squeue, sacct = answers["squeue"], answers.get("sacct", NOT_ASKED)
-    # Asked for one job that it does not know, squeue fails; asked for several, it leaves that one out.
+    # squeue fails if the only job asked for is unknown, and leaves out unknown ones among several.
     unknown = "Invalid job id" in squeue.err
     controller = "" if squeue.code == 0 or unknown else controller_trouble(squeue)
     accounting = "" if sacct.code == 0 else accounting_trouble(sacct)
@@ -192,10 +199,10 @@ def records(answers: Mapping[str, Answer]) -> Records:
     for id_ in past.keys() | live.keys():
         if id_ in live:
             jobs[id_] = _with_past(live[id_], past.get(id_))
-        elif "[" in id_:  # accounting has tasks of an array that never began in one line: `123_[2-9%4]`
+        elif "[" in id_:  # accounting lists array tasks that never began in one line: `123_[2-9%4]`
             if controller or past[id_].state not in _ALIVE:
-                others = (one for one in _tasks(id_) if one not in past and one not in live)
-                jobs.update({one: replace(past[id_], id=one) for one in others})
+                others = (task for task in _tasks(id_) if task not in past and task not in live)
+                jobs.update({task: replace(past[id_], id=task) for task in others})
         elif past[id_].state in _ALIVE and not controller:
             jobs[id_] = replace(past[id_], state=RUNAWAY)
         else:
@@ -221,36 +228,39 @@ _WAITING = (
     "EXPEDITING",
 )
 _TOLD_IN_PART = ("FAILED", "CANCELLED")
-"squeue tells neither the exit code nor who cancelled."
+"squeue reports neither the exit code nor who cancelled the job."
 _BEFORE_END = (*_WAITING, *_ALIVE, "CONFIGURING", "POWER_UP_NODE", "SIGNALING", "STOPPED", "UPDATE_DB")
 
 
 def _tasks(id_: str) -> Iterator[str]:
-    """The jobs of `123_[0-6:2,9%4]`."""
+    """The ids of the tasks in `123_[0-6:2,9%4]`."""
     array, _, listed = id_.rstrip("]").partition("_[")
     for part in listed.partition("%")[0].split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
-        if found is not None:  # a list that is too long ends in `...`
+        if found is not None:  # Slurm truncates a long list with `...`
             first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
             yield from (f"{array}_{task}" for task in range(first, last + 1, step))
 
 
 def _with_past(live: JobRecord, past: JobRecord | None) -> JobRecord:
-    """squeue does not tell exit codes and who cancelled; of an earlier start they would be wrong."""
+    """Add what squeue lacks: exit codes and who cancelled.
+
+    Accounting's values of an earlier start are skipped.
+    """
     if past is None or past.state != live.state:
         return live
     return replace(live, exit_code=past.exit_code, signal=past.signal, cancelled_by=past.cancelled_by)
 
 
 def controller_trouble(answer: Answer) -> str:
-    """Why a command that asks slurmctld failed."""
+    """Why a command to slurmctld failed."""
     if answer.code == NOT_FOUND:
         return "there are no Slurm commands here"
     return f"Slurm's controller does not answer: {_last_line(answer)}"
 
 
 def accounting_trouble(answer: Answer) -> str:
-    """Why sacct or sacctmgr failed, which many clusters live with."""
+    """Why sacct or sacctmgr failed. Many clusters run without them."""
     if answer.code == NOT_FOUND or re.search("accounting storage is disabled", answer.err, re.IGNORECASE):
         return NO_ACCOUNTING
     if answer.code in _CUT:
@@ -268,9 +278,9 @@ def _of_squeue(line: str) -> JobRecord | None:
     if len(values) < len(_SQUEUE):
         return None
     comment, _, command = values["comment"].rpartition("|")
-    told = command.startswith(("/", "(null)"))
-    job = _common({**values, "comment": comment if told else values["comment"]})
-    job = replace(job, command=_given(command) if told else None)
+    has_command = command.startswith(("/", "(null)"))
+    job = _common({**values, "comment": comment if has_command else values["comment"]})
+    job = replace(job, command=_given(command) if has_command else None)
     waits = job.state in _WAITING
     return replace(
         job,
@@ -319,8 +329,8 @@ def _common(values: Mapping[str, str]) -> JobRecord:
 def _of_scontrol(text: str) -> list[tuple[str, int | None, int | None, int | None]]:
     """(id, exit code, signal, restarts) of each record of `scontrol show job`.
 
-    Records are parted by an empty line. The first line of each holds the job's name, which may look like
-    any other field, and is read no further than the ids.
+    Records are separated by an empty line. The first line of a record contains the job's name, which may look
+    like any other field, so only its ids are parsed.
     """
     found = []
     for record in text.split("\n\n"):
@@ -343,7 +353,7 @@ def _exit(text: str) -> tuple[int | None, int | None]:
 
 
 def moment(text: str) -> datetime | None:
-    """Slurm's `2026-11-21T23:02:12`, printed in UTC; None for `Unknown`, `N/A` and `None`."""
+    """Parse Slurm's `2026-11-21T23:02:12` in UTC. None for `Unknown`, `N/A` and `None`."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -354,14 +364,14 @@ _CLOCK = (3600, 60, 1)
 
 
 def duration(text: str) -> float | None:
-    """Seconds of `5:00`, `1:00:00`, `2-00:00:00`, `90` (minutes), UNLIMITED; None where nothing is set."""
+    """Seconds of `5:00`, `1:00:00`, `2-00:00:00`, `90` (minutes) or UNLIMITED; None if nothing is set."""
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return float("inf")
     found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})(?:\.\d+)?", text)
     if found is None:
         return None
     days, clock = int(found[1] or 0), [int(part) for part in found[2].split(":")]
-    # After a day come hours first; without one, minutes stand alone or before the seconds.
+    # With days, the clock starts with hours. Without, it is minutes alone or ends in minutes and seconds.
     units = _CLOCK if found[1] is not None else (60,) if len(clock) == 1 else _CLOCK[-len(clock) :]
     return days * 86400.0 + sum(value * unit for value, unit in zip(clock, units, strict=False))
 

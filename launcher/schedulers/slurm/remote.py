@@ -1,4 +1,4 @@
-"""Slurm behind a login node: the scheduler of this host, on copies of the run directories over there."""
+"""Slurm behind a login node: the Slurm scheduler, working on local copies of the remote run directories."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class RemoteSlurm(SlurmScheduler):
-    """`runs` is a folder on a file system that the login node shares with the nodes."""
+    """Submits through a login node. `runs` is a folder on a file system that it shares with the nodes."""
 
     def __init__(self, login: str, runs: str | None, clusters: str | None = None) -> None:
         super().__init__()
@@ -44,10 +44,10 @@ class RemoteSlurm(SlurmScheduler):
         self.login = self.copies.mirror
 
     def prepare(self, request: Request) -> Prepared:
-        """The code as it is now is part of it. Raises RenderError, SchedulerError, OSError."""
-        workdir, told = self.copies.take_code(request)
+        """Prepare a run with the code as it is now. Raises RenderError, SchedulerError, OSError."""
+        workdir, warnings = self.copies.take_code(request)
         ready = self._prepared(request, f"{self.there}/{request.run_id}", workdir)
-        return replace(ready, warnings=(*ready.warnings, *told))
+        return replace(ready, warnings=(*ready.warnings, *warnings))
 
     def status(self, run: RunDir) -> Status:
         return self.copies.lately(run, lambda: super(RemoteSlurm, self).status(run))
@@ -61,30 +61,32 @@ class RemoteSlurm(SlurmScheduler):
         self.login.run(":")
 
     def cancel(self, run: RunDir) -> None:
-        """In one round trip, in which also comes whether the run was still going on; a job that waits costs a
-        second one."""
+        """Cancel in one round trip, which also reports whether the run was still going.
+
+        A pending job takes two.
+        """
         job = handle_of(run).job
-        if job is None or not lives(run.read_state()):  # sbatch's answer was lost; there is nothing to do
+        if job is None or not lives(run.read_state()):  # sbatch's answer was lost, or the run has ended
             with self.copies.asking_to_stop(run):
                 return super().cancel(run)
         with self.copies.asking_to_stop(run), self.copies.strictly([run]):
             refused = self._ask_to_stop(run, job)
         if not lives(state := run.read_state()):
             raise SchedulerError(f"{run.id} is not running: {state.get('state')}")
-        if handle_of(run).job != job:  # it went on in a linked job meanwhile
+        if handle_of(run).job != job:  # the run moved to a linked job in the meantime
             return self.cancel(run)
         self._see_it_off(run, refused, waits=not begun(run))
         return None
 
     def _take_back(self, run: RunDir) -> None:
         super()._take_back(run)
-        with suppress(SchedulerError):  # the next round trip about the run does it, too
+        with suppress(SchedulerError):  # the next round trip about the run does it anyway
             self.fetch(run)
 
     def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled:
-        """In one round trip: what is known here says which of them go on."""
+        """Cancel in one round trip. The local copies tell which runs are still going."""
         jobs = {run: handle_of(run).job or "" for run in runs if lives(run.read_state())}
-        if not all(jobs.values()):  # the answer of sbatch was lost
+        if not all(jobs.values()):  # an answer of sbatch was lost
             jobs = self._jobs(list(jobs))[0]
         if not jobs:
             return Cancelled()
@@ -113,7 +115,7 @@ class RemoteSlurm(SlurmScheduler):
         return self.copies.write(prepared)
 
     def withdraw(self, runs: Sequence[RunDir]) -> None:
-        with suppress(SchedulerError):  # then they stay on both sides
+        with suppress(SchedulerError):  # otherwise they stay on both sides
             self.remove(runs)
 
     def _command(self, run: RunDir) -> tuple[str, ...]:
@@ -133,7 +135,7 @@ class RemoteSlurm(SlurmScheduler):
             raise
 
     def _submit(self, runs: Sequence[RunDir], comment: str, what: Submission) -> str:
-        """Run directories, job and their events in one round trip, after the code where that is new there."""
+        """Send run directories, job and events in one round trip, after the code if that is new there."""
         abouts = [run.read_about() for run in runs]
         secrets = [
             check
@@ -154,26 +156,26 @@ class RemoteSlurm(SlurmScheduler):
             raise NotSubmittedError(str(error)) from None
 
     def record(self, run: RunDir, event: str, handle: str, command: tuple[str, ...]) -> None:
-        if str(handle_of(run)) != handle:  # the job was found in the queue: sbatch's answer was lost
+        if str(handle_of(run)) != handle:  # the job was found in the queue, because sbatch's answer was lost
             super().record(run, event, handle, command)
             self.fetch(run)
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One job, or an array."""
+    """The submission of a job or an array."""
 
     event: str
     command: tuple[str, ...]
     first: str = ""
-    "Shell, before it."
+    "Shell that runs before the submission."
     task: str = ""
-    "Behind the job's id in a run's handle, for the run number `$i`."
+    "Suffix of the job id in a run's handle, for the run number `$i`."
 
     def then(self, root: str, runs: Sequence[RunDir], cluster: str) -> str:
-        """Shell that tells each run of its job."""
-        told = {"event": self.event, "handle": str(Handle(cluster, "@")), "command": self.command}
-        before, after = map(quote, json.dumps(told)[1:].split("@", 1))
+        """Shell that records the job in each run's events."""
+        record = {"event": self.event, "handle": str(Handle(cluster, "@")), "command": self.command}
+        before, after = map(quote, json.dumps(record)[1:].split("@", 1))
         ids = " ".join(quote(run.id) for run in runs)
         event = f'\'{{"time": "%s", %s%s%s\\n\' "$now" {before} "${{job}}{self.task}" {after}'
         return (
@@ -183,13 +185,16 @@ class Submission:
 
 
 def login_node(host: str, clusters: str | None = None) -> Over:
-    """Many sites put Slurm's commands into the PATH of login shells only."""
+    """Connection to a login node. Many sites add Slurm's commands to the PATH of login shells only."""
     return Over(host, login_environment(unless="squeue") + asking(clusters))
 
 
 def _secret_checks(secrets: Sequence[Mapping[str, Any]], setup: bool) -> list[str]:
-    """Shell. A secret's value is read on the cluster and never goes there: its source must be there. What the
-    profile's own `setup:` lines set is seen only when they run."""
+    """Shell that checks that each secret's source exists on the cluster.
+
+    A secret's value is read there and never sent. Variables that the profile's `setup:` sets cannot be
+    checked, because those lines run only in the job.
+    """
     checks = []
     for secret in secrets:
         name, file = secret["name"], secret.get("file")
@@ -214,8 +219,10 @@ def _secret_checks(secrets: Sequence[Mapping[str, Any]], setup: bool) -> list[st
 
 
 def _usable(path: str, longest: int) -> str:
-    """Return shell that finds out, as `read_secret_file`, whether a process can receive what is in a file.
-    `path` is quoted."""
+    """Shell that checks, like `read_secret_file`, whether a process can receive what is in a file.
+
+    `path` is quoted.
+    """
     without_nul = f"$(head -c {longest} {path} | tr -d '\\000' | wc -c)"
     utf8 = f"{{ ! command -v iconv >/dev/null || iconv -f UTF-8 -t UTF-8 {path} >/dev/null 2>&1; }}"
     whole = f'[ "{without_nul}" -eq "$(wc -c <{path})" ]'

@@ -1,4 +1,4 @@
-"""What a job asks of Slurm against what the site offers: what can never start, and what may go wrong."""
+"""Compare what a job asks of Slurm with what the site offers: what can never start, and what may go wrong."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from launcher.spec.cluster import Cluster, Slurm
 from launcher.spec.job import Job
 
 STARTS_SECONDS = 60
-"From the start of a job to its first step, at least: nodes are looked at, ranks import torch and meet."
+"Minimum time from a job's start to its first step: nodes are checked, ranks import torch and connect."
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the job asks of Slurm, against what the site offers."""
+    """What the job asks of Slurm, compared with what the site offers."""
 
     cluster: Cluster
     job: Job
     plan: Plan
     site: Site
     tasks: int = 1
-    "Of its array."
+    "Tasks in the array."
 
     @property
     def slurm(self) -> Slurm:
@@ -38,9 +38,9 @@ class Request:
 
     @property
     def partitions(self) -> list[Partition]:
-        """Those asked for that exist; Slurm takes the first of them that has room."""
+        """The requested partitions that exist. Slurm takes the first of them that has room."""
         if self.slurm.partition is None:
-            return [one] if (one := self.site.default_partition) else []
+            return [partition] if (partition := self.site.default_partition) else []
         return [self.site.partitions[name] for name in self._named if name in self.site.partitions]
 
     @property
@@ -49,7 +49,7 @@ class Request:
 
     def refusals(self) -> Iterator[str]:
         if not self.site.partitions:
-            return  # scontrol gave no answer: sbatch --test-only alone decides
+            return  # scontrol gave no answer: only sbatch --test-only decides
         known = ", ".join(sorted(self.site.partitions))
         for name in self._named:
             if name not in self.site.partitions:
@@ -60,8 +60,8 @@ class Request:
         yield from self._array()
         if not self.partitions:
             return
-        # Of several partitions one that takes the job is enough.
-        of_each = [[*self._of_partition(one), *self._nodes(one)] for one in self.partitions]
+        # If one of several partitions accepts the job, that is enough.
+        of_each = [[*self._of_partition(partition), *self._nodes(partition)] for partition in self.partitions]
         if all(of_each):
             yield from of_each[0]
 
@@ -103,24 +103,24 @@ class Request:
         yield from self._limits(partition)
 
     def _not_taken(self, partition: Partition) -> Iterator[str]:
-        """An account or a QOS that the partition is not for: Slurm lets such a job wait for ever."""
+        """The account or QOS is not allowed in the partition. Slurm lets such a job wait forever."""
         account, qos = self._account_used, self._qos_used
-        # Newer versions take the accounts below one that is allowed, too.
+        # Newer versions also accept the accounts below an allowed one.
         if account is not None and all(
-            partition.refuses("Accounts", one) for one in self.site.above(account)
+            partition.refuses("Accounts", name) for name in self.site.above(account)
         ):
-            own = [one for one in self.site.accounts() if not partition.refuses("Accounts", one)]
+            own = [name for name in self.site.accounts() if not partition.refuses("Accounts", name)]
             yield self._refusal("account", account, partition, partition.allowed("Accounts"), own)
         if qos is not None and partition.refuses("Qos", qos):
             rows = associations(self.site, partition, account)
-            usable = {one for row in rows for one in row.get("QOS", "").split(",")} - {""}
-            own = sorted(one for one in usable if not partition.refuses("Qos", one))
+            usable = {name for row in rows for name in row.get("QOS", "").split(",")} - {""}
+            own = sorted(name for name in usable if not partition.refuses("Qos", name))
             yield self._refusal("qos", qos, partition, partition.allowed("Qos"), own)
 
     def _refusal(
         self, field: str, value: str, partition: Partition, allowed: list[str], own: list[str]
     ) -> str:
-        """`allowed`: by the partition; `own`: those of them that are the user's."""
+        """`allowed` is what the partition accepts; `own` is what of that the user has."""
         asked, where = (self.slurm.account if field == "account" else self.slurm.qos), f"slurm.{field}"
         if field == "account" and self.site.given_account is not None:
             asked, where = self.site.given_account, "SBATCH_ACCOUNT"
@@ -136,15 +136,18 @@ class Request:
 
     @property
     def _account_used(self) -> str | None:
-        """None where it is not known, or where the site's own plugins may put another in its place."""
+        """The account that the job will use; None if unknown, or if the site's plugins may replace it."""
         if self.slurm.account is None and self.site.rewrites:
             return self.site.given_account
         return self.site.given_account or self.slurm.account or self.site.default_account
 
     @property
     def _qos_used(self) -> str | None:
-        """As `_account_used`. A default is known only where limits are enforced and it is the same in every
-        association that the job may get."""
+        """The QOS that the job will use; None as for `_account_used`.
+
+        A default is known only if limits are enforced and it is the same in every association that the job
+        may use.
+        """
         if self.slurm.qos is not None or self.site.rewrites or "qos" not in self.site.enforces:
             return self.slurm.qos
         names = {
@@ -155,9 +158,9 @@ class Request:
         return names.pop() if len(names) == 1 else None
 
     def _nodes(self, partition: Partition) -> Iterator[str]:
-        """The first thing that leaves too few nodes, so that the message names one cause."""
+        """Refuse at the first condition that leaves too few nodes, so that the message names one cause."""
         groups, where = self.site.of(partition.name), f"partition {partition.name}"
-        need = min(self.plan.layout.nodes, partition.node_count)  # too many nodes have their own message
+        need = min(self.plan.layout.nodes, partition.node_count)  # too many nodes are refused elsewhere
         if not groups:
             return
         gpus = self.plan.layout.gpus_per_node if self.slurm.gpu_request != "none" else 0
@@ -166,8 +169,8 @@ class Request:
             offered = sorted({_gres_words(group) for group in groups})
             fits = [group for group in groups if group.has(gpus, type_)]
             if type_ is not None and not any(group.has(1, type_) for group in groups):
-                there = ", ".join(offered)
-                yield f"slurm.gres_type: no node of {where} has GPUs of type {type_}; there are {there}"
+                types = ", ".join(offered)
+                yield f"slurm.gres_type: no node of {where} has GPUs of type {type_}; there are {types}"
                 return
             if _count(fits) < need:
                 asked = f"{gpus} GPUs{f' of type {type_}' if type_ else ''} on {_nodes_words(need)}"
@@ -195,7 +198,7 @@ class Request:
             yield f"slurm.constraint: too few nodes of {where} have {wanted}; their features are {features}"
 
     def _account(self) -> Iterator[str]:
-        """Where Slurm refuses what accounting does not know."""
+        """Check account and QOS if the site enforces associations."""
         rows, slurm = self.site.associations, self.slurm
         if rows is None or "associations" not in self.site.enforces:
             return
@@ -215,10 +218,10 @@ class Request:
             yield f"slurm.qos: you may not use {slurm.qos}; yours are {', '.join(sorted(allowed))}"
 
     def _limits(self, partition: Partition) -> Iterator[str]:
-        """Limits that this one job exceeds by itself: it would wait for ever."""
+        """Limits that this job exceeds on its own, so that it would wait forever."""
         asked = self._asked(partition)
-        for one in exceeded(asked, self.site, partition, self._account_used, self.slurm.qos):
-            yield f"{_FIELDS[one.what.partition(':')[0]]}: {one.words}"
+        for limit in exceeded(asked, self.site, partition, self._account_used, self.slurm.qos):
+            yield f"{_FIELDS[limit.what.partition(':')[0]]}: {limit.words}"
 
     def _asked(self, partition: Partition) -> Asked:
         resources, layout = self.job.resources, self.plan.layout
@@ -267,7 +270,7 @@ class Request:
             )
 
     def _unchecked(self, groups: list[Nodes]) -> Iterator[str]:
-        """What Slurm takes, whether it means anything or not; what accounting did not tell."""
+        """Warn about values that Slurm accepts unchecked, and about what accounting did not report."""
         slurm = self.slurm
         if self.site.silent:
             yield f"{self.site.silent}: account, QOS and limits were not checked"
@@ -281,7 +284,7 @@ class Request:
             yield f"slurm.gres_type: no node of partition {groups[0].partition} has GPUs of type {type_}"
 
     def _gpu_memory(self, groups: list[Nodes]) -> Iterator[str]:
-        """The profile's GPU, by which was planned, against those that the job may get."""
+        """Compare the profile's GPU, which the plan is based on, with the GPUs that the job may get."""
         gpu, gpus = self.cluster.node.gpu, self.plan.layout.gpus_per_node
         if gpu is None or not gpus or self.slurm.gpu_request == "none":
             return
@@ -308,7 +311,7 @@ class Request:
                 )
 
     def _host_memory(self, partition: Partition, groups: list[Nodes]) -> Iterator[str]:
-        """What a node's processes will need against what Slurm will let them have."""
+        """Compare the host memory that a node's processes will need with what Slurm will grant."""
         needed = self.plan.estimate.host_per_node if self.plan.estimate is not None else 0
         given, why = self._memory(partition)
         if needed and given is not None and needed > given:
@@ -332,7 +335,7 @@ class Request:
         )
 
     def _cpus(self) -> int:
-        """At least: what a site gives to a job that asks for none is not known before."""
+        """CPUs per node, at least. What a site gives a job that asks for none is not known in advance."""
         layout = self.plan.layout
         return cpus_per_node(self.job, self.cluster, layout.gpus_per_node, layout.ranks_per_node) or 1
 

@@ -1,4 +1,4 @@
-"""Slurm: one run over one or many of its jobs."""
+"""Slurm: a run in one job, or in several that follow each other."""
 
 from __future__ import annotations
 
@@ -62,28 +62,28 @@ DEFAULT_PYTHON = "python3"
 
 @dataclass(frozen=True)
 class Seen:
-    """What Slurm said of some jobs, kept for somebody who looks several times a second."""
+    """What Slurm last reported about some jobs, cached for callers that ask several times a second."""
 
     ids: Sequence[str]
     pace: Pace
     known: Records
     here: Site | None
-    "Where one run is asked about that waits for something of the site's."
+    "Set if the only job is pending for a reason that depends on the site."
 
 
 class SlurmScheduler(Scheduler):
-    """The run directory must lie on a file system that the nodes share."""
+    """Runs jobs through Slurm. The run directory must be on a file system that the nodes share."""
 
     capabilities = Capabilities(multi_node=True)
 
     def __init__(self, clusters: str | None = None) -> None:
-        """`clusters`: the one of a site's clusters that is meant, where that is not the default."""
+        """`clusters` selects one of a site's clusters; None for the default."""
         self.login: Login = Here(asking(clusters))
         self._seen: Seen | None = None
 
     @classmethod
     def at(cls, cluster: Mapping[str, Any]) -> SlurmScheduler:
-        """On this host, or at a login node."""
+        """A scheduler on this host, or one that works through a login node."""
         clusters = (cluster.get("slurm") or {}).get("clusters")
         if (login := cluster.get("login")) is None:
             return SlurmScheduler(clusters)
@@ -108,7 +108,7 @@ class SlurmScheduler(Scheduler):
         return self._prepared(request, run_dir, str(request.workdir))
 
     def _prepared(self, request: Request, run_dir: str, workdir: str) -> Prepared:
-        """With the paths as the nodes know them."""
+        """Prepare a run with paths as the nodes see them."""
         from launcher.schedulers.prepare import about, look_at_code, target
 
         look_at_code(request.workdir)
@@ -138,7 +138,7 @@ class SlurmScheduler(Scheduler):
         return (*([note] if note is not None else []), *super().notes(target))
 
     def submit(self, prepared: Prepared) -> RunDir:
-        """Raises SchedulerError; where there is certainly no job, nothing is left behind."""
+        """Submit the run. Raises SchedulerError; if there is certainly no job, nothing is left behind."""
         try:
             run = self.write(prepared)
         except OSError as error:
@@ -152,7 +152,7 @@ class SlurmScheduler(Scheduler):
         return run
 
     def check(self, prepared: Prepared, tasks: int = 1) -> tuple[str, ...]:
-        """`tasks`: as many such jobs in one array."""
+        """Check the job before it is queued. `tasks` is the number of such jobs in an array."""
         from launcher.supervise.secrets import SecretError, read_secrets
 
         if not prepared.request.workdir.is_dir():
@@ -191,16 +191,16 @@ class SlurmScheduler(Scheduler):
         return found.warnings
 
     def write(self, prepared: Prepared) -> RunDir:
-        """Raises OSError."""
+        """Write the run directory. Raises OSError."""
         return write_run(prepared)
 
     def withdraw(self, runs: Sequence[RunDir]) -> None:
-        """What was written for a submission that Slurm has refused."""
+        """Delete what was written for a submission that Slurm has refused."""
         for run in runs:
             shutil.rmtree(run.path)
 
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
-        """A new job for the run, which goes on from its last checkpoint."""
+        """Submit a new job for the run, which continues from its last checkpoint."""
         status = self.status(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {_doing(status)}")
@@ -208,7 +208,7 @@ class SlurmScheduler(Scheduler):
             raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
-            for name in ("slurm-excluded", "slurm-unfit"):  # a person may have mended them
+            for name in ("slurm-excluded", "slurm-unfit"):  # the nodes may have been repaired
                 (run.path / name).unlink(missing_ok=True)
             self._send(run, "resubmitted")
 
@@ -216,8 +216,10 @@ class SlurmScheduler(Scheduler):
         return self.statuses([run])[0]
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
-        """In one round trip for all that have not ended by their own records; those that the controller does
-        not know or that ended badly take another."""
+        """Query Slurm for all runs that have not ended by their own records, in one round trip.
+
+        Jobs that the controller does not know or that ended badly take a second one.
+        """
         jobs: dict[Path, str | None] = {}
         for run in runs:
             if lives(run.read_state()):
@@ -236,7 +238,7 @@ class SlurmScheduler(Scheduler):
             else:
                 known, here = seen.known, seen.here
                 trouble = known.controller
-        # A job may have handed over to a linked one while Slurm was asked for it.
+        # A run may have moved to a linked job while Slurm was queried.
         moved = [
             run
             for run in runs
@@ -248,7 +250,7 @@ class SlurmScheduler(Scheduler):
         ]
 
     def _by_comment(self, runs: Sequence[RunDir]) -> tuple[dict[Path, str | None], str]:
-        """Jobs of runs of which sbatch's answer was lost, and why Slurm did not tell."""
+        """Find the jobs of runs for which sbatch's answer was lost. Also return why Slurm did not answer."""
         try:
             answer = ask(self.login, {"queue": QUEUE})["queue"]
         except LoginError as error:
@@ -266,12 +268,12 @@ class SlurmScheduler(Scheduler):
             shutil.rmtree(run.path)
 
     def logs(self, run: RunDir, since: int) -> bytes:
-        """What the batch scripts and the supervisors of all jobs printed, from byte `since` on."""
+        """The output of the batch scripts and supervisors of all jobs, from byte `since` on."""
         parts = [file.read_bytes() for file in run.path.glob("slurm-*.out")]
         return b"".join(parts)[since:]
 
     def cancel(self, run: RunDir) -> None:
-        """A job that waits is cancelled. A running one is asked for a checkpoint; a second call ends it."""
+        """Cancel a pending job. Ask a running one for a checkpoint; a second call ends it."""
         status = self.status(run)
         if status.ended:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
@@ -284,7 +286,7 @@ class SlurmScheduler(Scheduler):
         self._see_it_off(run, refused, waits=status.state == "submitted")
 
     def _ask_to_stop(self, run: RunDir, job: str) -> str:
-        """A run that has begun heeds the file alone. Gives why Slurm did nothing; empty where it did."""
+        """Request the stop. Return why Slurm refused, or "". A run that has begun only needs the file."""
         again, foreign = run.cancel.exists(), self._foreign(run, job)
         replace_text(run.cancel, f"{time.time()}\n")
         if foreign:
@@ -295,13 +297,16 @@ class SlurmScheduler(Scheduler):
         return "scancel: " + (answer.err.strip() or f"exit code {answer.code}") if answer.code else ""
 
     def _foreign(self, run: RunDir, job: str) -> str:
-        """Why the job of this number is not the run's, by the last answer; empty where it is or may be."""
+        """Why this job id is not the run's, by the last answer; empty if it is or may be."""
         record = self._seen.known.get(job) if self._seen is not None else None
         return another(job, record) if record is not None and not is_of(record, run) else ""
 
     def _see_it_off(self, run: RunDir, refused: str, *, waits: bool) -> None:
-        """What Slurm says of a job that was to leave the queue is kept: it forgets. A request to a run that
-        has not begun is not kept where Slurm did nothing: the next one is not to be the second."""
+        """Finish the cancellation of a job that was to leave the queue.
+
+        If Slurm removed it, record its status now, because Slurm forgets jobs. If Slurm refused and the run
+        has not begun, withdraw the request; otherwise the next one would count as the second.
+        """
         if refused and begun(run):
             print(f"launcher: {refused}; {run.id} has begun, and stops all the same", file=sys.stderr)
         elif refused:
@@ -314,8 +319,10 @@ class SlurmScheduler(Scheduler):
         run.cancel.unlink(missing_ok=True)
 
     def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled:
-        """As `cancel` of each that has not ended, by one call of scancel; `name` says what they are.
-        Raises SchedulerError."""
+        """Cancel every run that has not ended, with one call to scancel. `name` says what the runs are.
+
+        Raises SchedulerError.
+        """
         jobs, waiting = self._jobs(runs)
         again = asked_before(jobs)
         try:
@@ -324,20 +331,25 @@ class SlurmScheduler(Scheduler):
             refused = str(error)
         self._seen = None
         see_off([run for run in waiting if not begun(run)], refused)
-        self.statuses(waiting)  # what Slurm says of those is kept: it forgets
+        self.statuses(waiting)  # record what Slurm says of those, because it forgets jobs
         return counted(jobs, again, waiting)
 
     def _jobs(self, runs: Sequence[RunDir]) -> tuple[dict[RunDir, str], list[RunDir]]:
-        """The latest job of each run that has not ended; those of them that wait. Raises SchedulerError."""
-        found = {run: one for run, one in zip(runs, self.statuses(runs), strict=True) if not one.ended}
-        jobs = {run: job_in(one.handle) for run, one in found.items()}
+        """The latest job of each run that has not ended, and the runs that are pending.
+
+        Raises SchedulerError.
+        """
+        found = {
+            run: status for run, status in zip(runs, self.statuses(runs), strict=True) if not status.ended
+        }
+        jobs = {run: job_in(status.handle) for run, status in found.items()}
         for run, job in jobs.items():
             if not job or self._foreign(run, job):
                 raise SchedulerError(f"{run.id} was not asked to stop: {found[run].reason}")
-        return jobs, [run for run, one in found.items() if one.state == "submitted"]
+        return jobs, [run for run, status in found.items() if status.state == "submitted"]
 
     def _see(self, runs: Sequence[RunDir], ids: Sequence[str]) -> Seen:
-        """Raises LoginError."""
+        """Query Slurm for the jobs, at most as often as `Pace` allows. Raises LoginError."""
         if self._seen is not None and self._seen.ids == ids:
             now = self._seen.pace.look()
             if now is False:
@@ -356,7 +368,7 @@ class SlurmScheduler(Scheduler):
         return ask(self.login, questions)
 
     def _bring(self) -> None:
-        """What the runs have written, where it is not here: Slurm need not be asked for that."""
+        """Fetch what the runs have written if that is on another host. Slurm is not queried for it."""
 
     def _send(self, run: RunDir, event: str) -> None:
         before = run.read_state()
@@ -383,7 +395,7 @@ class SlurmScheduler(Scheduler):
         return str(RunExecutor(run, self.login).submit(Supervise(str(run.path))).job_id)
 
     def send_array(self, sweep: PreparedSweep, runs: Sequence[RunDir]) -> str:
-        """The array's id. Raises SchedulerError."""
+        """Submit the array and return its id. Raises SchedulerError."""
         from launcher.schedulers.slurm.executor import ArrayExecutor, Supervise
         from launcher.schedulers.slurm.sweep import write_folder
 
@@ -398,8 +410,11 @@ class SlurmScheduler(Scheduler):
 
 
 def asking(clusters: str | None) -> str:
-    """Shell, after which Slurm's commands ask this cluster. sacct does not heed the variable by itself. Where
-    it is the host's own, nothing is set: with it each command asks slurmdbd first, and hangs with that."""
+    """Shell after which Slurm's commands query this cluster.
+
+    sacct does not read the variable by itself. If the cluster is the host's own, nothing is set: with the
+    variable each command queries slurmdbd first, and hangs if that hangs.
+    """
     if not clusters:
         return ""
     own = "$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')"

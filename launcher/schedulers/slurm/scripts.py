@@ -1,4 +1,4 @@
-"""The scripts of a Slurm job, and the values that their templates see."""
+"""The scripts of a Slurm job, and the values that their templates use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.spec.job import Job
 
 @as_render_error
 def scripts(target: Target) -> tuple[RenderedFile, ...]:
-    """start.sh, job.sbatch, slurm-lib.sh, check-node.sh and on-node.sh. Raises RenderError."""
+    """Render start.sh, job.sbatch, slurm-lib.sh, check-node.sh and on-node.sh. Raises RenderError."""
     _check_own_templates(target)
     start, values = start_script(target), batch_values(target)
     return (
@@ -34,13 +34,13 @@ def scripts(target: Target) -> tuple[RenderedFile, ...]:
 def array_script(
     target: Target, sweep_id: str, folder: str, tasks: int, at_once: int | None = None
 ) -> RenderedFile:
-    """The batch script of `tasks` runs that ask for what `target` asks for. Raises RenderError."""
+    """Render the batch script of `tasks` runs that ask for the same as `target`. Raises RenderError."""
     values = array_values(target, sweep_id, folder, tasks, at_once)
     return rendered(target, "array.sbatch", "slurm/array.sbatch.j2", values)
 
 
 def _check_own_templates(target: Target) -> None:
-    """Refuse copies of templates that nothing reads any more: their changes would be lost without a word."""
+    """Refuse ejected copies of templates that are no longer used. Their changes would be lost silently."""
     own = shipped.project_templates(target.project_dir) if target.project_dir is not None else None
     if own is None:
         return
@@ -54,7 +54,7 @@ def _check_own_templates(target: Target) -> None:
 
 @dataclass(frozen=True)
 class BatchValues:
-    """slurm/job.sbatch.j2 and slurm/on-node.sh.j2."""
+    """Values of slurm/job.sbatch.j2 and slurm/on-node.sh.j2."""
 
     version: str
     job_name: str
@@ -64,41 +64,41 @@ class BatchValues:
     nodes: int
     output: str
     step_output: str
-    "The restart count and the node follow."
+    "Prefix of the file name; the restart count and the node follow."
     options: Pairs
-    "Further #SBATCH options with a value."
+    "Further #SBATCH options that have a value."
     flags: tuple[str, ...]
-    "Further #SBATCH options without one."
+    "Further #SBATCH options without a value."
     requeue: bool
     handle_prefix: str
-    "The id of the job follows."
+    "Prefix of the handle; the job id follows."
     signal_seconds: int
     retries_same: int
     retries_preemptions: int
     retries_time_limits: int
     check_seconds: int
     exclude: str
-    "Nodes that the profile itself excludes; sbatch takes one such option."
+    "Nodes that the profile excludes; sbatch accepts one such option."
     gpus: int
     shm_mib: int
     needed_paths: tuple[str, ...]
-    "Of the host: what the container is made of and binds."
+    "Host paths that the container image and its mounts need."
     check_python: bool
     setup: tuple[quote.Written, ...]
     uses_modules: bool
     secrets: tuple[SecretValues, ...]
-    "What is hidden in the output of `setup`."
+    "Secrets to mask in the output of `setup`."
     step_options: tuple[str, ...]
     "Further srun options (pyxis)."
     with_comment: bool
     prefix: tuple[str, ...]
-    "What the payload is started through (apptainer exec ...)."
+    "Command that starts the payload (apptainer exec ...)."
     contained: bool
     exported: tuple[str, ...]
-    "Names that Apptainer must be told apart."
+    "Variable names that Apptainer must be told explicitly."
 
 
-# What job.sbatch sets itself, or what would break the step.
+# Options that job.sbatch sets itself or that would break the step.
 _MANAGED = frozenset(
     {
         "job-name",
@@ -115,15 +115,15 @@ _MANAGED = frozenset(
     | {"no-requeue", "export", "array", "time", "cpus-per-task", "gpus", "gres", "gpus-per-node"}
     | {"gpus-per-task", "partition", "account", "qos", "constraint", "reservation", "exclusive", "wrap"}
 )
-# With these sbatch submits nothing, waits, answers in other words, asks another cluster or as another user,
-# or the step has other tasks or nodes than the supervisors expect.
+# With these sbatch submits nothing, waits, prints something else, or submits to another cluster or as another
+# user, or the step gets other tasks or nodes than the supervisors expect.
 _UNFIT = frozenset(
     {"test-only", "wait", "parsable", "quiet", "verbose", "help", "usage", "version", "uid", "gid", "input"}
     | {"cluster-constraint", "export-file", "get-user-env", "no-kill", "ntasks-per-gpu"}
 )
 
 CHECK_SECONDS = 300
-"For all nodes to answer the check before the start; a first import from a cold file system is slow."
+"Timeout for all nodes to answer the check before the start. A first import from a cold file system is slow."
 
 _MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 
@@ -168,7 +168,7 @@ def batch_values(target: Target) -> BatchValues:
 
 @dataclass(frozen=True)
 class ArrayValues:
-    """slurm/array.sbatch.j2."""
+    """Values of slurm/array.sbatch.j2."""
 
     version: str
     job_name: str
@@ -184,8 +184,10 @@ class ArrayValues:
 
 
 def array_values(target: Target, sweep_id: str, folder: str, tasks: int, at_once: int | None) -> ArrayValues:
-    """Of `tasks` runs that ask for what `target` asks for; `folder` holds a link to each. Slurm runs no more
-    than `at_once` of them at the same time."""
+    """Values for `tasks` runs that ask for the same as `target`. `folder` holds a link to each.
+
+    Slurm runs at most `at_once` of them at the same time.
+    """
     options, flags = _sbatch_options(target)
     return ArrayValues(
         version=__version__,
@@ -203,19 +205,19 @@ def array_values(target: Target, sweep_id: str, folder: str, tasks: int, at_once
 
 
 def cpus_per_node(job: Job, cluster: Cluster, gpus: int, ranks: int) -> int | None:
-    """CPUs of each node that the job asks Slurm for; None where it takes what the site gives."""
+    """CPUs per node that the job asks Slurm for. None leaves the number to the site."""
     node, slurm = cluster.node, cluster.slurm or Slurm()
     if job.resources.cpus_per_node is not None:
         return job.resources.cpus_per_node
-    if node.cpus is not None:  # a fair share: the GPUs asked for of all that the node has
+    if node.cpus is not None:  # a fair share: proportional to the GPUs asked for
         return node.cpus * gpus // node.gpu.count if node.gpu and node.gpu.count and gpus else node.cpus
     if ranks == 1 or slurm.exclusive or "cpus-per-gpu" in slurm.extra:
         return None
-    return ranks  # Slurm gives one task one core, and all ranks of the node would share it
+    return ranks  # Slurm gives a task one core, which all ranks of the node would share
 
 
 def cpus_note(target: Target) -> str | None:
-    """What a Slurm job gets where the profile does not tell how many CPUs a node has."""
+    """Note which CPUs a job gets if the profile does not set the CPUs per node."""
     slurm, ranks = target.cluster.slurm, target.ranks_per_node
     if slurm is None or slurm.exclusive or target.cluster.node.cpus or "cpus-per-gpu" in slurm.extra:
         return None
@@ -251,7 +253,7 @@ def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
     if resources.memory_per_node is not None:
         options.append(("mem", f"{math.ceil(resources.memory_per_node / 2**20)}M"))
     elif slurm.exclusive and _MEMORY.isdisjoint(slurm.extra):
-        # Many sites give DefMemPerCPU even to a job that has the node for itself; 0 is all of it.
+        # Many sites apply DefMemPerCPU even to a job that has the whole node; 0 asks for all memory.
         options.append(("mem", "0"))
     if resources.time is not None:
         if resources.time <= warned:
@@ -263,7 +265,7 @@ def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
         options.append(("time", _clock(resources.time)))
     options.append(("signal", f"B:USR2@{warned}"))
     if "propagate" not in slurm.extra:
-        # The limits (ulimit) of the host that submits would win over those that slurmd has for jobs.
+        # The submitting host's limits (ulimit) would override those that slurmd has for jobs.
         options.append(("propagate", "NONE"))
     if slurm.exclusive:
         flags.append("exclusive")
@@ -290,7 +292,8 @@ def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
     return tuple(options), tuple(flags)
 
 
-# What job.sbatch sets on srun, what a step repeats in vain, and what would give it other tasks or nodes.
+# Options that job.sbatch sets on srun, that have no effect on a step, or that would change its tasks or
+# nodes.
 _MANAGED_ON_SRUN = frozenset(
     {"nodes", "nodelist", "exclude", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "multi-prog", "het-group"}
     | {"kill-on-bad-exit", "wait", "export", "unbuffered", "open-mode", "output", "error", "input", "label"}
@@ -302,19 +305,19 @@ _MANAGED_ON_SRUN = frozenset(
 
 
 def _srun_options(slurm: Slurm) -> tuple[str, ...]:
-    """Raises RenderError."""
+    """Options of srun from the profile. Raises RenderError."""
     names = [option[2:].partition("=")[0] for option in slurm.srun_options]
     for name in names:
         if name.endswith("container-mount-home"):
             raise RenderError(f"slurm.srun_options --{name}: write container.mount_home: true or false")
         if name in _MANAGED_ON_SRUN:
             raise RenderError(f"slurm.srun_options --{name}: launcher sets this of the step itself")
-    # torchrun starts the ranks: where MpiDefault is pmix, a PMIx server would start for each node in vain.
+    # torchrun starts the ranks. If MpiDefault is pmix, a useless PMIx server would start for each node.
     return (*(() if "mpi" in names else ("--mpi=none",)), *slurm.srun_options)
 
 
 def _clock(seconds: int) -> str:
-    """Slurm's `D-HH:MM:SS`."""
+    """A duration in Slurm's format `D-HH:MM:SS`."""
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

@@ -1,4 +1,4 @@
-"""What a site's Slurm offers and allows: partitions, nodes, QOS, associations. One round trip, all values."""
+"""What a site's Slurm offers and allows, read in one round trip: partitions, nodes, QOS, associations."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Partition:
+    """A partition of the site."""
+
     name: str
     default: bool
     state: str
@@ -31,11 +33,11 @@ class Partition:
     max_nodes: int | None
     node_count: int
     fields: Mapping[str, str]
-    "All that `scontrol show partition` says, by its own names."
+    "All fields of `scontrol show partition`."
 
     @property
     def time_given(self) -> float | None:
-        """Seconds that a job gets which asks for none."""
+        """Seconds for a job that asks for no time limit."""
         return self.default_time if self.default_time is not None else self.max_time
 
     @property
@@ -52,31 +54,31 @@ class Partition:
         return self.fields.get("OverSubscribe") == "EXCLUSIVE"
 
     def refuses(self, what: str, value: str) -> bool:
-        """Whether this account or QOS (`what`: Accounts, Qos) may not use it."""
+        """Whether this account or QOS may not use the partition. `what`: Accounts or Qos."""
         allowed = self.allowed(what)
         return value not in allowed if allowed else value in self.fields.get(f"Deny{what}", "").split(",")
 
     def allowed(self, what: str) -> list[str]:
-        """Those that alone may use it; empty where all may that are not denied."""
+        """The only ones that may use the partition; empty if all may except denied ones."""
         names = [name for name in self.fields.get(f"Allow{what}", "").split(",") if name]
         return [] if names == ["ALL"] else names
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of one partition that are alike."""
+    """A group of identical nodes of one partition."""
 
     partition: str
     gpus: tuple[tuple[str, int], ...]
-    "(GRES type, empty for untyped; count) of each kind of GPU in one node."
+    "(GRES type, count) of each kind of GPU in one node; the type is empty for untyped GPUs."
     cpus: int
     memory: int
-    "Bytes that jobs may have of one node: Slurm's RealMemory."
+    "Bytes that jobs may use on one node: Slurm's RealMemory."
     state: str
-    "idle, mixed, allocated, drained, down ...; without the flags `*`, `~`, `#` that may follow it."
+    "idle, mixed, allocated, drained, down ...; without the trailing flags `*`, `~`, `#`."
     count: int
     names: str
-    "As Slurm writes a list of hosts."
+    "In Slurm's notation for a list of hosts."
     features: frozenset[str]
 
     @property
@@ -96,19 +98,21 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Site:
+    """What a site's Slurm offers and allows."""
+
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     nodes: tuple[Nodes, ...] = ()
     config: Mapping[str, str] = field(default_factory=dict)
     qos: Mapping[str, Row] | None = None
-    "None where nothing is enforced, the cluster keeps no accounting, or it does not answer."
+    "None if nothing is enforced, or accounting does not exist or does not answer."
     associations: tuple[Row, ...] | None = None
-    "Of this user, and of the accounts (those have no User)."
+    "This user's, and those of the accounts, which have no User."
     default_account: str | None = None
-    "What a job gets that names none: SBATCH_ACCOUNT, else the user's; None where that is not known."
+    "Account of a job that names none: SBATCH_ACCOUNT, else the user's default; None if that is not known."
     given_account: str | None = None
-    "SBATCH_ACCOUNT where sbatch runs: it wins over what the script asks for."
+    "SBATCH_ACCOUNT where sbatch runs; it takes precedence over the script."
     silent: str = ""
-    "Why accounting, which holds jobs back here, did not answer; empty where it did or need not."
+    "Why accounting, whose limits are enforced here, did not answer; empty if it did or need not."
 
     @property
     def version(self) -> str:
@@ -116,7 +120,7 @@ class Site:
 
     @property
     def enforces(self) -> frozenset[str]:
-        """Of `associations`, `limits`, `qos`, `safe`: what slurmctld refuses jobs for."""
+        """What slurmctld refuses jobs for: some of `associations`, `limits`, `qos`, `safe`."""
         said = self.config.get("AccountingStorageEnforce", "").lower()
         return frozenset(word for word in said.split(",") if word not in ("", "none", "(null)"))
 
@@ -126,11 +130,11 @@ class Site:
         return self.config.get("JobSubmitPlugins", "(null)") not in ("(null)", "", "none")
 
     def accounts(self) -> list[str]:
-        """The user's own, as far as they are known."""
+        """The user's own accounts, as far as they are known."""
         return sorted({row["Account"] for row in self.associations or () if row.get("User")})
 
     def above(self, account: str) -> Iterator[str]:
-        """The account and those above it, as far as they are known."""
+        """The account and the accounts above it, as far as they are known."""
         parents = {
             row["Account"]: row.get("ParentName") or row.get("Par Name") or "root"
             for row in self.associations or ()
@@ -146,11 +150,11 @@ class Site:
 
     @property
     def default_partition(self) -> Partition | None:
-        return next((one for one in self.partitions.values() if one.default), None)
+        return next((partition for partition in self.partitions.values() if partition.default), None)
 
 
 _SINFO = "%R|%G|%c|%m|%T|%D|%N|%f"
-# Where nothing is enforced, limits mean nothing; and slurmdbd can take its time.
+# If nothing is enforced, limits mean nothing, and a query to slurmdbd can be slow.
 NOT_ENFORCED = 3
 _ENFORCED = (
     "scontrol show config | grep -Eq '^AccountingStorageEnforce *= *(none|[(]null[)])' && "
@@ -158,7 +162,7 @@ _ENFORCED = (
 )
 
 
-# As sacctmgr shows by itself, and which account is above.
+# The columns that sacctmgr shows by default, and the parent account.
 _OF_ACCOUNTS = (
     "cluster,account,user,partition,parentname,grpjobs,grptres,grpsubmit,grpwall,grptresmins,grptresrunmins,"
     "maxjobs,maxtres,maxtrespernode,maxsubmit,maxwall,maxtresmins,qos"
@@ -166,7 +170,7 @@ _OF_ACCOUNTS = (
 
 
 def questions() -> dict[str, list[str]]:
-    """For `login.ask`. sacctmgr prints its columns' names, which differ little from version to version."""
+    """Queries for `login.ask`. sacctmgr prints column names, which hardly differ between versions."""
     show = f"{_ENFORCED} {' '.join(BOUNDED)} sacctmgr --parsable2 show"
     return {
         "partitions": ["scontrol", "--oneliner", "show", "partition"],
@@ -185,15 +189,19 @@ def questions() -> dict[str, list[str]]:
 
 
 def site(answers: Mapping[str, Answer]) -> Site:
-    """What did not answer is empty."""
+    """Parse the answers. A query without an answer leaves its fields empty."""
     qos, given = _table(answers["qos"]), answers.get("given", NOT_ASKED).out.strip() or None
     config = dict(_config(answers["config"].out))
     own, accounts = (
         _of_cluster(_table(answers[name]), config.get("ClusterName")) for name in ("associations", "accounts")
     )
     return Site(
-        partitions={one.name: one for one in map(_partition, answers["partitions"].out.splitlines()) if one},
-        nodes=tuple(one for one in map(_nodes, answers["nodes"].out.splitlines()) if one),
+        partitions={
+            partition.name: partition
+            for partition in map(_partition, answers["partitions"].out.splitlines())
+            if partition
+        },
+        nodes=tuple(group for group in map(_nodes, answers["nodes"].out.splitlines()) if group),
         config=config,
         qos=None if qos is None else {row["Name"]: row for row in qos if "Name" in row},
         associations=None if own is None else (*own, *(row for row in accounts or () if not row.get("User"))),
@@ -214,7 +222,10 @@ def _silence(answer: Answer) -> str:
 
 
 def _default_account(rows: list[Row] | None) -> str | None:
-    """Of a user who is in several clusters, the one of this cluster is not told."""
+    """The user's default account.
+
+    None for a user in several clusters: which default applies is not reported.
+    """
     if not rows or len({row.get("Cluster") for row in rows}) > 1:
         return None
     return rows[0].get("Def Acct") or None
@@ -229,7 +240,7 @@ def _table(answer: Answer) -> list[Row] | None:
 
 
 def _of_cluster(rows: list[Row] | None, cluster: str | None) -> list[Row] | None:
-    """Accounting may serve several clusters."""
+    """Select this cluster's rows. Accounting may serve several clusters."""
     return rows and [row for row in rows if cluster is None or row.get("Cluster") in (None, cluster.lower())]
 
 
@@ -275,7 +286,8 @@ def _nodes(line: str) -> Nodes | None:
 
 
 def default_memory(here: Site, partition: Partition, cpus: int, gpus: int = 0) -> tuple[int, str] | None:
-    """(bytes of a node, why) for a job that asks for so much of a node and for no memory; None: all of it."""
+    """(bytes per node, why) for a job that asks for this much of a node and no memory; None if it gets
+    all."""
     gpu = re.search(r"DefMemPerGPU=(\d+)", partition.fields.get("JobDefaults", ""))
     if gpu is not None and gpus:
         return int(gpu[1]) * gpus * MIB, f"{gpu[0]} for {gpus} GPUs"

@@ -1,4 +1,4 @@
-"""Every state that Slurm 20.11 to 25.x gives a job: what it means here, and in words."""
+"""Every job state of Slurm 20.11 to 25.x: the launcher state it maps to, and its description in words."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from launcher.spec.verdict import EXIT_CODES, FailureClass
 
 @dataclass(frozen=True)
 class Meaning:
+    """What a Slurm state means for the run."""
+
     state: str
-    "As in base.Status."
+    "A state of base.Status."
     failure: FailureClass | None
     words: str
 
 
-# The run's own records know better wherever the supervisor came to write them; this is for when it did not.
+# Used only if the supervisor could not write the run's own records, which are more precise.
 SLURM_STATES: dict[str, Meaning] = {
     "PENDING": Meaning("submitted", None, "waits in the queue"),
     "CONFIGURING": Meaning("submitted", None, "has its nodes, which are being made ready or booted"),
@@ -57,11 +59,11 @@ SLURM_STATES: dict[str, Meaning] = {
 
 
 STANDING = frozenset({"SUSPENDED", "STOPPED"})
-"The run cannot say it: its supervisor stands, too."
+"States in which the supervisor is suspended too, so that the run's records cannot show them."
 
 
 def meaning(record: JobRecord) -> Meaning:
-    """Of a state that is newer than this table: lost, with Slurm's word."""
+    """What the job's state means. A state newer than this table means lost, and is quoted."""
     known = SLURM_STATES.get(record.state)
     if known is None:
         return Meaning("lost", "unknown", f"is in the state {record.state}, which launcher does not know")
@@ -75,11 +77,14 @@ def meaning(record: JobRecord) -> Meaning:
 _CLASS_OF_EXIT = {code: failure for failure, code in EXIT_CODES.items()}
 
 _NOT_SET_UP = 53
-"The signal that Slurm names where it could not open a job's input or output, or enter its directory."
+"The signal that Slurm reports if it could not open a job's input or output, or enter its directory."
 
 
 def _failed(record: JobRecord) -> Meaning:
-    """The batch script ends with the verdict's exit code, so that the class survives in accounting."""
+    """The meaning of FAILED.
+
+    The batch script exits with the verdict's exit code, so accounting keeps the class.
+    """
     if record.signal == _NOT_SET_UP:
         words = "could not be started: its working directory or its output file is not there or not writable"
         return Meaning("failed", "unknown", f"{words} on its node")

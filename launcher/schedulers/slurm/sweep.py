@@ -1,4 +1,4 @@
-"""Sweeps: one array of Slurm for many runs."""
+"""Sweeps: many runs in one Slurm array."""
 
 from __future__ import annotations
 
@@ -22,44 +22,51 @@ if TYPE_CHECKING:
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
 
 FOLDER = "sweeps"
-"Below the runs' root: `sweeps/<id>/array.sbatch`, and a link `<task>` to each run's directory."
+"Folder in the runs' root: `sweeps/<id>/array.sbatch`, and a link `<task>` to each run's directory."
 
 
 def prepare(
     sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
 ) -> PreparedSweep:
-    """Of runs with the `--set` texts that tell them apart, of which `at_once` run at the same time.
+    """Prepare one array for all runs. Each comes with the `--set` texts that distinguish it.
 
-    Raises SchedulerError where the runs do not fit into one array.
+    At most `at_once` of them run at the same time. Raises SchedulerError if the runs do not fit into one
+    array.
     """
     first = runs[0][0]
     folder = Path(first.run_dir).parent / FOLDER / sweep_id
     asked = _asked(first)
-    for one, _ in runs[1:]:
-        if _asked(one) != asked:
-            different = sorted(set(asked) ^ set(_asked(one)))
+    for other, _ in runs[1:]:
+        if _asked(other) != asked:
+            different = sorted(set(asked) ^ set(_asked(other)))
             raise SchedulerError(
                 "an array asks for the same resources for each of its tasks, but here "
                 f"{', '.join(different)} differ: submit these apart"
             )
     array = array_script(first.target, sweep_id, str(folder), len(runs), at_once)
-    told = [
-        replace(one, about={**one.about, "sweep": {"id": sweep_id, "task": task, "values": list(values)}})
-        for task, (one, values) in enumerate(runs)
+    tasks = [
+        replace(
+            prepared,
+            about={**prepared.about, "sweep": {"id": sweep_id, "task": task, "values": list(values)}},
+        )
+        for task, (prepared, values) in enumerate(runs)
     ]
     command = sbatch_command(folder / array.path)
-    return PreparedSweep(sweep_id, folder, tuple(told), array, command)
+    return PreparedSweep(sweep_id, folder, tuple(tasks), array, command)
 
 
 def _asked(prepared: Prepared) -> list[str]:
-    """What sbatch is asked for; the run's own name and files aside."""
+    """The run's sbatch options, without those that name the run and its files."""
     script = next(file.text for file in prepared.files if file.path == "job.sbatch")
     lines = re.findall(r"^#SBATCH --(.*)$", script, re.MULTILINE)
     return [line for line in lines if not line.startswith(("job-name=", "comment=", "output="))]
 
 
 def submit(sweep: PreparedSweep, scheduler: SlurmScheduler) -> list[RunDir]:
-    """Raises SchedulerError; where there is certainly no job, nothing stays."""
+    """Write and submit the runs.
+
+    Raises SchedulerError; if there is certainly no job, nothing is left behind.
+    """
     runs: list[RunDir] = []
     try:
         for prepared in sweep.runs:
@@ -82,7 +89,7 @@ def submit(sweep: PreparedSweep, scheduler: SlurmScheduler) -> list[RunDir]:
 
 
 def write_folder(sweep: PreparedSweep, runs: Sequence[RunDir]) -> None:
-    """Raises SchedulerError."""
+    """Write the sweep's folder: the array script and a link to each run. Raises SchedulerError."""
     try:
         sweep.folder.mkdir(parents=True)
         for task, run in enumerate(runs):
@@ -93,7 +100,7 @@ def write_folder(sweep: PreparedSweep, runs: Sequence[RunDir]) -> None:
 
 
 def folder_text(sweep: PreparedSweep, runs: Sequence[RunDir]) -> str:
-    """Shell that does the same; more than once does no harm."""
+    """Shell that does the same as `write_folder`, and can be repeated."""
     ids = " ".join(shlex.quote(run.id) for run in runs)
     folder, script = shlex.quote(str(sweep.folder)), shlex.quote(sweep.script.text)
     return (
@@ -104,7 +111,8 @@ def folder_text(sweep: PreparedSweep, runs: Sequence[RunDir]) -> str:
 
 
 def forget(runs: Sequence[RunDir]) -> None:
-    """Their links, before they are deleted, and what is left of a sweep whose runs are all gone."""
+    """Remove the links to runs that are about to be deleted, and the folder of a sweep that has no runs
+    left."""
     for folder, tasks in _links(runs).items():
         for task in tasks:
             (folder / task).unlink(missing_ok=True)
@@ -113,7 +121,7 @@ def forget(runs: Sequence[RunDir]) -> None:
 
 
 def forget_text(runs: Sequence[RunDir], root: str) -> str:
-    """Shell that does the same on the cluster, where the runs are in `root`."""
+    """Shell that does the same as `forget` on the cluster, where the runs are in `root`."""
     return "".join(
         f"(cd {shlex.quote(str(folder))} 2>/dev/null || exit 0; rm -f {' '.join(tasks)}\n"
         f'for l in *; do [ ! -L "$l" ] || exit 0; done; cd .. && rm -rf {shlex.quote(folder.name)})\n'
@@ -122,7 +130,7 @@ def forget_text(runs: Sequence[RunDir], root: str) -> str:
 
 
 def _links(runs: Sequence[RunDir], root: Path | None = None) -> dict[Path, list[str]]:
-    """The folder of each sweep -> the names of the runs' links in it."""
+    """Map the folder of each sweep to the names of the runs' links in it."""
     found: dict[Path, list[str]] = {}
     for run in runs:
         if sweep := run.read_about().get("sweep"):

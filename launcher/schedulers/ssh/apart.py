@@ -1,4 +1,5 @@
-"""Hosts that share no folder: each gets what a submission writes, and keeps what its own ranks write."""
+"""Hosts that share no folder: each gets a copy of what a submission writes, and keeps its own ranks'
+output."""
 
 from __future__ import annotations
 
@@ -29,10 +30,11 @@ done
 
 
 def bring(run: RunDir, there: str, hosts: Sequence[Copies]) -> None:
-    """The run directory and the job's code to every host; that of the first one is on its way already.
+    """Send the run directory and the job's code to every host; the first one's run directory is already on
+    its way.
 
-    One after the other: two that have one folder find each other's mark. Raises NotSentError: nothing was
-    started.
+    The hosts are handled one after the other, so that two that share a folder find each other's mark. Raises
+    NotSentError; then nothing was started.
     """
     for rank, copies in enumerate(hosts):
         try:
@@ -60,7 +62,7 @@ def _bring(run: RunDir, there: str, rank: int, copies: Copies) -> subprocess.Com
 
 
 def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:
-    """What is different for the user."""
+    """What is different for the user if the hosts share no folder."""
     names = ", ".join(hosts)
     found = [f"{names} share no folder: each keeps its ranks' part of the checkpoints in its own paths.runs"]
     if about["job"].get("task") is None:
@@ -72,7 +74,7 @@ def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:
 
 
 def check_again(run: RunDir, own: Sequence[str], about: About, chosen: Chosen) -> None:
-    """Before a run goes on. Raises HostError where its checkpoints would not be found."""
+    """Check a run before it is resumed. Raises HostError if its checkpoints would not be found."""
     before = run.read_about()
     names = ", ".join(own)
     if before.get("apart") and about["nodes"] != len(own):
@@ -94,5 +96,5 @@ def check_again(run: RunDir, own: Sequence[str], about: About, chosen: Chosen) -
 
 
 def where_it_lies(about: About, hosts: Sequence[str]) -> Sequence[str]:
-    """The hosts on which a run has a directory."""
+    """The hosts that hold a directory of the run."""
     return hosts if about.get("apart") else hosts[:1]

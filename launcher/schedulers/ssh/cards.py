@@ -1,6 +1,6 @@
-"""Which GPUs of this host are free, and the locks that keep two submissions from the same ones.
+"""Find the free GPUs of this host, and lock them so that two submissions cannot take the same ones.
 
-Standard library only: it is sent to the host, and runs there.
+This file is sent to the host and runs there, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 FOLDER = Path("/tmp/launcher-gpus")
-"One file per GPU for all users of the host; whoever holds its lock (flock) has the GPU."
+"Holds one file per GPU, for all users of the host. Whoever holds its lock (flock) has the GPU."
 BUSY_MIB = 1024
-"More than this in use: somebody is there, also where nvidia-smi lists nobody (another container)."
+"With more than this in use the GPU is busy, even if nvidia-smi lists no process (another container)."
 PATIENCE_SECONDS = 30
-"For nvidia-smi: without persistence mode it wakes every GPU up."
+"Timeout for nvidia-smi, which wakes every GPU up if persistence mode is off."
 
 
 class CardsError(Exception):
-    """The GPUs cannot be had; the message says which are busy, and by whom."""
+    """The GPUs cannot be claimed; the message says which are busy, and with what."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """As nvidia-smi shows it, in its order (PCI bus). Memory in MiB."""
+    """A GPU as nvidia-smi lists it, in its order (PCI bus). Memory in MiB."""
 
     index: int
     uuid: str
@@ -38,18 +38,18 @@ class Card:
     total: int | None
     used: int | None
     busy: str = ""
-    "By whom; empty when it is free."
+    "Who uses it; empty if it is free."
 
 
 def choose(free: Sequence[int], count: int) -> tuple[int, ...] | None:
-    """`count` neighbours where there are such: links (NVLink, PCIe switch) join aligned groups first."""
+    """`count` adjacent GPUs if possible: links (NVLink, PCIe switch) connect aligned groups first."""
     ordered = sorted(free)
     groups = [tuple(ordered[at : at + count]) for at in range(len(ordered) - count + 1)]
     return min(groups, key=lambda group: (group[-1] - group[0], group[0] % count, group[0]), default=None)
 
 
 def short_of(cards: Sequence[Card], count: int) -> str:
-    """Why `count` of them cannot be had; empty when they can."""
+    """Why `count` GPUs cannot be claimed; empty if they can."""
     free = [card for card in cards if not card.busy]
     if len(free) >= count:
         return ""
@@ -59,15 +59,15 @@ def short_of(cards: Sequence[Card], count: int) -> str:
 
 
 def installed() -> list[tuple[str, int | None]]:
-    """Name and memory in MiB of each. Raises CardsError."""
+    """Name and memory in MiB of each GPU. Raises CardsError."""
     rows = [row.rsplit(", ", 1) for row in _ask("--query-gpu=name,memory.total")]
     return [(name, _number(total)) for name, total in rows]
 
 
 def survey() -> list[Card]:
-    """All GPUs, with whoever computes on them or has locked them. Raises CardsError."""
+    """All GPUs, with whoever uses or has locked them. Raises CardsError."""
     with _choosing():
-        cards = _seen()
+        cards = _list_cards()
         taken, locks = _lock([card for card in cards if not card.busy])
         for lock in locks.values():
             os.close(lock)
@@ -75,12 +75,14 @@ def survey() -> list[Card]:
 
 
 def claim(count: int, who: Mapping[str, str]) -> tuple[tuple[int, ...], list[int]]:
-    """Indexes of free GPUs, and open files that hold them while any process has them open.
+    """Lock `count` free GPUs.
+
+    Return their indexes, and open files that hold the locks while any process has them open.
 
     Raises CardsError.
     """
     with _choosing():
-        cards = _seen()
+        cards = _list_cards()
         taken, locks = _lock([card for card in cards if not card.busy])
         chosen = choose(list(locks), count)
         for index, lock in locks.items():
@@ -95,7 +97,7 @@ def claim(count: int, who: Mapping[str, str]) -> tuple[tuple[int, ...], list[int
     return chosen, [locks[index] for index in chosen]
 
 
-def _seen() -> list[Card]:
+def _list_cards() -> list[Card]:
     rows = _ask("--query-gpu=index,uuid,name,memory.total,memory.used")
     busy: dict[str, list[str]] = {}
     for line in _ask("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"):
@@ -125,7 +127,7 @@ def _process(pid: str, name: str, used: str) -> str:
 
 
 def _number(text: str) -> int | None:
-    """None for `[N/A]` and its like."""
+    """None for `[N/A]` and the like."""
     return int(text) if text.isdigit() else None
 
 
@@ -144,7 +146,7 @@ def _ask(query: str) -> list[str]:
 
 
 def _lock(cards: Sequence[Card]) -> tuple[dict[int, str], dict[int, int]]:
-    """Index -> who has it, and index -> open file for those that were to be had."""
+    """Lock the free ones. Return index -> holder of the others, and index -> open file of the locked ones."""
     taken, locks = {}, {}
     for card in cards:
         lock = _open(card.uuid)
@@ -168,7 +170,7 @@ def _holder(record: bytes) -> str:
 
 @contextlib.contextmanager
 def _choosing() -> Iterator[None]:
-    """One submission at a time looks and locks."""
+    """Hold the lock under which one submission at a time inspects and locks GPUs."""
     lock = _open(".choosing")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -178,7 +180,7 @@ def _choosing() -> Iterator[None]:
 
 
 def _open(name: str) -> int:
-    """For every user. The kernel may refuse O_CREAT for another user's file in such a folder."""
+    """Open a file that every user may write. The kernel may refuse O_CREAT for another user's file here."""
     try:
         with contextlib.suppress(FileExistsError):
             FOLDER.mkdir()

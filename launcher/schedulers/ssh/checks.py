@@ -1,4 +1,4 @@
-"""What the facts of a host mean for a job, before anything is started there."""
+"""Check what a host reports against the job, before anything is started there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUSY = "; wait, or ask for fewer with resources.gpus_per_node"
 
 @dataclass(frozen=True)
 class Need:
-    """Of a job, on each of its hosts."""
+    """What a job needs on each of its hosts."""
 
     python: str
     runs: str
@@ -24,33 +24,35 @@ class Need:
 
 @dataclass(frozen=True)
 class Findings:
+    """What the checks of a host found."""
+
     refusals: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def problems(host: str, seen: Mapping[str, Any], need: Need) -> Findings:
-    """`seen`: the answer of on_host.look."""
+def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
+    """Check one host. `facts` is the answer of on_host.look."""
     refusals, warnings = [], []
-    if seen["launcher"] is None:
+    if facts["launcher"] is None:
         refusals.append(f"{need.python} there has no launcher: {_INSTALL.format(python=need.python)}")
-    elif seen["launcher"] not in ("", __version__):
-        warnings.append(f"launcher {seen['launcher']} there, {__version__} here; install the same one")
-    if not seen["torch"]:
+    elif facts["launcher"] not in ("", __version__):
+        warnings.append(f"launcher {facts['launcher']} there, {__version__} here; install the same one")
+    if not facts["torch"]:
         refusals.append(f"{need.python} there has no torch: {_INSTALL.format(python=need.python)}")
-    if seen["runs"]:
-        refusals.append(f"paths.runs: {need.runs} cannot be written to ({seen['runs']})")
-    if seen["tools"]:
-        refusals.append(f"these programs are missing there: {', '.join(seen['tools'])}")
+    if facts["runs"]:
+        refusals.append(f"paths.runs: {need.runs} cannot be written to ({facts['runs']})")
+    if facts["tools"]:
+        refusals.append(f"these programs are missing there: {', '.join(facts['tools'])}")
     refusals += [
         f"secrets: {name} has no value here, nor there ({why}): export it here, or name a `file:`"
-        for name, _, why in (told.partition(": ") for told in seen["secrets"])
+        for name, _, why in (secret.partition(": ") for secret in facts["secrets"])
     ]
-    cards = [Card(**card) for card in seen["cards"]]
-    if need.gpus and seen["cards_trouble"]:
-        refusals.append(seen["cards_trouble"])
+    cards = [Card(**card) for card in facts["cards"]]
+    if need.gpus and facts["cards_trouble"]:
+        refusals.append(facts["cards_trouble"])
     elif need.gpus and (short := short_of(cards, need.gpus)):
         refusals.append(f"{short}{BUSY}")
-    if seen["ends_at_logout"]:
+    if facts["ends_at_logout"]:
         warnings.append(
             "systemd-logind there ends what you have started when your last session closes; ask for "
             "KillUserProcesses=no in /etc/systemd/logind.conf, or the run ends with the connection"
@@ -62,8 +64,12 @@ def problems(host: str, seen: Mapping[str, Any], need: Need) -> Findings:
 
 
 def apart(hosts: Sequence[str], visits: Sequence[Mapping[str, Any]], runs: str) -> bool:
-    """Whether each host has a folder `runs` of its own. `visits`: meet.meet of all but the first one. Raises
-    ValueError where only some share it."""
+    """Whether each host has its own folder `runs`.
+
+    `visits` holds meet.meet's answers of all but the first host.
+
+    Raises ValueError if only some of the hosts share it.
+    """
     alone = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["shared"]]
     if alone and len(alone) < len(visits):
         sharing = [host for host in hosts if host not in alone]
@@ -75,8 +81,11 @@ def apart(hosts: Sequence[str], visits: Sequence[Mapping[str, Any]], runs: str) 
 
 
 def rendezvous(hosts: Sequence[str], seen: Mapping[str, Any], visits: Sequence[Mapping[str, Any]]) -> str:
-    """The address of the first host that all others reach. `seen`: of the first one; `visits`: meet.meet of
-    the others. Raises ValueError with why there is none."""
+    """The address at which all others reach the first host.
+
+    `seen` is the first host's answer; `visits` holds meet.meet's answers of the others. Raises ValueError
+    with the reason if there is no such address.
+    """
     for address in seen["addresses"]:
         if all(address in visit["reached"] for visit in visits):
             return str(address)

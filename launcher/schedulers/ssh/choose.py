@@ -1,4 +1,4 @@
-"""Which hosts a job takes: all are looked at, and the first ones that can take it are chosen."""
+"""Choose a job's hosts: all are inspected, and the first that can take the job are chosen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ About = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where the supervisors of one start meet; one alone meets nobody."""
+    """Where the supervisors of one start meet. A single supervisor needs no address."""
 
     address: str | None
     port: int
@@ -30,34 +30,35 @@ class Place:
     def options(self, rank: int, nodes: int) -> tuple[str, ...]:
         if self.address is None:
             return ()
-        told = {"--nodes": nodes, "--node-rank": rank, "--rendezvous": self.address, "--port-base": self.port}
-        return tuple(str(part) for pair in told.items() for part in pair)
+        args = {"--nodes": nodes, "--node-rank": rank, "--rendezvous": self.address, "--port-base": self.port}
+        return tuple(str(part) for pair in args.items() for part in pair)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Node 0's host first."""
+    """The chosen hosts, with node 0's host first."""
 
     hosts: tuple[Over, ...]
     place: Place
     notes: tuple[str, ...]
     apart: bool = False
-    "They share no folder: each has a run directory of its own."
+    "The hosts share no folder: each has its own run directory."
 
 
 def hosts_of(about: About) -> tuple[str, ...]:
-    """Of a run, node 0's first; its run directory lies there."""
+    """The run's hosts, with node 0's first, which holds the run directory."""
     return tuple(about.get("hosts") or about["cluster"]["ssh"]["hosts"][: about["nodes"]])
 
 
 def choose(own: Sequence[Over], others: Sequence[Over], about: About, there: str) -> Chosen:
-    """`own`: of a run that goes on, and must be taken; what is lacking comes from `others`, in their order.
+    """Choose the job's hosts.
 
-    All are looked at at once. Raises SchedulerError with what stands against the job on each host.
+    `own` are the hosts of a run that is resumed, which must be used. Missing ones are taken from `others`, in
+    their order. All hosts are inspected at once. Raises SchedulerError with each host's refusals.
     """
     nodes = about["nodes"]
     hosts = [*own, *others] if len(own) < nodes else list(own[:nodes])
-    seen, found = _look(hosts, about, there)
+    facts, found = _look(hosts, about, there)
     against = ["\n".join(one.refusals) for one in found]
     good = [rank for rank, refusals in enumerate(against) if not refusals]
     if any(against[: len(own)]):
@@ -68,16 +69,16 @@ def choose(own: Sequence[Over], others: Sequence[Over], about: About, there: str
         raise HostError(f"{head}\n{reasons}" if len(hosts) > nodes else reasons)
     taken = good[:nodes]
     chosen = tuple(hosts[rank] for rank in taken)
-    first = seen[taken[0]]
+    first = facts[taken[0]]
     address, alone = _meet(chosen, about, there, first) if nodes > 1 else (None, False)
     notes = [warning for rank in taken for warning in found[rank].warnings]
     if len(hosts) > nodes:
-        notes.insert(0, _choice(chosen, [one for one in found[: taken[-1]] if one.refusals]))
+        notes.insert(0, _choice(chosen, [finding for finding in found[: taken[-1]] if finding.refusals]))
     return Chosen(chosen, Place(address, first["port"]), tuple(notes), alone)
 
 
 def _look(hosts: Sequence[Over], about: About, there: str) -> tuple[list[Mapping[str, Any]], list[Findings]]:
-    """Of each host its answer (empty where there is none), and what it means."""
+    """Each host's answer (empty if there is none), and its findings."""
     need = Need(python_of(about), there, about["gpus_per_node"])
     here = secrets_here(about)
     asked = {
@@ -87,26 +88,26 @@ def _look(hosts: Sequence[Over], about: About, there: str) -> tuple[list[Mapping
         "port": random.randint(61000, 65000),
         "secrets": [secret for secret in about["job"]["secrets"] if secret["name"] not in here],
     }
-    seen: list[Mapping[str, Any]] = []
+    facts: list[Mapping[str, Any]] = []
     found = []
     answers = side_by_side(lambda host: ask_host(host, need.python, asked), hosts)
     for host, answer in zip(hosts, answers, strict=True):
         away = isinstance(answer, SchedulerError)
-        seen.append({} if isinstance(answer, SchedulerError) else answer)
-        found.append(Findings((str(answer),)) if away else problems(host.name, seen[-1], need))
-    return seen, found
+        facts.append({} if isinstance(answer, SchedulerError) else answer)
+        found.append(Findings((str(answer),)) if away else problems(host.name, facts[-1], need))
+    return facts, found
 
 
 def _choice(chosen: Sequence[Over], passed: Sequence[Findings]) -> str:
-    """One line."""
+    """Say in one line which hosts were chosen, and why others were passed over."""
     taken = f"on {', '.join(host.name for host in chosen)}"
-    why = "; ".join(refusal.removesuffix(BUSY) for one in passed for refusal in one.refusals)
+    why = "; ".join(refusal.removesuffix(BUSY) for finding in passed for refusal in finding.refusals)
     return f"{taken}; passed over: {why}" if why else taken
 
 
 def _meet(hosts: Sequence[Over], about: About, there: str, first: Mapping[str, Any]) -> tuple[str, bool]:
-    """The address of the first one, and whether they share no folder."""
-    told = {
+    """The address of the first host, and whether the hosts share no folder."""
+    request = {
         "do": "meet",
         "token": tokens.token_hex(16),
         "runs": there,
@@ -116,7 +117,7 @@ def _meet(hosts: Sequence[Over], about: About, there: str, first: Mapping[str, A
     }
 
     def visit(rank: int) -> dict[str, Any]:
-        return ask_host(hosts[rank], python_of(about), {**told, "rank": rank})
+        return ask_host(hosts[rank], python_of(about), {**request, "rank": rank})
 
     visits = all_of(side_by_side(visit, range(len(hosts))))[1:]
     names = [host.name for host in hosts]
@@ -131,7 +132,10 @@ def python_of(about: About) -> str:
 
 
 def secrets_here(about: About) -> dict[str, str]:
-    """Values that this machine has. Raises SchedulerError for one that no process can receive."""
+    """The secrets whose value this machine has.
+
+    Raises SchedulerError for a value that no process can receive.
+    """
     from launcher.spec.job import Job
     from launcher.supervise.secrets import SecretError, found
 

@@ -1,4 +1,4 @@
-"""`node.gpu: auto`: the hosts say which GPUs they have."""
+"""`node.gpu: auto`: ask the hosts which GPUs they have."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WRITE = "write node.gpu into the profile, such as `gpu: {type: NVIDIA RTX A6000,
 
 
 def with_gpus_of_hosts(cluster: Cluster) -> Cluster:
-    """As nvidia-smi on the hosts that answer shows them; hosts without it have none.
+    """Fill in the GPUs that nvidia-smi shows on the hosts that answer. Hosts without nvidia-smi have none.
 
-    Raises SchedulerError where no host answers, or where they have not the same.
+    Raises SchedulerError if no host answers or if their GPUs differ.
     """
     assert cluster.ssh is not None
     python = cluster.paths.python or DEFAULT_PYTHON
@@ -43,7 +43,7 @@ def with_gpus_of_hosts(cluster: Cluster) -> Cluster:
 
 
 def _gpu(host: str, rows: list[list[Any]]) -> Gpu | None:
-    """All of one host. Raises HostError."""
+    """All GPUs of one host. Raises HostError."""
     from launcher.spec.cluster import Gpu
 
     if not rows:

@@ -1,4 +1,4 @@
-"""Questions to hosts: the program that answers them travels along with them."""
+"""Send requests to hosts, together with the program that answers them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.schedulers.over_ssh.ssh import login_environment
 
 _PACKAGE = Path(__file__).parents[2]
 _MODULES = ("supervise.secret_file", "schedulers.ssh.cards", "schedulers.ssh.meet", "schedulers.ssh.on_host")
-# The modules come first on stdin, the request after them: neither stands in a process list.
+# The modules come first on stdin, then the request: neither appears in a process list.
 _BOOT = """
 import json, sys, types
 sys.path[:1] = []
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 
 class HostError(SchedulerError):
-    """A host has answered that it cannot; nothing was done there."""
+    """A host has refused the request; nothing was done there."""
 
 
 def ask_host(login: Login, python: str, request: Mapping[str, Any], timeout: float = 120.0) -> dict[str, Any]:
-    """One of on_host.ACTIONS. Raises LoginError; HostError where the host refuses or cannot answer."""
+    """Run one of on_host.ACTIONS. Raises LoginError; HostError if the host refuses or cannot answer."""
     program = [
-        [f"launcher.{one}", (_PACKAGE / f"{one.replace('.', '/')}.py").read_text(encoding="utf-8")]
-        for one in _MODULES
+        [f"launcher.{module}", (_PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")]
+        for module in _MODULES
     ]
     text = json.dumps(program).encode()
     script = f"{login_environment()}exec {quote(python)} -c {quote(_BOOT)}"
@@ -61,7 +61,7 @@ def ask_host(login: Login, python: str, request: Mapping[str, Any], timeout: flo
 
 
 def side_by_side(work: Callable[[S], T], items: Iterable[S]) -> list[T | SchedulerError]:
-    """Of each its result, or why there is none."""
+    """Run `work` on all items in parallel. Return each result, or the error instead."""
 
     def once(item: S) -> T | SchedulerError:
         try:
@@ -74,8 +74,8 @@ def side_by_side(work: Callable[[S], T], items: Iterable[S]) -> list[T | Schedul
 
 
 def all_of(results: Sequence[T | SchedulerError]) -> list[T]:
-    """Raises SchedulerError with the words of every host that failed."""
-    errors = [one for one in results if isinstance(one, SchedulerError)]
+    """Return the results. Raises SchedulerError with the messages of every host that failed."""
+    errors = [result for result in results if isinstance(result, SchedulerError)]
     if errors:
         raise type(errors[0])("\n".join(map(str, errors)))
-    return [one for one in results if not isinstance(one, SchedulerError)]
+    return [result for result in results if not isinstance(result, SchedulerError)]

@@ -1,6 +1,6 @@
-"""Several hosts, before the start: do they see one disk, and by which address do they reach the first one?
+"""Find out, before the start, whether several hosts share a disk and at which address they reach the first.
 
-Standard library only: it is sent to the hosts, and runs there.
+This file is sent to the hosts and runs there, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 MEET_SECONDS = 15.0
-"For a host to reach the first one, and to see what that has written."
+"Timeout for a host to reach the first one, and to see the file that the first one has written."
 Request = Mapping[str, Any]
 
 
 def meet(request: Request) -> dict[str, Any]:
-    """Of one host; all of them at the same time."""
+    """Run one host's part; all hosts do so at the same time."""
     note = Path(request["runs"]) / f".meeting-{request['token'][:16]}"
     return _receive(request, note) if request["rank"] == 0 else _visit(request, note)
 
 
 def _receive(request: Request, note: Path) -> dict[str, Any]:
-    """The first host: writes the note, and hands the token to whoever connects, until all have left."""
+    """The first host: write the note, and send the token to every connection until all have left."""
     note.parent.mkdir(parents=True, exist_ok=True)
     left = 0
     try:
@@ -65,17 +65,17 @@ def _visit(request: Request, note: Path) -> dict[str, Any]:
                 time.sleep(0.2)
 
     tries = [threading.Thread(target=try_for_long, args=(one,), daemon=True) for one in request["addresses"]]
-    for one in tries:
-        one.start()
+    for thread in tries:
+        thread.start()
     while not reached and time.monotonic() < deadline:
         time.sleep(0.05)
-    for one in tries:
-        one.join(0.5 if reached else 0)
+    for thread in tries:
+        thread.join(0.5 if reached else 0)
     shared = _shows(note, request["token"], deadline)
     for address in reached:
         if _token_at(address, request["port"], b"left"):
             break
-    return {"reached": [one for one in request["addresses"] if one in reached], "shared": shared}
+    return {"reached": [address for address in request["addresses"] if address in reached], "shared": shared}
 
 
 def _token_at(address: str, port: int, word: bytes) -> str:
@@ -91,7 +91,7 @@ def _token_at(address: str, port: int, word: bytes) -> str:
 def _shows(note: Path, token: str, deadline: float) -> bool:
     while True:
         with contextlib.suppress(OSError):
-            os.listdir(note.parent)  # a network file system then asks its server again
+            os.listdir(note.parent)  # makes a network file system ask its server again
             if note.read_text() == token:
                 return True
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""What launcher does on a host: look at it and its GPUs, meet the others, start the supervisor, end it.
+"""launcher's part on a host: inspect it and its GPUs, meet the other hosts, start and end the supervisor.
 
-It is sent as text and runs there with the profile's interpreter: standard library only, one request as JSON
-on stdin (secrets among it), one answer as JSON on stdout.
+It is sent as text and runs there with the profile's interpreter, so it uses the standard library only. It
+reads one JSON request on stdin (which may contain secrets) and prints one JSON answer.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from launcher.supervise.secret_file import SecretFileError, read_secret_file
 
 TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")
 FIRST_PORT, LAST_PORT = 61000, 65535
-"Above Linux's ephemeral ports; the supervisor goes on from the first one for each attempt."
+"Above Linux's ephemeral ports. The supervisor counts up from its first port, one per attempt."
 START_SECONDS = 90.0
-"For the supervisor to take its lock: a first import from a cold or distant disk is slow."
+"Timeout for the supervisor to take its lock. A first import from a cold or remote disk is slow."
 END_SECONDS = 30.0
-"For processes that were killed: one that waits for a disk or a GPU takes long."
+"Timeout for killed processes to end. One that waits for a disk or a GPU takes long."
 SEEN_SECONDS = 60.0
-"For what one host wrote to be seen on another: a network file system shows it late."
+"Timeout until one host sees what another wrote. A network file system may show it late."
 Request = Mapping[str, Any]
 
 
 class RefusedError(Exception):
-    """What was asked cannot be done here; the message says why."""
+    """The request cannot be carried out here; the message says why."""
 
 
 def look(request: Request) -> dict[str, Any]:
-    """Facts; what they mean is decided where the request came from."""
+    """Report facts about the host. The sender decides what they mean."""
     cards, trouble = [], ""
     if request["gpus"]:
         try:
@@ -68,7 +68,7 @@ def look(request: Request) -> dict[str, Any]:
 
 
 def gpus(request: Request) -> dict[str, Any]:
-    """Of each its name and memory in MiB; none where there is no nvidia-smi."""
+    """Name and memory in MiB of each GPU; empty without nvidia-smi."""
     return {"gpus": installed() if shutil.which("nvidia-smi") else []}
 
 
@@ -77,24 +77,24 @@ def _version(package: str) -> str | None:
         return None
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # on PYTHONPATH alone
+    except importlib.metadata.PackageNotFoundError:  # only on PYTHONPATH
         return ""
 
 
 def _unwritable(folder: str) -> str:
-    """Why nothing can be written there; empty when it can, or when it can be made."""
-    there = Path(folder)
-    while not os.path.lexists(there):
-        there = there.parent
+    """Why the folder cannot be written; empty if it can be written or created."""
+    existing = Path(folder)
+    while not os.path.lexists(existing):
+        existing = existing.parent
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing):
             return ""
     except OSError as error:
-        return f"no file can be made in {there}: {error.strerror}"
+        return f"no file can be made in {existing}: {error.strerror}"
 
 
 def _why_not_here(secret: Mapping[str, Any]) -> str:
-    """Why a secret has no value that the supervisor could read here; empty when it has one."""
+    """Why the supervisor could not read a secret here; empty if it can."""
     name = secret["name"]
     if secret.get("file"):
         try:
@@ -107,7 +107,7 @@ def _why_not_here(secret: Mapping[str, Any]) -> str:
 
 
 def _addresses() -> list[str]:
-    """Of this host, as others may reach it."""
+    """This host's addresses, as others may reach it."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["ip", "-o", "addr", "show", "scope", "global", "up"]
         lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
@@ -129,7 +129,7 @@ def _free_port(wanted: int) -> int:
 
 
 def _ends_at_logout() -> bool:
-    """systemd-logind ends what a user started when the last session closes (KillUserProcesses)."""
+    """Whether systemd-logind ends a user's processes when the last session closes (KillUserProcesses)."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         with open("/proc/self/cgroup", encoding="utf-8") as file:
             if "/session-" not in file.read() or os.getuid() == 0:
@@ -142,23 +142,23 @@ def _ends_at_logout() -> bool:
 
 
 def start(request: Request) -> dict[str, Any]:
-    """The supervisor, detached. It holds the locks of its GPUs for its whole life, however that ends."""
+    """Start the supervisor, detached. It holds the locks of its GPUs until it ends, however that happens."""
     run, rank = Path(request["run_dir"]), request["rank"]
     _wait_for(run / "run.json")
     lock = _lock_path(run, rank)
     if _held(lock) and rank == 0:
         raise RefusedError("a supervisor of this run is still there")
-    _end(run, rank)  # what is left of a run that is lost
+    _end(run, rank)  # what a lost run has left behind
     environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
     gpus: tuple[int, ...] = ()
     locks: list[int] = []
     if request["gpus"]:
         gpus, locks = claim(request["gpus"], {"run": run.name, "user": getpass.getuser()})
-        # CUDA's own order is by speed; nvidia-smi's is by bus.
+        # CUDA orders GPUs by speed; nvidia-smi orders them by bus.
         chosen = ",".join(map(str, gpus))
         environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": chosen}
     if lock.exists():
-        os.truncate(lock, 0)  # the record of the last supervisor; the lock itself stays
+        os.truncate(lock, 0)  # drop the last supervisor's record, keep the lock itself
     if event := request.get("event"):
         moment = time.time_ns() // 1000
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment // 10**6))
@@ -174,7 +174,7 @@ def _supervisor(
     run, rank = Path(request["run_dir"]), request["rank"]
     command = [sys.executable, "-m", "launcher.supervise", run, "--secrets-on-stdin", *request["place"]]
     log = _lock_path(run, rank).with_suffix(".log")
-    # For us alone: what the supervisor's interpreter and its dynamic linker print is not masked.
+    # Readable by the user only: the output of the supervisor's interpreter and dynamic linker is not masked.
     with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
         before = output.tell()
         process = subprocess.Popen(
@@ -196,20 +196,20 @@ def _supervisor(
             return process
         time.sleep(0.05)
     if process.poll() is not None and rank == 0 and _state(run) not in (None, "submitted"):
-        return process  # the whole run was shorter than our look at it
-    process.kill()  # one that comes up after all would not know that nobody believes in it
+        return process  # the whole run ended before we looked
+    process.kill()  # if it came up later, it would keep running after we reported failure
     said = log.read_bytes()[before:].decode(errors="replace").strip()
     raise RefusedError(f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}")
 
 
 def stop(request: Request) -> dict[str, Any]:
-    """Ends the supervisor of one host: another one could not be started."""
+    """End the supervisor of one host, because another host's could not be started."""
     _end(Path(request["run_dir"]), request["rank"])
     return {}
 
 
 def _end(run: Path, rank: int) -> None:
-    """A supervisor that waits in vain, and its ranks: the kernel ends them with it, a moment later."""
+    """End a leftover supervisor and its ranks. The kernel ends the ranks with it, a moment later."""
     lock = _lock_path(run, rank)
     deadline, killed = time.monotonic() + END_SECONDS, False
     while _held(lock) or _ranks(run, rank):
@@ -228,14 +228,14 @@ def _end(run: Path, rank: int) -> None:
 
 
 def _pid(lock: Path) -> int | None:
-    """None while it is being written, and where the disk was full."""
+    """The supervisor's process id; None while it is being written, and if the disk was full."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads(lock.read_text(encoding="utf-8"))["pid"])
     return None
 
 
 def _ranks(run: Path, rank: int) -> list[int]:
-    """Processes of this host that the run's supervisor here has started."""
+    """Processes of this host that the run's supervisor has started here."""
     marks = {f"LAUNCHER_RUN_DIR={run}".encode(), f"LAUNCHER_NODE_RANK={rank}".encode()}
     found = []
     for entry in Path("/proc").iterdir():
@@ -252,12 +252,12 @@ def _wait_for(file: Path) -> None:
         if time.monotonic() > deadline:
             raise RefusedError(f"{file} is not to be seen here")
         time.sleep(0.2)
-        with contextlib.suppress(OSError):  # a network file system then asks its server again
+        with contextlib.suppress(OSError):  # makes a network file system ask its server again
             os.listdir(file.parent.parent)
 
 
 def _lock_path(run: Path, rank: int) -> Path:
-    """As supervise.host names it."""
+    """The lock file, named as in supervise.host."""
     return run / ("supervisor.lock" if rank == 0 else f"supervisor.{rank:02d}.lock")
 
 

@@ -1,4 +1,4 @@
-"""One or several hosts without a batch system: a supervisor on each, started over ssh and left alone."""
+"""Hosts without a batch system: a detached supervisor on each, started over ssh."""
 
 from __future__ import annotations
 
@@ -44,9 +44,11 @@ CHOSEN_BY_US = "CUDA_VISIBLE_DEVICES"
 
 
 class SshHosts(Scheduler):
-    """A job on n nodes takes the first n of `hosts` that can take it. The run directory lies on the first of
-    these, in the folder `runs`; run.json names them. Where they do not share this folder, each has a run
-    directory, and the first one's tells of all."""
+    """Runs a job on n nodes on the first n of `hosts` that can take it.
+
+    The run directory is on the first of these, in the folder `runs`; run.json names the hosts. If the hosts
+    do not share this folder, each has a run directory, and the first one's covers all.
+    """
 
     capabilities = Capabilities(multi_node=True)
 
@@ -56,7 +58,7 @@ class SshHosts(Scheduler):
         self._copies: dict[str, Copies] = {}
         self._codes: dict[str, Snapshot] = {}
         self._chosen: dict[str, Chosen] = {}
-        "Run id -> what `check` has found."
+        "Run id -> what `check` has chosen."
 
     @classmethod
     def at(cls, cluster: Mapping[str, Any]) -> SshHosts:
@@ -68,12 +70,12 @@ class SshHosts(Scheduler):
 
     @classmethod
     def is_here(cls, run: RunDir, cluster: Mapping[str, Any]) -> bool:
-        """On the host itself: the run directory, and no copy of it."""
+        """Whether this is the host itself: the run directory, not a copy of it."""
         return str(run.path) == f"{cluster['paths']['runs'].rstrip('/')}/{run.id}"
 
     @classmethod
     def with_gpus(cls, cluster: Cluster, job: Job) -> Cluster:
-        """Ask the hosts, where the job wants any GPU."""
+        """Ask the hosts for their GPUs if the job may use any."""
         if cluster.node.gpu is not None or job.resources.gpus_per_node == 0:
             return cluster
         from launcher.schedulers.ssh.detect import with_gpus_of_hosts
@@ -84,15 +86,15 @@ class SshHosts(Scheduler):
         return f"ssh:{run.read_about().get('cluster', {}).get('name', '')}:{run.id}"
 
     def prepare(self, request: Request) -> Prepared:
-        """The code as it is now is part of it. Raises RenderError, SchedulerError, OSError."""
+        """Prepare a run with the code as it is now. Raises RenderError, SchedulerError, OSError."""
         from launcher.schedulers.prepare import about, target
 
         _leave_gpus_to_us(request)
-        workdir, told = self._on(self.hosts[0]).take_code(request)
+        workdir, extra = self._on(self.hosts[0]).take_code(request)
         run_dir, python = f"{self.there}/{request.run_id}", request.cluster.paths.python or DEFAULT_PYTHON
         where = target(request, run_dir, workdir, python, {})
         unused = f"image {where.image}: not used, no container is started on these hosts"
-        either = "|".join(self.hosts)  # which one is known once they were looked at
+        either = "|".join(self.hosts)  # the host is chosen after they were inspected
         return Prepared(
             request=request,
             run_dir=run_dir,
@@ -100,7 +102,7 @@ class SshHosts(Scheduler):
             target=where,
             command=("ssh", either, python, "-m", "launcher.supervise", run_dir),
             about={**about(request), "workdir": workdir},
-            warnings=(*request.plan.warnings, *self.notes(where), *told, *([unused] if where.image else [])),
+            warnings=(*request.plan.warnings, *self.notes(where), *extra, *([unused] if where.image else [])),
         )
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
@@ -110,7 +112,7 @@ class SshHosts(Scheduler):
         return (*chosen.notes, *alone)
 
     def submit(self, prepared: Prepared) -> RunDir:
-        """Raises SchedulerError; where nothing was started, nothing is left behind."""
+        """Submit the run. Raises SchedulerError; if nothing was started, nothing is left behind."""
         chosen = self._chosen.pop(prepared.request.run_id, None) or self._choose((), prepared.about)
         copies = self._on(chosen.hosts[0].name)
         try:
@@ -126,7 +128,7 @@ class SshHosts(Scheduler):
         return run
 
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
-        """New supervisors for the run, which go on from its last checkpoint."""
+        """Start new supervisors for the run, which continues from its last checkpoint."""
         self.fetch(run)
         status = self.status(run)
         if not status.ended:
@@ -153,21 +155,21 @@ class SshHosts(Scheduler):
         return self._of(run).lately(run, lambda: self.statuses([run])[0])
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
-        """In one round trip to each host for all that have not ended by their own records."""
+        """Query each host once for all runs that have not ended by their own records."""
         living: dict[str, list[RunDir]] = {}
         for run in runs:
             if run.read_state().get("state", "submitted") in LIVING:
                 living.setdefault(self._of(run).ssh.name, []).append(run)
-        told: dict[str, tuple[str, str]] = {}
-        for one in all_of(side_by_side(lambda its: self._locks(*its), living.items())):
-            told |= one
+        locks: dict[str, tuple[str, str]] = {}
+        for locks_of_host in all_of(side_by_side(lambda item: self._locks(*item), living.items())):
+            locks |= locks_of_host
         return [
-            status_of(run, self.handle(run), judged(run, *told.get(run.id, ("", "")), self.where(run)))
+            status_of(run, self.handle(run), judged(run, *locks.get(run.id, ("", "")), self.where(run)))
             for run in runs
         ]
 
     def _locks(self, host: str, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
-        """Run id -> the word for its lock, and what was in the way of asking."""
+        """Run id -> (the word for its lock, why the host could not be asked)."""
         copies = self._on(host)
         copies.mirror.choose(runs, copies.wanted)
         try:
@@ -178,7 +180,7 @@ class SshHosts(Scheduler):
         return {run: (lock, "") for run, lock in locks.items()}
 
     def cancel(self, run: RunDir) -> None:
-        """Ask for a checkpoint and an end; a second call ends the ranks at once."""
+        """Ask the run to write a checkpoint and stop. A second call ends the ranks at once."""
         if not (before := self.statuses([run])[0]).ended:
             copies = self._of(run)
             with copies.asking_to_stop(run), copies.strictly([run]):
@@ -195,18 +197,18 @@ class SshHosts(Scheduler):
         return self._of(run).where(run)
 
     def remove(self, runs: Sequence[RunDir]) -> None:
-        lies: dict[str, list[RunDir]] = {}
+        stored: dict[str, list[RunDir]] = {}
         ran: dict[str, list[str]] = {}
         for run in runs:
             hosts = hosts_of(about := run.read_about())
             for host in where_it_lies(about, hosts):
-                lies.setdefault(host, []).append(run)
+                stored.setdefault(host, []).append(run)
             for host in hosts:
                 ran.setdefault(host, []).append(quote(run.id))
-        for host, its in lies.items():
-            self._on(host).remove(its)
+        for host, stored_runs in stored.items():
+            self._on(host).remove(stored_runs)
         for host, names in ran.items():
-            # What a killed supervisor's ranks have left in the host's memory.
+            # Shared memory that the ranks of a killed supervisor have left on the host.
             left = f"cd /dev/shm/launcher-$(id -u) && for r in {' '.join(names)}; do rm -rf $r-*; done"
             with suppress(LoginError):
                 self._on(host).ssh.run(left)
@@ -214,7 +216,7 @@ class SshHosts(Scheduler):
             shutil.rmtree(run.path)
 
     def logs(self, run: RunDir, since: int) -> bytes:
-        """What the supervisors of all hosts printed, from byte `since` on."""
+        """The output of the supervisors of all hosts, from byte `since` on."""
         parts = [file.read_bytes() for file in sorted(run.path.glob("supervisor*.log"))]
         return b"".join(parts)[since:]
 
@@ -224,8 +226,8 @@ class SshHosts(Scheduler):
         return self._copies[host]
 
     def _of(self, run: RunDir) -> Copies:
-        """Where its directory lies."""
-        about = run.read_about()  # empty when it was deleted meanwhile
+        """The host that holds the run's directory."""
+        about = run.read_about()  # empty if it was deleted in the meantime
         return self._on(hosts_of(about)[0] if about else self.hosts[0])
 
     def _choose(self, own: Sequence[str], about: About) -> Chosen:
@@ -233,7 +235,10 @@ class SshHosts(Scheduler):
         return choose([self._on(host).ssh for host in own], others, about, self.there)
 
     def _start(self, run: RunDir, chosen: Chosen, event: str) -> None:
-        """Raises NotSentError and HostError where nothing was started; LoginError where that is not known."""
+        """Start the supervisors.
+
+        Raises NotSentError and HostError if nothing was started; LoginError if that is unknown.
+        """
         run.event("submitting")
         copies = self._of(run)
         first, there = copies.mirror, f"{self.there}/{run.id}"
@@ -252,13 +257,13 @@ class SshHosts(Scheduler):
             ) from None
 
     def _withdraw(self, run: RunDir) -> None:
-        with suppress(SchedulerError):  # then it stays on both sides
+        with suppress(SchedulerError):  # otherwise it stays on both sides
             self.remove([run])
 
 
 def _on_hosts(prepared: Prepared, chosen: Chosen) -> Prepared:
-    told = {"hosts": [host.name for host in chosen.hosts], **({"apart": True} if chosen.apart else {})}
-    return replace(prepared, about={**prepared.about, **told})
+    about = {"hosts": [host.name for host in chosen.hosts], **({"apart": True} if chosen.apart else {})}
+    return replace(prepared, about={**prepared.about, **about})
 
 
 def _leave_gpus_to_us(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""The supervisors of one start: the others' first, node 0's last."""
+"""Start the supervisors of a run: the other nodes' first, node 0's last."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.login import Login
 
 START_SECONDS = 240.0
-"For a host that has to wait for its disk, for processes of an earlier start and for a cold interpreter."
+"Timeout for a host that may wait for its disk, for processes of an earlier start and for a cold interpreter."
 
 
 @dataclass(frozen=True)
 class Start:
-    """`first`: node 0, through which also the run directory goes there and comes back."""
+    """One start of all supervisors.
+
+    `first` is node 0, through which the run directory is also sent and fetched.
+    """
 
     hosts: Sequence[Login]
     first: Login
@@ -30,30 +33,33 @@ class Start:
     event: str
     handle: str
     spread: Callable[[], None] | None = None
-    "Brings the run directory to hosts that do not share it."
+    "Sends the run directory to hosts that do not share it."
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
-    "By which these supervisors know each other."
+    "Token by which these supervisors recognise each other."
 
     def everywhere(self) -> None:
-        """The others wait for node 0, which begins. Raises SchedulerError; then no other is left."""
+        """Start all supervisors; the others wait for node 0.
+
+        Raises SchedulerError, and then ends the others again.
+        """
         gpus: dict[str, list[int]] = {}
         others = range(1, len(self.hosts))
         if self.spread is not None:
             self.spread()
         elif others:
-            self.first.run(":")  # the run directory is there
+            self.first.run(":")  # sends the run directory
         answers = side_by_side(lambda rank: self._start(rank, self.hosts[rank]), others)
         try:
             for rank, answer in zip(others, all_of(answers), strict=True):
                 gpus[self.hosts[rank].name] = answer["gpus"]
             self._start(0, self.first, gpus)
         except SchedulerError:
-            begun = [rank for rank, one in zip(others, answers, strict=True) if isinstance(one, dict)]
+            begun = [rank for rank, answer in zip(others, answers, strict=True) if isinstance(answer, dict)]
             side_by_side(self._stop, begun)
             raise
 
     def _start(self, rank: int, login: Login, gpus: Mapping[str, list[int]] | None = None) -> dict[str, Any]:
-        """`gpus`: of the other hosts."""
+        """Start one supervisor. `gpus` maps the other hosts to their GPUs."""
         command = [python_of(self.about), "-m", "launcher.supervise", self.run_dir]
         event = {"event": self.event, "handle": self.handle, "command": command}
         request = {

@@ -1,4 +1,4 @@
-"""What a run's records and the lock of its supervisor say together."""
+"""Judge the state of a run from its records and the lock of its supervisor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.rundir import end_told
 
 UNSTARTED_SECONDS = 180.0
-"After a submission of which no answer came, no supervisor has shown itself: there is none."
+"If no supervisor has appeared this long after an unanswered submission, there is none."
 _HELD = 75
 
 
 def locks_script(there: str, runs: Sequence[str]) -> str:
-    """Shell. For each run `RUN held`, `free` (a supervisor was there) or `none` (none has come yet)."""
+    """Shell that prints for each run `RUN held`, `free` (a supervisor was there) or `none` (none so far)."""
     return (
         f"for r in {' '.join(map(quote, runs))}; do\n"
         f"f={quote(there)}/$r/supervisor.lock w=none\n"
@@ -34,7 +34,7 @@ def words(answer: bytes) -> dict[str, str]:
 
 
 def judged(run: RunDir, lock: str, trouble: str, where: str) -> Mapping[str, Any]:
-    """state.json, corrected. It was read after the lock was looked at: what has ended has said so."""
+    """state.json, corrected. It is read after the lock was tested, so a run that has ended says so."""
     state = run.read_state()
     name = state.get("state", "submitted")
     if name not in LIVING:
