@@ -18,10 +18,12 @@ settings.load_profile("launcher")
 
 os.environ.pop("COLUMNS", None)  # output has the width that a test asks for, whatever terminal it runs in
 
+HERE = Path(__file__).parent
 LONGEST = ["slurm", "train", "images", "e2e", "memory", "cli", "supervise"]
 "Folders whose files take longest, that first."
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first: when several workers share the files, the last one decides when all is done."""
 
@@ -31,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     for item in items:  # a file stays on one worker, and all that share one Slurm cluster do
-        name = "slurm" if item.path.parent.name == "slurm" else str(item.path)
+        name = "slurm" if item.path.parent.name == "slurm" else str(item.path.relative_to(HERE))
         item.add_marker(pytest.mark.xdist_group(name))
 
 
