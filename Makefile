@@ -35,7 +35,7 @@ slurm-stop: venv ## end it
 	@$(BIN)/python -m tests.slurm.play stop
 
 # Tests wait for a part of their time: three on two cores.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations 25
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25
 test: venv ## every feature once, for real, in minutes; components that are absent are skipped with the reason
 	$(PYTEST) -m "not slow and not thorough" $(ARGS)
 

@@ -5,9 +5,11 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from launcher.rundir.layout import RunDir
 from launcher.supervise.process import end_processes, processes_of
@@ -18,12 +20,10 @@ settings.load_profile("launcher")
 
 os.environ.pop("COLUMNS", None)  # output has the width that a test asks for, whatever terminal it runs in
 
-HERE = Path(__file__).parent
 LONGEST = ["slurm", "train", "images", "e2e", "memory", "cli", "supervise"]
 "Folders whose files take longest, that first."
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first: when several workers share the files, the last one decides when all is done."""
 
@@ -32,9 +32,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
 
     items.sort(key=place)
-    for item in items:  # a file stays on one worker, and all that share one Slurm cluster do
-        name = "slurm" if item.path.parent.name == "slurm" else str(item.path.relative_to(HERE))
-        item.add_marker(pytest.mark.xdist_group(name))
+
+
+class OneSlurmCluster(LoadFileScheduling):
+    """A file stays on one worker, and all files that share a Slurm cluster do."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return OneSlurmCluster(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
