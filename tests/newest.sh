@@ -43,8 +43,8 @@ told() {
   echo "$name: $((SECONDS - began)) s"
 }
 told init 'wrote job.yaml' "$launcher" job init
-told plan 'memory of a GPU' "$launcher" plan job.yaml -c slurm-h100
-told again 'memory of a GPU' "$launcher" plan job.yaml -c slurm-h100
+told plan '^fits *yes' "$launcher" plan job.yaml -c slurm-h100
+told again '^fits *yes' "$launcher" plan job.yaml -c slurm-h100
 told render 'SBATCH' "$launcher" render job.yaml -c slurm-h100
 told run 'succeeded' "$launcher" run job.yaml -c local --set steps=20
 told why 'succeeded' "$launcher" why
