@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import append_json, read_json, read_json_lines, read_record
 from launcher.rundir.forms import METRIC, fits
@@ -13,7 +13,9 @@ from launcher.rundir.time import now
 from launcher.spec import variables
 from launcher.spec.events import Event, read_event
 from launcher.spec.records import RunRecord, StateRecord
-from launcher.spec.verdict import Judged
+
+if TYPE_CHECKING:
+    from launcher.spec.verdict import Judged
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class AttemptDir:
 
     def read_verdict(self) -> Judged | None:
         """The attempt's verdict; None if it is not judged yet, or if the record is damaged."""
+        from launcher.spec.verdict import Judged  # pydantic: the worker of each rank imports this module
+
         return Judged.read(read_json(self.verdict))
 
     @property

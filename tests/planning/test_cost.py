@@ -148,12 +148,12 @@ def test_plan_and_submit_lead_with_the_same_numbers(tmp_path: Path, monkeypatch:
     for verb in verbs:
         done = CliRunner().invoke(app, (*verb, "-c", "runpod-a6000"))
         assert done.exit_code == 0, done.output
-        texts.append([line.split(None, 1) for line in done.stdout.splitlines()[:4]])
+        texts.append({line[:16].strip(): line[16:].strip() for line in done.stdout.splitlines()})
         data.append(
             json.loads(CliRunner().invoke(app, (*verb, "-c", "runpod-a6000", "--json")).stdout)["cost"]
         )
-    assert [first for first, _ in texts[0]] == ["price", "predicted", "predicted", "worst"]
-    assert [" ".join(rest.split()) for _, rest in texts[0]] == [
-        " ".join(rest.split()) for _, rest in texts[1]
-    ]
+    plan, submit = texts
+    assert list(submit)[:4] == ["price", "predicted time", "predicted total", "worst case"]
+    assert "0.49 USD/h" in submit["price"] and "0.49 USD/h" in plan["cost"]
+    assert submit["worst case"].partition(":")[0] in plan["cost"]
     assert data[0] == data[1] and data[0]["usd_per_hour"] == 0.49 and data[0]["worst_usd"] == 0.49 * 24
