@@ -105,11 +105,11 @@ def cost_lines(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     cost = cost_of(job, cluster, plan)
     if cost is None:
         return []
-    total = "not known" if cost.usd is None else usd(cost.usd)
+    total = "total not known" if cost.usd is None else f"{usd(cost.usd)} predicted"
     most = cost.worst if cost.worst_usd is None else f"{usd(cost.worst_usd)} ({cost.worst})"
     price = cost.price if cost.usd_per_hour is None else f"{usd(cost.usd_per_hour)}/h {cost.price}"
     beyond = cost.usd is not None and cost.worst_usd is not None and cost.usd > cost.worst_usd
-    return [("cost", f"{total} predicted, {price}; {'but it ends at' if beyond else 'at most'} {most}")]
+    return [("cost", f"{total}, {price}; {'but it ends at' if beyond else 'at most'} {most}")]
 
 
 def show_plan(

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from launcher.spec.base import Bytes, Env, Rate, Value, number_as_text
-from launcher.spec.failures import FailurePattern
+from launcher.spec.failure_patterns import FailurePattern
 
 HOST = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$"
 

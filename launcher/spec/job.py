@@ -23,7 +23,7 @@ from pydantic import (
 
 from launcher.spec.base import Bytes, Env, EnvName, Seconds, Threshold, Value
 from launcher.spec.command import check_command, reads, seen_as, uses
-from launcher.spec.failures import FailurePattern
+from launcher.spec.failure_patterns import FailurePattern
 from launcher.spec.recipe import RecipeChoice
 from launcher.spec.text import no_nul
 

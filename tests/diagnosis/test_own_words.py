@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from launcher.diagnosis.collector import Collector
 from launcher.diagnosis.own_words import SECONDS, STRIKES
-from launcher.spec.failures import FailurePattern
+from launcher.spec.failure_patterns import FailurePattern
 
 COSTLY = [r"(.*,){20}x", r"(?:x\w*){10}y", r"(a|a)*b", r"\s*\s*\s*\s*\s*\s*\s*x", r"(\w|_)*!"]
 LINES = [b"a" * 3000, b"," * 3000, b" " * 3000, b"x" * 3000, b"x,a_ " * 600]

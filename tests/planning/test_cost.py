@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,8 @@ def test_plan_and_submit_lead_with_the_same_numbers(tmp_path: Path, monkeypatch:
     for verb in verbs:
         done = CliRunner().invoke(app, (*verb, "-c", "runpod-a6000"))
         assert done.exit_code == 0, done.output
-        texts.append({line[:16].strip(): line[16:].strip() for line in done.stdout.splitlines()})
+        rows = (re.split("  +", line, maxsplit=1) for line in done.stdout.splitlines())
+        texts.append({row[0]: row[1].strip() for row in rows if len(row) == 2})
         data.append(
             json.loads(CliRunner().invoke(app, (*verb, "-c", "runpod-a6000", "--json")).stdout)["cost"]
         )

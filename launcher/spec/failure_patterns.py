@@ -1,0 +1,63 @@
+"""A user's own words for a failure: a regular expression and the class that it means."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, field_validator
+
+from launcher.spec.base import Value
+from launcher.spec.failures import FAILURES, FailureClass
+
+_NESTED = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[*+](?:[^()\\]|\\.)*\)(?:[*+]|\{\d*,\d*\})")
+"A group with a repetition in it that is repeated itself."
+
+
+def _expression(text: str) -> str:
+    try:
+        compiled = re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    if compiled.search(""):
+        raise ValueError("matches an empty line, and so every line")
+    if _NESTED.search(text):
+        raise ValueError("repeats a repetition, as in (a+)+: some lines would take for ever")
+    if _slow(text):
+        raise ValueError("takes too long on some lines: repeat less, or name what stands between repetitions")
+    return text
+
+
+def _slow(text: str) -> bool:
+    """Whether a line of one repeated character makes it take long; a sane one takes microseconds.
+
+    That does not find every such expression; the worker ends a search that takes too long, too.
+    """
+    import regex  # re cannot be interrupted
+
+    try:
+        compiled = regex.compile(text)
+        for character in sorted({*text, *"a 0,"}):
+            compiled.search(character * 2000 + "\x01", timeout=0.5)
+    except TimeoutError:
+        return True
+    except regex.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return False
+
+
+class FailurePattern(Value):
+    """A line of output that tells why a run of this job, or on this cluster, failed."""
+
+    pattern: Annotated[str, AfterValidator(_expression)]
+    "A Python regular expression, searched in each line of every rank, before launcher's own."
+    class_: FailureClass = Field(alias="class")
+    "The class of the failure; it decides what happens next."
+
+    @field_validator("class_", mode="before")
+    @classmethod
+    def _a_failure(cls, name: Any) -> Any:
+        if name in ("succeeded", "unknown"):
+            known = ", ".join(one for one in FAILURES if one not in ("succeeded", "unknown"))
+            raise ValueError(f"{name} is no class of a failure: choose one of {known}")
+        return name
