@@ -35,3 +35,10 @@ def test_there_are_as_many_nodes_as_hosts_unless_fewer_are_wanted() -> None:
 def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Cluster.model_validate({**LAB, **fields})
+
+
+def test_a_job_is_in_one_of_a_sites_clusters() -> None:
+    slurm = {"name": "site", "scheduler": "slurm", "slurm": {"clusters": "all"}}
+    with pytest.raises(ValidationError, match="name one cluster"):
+        Cluster.model_validate(slurm)
+    assert Cluster.model_validate({**slurm, "slurm": {"clusters": "gpu"}}).name == "site"

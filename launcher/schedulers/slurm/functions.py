@@ -162,6 +162,7 @@ class Executor(core.Executor):
                 + ("a login node: run your program there" if self.cluster.login else self.cluster.scheduler)
             )
         self.job, self.max_num_timeout = dict(job or {}), max_num_timeout
+        self._warned: set[str] = set()
 
     @classmethod
     def _valid_parameters(cls) -> set[str]:
@@ -199,7 +200,9 @@ class Executor(core.Executor):
             for name, delayed in zip(names, delayed_submissions, strict=True):
                 ready.append(self._prepared(scheduler, name, delayed))
             for warning in scheduler.check(ready[0]):
-                warnings.warn(warning, stacklevel=4)
+                if warning not in self._warned:
+                    self._warned.add(warning)
+                    warnings.warn(warning, stacklevel=4)
             if count == 1:
                 runs = [scheduler.submit(ready[0])]
             else:
