@@ -1,17 +1,18 @@
 """PyTorch's CUDA caching allocator as a model: how many bytes it reserves for a sequence of allocations.
 
 The rules are those of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp, whose function is named at each) with
-default settings, and expandable_segments as asked. Not modelled: several streams, each of which has pools of
-its own; CUDA graphs; and that an expandable segment's addresses end at 9/8 of the GPU's memory. What it says
-has not been held against a GPU yet.
+default settings, and expandable_segments as asked. Each CUDA stream has pools of its own: memory that was
+allocated on one stream is never reused on another one. Not modelled: CUDA graphs; and that an expandable
+segment's addresses end at 9/8 of the GPU's memory. It has not been compared with a GPU yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from launcher.memory.blocks import BLOCK, LARGE, LARGE_SEGMENT, LARGE_STEP, PAGES, SMALL, Block, Pool
+from launcher.memory.trace import COMPUTE
 
 
 class OutOfMemoryError(Exception):
@@ -34,6 +35,8 @@ class Replayed:
     "What the allocator held: torch.cuda.max_memory_reserved()."
     retries: int
     "How often it gave its cache back to satisfy a request: num_alloc_retries."
+    pools: Mapping[str, int] = field(default_factory=dict)
+    "Stream -> bytes that its pools held when `reserved` was reached."
 
 
 def rounded(size: int) -> int:
@@ -48,8 +51,10 @@ def replay(
     capacity: int | None = None,
     expandable: bool = True,
     before: Iterable[int] = (),
+    streams: Sequence[str] | None = None,
 ) -> Replayed:
-    """`events`: i >= 0 allocates `sizes[i]` bytes, ~i frees them. `before`: bytes of tensors that stay.
+    """`events`: i >= 0 allocates `sizes[i]` bytes on the stream `streams[i]`, ~i frees them. Without
+    `streams` there is one. `before`: bytes of tensors that stay.
 
     `capacity`: bytes that can be reserved at most. Raises OutOfMemoryError when they do not suffice.
     """
@@ -65,12 +70,12 @@ def replay(
             if event < 0:
                 free(live.pop(~event))
                 continue
-            live[event] = allocate(sizes[event])
+            live[event] = allocate(sizes[event], streams[event] if streams is not None else COMPUTE)
             peak = max(peak, allocator.allocated)
     except OutOfMemoryError as error:
         error.event = index
         raise
-    return Replayed(peak, allocator.peak_reserved, allocator.retries)
+    return Replayed(peak, allocator.peak_reserved, allocator.retries, allocator.peak_pools)
 
 
 class CachingAllocator:
@@ -79,19 +84,25 @@ class CachingAllocator:
     def __init__(self, capacity: int | None = None, *, expandable: bool = True) -> None:
         self.capacity = PAGES * LARGE_SEGMENT if capacity is None else capacity
         self.expandable = expandable
-        self.small, self.large = Pool(small=True), Pool(small=False)
+        self.pools: dict[str, tuple[Pool, Pool]] = {}
+        "Stream -> its pools for small and for large requests."
         self.allocated = 0
         "By tensors, with what is left of a block and too little to be cut off."
         self.reserved = self.peak_reserved = 0
+        self.peak_pools: dict[str, int] = {}
+        "Stream -> bytes that its pools held when `peak_reserved` was reached."
         self.retries = 0
         self._address = 0
 
-    def allocate(self, size: int) -> Block | None:
+    def allocate(self, size: int, stream: str = COMPUTE) -> Block | None:
         """None for an empty tensor. Raises OutOfMemoryError, which costs the cache and nothing else."""
         if size == 0:
             return None
         size = rounded(size)
-        pool = self.small if size <= SMALL else self.large
+        if stream not in self.pools:
+            self.pools[stream] = Pool(small=True), Pool(small=False)
+        small, large = self.pools[stream]
+        pool = small if size <= SMALL else large
         block = pool.take(size) or self._reserve(pool, size)
         rest = block.size - size
         if rest > SMALL or (rest and (pool.small or self.expandable)):  # should_split
@@ -111,12 +122,13 @@ class CachingAllocator:
 
     def release(self) -> None:
         """Give back segments that no tensor is on, or such pages of an expandable one: empty_cache()."""
-        for pool in (self.small, self.large):
+        for pool in (pool for pools in self.pools.values() for pool in pools):
             for _, _, block in list(pool.free):
                 if self.expandable:
                     self._unmap(block)
                 elif block.before is None and block.after is None:
                     pool.remove(block)
+                    pool.reserved -= block.size
                     self.reserved -= block.size
 
     def _reserve(self, pool: Pool, size: int) -> Block:
@@ -133,7 +145,7 @@ class CachingAllocator:
     def _segment(self, pool: Pool, size: int) -> Block | None:
         """A new one, unless it goes beyond the capacity: get_allocation_size."""
         whole = -(-size // LARGE_STEP) * LARGE_STEP if size >= LARGE else pool.page
-        if not self._count(whole):
+        if not self._count(pool, whole):
             return None
         block = Block(pool, self._address, whole)
         self._address += whole
@@ -146,7 +158,7 @@ class CachingAllocator:
             unmapped, missing = (block.after, size - block.size) if block.mapped else (block, size)
             assert unmapped is not None
             pages = min(unmapped.size, -(-missing // pool.page) * pool.page)
-            if not self._count(pages):
+            if not self._count(pool, pages):
                 return None
             pool.remove(unmapped)
             if pages < unmapped.size:
@@ -174,11 +186,17 @@ class CachingAllocator:
         block.mapped = False
         block.merge()
         pool.add(block)
+        pool.reserved -= end - begin
         self.reserved -= end - begin
 
-    def _count(self, more: int) -> bool:
+    def _count(self, pool: Pool, more: int) -> bool:
         if self.reserved + more > self.capacity:
             return False
+        pool.reserved += more
         self.reserved += more
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        if self.reserved > self.peak_reserved:
+            self.peak_reserved = self.reserved
+            self.peak_pools = {
+                stream: small.reserved + large.reserved for stream, (small, large) in self.pools.items()
+            }
         return True

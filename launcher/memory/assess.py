@@ -14,6 +14,7 @@ from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks, states_of
 from launcher.memory.timeline import timeline
+from launcher.memory.trace import COMPUTE, GRADIENTS, REDUCE_SCATTER
 from launcher.spec.cluster import Gpu
 from launcher.spec.recipe import Recipe
 
@@ -26,7 +27,6 @@ ROUNDING = 0.02
 
 NEVER_MODELLED = (
     "scratch inside kernels: cuDNN, flash attention's backward pass",
-    "several CUDA streams, each of which has pools of its own in the allocator",
     "other processes on the same GPU",
 )
 
@@ -63,9 +63,14 @@ def assess(
         model, recipe, device, workers=around.workers, on_meta=around.on_meta, copies=around.copies
     )
     states = states_of(model, recipe, device)
-    reserved = allocated
+    reserved, pools = allocated, dict[str, int]()
     if ranks.on_gpu:
-        reserved = _reserved(model, profile, recipe, device, around.gpu, allocated, replayed)
+        workspaces = cublas_workspaces(around.gpu.type if around.gpu is not None else "")
+        if replayed:
+            reserved, pools = _replayed(model, profile, recipe, device, workspaces, allocated)
+        else:
+            needed = _on_all_streams(model, profile, recipe, device) + sum(workspaces)
+            reserved = round(needed * (1 + ROUNDING))
     outside = overheads(around.gpu, recipe, ranks)
     if around.gpu is not None and states.managed:
         room = max(0, around.gpu.memory - reserved - sum(outside.values()))
@@ -78,6 +83,7 @@ def assess(
     return Estimate(
         peaks=peaks,
         reserved=reserved,
+        pools=pools,
         overhead=outside,
         host={name: size for name, size in host.items() if size},
         managed=states.managed,
@@ -106,21 +112,41 @@ def assess_at_least(
     )
 
 
-def _reserved(
+def _on_all_streams(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks) -> int:
+    """Bytes that the streams' pools need together: each keeps what it held at its own peak."""
+    peaks = peaks_of(model, profile.on_compute_stream, recipe, ranks)
+    micro = recipe.micro_batch_size
+    others = {
+        stream: max((moment.at(micro) for moment in moments), default=0)
+        for stream, moments in profile.other_streams.items()
+    }
+    gradients = others.get(REDUCE_SCATTER, 0)
+    return max(one.allocated - min(one.parts.get(GRADIENTS, 0), gradients) for one in peaks) + sum(
+        others.values()
+    )
+
+
+def _replayed(
     model: ModelShapes,
     profile: Profile,
     recipe: Recipe,
     ranks: Ranks,
-    gpu: Gpu | None,
+    workspaces: tuple[int, ...],
     allocated: int,
-    replayed: bool,
-) -> int:
-    workspaces = cublas_workspaces(gpu.type if gpu is not None else "")
-    if not replayed:
-        return round((allocated + sum(workspaces)) * (1 + ROUNDING))
+) -> tuple[int, dict[str, int]]:
+    """Bytes that the allocator's model reserves, and how they are shared out among the streams."""
     line = timeline(model, profile.trace, recipe, ranks)
-    found = replay(line.sizes, line.events, before=workspaces, expandable=recipe.expandable_segments)
-    return max(found.reserved, allocated + sum(workspaces))  # a resume is not in the timeline
+    found = replay(
+        line.sizes,
+        line.events,
+        before=workspaces,
+        expandable=recipe.expandable_segments,
+        streams=line.streams,
+    )
+    pools = dict(found.pools)
+    more = max(0, allocated + sum(workspaces) - found.reserved)  # a resume is not in the timeline
+    pools[COMPUTE] = pools.get(COMPUTE, 0) + more
+    return found.reserved + more, pools
 
 
 def failure_of(

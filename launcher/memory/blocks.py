@@ -69,6 +69,8 @@ class Pool:
     def __init__(self, *, small: bool) -> None:
         self.small = small
         self.page = SMALL_SEGMENT if small else LARGE_SEGMENT
+        self.reserved = 0
+        "Bytes of its segments, or of the mapped pages of its expandable one."
         self.free: list[tuple[int, int, Block]] = []
         "By size, then address; an address is there once, so that blocks are never compared."
         self.unmapped: list[tuple[int, Block]] = []

@@ -28,6 +28,9 @@ class Estimate(Value):
     peaks: tuple[Peak, ...]
     reserved: int
     "What PyTorch's allocator holds at the worst of them."
+    pools: dict[str, int] = {}
+    """CUDA stream -> bytes that the allocator holds for it; `reserved` is their sum. Empty before the
+    allocator's model has been asked."""
     overhead: dict[str, int]
     "Outside of the allocator."
     host: dict[str, int]

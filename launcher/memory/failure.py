@@ -39,7 +39,14 @@ def first_failure(
 ) -> Failure | None:
     """`capacity`: bytes that PyTorch's allocator can have. None: it runs."""
     try:
-        replay(line.sizes, line.events, capacity=capacity, before=workspaces, expandable=expandable)
+        replay(
+            line.sizes,
+            line.events,
+            capacity=capacity,
+            before=workspaces,
+            expandable=expandable,
+            streams=line.streams,
+        )
     except OutOfMemoryError as error:
         event = error.event or 0
         when, phase = line.at(event)

@@ -12,10 +12,13 @@ from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import BF16, FP32, Ranks, shard_of
 from launcher.memory.trace import (
     ACTIVATIONS,
+    ALL_GATHER,
     BATCH,
     COMMUNICATION,
+    COMPUTE,
     GATHERED,
     GRADIENTS,
+    REDUCE_SCATTER,
     TEMPORARIES,
     Law,
     Storage,
@@ -77,11 +80,13 @@ class _Script:
     def begin(self, phase: str) -> None:
         self.phases.append((phase, len(self.events)))
 
-    def make(self, category: str, module: str, fixed: int = 0, each: int = 0) -> list[int]:
+    def make(
+        self, category: str, module: str, fixed: int = 0, each: int = 0, stream: str = COMPUTE
+    ) -> list[int]:
         """Its number, or nothing when it has no size. `each`: bytes per sample."""
         if not fixed and not each:
             return []
-        self.storages.append(Storage(fixed, each, category, module))
+        self.storages.append(Storage(fixed, each, category, module, stream))
         self.events.append(len(self.storages) - 1)
         return self.events[-1:]
 
@@ -241,7 +246,7 @@ class _Step(_Script):
 
     def all_gather(self, part: Part) -> list[int]:
         whole = self.padded(part.parameters) * self.shards * self.compute
-        return self.make(GATHERED, part.module, whole if self.sharded else 0)
+        return self.make(GATHERED, part.module, whole if self.sharded else 0, stream=ALL_GATHER)
 
     def unshard(self, part: Part) -> None:
         numel = part.numel if self.sharded else 0
@@ -279,7 +284,7 @@ class _Step(_Script):
             mine = self.padded(part.trained) * self.reduce
             self.reducing = self.make(COMMUNICATION, part.module, mine * self.shards)
             self.free(whole, before if self.waits else [])
-            made = self.make(GRADIENTS, part.module, mine)
+            made = self.make(GRADIENTS, part.module, mine, stream=REDUCE_SCATTER)
             if before and not self.waits:
                 self.free(made)  # added to the first micro-batch's
             else:

@@ -6,7 +6,17 @@ import dataclasses
 from functools import cached_property
 from typing import NamedTuple
 
-from launcher.memory.trace import ACTIVATIONS, BATCH, GRADIENTS, TEMPORARIES, Law, Moment, Storage, Trace
+from launcher.memory.trace import (
+    ACTIVATIONS,
+    BATCH,
+    COMPUTE,
+    GRADIENTS,
+    TEMPORARIES,
+    Law,
+    Moment,
+    Storage,
+    Trace,
+)
 from launcher.spec.recipe import Recipe
 
 
@@ -36,6 +46,30 @@ class Profile:
         return self.trace.highest(lambda storage: storage.category != GRADIENTS)
 
     @cached_property
+    def on_compute_stream(self) -> Profile:
+        """Without what other streams allocate, except gradients."""
+        storages = (
+            storage
+            if storage.stream == COMPUTE or storage.category == GRADIENTS
+            else storage._replace(fixed=0, per_sample=0)
+            for storage in self.trace.storages
+        )
+        return Profile(dataclasses.replace(self.trace, storages=tuple(storages)), self._recipe)
+
+    @cached_property
+    def other_streams(self) -> dict[str, tuple[Moment, ...]]:
+        """Stream -> the moments at which most is allocated on it, for each stream beside the compute stream.
+
+        Gradients that go to the host are left out.
+        """
+        streams = dict.fromkeys(one.stream for one in self.trace.storages if one.stream != COMPUTE)
+        return {stream: self._highest_on(stream) for stream in streams}
+
+    def _highest_on(self, stream: str) -> tuple[Moment, ...]:
+        phases = self.trace.highest(lambda one: one.stream == stream and one.category != self._left_out)
+        return tuple(moment for moments in phases.values() for moment in moments)
+
+    @cached_property
     def batch(self) -> Law:
         """Of one micro-batch on the device; each pass has its own."""
         return per_pass(self.trace, BATCH)
@@ -45,7 +79,7 @@ class Profile:
         if event not in self._parts:
             sums: dict[str, Law] = {}
             for number in self.trace.live_at(event):
-                fixed, per_sample, category, _ = self.trace.storages[number]
+                fixed, per_sample, category, *_ = self.trace.storages[number]
                 if category != self._left_out:
                     before = sums.get(category, Law(0, 0))
                     sums[category] = Law(before.fixed + fixed, before.per_sample + per_sample)

@@ -87,6 +87,7 @@ def pack_trace(trace: Trace) -> dict[str, Any]:
             s.per_sample,
             names.setdefault(s.category, len(names)),
             names.setdefault(s.module, len(names)),
+            names.setdefault(s.stream, len(names)),
         ]
         for s in trace.storages
     ]
@@ -102,7 +103,7 @@ def pack_trace(trace: Trace) -> dict[str, Any]:
 def unpack_trace(packed: Mapping[str, Any]) -> Trace:
     names = packed["names"]
     return Trace(
-        storages=tuple(Storage(f, p, names[c], names[m]) for f, p, c, m in packed["storages"]),
+        storages=tuple(Storage(f, p, names[c], names[m], names[s]) for f, p, c, m, s in packed["storages"]),
         events=tuple(packed["events"]),
         phases=tuple((name, start) for name, start in packed["phases"]),
         work=Work(*(Law(*law) for law in packed["work"])),

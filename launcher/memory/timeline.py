@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from launcher.memory.estimate import When
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, Shard, paged_bytes, shard_of, state_bytes
-from launcher.memory.trace import GRADIENTS, Trace
+from launcher.memory.trace import COMPUTE, GRADIENTS, Trace
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import Recipe
 
@@ -21,6 +21,8 @@ class Timeline:
     "Bytes of each storage."
     names: list[str] = field(default_factory=list)
     "The module that asks for it, or what it is."
+    streams: list[str] = field(default_factory=list)
+    "The CUDA stream that each storage is allocated on."
     events: list[int] = field(default_factory=list)
     "As a Trace's."
     spans: list[tuple[int, When, str]] = field(default_factory=list)
@@ -39,6 +41,7 @@ class Timeline:
                 self.events.append(len(self.sizes))
                 self.sizes.append(size)
                 self.names.append(name)
+                self.streams.append(COMPUTE)
 
 
 def timeline(model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks) -> Timeline:
@@ -92,12 +95,17 @@ def _follow(
             continue
         storage = trace.storages[event]
         size = storage.at(recipe.micro_batch_size)
-        # Reduced gradients are the host's with `offload: cpu`.
-        if size and not (recipe.offload == "cpu" and storage.category == GRADIENTS):
-            numbers[event] = len(line.sizes)
-            line.events.append(len(line.sizes))
-            line.sizes.append(size)
-            line.names.append(storage.module)
+        if not size:
+            continue
+        number = len(line.sizes)
+        line.events.append(number)
+        line.sizes.append(size)
+        line.names.append(storage.module)
+        line.streams.append(storage.stream)
+        if recipe.offload == "cpu" and storage.category == GRADIENTS:
+            line.events.append(~number)  # copied to the host and freed
+        else:
+            numbers[event] = number
 
 
 def _last_pass(trace: Trace) -> str:

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 GATHERED, GRADIENTS, ACTIVATIONS = "gathered parameters", "gradients", "activations"
 TEMPORARIES, COMMUNICATION, BATCH = "temporaries", "communication", "batch"
+COMPUTE, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "compute", "all-gather", "reduce-scatter", "all-reduce"
+"""CUDA streams. FSDP2 allocates each all-gather's output on one stream of its own, and each sharded gradient
+on another one (FSDPCommContext in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
 
 
 class NotAffineError(ValueError):
@@ -32,6 +35,8 @@ class Storage(NamedTuple):
     category: str
     module: str
     "The module that ran when it was allocated; the model's class for the root, `loss` outside of all."
+    stream: str = COMPUTE
+    "The CUDA stream that was current. PyTorch's allocator reuses its memory only on this stream."
 
     def at(self, micro_batch: int) -> int:
         return self.fixed + self.per_sample * micro_batch
@@ -138,6 +143,7 @@ class Sample:
     sizes: tuple[int, ...]
     categories: tuple[str, ...]
     modules: tuple[str, ...]
+    streams: tuple[str, ...]
     events: tuple[int, ...]
     phases: tuple[tuple[str, int], ...]
     work: Work4
@@ -145,9 +151,9 @@ class Sample:
 
 def alone(sample: Sample) -> Trace:
     """One micro-batch without a law: the figures hold for it only."""
-    storages = zip(sample.sizes, sample.categories, sample.modules, strict=True)
+    storages = zip(sample.sizes, sample.categories, sample.modules, sample.streams, strict=True)
     return Trace(
-        tuple(Storage(size, 0, category, module) for size, category, module in storages),
+        tuple(Storage(size, 0, category, module, stream) for size, category, module, stream in storages),
         sample.events,
         sample.phases,
         Work(*(Law(value, 0.0) for value in sample.work)),
@@ -160,13 +166,14 @@ def combine(small: Sample, large: Sample) -> Trace:
         raise NotAffineError("the step allocates other things with another micro-batch")
     between = large.micro_batch - small.micro_batch
     storages = []
-    for one, other, category, module in zip(
-        small.sizes, large.sizes, small.categories, small.modules, strict=True
+    for one, other, category, module, stream in zip(
+        small.sizes, large.sizes, small.categories, small.modules, small.streams, strict=True
     ):
         per_sample, rest = divmod(other - one, between)
         if rest:
             raise NotAffineError(f"{one} bytes in {module or 'the step'} become {other}: no whole bytes each")
-        storages.append(Storage(one - per_sample * small.micro_batch, per_sample, category, module))
+        fixed = one - per_sample * small.micro_batch
+        storages.append(Storage(fixed, per_sample, category, module, stream))
     laws = []
     for a, b in zip(small.work, large.work, strict=True):
         slope = (b - a) / between

@@ -70,6 +70,8 @@ class Recorded:
     sizes: list[int]
     categories: list[str]
     modules: list[str]
+    streams: list[str]
+    "The CUDA stream of each storage."
     segments: list[Segment]
     runs: Sequence[Run] = ()
 
@@ -88,7 +90,7 @@ def unroll(recorded: Recorded) -> Recorded:
 class _Unrolling:
     def __init__(self, recorded: Recorded) -> None:
         self.trace = recorded
-        self.made = Recorded([], [], [], [])
+        self.made = Recorded([], [], [], [], [])
         self.birth: dict[int, tuple[int, int]] = {}
         "Traced storage -> (its segment, its place among the births there)."
         self.alive: dict[tuple[Place, int], int] = {}
@@ -147,6 +149,7 @@ class _Unrolling:
         self.alive[where, place] = new
         self.made.sizes.append(self.trace.sizes[storage])
         self.made.categories.append(self.trace.categories[storage])
+        self.made.streams.append(self.trace.streams[storage])
         self.made.modules.append(self._renamed(self.trace.modules[storage], segment, where[1]))
         return new
 

@@ -124,6 +124,7 @@ class Tracer:
             units = set(outermost(self.task.blocks(model)))
             model = arranged(model, self.task, rank, Unlimited(), mesh)
             watch = Watch(names, units, blocks, runs)
+            watch.streams_of(model)
             watch.leave_out([*model.parameters(), *model.buffers()])
             try:
                 with watch.following():
@@ -223,6 +224,7 @@ def _sample(recorded: Recorded, micro_batch: int) -> Sample:
         tuple(recorded.sizes),
         tuple(recorded.categories),
         tuple(recorded.modules),
+        tuple(recorded.streams),
         tuple(events),
         tuple(phases),
         Work4(**work),

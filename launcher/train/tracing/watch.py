@@ -9,13 +9,25 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from launcher.memory.trace import ACTIVATIONS, BATCH, COMMUNICATION, GATHERED, GRADIENTS, TEMPORARIES
+from launcher.memory.trace import (
+    ACTIVATIONS,
+    ALL_GATHER,
+    ALL_REDUCE,
+    BATCH,
+    COMMUNICATION,
+    COMPUTE,
+    GATHERED,
+    GRADIENTS,
+    REDUCE_SCATTER,
+    TEMPORARIES,
+)
 from launcher.memory.unroll import NotUniformError, Recorded, Run, Segment
 from launcher.train.activations import ON_HOST
 from launcher.train.optimizers.state import local
@@ -29,6 +41,13 @@ _LABELS = (
     ("FSDP::post_backward_reduce", COMMUNICATION),
     ("FSDP::post_backward_accumulate", GRADIENTS),
 )
+_STREAMS = {
+    "all_gather_copy_in_stream": ALL_GATHER,
+    "all_gather_stream": ALL_GATHER,
+    "reduce_scatter_stream": REDUCE_SCATTER,
+    "all_reduce_stream": ALL_REDUCE,
+}
+"Attributes of FSDP2's FSDPCommContext."
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -46,7 +65,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         runs: tuple[Run, ...],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recorded = Recorded([], [], [], [], runs)
+        self.recorded = Recorded([], [], [], [], [], runs)
         self._names, self._units, self._blocks = names, units, blocks
         self._numbers: dict[int, int | None] = {}
         "Address of a storage -> its number; None for one that is not counted."
@@ -57,6 +76,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._born_in_forward: list[int] = []
         self._alive: set[int] = set()
         self.phase = ""
+        self._compute = torch.cpu.current_stream()
+        self._communication: Any = None
 
     @property
     def module(self) -> str:
@@ -76,6 +97,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """States: they are counted elsewhere."""
         for tensor in tensors:
             self._numbers[local(tensor).untyped_storage()._cdata] = None
+
+    def streams_of(self, model: nn.Module) -> None:
+        """Tell the streams of a sharded model apart."""
+        if isinstance(model, FSDPModule):
+            self._communication = model._get_fsdp_state()._comm_ctx
 
     def arrive(self, batch: Any) -> None:
         self._are(BATCH, (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)))
@@ -137,10 +163,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recorded.sizes.append(size)
         self.recorded.categories.append(self._category())
         self.recorded.modules.append(self.module)
+        self.recorded.streams.append(self._stream())
         self.recorded.segments[-1].events.append(number)
         self._alive.add(number)
         if self.phase.startswith("forward"):
             self._born_in_forward.append(number)
+
+    def _stream(self) -> str:
+        """The stream that would be current on a GPU. FSDP2 switches streams on the CPU as well, without
+        effect."""
+        current = torch.cpu.current_stream()
+        if current is self._compute or self._communication is None:
+            return COMPUTE
+        found = (name for name in _STREAMS if getattr(self._communication, name, None) is current)
+        return _STREAMS[next(found)]
 
     def _category(self) -> str:
         for label in reversed(self._labels):
