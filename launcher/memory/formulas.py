@@ -214,7 +214,7 @@ class _Step(_Script):
             return self.whole(block)
         if self.recipe.activations == "offload":
             return 0
-        results = block.results * self.compute if self.recipe.activations == "selective" else 0
+        results = block.kept_results(self.recipe.activations) * self.compute
         return self.tokens * (block.width * self.between + results)
 
     def passing(self, block: Part) -> list[int]:
@@ -297,8 +297,10 @@ class _Step(_Script):
         blocks, model = self.model.blocks, self.model
         numel = sum(part.numel for part in (model.root, *blocks)) - sum(p.numel for p in model.looked_up)
         again = sum(block.numel for block in blocks if block.name in self.changed)
-        if self.recipe.activations != "checkpoint":
+        if self.recipe.activations not in ("every-second", "checkpoint"):
             again = 0
+        elif self.recipe.activations == "every-second":
+            again //= 2
         kept = model.kept_in_root + sum(block.kept for block in blocks)
         traffic = 4.0 * kept * self.tokens * self.compute + 4.0 * FP32 * self.logits * self.recipe.loss_chunks
         share = again / numel if numel else 0.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from launcher.memory.shapes import ModelShapes, Parameter
+from launcher.spec.recipe import Activations
 
 _NUMBERED = re.compile(r"((?:[^.]+\.)*?\d+)\.")
 
@@ -46,10 +47,12 @@ class Part:
         """Elements of a token that wait for the backward pass: what goes into and out of each matrix."""
         return sum(sum(p.shape) for p in self.matrices)
 
-    @property
-    def results(self) -> int:
-        """Elements of a token that come out of the matrices."""
-        return sum(p.shape[0] for p in self.matrices)
+    def kept_results(self, activations: Activations) -> int:
+        """Elements per token that come out of the matrices and that a policy keeps: not the last one's, which
+        no backward pass reads."""
+        if activations not in ("selective", "every-second"):
+            return 0
+        return sum(p.shape[0] for p in self.matrices[: -1 : 2 if activations == "every-second" else 1])
 
     @property
     def widest(self) -> int:

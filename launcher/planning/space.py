@@ -20,7 +20,7 @@ from launcher.spec.supported import unsupported
 AXES: Mapping[str, tuple[Any, ...]] = {
     "optimizer": SEARCHED,
     "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),
-    "activations": ("keep", "selective", "checkpoint", "offload"),
+    "activations": ("keep", "selective", "every-second", "checkpoint", "offload"),
     "loss_chunks": (1, 8),
     "sharding": ("none", "ddp", "hybrid", "fsdp-keep", "fsdp"),
     "grad_sync": ("each", "last"),

@@ -17,7 +17,7 @@ else:
     Optimizer = Literal[tuple(OPTIMIZERS)]
 Sharding = Literal["none", "ddp", "fsdp", "fsdp-keep", "hybrid"]
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
-Activations = Literal["keep", "selective", "checkpoint", "offload"]
+Activations = Literal["keep", "selective", "every-second", "checkpoint", "offload"]
 GradSync = Literal["each", "last"]
 
 SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})

@@ -15,37 +15,18 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import record_function
-from torch.utils.checkpoint import (
-    SAC_IGNORED_OPS,
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import SAC_IGNORED_OPS, checkpoint
 
 from launcher.spec.recipe import Recipe
+from launcher.train import selective
 from launcher.train.batch_norm import first_batch_norm, untouched_statistics
 from launcher.train.rank import SetupError
 
 Forward = Callable[..., Any]
 ON_HOST = "launcher::activations to the host"
 "What the profiler shows of `activations: offload`."
-aten = torch.ops.aten
-
-# What takes long to compute again. Not bmm: in attention without a fused kernel its results are the scores,
-# length x length for each head, which are the very memory to be saved.
-KEPT_BY_SELECTIVE = frozenset(
-    {
-        aten.mm.default,
-        aten.addmm.default,
-        aten.convolution.default,
-        aten._scaled_mm.default,  # of precision: float8
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-    }
-)
-
+EVERY = {"selective": 1, "every-second": 2}
+"One of how many matrix products each policy keeps."
 
 # FSDP tells the profiler what it does, in a block with units of its own not as often the second time.
 SAC_IGNORED_OPS.update(
@@ -89,15 +70,17 @@ def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def recomputed(block: nn.Module, recipe: Recipe) -> Forward:
-    """Keeps the inputs (with `selective` the results of KEPT_BY_SELECTIVE, too), computes the rest again.
+    """Keep the inputs, and with `selective` and `every-second` the results that these name; compute the rest
+    again.
 
     The recomputation draws the same random numbers, autocast is as it was, and BatchNorm's running
     statistics do not count the micro-batch twice.
     """
     forward: Forward = block.forward
     options: dict[str, Any] = {"use_reentrant": False}
-    if recipe.activations == "selective":
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_what_is_costly)
+    if (every := EVERY.get(recipe.activations)) is not None:
+        contexts = selective.compiled_contexts if recipe.compile else selective.contexts
+        options["context_fn"] = functools.partial(contexts, every)
     # Compiled code changes a buffer once, however often it computes; and it knows no such contexts.
     if first_batch_norm(block) is not None and not recipe.compile:
         options["context_fn"] = functools.partial(
@@ -147,10 +130,6 @@ def offloaded(block: nn.Module, *, pin: bool) -> Forward:
             return forward(*args, **kwargs)
 
     return with_offload
-
-
-def _keep_what_is_costly(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in KEPT_BY_SELECTIVE else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _unpack(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool) -> torch.Tensor:

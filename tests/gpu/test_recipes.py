@@ -49,7 +49,7 @@ def test_gradients_that_meet_last_train_alike(lab: Lab, sharding: str) -> None:
     assert last == pytest.approx(each, rel=0.02)
 
 
-@pytest.mark.parametrize("activations", ["keep", "selective", "checkpoint", "offload"])
+@pytest.mark.parametrize("activations", ["keep", "selective", "every-second", "checkpoint", "offload"])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_float8_trains_as_bf16_does(lab: Lab, sharding: str, compiled: bool, activations: str) -> None:

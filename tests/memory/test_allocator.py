@@ -185,7 +185,7 @@ def test_no_byte_is_lost_or_given_twice(trace, expandable, capacity):
         with suppress(OutOfMemoryError):
             live[event] = allocator.allocate(sizes[event])
         blocks = [block for block in live.values() if block is not None]
-        free = [block for pool in (allocator.small, allocator.large) for _, _, block in pool.free]
+        free = [block for pools in allocator.pools.values() for pool in pools for _, _, block in pool.free]
         assert allocator.allocated == sum(block.size for block in blocks)
         assert allocator.reserved == sum(block.size for block in (*blocks, *free)) >= allocator.allocated
         assert capacity is None or allocator.reserved <= capacity

@@ -55,8 +55,9 @@ def peak(decision: Decision, when: str, phase: str) -> dict[str, float]:
 def test_the_brain_fits_when_sharded_and_its_peak_is_the_giant_matrix(plan: Plan) -> None:
     decision = plan("brain-8b", "tensor01.yaml").decide()
     assert decision.parameters == 8_365_837_010
-    # 10 bytes a parameter over 8 ranks are 9.8 GiB. The gathered, computed and reduced parts double that.
-    assert gib(decision.chosen.estimate.reserved) == pytest.approx(20.36, abs=0.1)
+    # 10 bytes a parameter over 8 ranks are 9.8 GiB. The gathered, computed and reduced parts add 10.5, and
+    # 4.5 lie in the pools of the streams that gather and reduce, where no other stream can use them.
+    assert gib(decision.chosen.estimate.reserved) == pytest.approx(24.88, abs=0.1)
     assert decision.chosen.estimate.worst.phase == "backward"
     # Uncut, one matrix of 6.7 billion: gathered in bf16, its gradient in bf16, and in fp32 to be reduced.
     uncut = plan("brain-8b", "tensor01.yaml", "args.parts=1")
@@ -71,7 +72,7 @@ def test_under_ddp_the_brain_runs_out_of_memory_where_the_plan_says(plan: Plan) 
     decider = plan("brain-8b", "tensor01.yaml", *sets, "recipe.activations=keep", "recipe.grad_sync=each")
     said = refusal(decider)
     assert "memory runs out in the optimizer's update (first step)" in said and "state2 of " in said
-    assert "fits: sharding: fsdp" in said
+    assert "fits: " in said and "sharding: fsdp" in said.partition("fits: ")[2]
     model = decider.evaluate.traces.model(decider.plan.recipe)
     assert gib(3 * 2 * model.numel) == pytest.approx(46.76, abs=0.2)
     giant = max(model.parameters, key=lambda p: p.numel)

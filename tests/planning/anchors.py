@@ -68,8 +68,13 @@ LLAMA = {
     "13B": llama(40, 5120, 5120, 13824, 32_000),
     "70B": llama(80, 8192, 1024, 28672, 128_256),
 }
-RECOMPUTED = {"keep": (0.0, 0.0), "selective": (0.5, 1.0), "checkpoint": (1.0, 1.0)}
-"Of a layer's forward products and traffic. torchtitan's selective policy keeps every second product."
+RECOMPUTED = {
+    "keep": (0.0, 0.0),
+    "selective": (0.0, 1.0),
+    "every-second": (0.5, 1.0),
+    "checkpoint": (1.0, 1.0),
+}
+"Shares of a layer's forward products and of its traffic that are computed again."
 
 
 def work(model: Decoder, length: int, activations: str) -> Work:
@@ -132,7 +137,7 @@ A100, A100_40, H100, H200 = (_card(label) for label in ("A100 80GB", "A100 40GB"
 H100_96 = H100._replace(bandwidth=2400)  # HBM2e, 500 W
 KEEP: dict[str, object] = {}
 FULL: dict[str, object] = {"activations": "checkpoint"}
-OPS: dict[str, object] = {"activations": "selective"}
+OPS: dict[str, object] = {"activations": "every-second"}
 COMPILED: dict[str, object] = {**OPS, "compile": True}
 FLOAT8: dict[str, object] = {**COMPILED, "precision": "float8"}
 

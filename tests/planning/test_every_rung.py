@@ -19,7 +19,7 @@ from launcher.spec.verdict import Verdict
 Draw = Any
 
 AXES: dict[str, tuple[Any, ...]] = {
-    "activations": ("keep", "selective", "checkpoint", "offload"),
+    "activations": ("keep", "selective", "every-second", "checkpoint", "offload"),
     "offload": ("none", "cpu-optimizer", "cpu"),
     "sharding": ("ddp", "fsdp-keep", "fsdp"),
     "loss_chunks": (1, 8),

@@ -90,7 +90,10 @@ def test_a_job_that_cannot_run_is_refused_with_the_reason(fields, cluster, messa
 @pytest.mark.parametrize(
     "recipe",
     [
-        *({"activations": policy} for policy in ("keep", "selective", "checkpoint", "offload")),
+        *(
+            {"activations": policy}
+            for policy in ("keep", "selective", "every-second", "checkpoint", "offload")
+        ),
         {"loss_chunks": 8},
         {"compile": True, "activations": "selective"},
         {"sharding": "hybrid"},

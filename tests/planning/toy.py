@@ -19,7 +19,7 @@ from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting
 from tests.planning.anchors import LLAMA, Decoder, work
 
-PER_TOKEN = {"keep": 34, "selective": 18, "checkpoint": 2, "offload": 2}
+PER_TOKEN = {"keep": 34, "selective": 18, "every-second": 12, "checkpoint": 2, "offload": 2}
 "Bytes per token, layer and width that a block keeps on the GPU."
 OVERHEAD = {"CUDA context": GIB // 2}
 

@@ -40,7 +40,7 @@ def step(rank: Rank, sharding: str, task: str = PYDOC, **fields: Any) -> tuple[t
 def compared(rank: Rank, sharding: str) -> dict[str, Any]:
     kept, peak, keeper = step(rank, sharding)
     result: dict[str, Any] = {"peaks": {"keep": peak}, "equal": {}, "names": {}}
-    for activations in ("selective", "checkpoint", "offload"):
+    for activations in ("selective", "every-second", "checkpoint", "offload"):
         gradient, peak, trainer = step(rank, sharding, activations=activations)
         result["equal"][activations] = torch.equal(gradient, kept)
         result["names"][activations] = list(trainer.model.state_dict()) == list(keeper.model.state_dict())

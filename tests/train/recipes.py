@@ -17,7 +17,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adamw", "adamw-bf16", "adamw-8bit", "lion", "lion-8bit", "adam-mini"),
     "sharding": ("none", "ddp", "fsdp", "fsdp-keep", "hybrid"),
     "offload": ("none", "cpu", "cpu-optimizer", "nvme-optimizer"),
-    "activations": ("keep", "selective", "checkpoint", "half", "offload"),
+    "activations": ("keep", "selective", "every-second", "checkpoint", "half", "offload"),
     "loss_chunks": (1, 3),
     "grad_sync": ("each", "last"),
 }
