@@ -1,4 +1,4 @@
-"""Notice that no rank of an attempt prints anything any more."""
+"""Detect that no rank of an attempt prints anything any more."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from launcher.rundir.layout import AttemptDir
 from launcher.supervise.awake import AwakeClock
 
 LOOK_SECONDS = 1.0
-"Between two looks at the sizes of the logs."
+"Interval between two checks of the logs' sizes."
 
 
 class Stall:
-    """Watches the logs of one attempt's ranks. `after`: seconds without a new byte; None: never stalled."""
+    """Watches the logs of one attempt's ranks. `after`: seconds without output; None disables the check."""
 
     def __init__(self, attempt: AttemptDir, after: float | None) -> None:
         self.after = after
@@ -23,7 +23,7 @@ class Stall:
         self._grew = self._looked = self._clock.now()
 
     def begins(self) -> bool:
-        """Return True once: when the ranks have been silent for too long."""
+        """Return True once, when the ranks have been silent for `after` seconds."""
         now = self._clock.now()
         if self.after is None or self.told or now < self._looked + min(LOOK_SECONDS, self.after / 4):
             return False

@@ -123,7 +123,7 @@ def test_the_decision_of_node_0_reaches_the_others(four: list[Nodes]) -> None:
 
 def test_a_dead_node_0_does_not_hold_the_others_for_ever(four: list[Nodes]) -> None:
     attempt = opened(four)
-    with pytest.raises(NodesError, match="no sign of life"):
+    with pytest.raises(NodesError, match="stopped sending heartbeats"):
         four[1].wait_for_announcement(attempt)
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from launcher.rundir.files import read_json, replace_json
 from launcher.rundir.layout import RunDir
-from launcher.supervise.apart import link as module
-from launcher.supervise.apart.link import Hub, Spoke
-from launcher.supervise.apart.wire import WireError, call
 from launcher.supervise.attempt import NodePlace
+from launcher.supervise.no_shared_folder import link as module
+from launcher.supervise.no_shared_folder.link import Hub, Spoke
+from launcher.supervise.no_shared_folder.wire import WireError, call
 from launcher.supervise.nodes import NodesError
 from tests.lab import wait_for
 

@@ -1,4 +1,4 @@
-"""The connections: every other node keeps one to node 0, and makes it anew when it breaks."""
+"""Connections between nodes: every other node keeps one to node 0 and reconnects when it breaks."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from collections.abc import Callable
 from typing import Protocol
 
 from launcher.rundir.layout import RunDir
-from launcher.supervise.apart.news import DOWN, Inbox, Outbox, up
-from launcher.supervise.apart.wire import Wire, WireError, call, called
 from launcher.supervise.attempt import NodePlace
+from launcher.supervise.no_shared_folder.file_sync import DOWN, Inbox, Outbox, up
+from launcher.supervise.no_shared_folder.wire import Wire, WireError, call, called
 from launcher.supervise.nodes import NodesError
 
 LOOK_SECONDS = 0.1
-"Between two looks at this node's files. Several hundred small ones cost a millisecond or two."
+"Interval between two checks of this node's files. Checking several hundred takes 1 to 2 ms."
 MORE_SECONDS = 0.02
-"... after one that found something."
+"Interval after a check that found changes."
 IDLE_SECONDS = 2.0
-"A connection on which nothing is sent says so this often."
+"An idle connection sends an empty message this often."
 AGAIN_SECONDS = 0.5
-"Until a broken connection is tried again."
+"Pause before a broken connection is tried again."
 EARLY_SECONDS = 30.0
-"Node 0 is started last: until then nobody complains that it does not answer."
+"Time without a message about missing answers, because node 0 is started last."
 END_SECONDS = 20.0
-"For the last lines of every node, at the end of a run."
+"How long to wait for the last lines of every node at the end of a run."
 AWAY_SECONDS = 5.0
-"... and for a node without a connection to come back then."
+"How long to wait then for a node without a connection to reconnect."
 
 
 class Mirror(Protocol):
-    """As seen by a supervisor."""
+    """A node's end of the connections, as used by a supervisor."""
 
     dismissed: bool
-    "Node 0 has ended: there is nothing to wait for any more."
+    "Whether node 0 has ended, so that there is nothing to wait for."
 
     def start(self, given_way: Callable[[], None]) -> None:
-        """`given_way` makes room on a full disk."""
+        """Start the threads. `given_way` makes room on a full disk."""
         ...
 
     def close(self) -> None:
-        """Send the last lines, and wait for those of the other side. A second call does nothing."""
+        """Send the last lines and wait for those of the other side. A second call does nothing."""
         ...
 
 
 def mirror(run: RunDir, place: NodePlace, token: str) -> Mirror:
-    """Raises NodesError: node 0 cannot be called here."""
+    """Return this node's Mirror. Raises NodesError if node 0 cannot be called here."""
     return Hub(run, place, token) if place.rank == 0 else Spoke(run, place, token)
 
 
 class Link:
-    """One connection, both ways, from `serve` until it breaks or both sides have said goodbye."""
+    """One connection in both directions, from `serve` until it breaks or both sides have said goodbye."""
 
     def __init__(
         self,
@@ -63,19 +63,19 @@ class Link:
         given_way: Callable[[], None],
         heard: Callable[[Link], None],
     ) -> None:
-        """`heard`: the other side has said goodbye, and sends nothing more."""
+        """`heard` is called when the other side has said goodbye and sends nothing more."""
         self.wire, self.outbox, self.inbox, self.given_way = wire, outbox, inbox, given_way
         self.heard = heard
         self.ending = threading.Event()
-        "Set from outside: send what is left, then goodbye."
+        "Set from outside: send what is left, then say goodbye."
         self.said_goodbye = threading.Event()
         self.heard_goodbye = threading.Event()
         self.why = ""
-        "It broke."
+        "Why the connection broke."
         self._left_out: set[str] = set()
 
     def serve(self) -> None:
-        """Blocks."""
+        """Send and receive until the connection ends."""
         reader = threading.Thread(target=self._receive, daemon=True)
         reader.start()
         try:
@@ -125,8 +125,8 @@ class Link:
         try:
             self.inbox.take(about, data)
         except OSError:
-            # The disk is full. What is given way for it is the room for heartbeats and verdicts; the rest of
-            # a log comes with the next connection.
+            # The disk is full. The reserve is for heartbeats and verdicts. A log's other pieces are dropped;
+            # they come with the next connection.
             if self.inbox.grows(path):
                 self._left_out.add(path)
                 return
@@ -138,17 +138,17 @@ class Link:
 
 
 class Hub:
-    """Node 0: is called by the others."""
+    """Node 0, which the other nodes call."""
 
     dismissed = False
 
     def __init__(self, run: RunDir, place: NodePlace, token: str) -> None:
-        """Raises NodesError."""
+        """Listen for the other nodes. Raises NodesError if that is not possible."""
         self.run, self.place, self.token = run, place, token
         self._links: dict[int, Link] = {}
         self._met: set[int] = set()
         self._gone: set[int] = set()
-        "Have said goodbye."
+        "Nodes that have said goodbye."
         self._ending = False
         self._one = threading.Lock()
         host, port = place.rendezvous_host or "", place.mirror_port
@@ -158,7 +158,7 @@ class Hub:
         except OSError as error:
             raise NodesError(
                 f"the other hosts cannot call this one at port {port} of {host}: {error.strerror}; "
-                "start the run again, it takes another port then"
+                "start the run again, which uses another port"
             ) from None
 
     def start(self, given_way: Callable[[], None]) -> None:
@@ -195,7 +195,7 @@ class Hub:
             except OSError as error:
                 if self._ending:
                     return
-                _say(f"a call was not taken: {error}")
+                _say(f"cannot accept a connection: {error}")
                 time.sleep(AGAIN_SECONDS)
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
@@ -224,7 +224,7 @@ class Hub:
             self._hang_up(node, link)
 
     def _end_earlier(self, node: int) -> None:
-        """What came by a broken connection is in its file before the size of that is asked for."""
+        """End an earlier connection of this node, so that all its data is written before sizes are read."""
         while True:
             with self._one:
                 earlier = self._links.get(node)
@@ -245,7 +245,7 @@ class Hub:
 
 
 class Spoke:
-    """Another node: calls node 0."""
+    """A node other than 0, which calls node 0."""
 
     def __init__(self, run: RunDir, place: NodePlace, token: str) -> None:
         self.run, self.place, self.token = run, place, token
@@ -258,7 +258,7 @@ class Spoke:
 
     def start(self, given_way: Callable[[], None]) -> None:
         self._given_way = given_way
-        self.run.cancel.unlink(missing_ok=True)  # of an earlier start; node 0 has the one that counts
+        self.run.cancel.unlink(missing_ok=True)  # left by an earlier start; node 0 has the valid one
         threading.Thread(target=self._keep_calling, daemon=True).start()
 
     def close(self) -> None:
@@ -287,7 +287,7 @@ class Spoke:
             time.sleep(AGAIN_SECONDS)
 
     def _serve(self, wire: Wire) -> str:
-        """Gives why it broke."""
+        """Serve one connection. Return why it broke."""
         about, _ = wire.receive()
         outbox = Outbox(self.run, up(self.place.rank), about["have"])
         link = Link(wire, outbox, Inbox(self.run, DOWN, 0), self._given_way, self._dismiss)
