@@ -1,4 +1,4 @@
-"""The classes of failures, one row each."""
+"""The failure classes: exit code, what launcher does next, and advice."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Failure:
 
     name: str
     exit_code: int
-    "Of `launcher run`, `launcher status` and the supervisor: stable, see docs/exit-codes.md."
+    "Exit code of `launcher run`, `launcher status` and the supervisor. Stable, see docs/exit-codes.md."
     action: Action
     budget: Budget | None = None
     advice: str = ""
-    "What the user can do when it stops here; RUN stands for the run."
+    "What the user can do if the run stops. RUN stands for the run."
     did: str = "failed"
-    "What a rank did that failed so, as in `rank 3 raised an exception`."
+    "What a failed rank did, as in `rank 3 raised an exception`."
 
 
 _RESUME = "go on with `launcher resume RUN`"
@@ -90,5 +90,5 @@ else:
 
 
 def exit_code(failure: str | None) -> int:
-    """Of a run that ended with this class; that of `unknown` when there is none."""
+    """Return the exit code of a run that ended with this class, or the code of `unknown` for None."""
     return FAILURES.get(failure or "unknown", FAILURES["unknown"]).exit_code

@@ -1,4 +1,4 @@
-"""Valid recipes that the built-in entrypoint does not run: planning asks here, and each rank."""
+"""Valid recipes that the built-in entrypoint cannot run. The planner and each rank check this."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from launcher.spec.recipe import Recipe
 
-# (the combination, a sentence with the reason and what runs instead). Every single value runs.
+# (combination, sentence with the reason and what runs instead). Every single value is supported.
 WHY_NOT: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
     (
         lambda recipe: recipe.compile and recipe.activations == "offload",
@@ -17,5 +17,5 @@ WHY_NOT: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
 
 
 def unsupported(recipe: Recipe) -> list[str]:
-    """One sentence for each combination the entrypoint does not run; empty when the recipe runs."""
+    """Return one sentence for each unsupported combination. Empty if the recipe runs."""
     return [sentence for applies, sentence in WHY_NOT if applies(recipe)]

@@ -123,7 +123,7 @@ def test_what_cannot_arrive_is_refused_by_name_everywhere(name: str) -> None:
         with pytest.raises(ValidationError) as error:
             model.model_validate(data)
         said = error.value.errors()[0]["msg"]
-        assert f"{name} cannot be set: " in said or f"{name!r} is no name of a variable" in said
+        assert f"{name} cannot be set: " in said or f"{name!r} is not a variable name" in said
 
 
 def test_what_bash_does_not_pass_on_is_refused() -> None:
