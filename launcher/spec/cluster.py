@@ -205,7 +205,7 @@ class RunPod(Value):
     "USD per hour: rent an interruptible (spot) pod, which RunPod takes away if another user pays more."
     server_limit: bool = True
     """Let RunPod end each pod after its time, even if the start script never ran. RunPod has no such limit
-    for pods of several nodes; false rents them without it. A spot pod always has it."""
+    for pods of several nodes. false rents without the limit; a spot pod always has it."""
 
     @model_validator(mode="after")
     def _something_to_rent(self) -> RunPod:

@@ -45,7 +45,10 @@ REFUSED = {
         "x: !!python/object/apply:os.system [touch PWNED]\n",
         "the tag !!python/object/apply:os.system",
     ),
-    "python name": ("x: !!python/name:os.system\n", "f.yaml:1: the tag !!python/name:os.system is not supported"),
+    "python name": (
+        "x: !!python/name:os.system\n",
+        "f.yaml:1: the tag !!python/name:os.system is not supported",
+    ),
     "own tag": ("a: 1\nx: !secret {a: 1}\n", "f.yaml:2: the tag !secret is not supported"),
     "binary": ("x: !!binary aGk=\n", "the tag !!binary is not supported"),
     "set": ("x: !!set {a}\n", "the tag !!set is not supported"),
