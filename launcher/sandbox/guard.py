@@ -154,13 +154,13 @@ class Guard:
 def require_pod_access(request: Request, pod: Pod) -> None:
     """Refuse another pod's key: a pod's key is valid for that pod only."""
     if request.state.pod is not None and request.state.pod is not pod:
-        raise ProblemError(403, "access denied: this key is another pod's")
+        raise ProblemError(403, "access denied: this key belongs to another pod")
 
 
 def require_account_key(request: Request) -> None:
     """Refuse a pod's key."""
     if request.state.pod is not None:
-        raise ProblemError(403, "access denied: a pod's key is good for that pod only")
+        raise ProblemError(403, "access denied: a pod's key is valid for that pod only")
 
 
 async def _huge(mebibytes: int) -> Any:

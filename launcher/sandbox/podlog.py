@@ -48,7 +48,6 @@ class PodLog:
     async def follow(self, source: str | None, after: int) -> AsyncIterator[str]:
         """Yield the lines numbered above `after` as events, until the pod is removed."""
         yield ": here\n\n"  # so that the response's headers are sent at once
-        yield ": here\n\n"  # the head of the answer leaves at once
         while True:
             more = self._more
             for number, when, origin, text in list(self.lines):

@@ -111,7 +111,7 @@ class Found(Event, kind="found"):
 
 
 class Rejected(Event, kind="rejected"):
-    """A rejected pod could not be ended yet."""
+    """A pod was rejected but could not be ended yet."""
 
 
 class RejectedEnded(Event, kind="rejected-ended"):
@@ -306,7 +306,7 @@ class HandoverSkipped(Event, kind="handover-skipped"):
 
 
 class MemoryAlert(Event, kind="memory-alert"):
-    """A rank's peak passed `train.memory_alert`."""
+    """A rank's peak memory exceeded `train.memory_alert`."""
 
     rank: int | None = None
     step: int | None = None

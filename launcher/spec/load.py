@@ -85,7 +85,7 @@ _parsed = functools.lru_cache(maxsize=8)(parse)
 
 
 def validate(model: type[Model], document: Document) -> Model:
-    """Check every field. Raises SpecError with all problems in the order of the file."""
+    """Return the validated value. Raises SpecError with all problems in the order of the file."""
     if model is Cluster:
         model = _with_its_section(model, document.data)
     typed = Typed()

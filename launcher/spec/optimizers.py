@@ -59,7 +59,7 @@ _ROWS = (
         "adamw", "torch.optim:AdamW", ("as-parameter", "as-parameter"), 700e6, {"fused": True},
         steps="device", order=0,
     ),
-    # torch's states follow the parameter's type, and bf16 ones rounded to the nearest never shrink.
+    # torch's states have the parameter's type. A bf16 state that is rounded to nearest never shrinks.
     # Temporaries: the gradient, both moments and noise in 4 bytes each, and the rounded second moment.
     Optimizer(
         "adamw-bf16", "launcher.train.optimizers.adamw_bf16:AdamWBf16", ("bf16", "bf16"), 113e6,

@@ -11,7 +11,7 @@ WHY_NOT: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
     (
         lambda recipe: recipe.compile and recipe.activations == "offload",
         "compile: true with activations: offload is not run by the built-in entrypoint (what compiled "
-        "code saves cannot be told from its weights); activations: checkpoint runs with it",
+        "code saves cannot be distinguished from its weights); activations: checkpoint runs with it",
     ),
 )
 

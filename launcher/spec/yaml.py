@@ -48,7 +48,7 @@ class Scalar(str):
 
     @property
     def value(self) -> Any:
-        """The value in YAML; a date is its text. Raises ValueError for NaN, infinity or a huge number."""
+        """The value that YAML reads; dates stay text. Raises ValueError for NaN, infinity or huge numbers."""
         text = self.replace("_", "").lower()
         if self.kind is int:
             return _in_range(_whole(text), self)
@@ -69,7 +69,7 @@ def _whole(text: str) -> int:
 
 def _in_range(number: int | float, text: str) -> int | float:
     if number != number:
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is not a number")
     if abs(number) >= 2**64 if isinstance(number, int) else number in (float("inf"), float("-inf")):
         raise ValueError(f"{_short(text)} is too large for a number")
     return number

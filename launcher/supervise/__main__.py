@@ -59,13 +59,13 @@ def main() -> int:
     try:
         about = read_json(run.run)
         if about is None:
-            raise RunUnreadableError(f"{run.path} has no readable run.json: it is no run directory")
+            raise RunUnreadableError(f"{run.path} has no readable run.json: it is not a run directory")
         given, token = _on_stdin() if options.secrets_on_stdin else ({}, "")
         secrets = read_secrets(Job.model_validate(about["job"]).secrets, given)
         link = None
         if about.get("apart") and place.count > 1:
             place = replace(place, no_shared_folder=True)
-            from launcher.supervise.no_shared_folder.link import mirror  # few runs need it
+            from launcher.supervise.no_shared_folder.link import mirror  # here, because few runs need it
 
             if not token:
                 raise NodesError("the hosts of this run share no folder: start it by `launcher resume`")

@@ -99,16 +99,16 @@ class RunningAttempt:
         node: int,
         process: subprocess.Popen[bytes],
         output: MaskedPipe,
-        tells: bool,
+        sends_sigterm: bool,
     ) -> None:
-        """`tells`: the ranks are asked to stop by SIGTERM in addition to the stop file."""
+        """`sends_sigterm`: the ranks are asked to stop by SIGTERM in addition to the stop file."""
         self.run, self.attempt, self.node, self.process = run, attempt, node, process
-        self.tells = tells
+        self.sends_sigterm = sends_sigterm
         self._output = output
         self._asked: tuple[str, float] | None = None
         self._until: float | None = None
         self._failed = False
-        self._told: set[tuple[int, signal.Signals]] = set()
+        self._signalled: set[tuple[int, signal.Signals]] = set()
 
     def ask_to_stop(self, reason: str, until: float) -> None:
         """Have the ranks save and end. Kill those that still run at `until`, by time.monotonic.
@@ -117,20 +117,20 @@ class RunningAttempt:
         """
         if not self._failed:
             self._until = until
-            self._tell(reason)
+            self._write_request(reason)
 
     def end_failed(self) -> None:
         """End the ranks without a checkpoint, because they wait in vain for a failed rank.
 
         A script that was already asked to stop keeps the time it was given.
         """
-        if not self._failed and (self._until is None or not self.tells):
+        if not self._failed and (self._until is None or not self.sends_sigterm):
             self._failed = True
-            self._until = time.monotonic() + (FAILED_SECONDS if self.tells else 0.0)
-            if self.tells:
-                self._tell("failed")
+            self._until = time.monotonic() + (FAILED_SECONDS if self.sends_sigterm else 0.0)
+            if self.sends_sigterm:
+                self._write_request("failed")
 
-    def _tell(self, reason: str) -> None:
+    def _write_request(self, reason: str) -> None:
         """Write the reason and the time of the kill into the stop file, before any signal is sent."""
         assert self._until is not None
         if (reason, self._until) != self._asked:
@@ -148,14 +148,14 @@ class RunningAttempt:
                 self._escalate()
                 reap(self.process.pid)
                 tick()
-        end_processes(self._left, grace=3.0)
+        end_processes(self._remaining, grace=3.0)
         reap()
         self._output.close()
         remove_error_folders(self.run, self.node)
         # Ranks that were told to end have not finished, whatever their exit code.
-        return Ended(code or (-END_RANK if self._told else 0))
+        return Ended(code or (-END_RANK if self._signalled else 0))
 
-    def _left(self) -> set[int]:
+    def _remaining(self) -> set[int]:
         return {*processes_of(self.run.path, self.attempt.number, self.node), *descendants()}
 
     def _escalate(self) -> None:
@@ -164,11 +164,11 @@ class RunningAttempt:
         over = time.monotonic() - self._until
         if over > KILL_SECONDS or not (self._ranks_started() or self.attempt.only_saves):
             signal_group(self.process.pid, signal.SIGKILL)
-        elif over > 0 or self.tells:
+        elif over > 0 or self.sends_sigterm:
             signum = KILL_RANK if over > 0 else END_RANK
             for worker in workers_of(self.run.path, self.attempt.number, self.node):
-                if (worker, signum) not in self._told:
-                    self._told.add((worker, signum))
+                if (worker, signum) not in self._signalled:
+                    self._signalled.add((worker, signum))
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker, signum)
 
@@ -178,9 +178,9 @@ class RunningAttempt:
 
 
 def start(
-    run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[str, str], *, tells: bool
+    run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[str, str], *, sends_sigterm: bool
 ) -> RunningAttempt:
-    """Start all workers of this node. `tells` is explained in RunningAttempt.
+    """Start all workers of this node. `sends_sigterm` is explained in RunningAttempt.
 
     Raises OSError if bash or the folder is missing.
     """
@@ -200,7 +200,7 @@ def start(
         output.close()
         raise
     output.start()
-    return RunningAttempt(run, attempt, place.rank, process, output, tells)
+    return RunningAttempt(run, attempt, place.rank, process, output, sends_sigterm)
 
 
 def _environment(

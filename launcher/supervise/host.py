@@ -137,7 +137,10 @@ def supervisor_gone(run: RunDir) -> bool:
 
 
 def shows_life(run: RunDir) -> bool:
-    """Return whether a supervisor holds the run, or updated its lock file within the last minute."""
+    """Return whether a supervisor holds the run, or one on another host updated its lock a minute ago.
+
+    Locks of another host may be invisible here.
+    """
     if supervisor_alive(run):
         return True
     if _is_here(read_record(run.supervisor_lock)):

@@ -50,9 +50,9 @@ def ignores_micro_batch(
     assert verdict.memory is not None and verdict.memory.requested is not None
     return (
         f"the same failure with micro-batch {', '.join(map(str, sizes))}, each time asking for "
-        f"{format_bytes(verdict.memory.requested)} with as much free: the command uses neither "
-        f"{{micro_batch_size}} nor, as it seems, {environment_name('micro_batch_size')} of its environment, "
-        "so nothing in it can be lowered"
+        f"{format_bytes(verdict.memory.requested)} with as much free: the command seems to ignore the "
+        "micro-batch, so a smaller one does not help. It should use {micro_batch_size} or "
+        f"{environment_name('micro_batch_size')} of its environment"
     )
 
 

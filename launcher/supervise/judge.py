@@ -132,11 +132,11 @@ def judge(evidence: Evidence) -> Verdict:
     verdict = (
         _from_errors(evidence) or _from_output(evidence) or _stalled(evidence) or _without_records(evidence)
     )
-    said = _said_by_start(evidence)
+    said = _start_script_message(evidence)
     return verdict.model_copy(update={"reason": said}) if said else verdict
 
 
-def _said_by_start(evidence: Evidence) -> str | None:
+def _start_script_message(evidence: Evidence) -> str | None:
     """Return the message of start.sh if it ended before any rank began, such as a failed line of `setup:`."""
     if evidence.started or EXIT_NOT_STARTED not in evidence.exit_codes.values():
         return None
@@ -150,15 +150,15 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
     `reason` is what the scheduler reports, and `record` is its source. The cause is chosen among that report
     and the ranks' records and output: the one that explains the others.
     """
-    told = [*_told(evidence), *_of_errors(evidence)]
+    findings = [*_findings(evidence), *_error_findings(evidence)]
     for rank, clues in evidence.output.items():
         where = (f"the log of rank {rank}",)
         node = evidence.started.get(rank)
-        told += [_Told(Candidate(_printed(clue), rank, node), evidence=where) for clue in clues]
+        findings += [_Finding(Candidate(_as_printed(clue), rank, node), evidence=where) for clue in clues]
     if evidence.scheduler is not None:
-        told.append(_Told(Candidate(evidence.scheduler), reason, (record,)))
-    by_candidate = {id(one.candidate.clue): one for one in told}
-    cause = cause_of(one.candidate for one in told)
+        findings.append(_Finding(Candidate(evidence.scheduler), reason, (record,)))
+    by_candidate = {id(one.candidate.clue): one for one in findings}
+    cause = cause_of(one.candidate for one in findings)
     if cause is None or cause.confidence == "guess":
         lines = evidence.torchrun_lines
         said = f"{reason}, and nothing in its output says why"
@@ -173,7 +173,7 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
     return verdict.model_copy(update={"evidence": (*verdict.evidence, record)})
 
 
-def _of_errors(evidence: Evidence) -> Iterator[_Told]:
+def _error_findings(evidence: Evidence) -> Iterator[_Finding]:
     """Yield the failures that ranks of the built-in entrypoint recorded."""
     for error in evidence.errors:
         kind, rank = KIND_OF.get(str(error.get("failure"))), int(error["rank"])
@@ -183,14 +183,14 @@ def _of_errors(evidence: Evidence) -> Iterator[_Told]:
         clue = Clue(kind, text, time=time, strength="record")
         memory = _memory_of(error, failure)
         reason = _reason(failure, rank, error.get("phase"), error.get("step"), memory, evidence.gpus)
-        yield _Told(Candidate(clue, rank, error.get("node")), reason, (f"errors/rank-{rank:03d}.json",))
+        yield _Finding(Candidate(clue, rank, error.get("node")), reason, (f"errors/rank-{rank:03d}.json",))
 
 
 def _stalled(evidence: Evidence) -> Verdict | None:
     """Return the verdict if the ranks stalled. Used if nothing in the output explains why."""
     if evidence.stalled is None:
         return None
-    reason = f"no rank printed anything for {evidence.stalled:.0f} s (stall_timeout), and was ended"
+    reason = f"the ranks were ended: none printed anything for {evidence.stalled:.0f} s (stall_timeout)"
     lines = next((tuple(record.get("last_lines", ())) for record in evidence.exits), ())
     return Verdict(failure="unknown", reason=reason, last_lines=lines, confidence="guess")
 
@@ -202,11 +202,11 @@ def _stopped(evidence: Evidence, codes: set[int]) -> Verdict:
     if clean:
         how = "a checkpoint was written"
     elif codes == {EXIT_FOLLOWED}:
-        how = "no time was left for the step under way, which was given up"
+        how = "the current step was given up because no time was left"
     elif any(error.get("phase") == "checkpoint" for error in evidence.errors):
-        how = "no checkpoint could be written, the one before stays"
+        how = "no checkpoint could be written; the previous one is kept"
     elif any(map(killed_while_stopping, evidence.exits)):
-        how = "ranks that had not ended in their time were killed"
+        how = "ranks that did not end in time were killed"
     else:
         how = "the ranks were ended"
     return Verdict(failure=failure, reason=f"{why}; {how}", exit_code=EXIT_STOPPED if clean else None)
@@ -219,7 +219,7 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
     nothing else.
     """
     roots = [error for error in evidence.errors if error.get("failure") not in _CONSEQUENCES]
-    if not roots and (_silent(evidence) or _killed_first(evidence) is not None):
+    if not roots and (_silent_ranks(evidence) or _killed_first(evidence) is not None):
         return None  # another rank died without a record, and these ranks only noticed it
     for error in sorted(roots, key=_order_of_error) or evidence.errors:
         rank = int(error["rank"])
@@ -239,7 +239,7 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
             exception=exception or None,
             last_lines=tuple(exit_record.get("last_lines", ())),
             evidence=(f"errors/rank-{rank:03d}.json",),
-            seen=_seen(cause_of((one.candidate for one in _told(evidence)), failure, rank)),
+            seen=_seen(cause_of((one.candidate for one in _findings(evidence)), failure, rank)),
             confidence="certain" if error in roots else "likely",
             memory=memory,
             why_not_in_process=error.get("why_not_in_process"),
@@ -302,12 +302,12 @@ def _killed_first(evidence: Evidence) -> dict[str, Any] | None:
     return None
 
 
-def _silent(evidence: Evidence) -> list[int]:
+def _silent_ranks(evidence: Evidence) -> list[int]:
     """Return the ranks that started and left no record of their end, while another rank did.
 
-    The worker that watches a rank records its end even if the worker itself is asked to end; only a SIGKILL
-    prevents it. Not used if that says nothing: on a full disk nothing is recorded, and if torchrun itself was
-    killed, launcher may have done it.
+    The worker that watches a rank records its end even if the worker itself is asked to end. Only a SIGKILL
+    of the worker prevents that. The list is empty where a missing record proves nothing: on a full disk, and
+    if torchrun was killed, because launcher's own SIGKILL may have come first.
     """
     recorded = {record["rank"] for record in evidence.exits}
     if evidence.disk_full or (not recorded and evidence.ranks > 1):
@@ -323,7 +323,7 @@ def _killed_silently(evidence: Evidence, code: int) -> bool:
     return code == -signal.SIGKILL if evidence.alone else code > 0
 
 
-class _Told(NamedTuple):
+class _Finding(NamedTuple):
     """A candidate for the cause, with its evidence."""
 
     candidate: Candidate
@@ -335,9 +335,9 @@ class _Told(NamedTuple):
 def _from_output(evidence: Evidence) -> Verdict | None:
     """Return the verdict from the output, signals and OOM kills of all ranks."""
     failed, only_stopped = _failed_exits(evidence), _only_stopped(evidence)
-    told = _told(evidence)
-    by_candidate = {id(one.candidate.clue): one for one in told}
-    cause = cause_of(one.candidate for one in told)
+    findings = _findings(evidence)
+    by_candidate = {id(one.candidate.clue): one for one in findings}
+    cause = cause_of(one.candidate for one in findings)
     if cause is None or (cause.confidence == "guess" and not failed):
         return None if only_stopped or not failed else _unexplained(evidence, failed[0])
     first = by_candidate[id(cause.found.clue)]
@@ -346,10 +346,12 @@ def _from_output(evidence: Evidence) -> Verdict | None:
     return _verdict(evidence, first, cause)
 
 
-def _told(evidence: Evidence) -> list[_Told]:
+def _findings(evidence: Evidence) -> list[_Finding]:
     blame = not _only_stopped(evidence)
-    exits = (one for record in _failed_exits(evidence) for one in _of_exit(evidence, record, blame=blame))
-    return [*_of_silence(evidence), *_of_torchrun(evidence), *exits]
+    exits = (
+        one for record in _failed_exits(evidence) for one in _exit_findings(evidence, record, blame=blame)
+    )
+    return [*_silence_findings(evidence), *_torchrun_findings(evidence), *exits]
 
 
 def _only_stopped(evidence: Evidence) -> bool:
@@ -359,16 +361,16 @@ def _only_stopped(evidence: Evidence) -> bool:
     return evidence.stalled is not None or (torchrun_killed and stopped)
 
 
-def _verdict(evidence: Evidence, told: _Told, cause: Cause) -> Verdict:
-    clue, rank, node = told.candidate
+def _verdict(evidence: Evidence, finding: _Finding, cause: Cause) -> Verdict:
+    clue, rank, node = finding.candidate
     record = _exit_of(evidence, rank) if rank is not None else {}
     memory = None
-    if clue.kind in MEMORY_OF and not told.reason:
+    if clue.kind in MEMORY_OF and not finding.reason:
         memory = OutOfMemory(kind=MEMORY_OF[clue.kind], **sizes(clue.memory_text))
     named = clue.kind == "exception" or NAMED.match(clue.text) is not None
     ended_by = -int(record.get("exit_code") or 0)
-    reason = told.reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus)
-    if ended_by > 0 and not told.reason and clue.kind == "exception":
+    reason = finding.reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus)
+    if ended_by > 0 and not finding.reason and clue.kind == "exception":
         reason += f" and was then ended by {_signal_name(ended_by)}"
     return Verdict(
         failure=cause.failure,
@@ -378,7 +380,7 @@ def _verdict(evidence: Evidence, told: _Told, cause: Cause) -> Verdict:
         exit_code=record.get("exit_code", evidence.exit_codes.get(node or 0) if rank is None else None),
         exception=clue.text if named else None,
         last_lines=tuple(record.get("last_lines", ())) or evidence.torchrun_lines,
-        evidence=told.evidence,
+        evidence=finding.evidence,
         seen=_seen(cause),
         confidence=cause.confidence,
         memory=memory,
@@ -436,7 +438,7 @@ def _unexplained(evidence: Evidence, record: Mapping[str, Any], cause: Cause | N
     )
 
 
-def _of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> Iterator[_Told]:
+def _exit_findings(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> Iterator[_Finding]:
     """Yield what one rank printed and how it ended. `blame`: it did not end because torchrun was gone."""
     rank, node, code = int(record["rank"]), record.get("node"), int(record["exit_code"])
     if code == EXIT_FOLLOWED:
@@ -444,10 +446,10 @@ def _of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> I
     where, time = (f"exits/rank-{rank:03d}.json",), float(record.get("time", 0.0))
     clues = clues_of_record(record)
     for clue in clues:
-        yield _Told(Candidate(_printed(clue), rank, node), evidence=where)
+        yield _Finding(Candidate(_as_printed(clue), rank, node), evidence=where)
     if exception := record.get("exception"):
         clue = clue_of_exception(str(exception))._replace(time=min([time, *(one.time for one in clues)]))
-        yield _Told(Candidate(clue, rank, node), evidence=(*where, "its torchelastic error file"))
+        yield _Finding(Candidate(clue, rank, node), evidence=(*where, "its torchelastic error file"))
     if not blame or (record.get("stopping") and not evidence.alone):
         return
     explained = any(clue.kind != "consequence" and clue.strength != "weak" for clue in clues)
@@ -460,47 +462,47 @@ def _of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> I
     elif code < 0 and not (code in _CRASHES and any(clue.kind != "consequence" for clue in clues)):
         killed = Clue("killed", f"exit code {code}", time=time)
         reason = f"rank {rank} was ended by {_signal_name(-code)}"
-        yield _Told(Candidate(killed, rank, node), reason, where)
+        yield _Finding(Candidate(killed, rank, node), reason, where)
     elif code in (126, 127):
-        told = Clue("user-error", f"exit code {code}", time=time, strength="record")
-        yield _Told(Candidate(told, rank, node), f"rank {rank} could not start its command", where)
+        clue = Clue("user-error", f"exit code {code}", time=time, strength="record")
+        yield _Finding(Candidate(clue, rank, node), f"rank {rank} could not start its command", where)
 
 
-def _printed(clue: Clue) -> Clue:
+def _as_printed(clue: Clue) -> Clue:
     """Lower a scheduler's clue to the strength of words, because any program can print such a line."""
     return clue._replace(strength="words") if clue.strength == "record" else clue
 
 
-def _of_silence(evidence: Evidence) -> Iterator[_Told]:
+def _silence_findings(evidence: Evidence) -> Iterator[_Finding]:
     """Yield the first silent rank. It was killed with its worker; no failure of another rank causes this."""
-    for rank in _silent(evidence)[:1]:
+    for rank in _silent_ranks(evidence)[:1]:
         node = evidence.started[rank]
         kill = _kill(evidence, node, f"rank {rank}, with the worker that watches it,", 0.0)
         where = (f"no exits/rank-{rank:03d}.json", *kill.evidence)
         yield kill._replace(candidate=Candidate(kill.candidate.clue, rank, node), evidence=where)
 
 
-def _of_torchrun(evidence: Evidence) -> Iterator[_Told]:
+def _torchrun_findings(evidence: Evidence) -> Iterator[_Finding]:
     for node, clues in evidence.torchrun_clues.items():
         for clue in clues:
-            yield _Told(Candidate(clue, None, node), evidence=(f"logs/node-{node:02d}/torchrun.err",))
+            yield _Finding(Candidate(clue, None, node), evidence=(f"logs/node-{node:02d}/torchrun.err",))
 
 
-def _kill(evidence: Evidence, node: int | None, who: str, time: float) -> _Told:
+def _kill(evidence: Evidence, node: int | None, who: str, time: float) -> _Finding:
     """Explain a SIGKILL. The kernel sent it if it counted an OOM kill or the ranks used nearly all memory."""
     kills = evidence.host_oom_kills.get(node, 0) if node is not None else 0
     if kills:
         clue = Clue("host-memory", f"oom_kill +{kills}", time=time)
         reason = f"{who} was ended by the kernel because host memory ran out"
-        return _Told(Candidate(clue), reason, (f"oom_kill +{kills}",))
+        return _Finding(Candidate(clue), reason, (f"oom_kill +{kills}",))
     used, limit = _resident(evidence, node)
     # A sum above the limit proves nothing: pages that ranks share are counted twice.
     if limit and NEAR_LIMIT * limit <= used <= limit:
         numbers = f"its node's ranks had {format_bytes(used)} of {format_bytes(limit)} host memory"
         clue = Clue("host-memory", numbers, time=time)
-        return _Told(Candidate(clue), f"{who} was killed (SIGKILL) when {numbers}", (numbers,))
+        return _Finding(Candidate(clue), f"{who} was killed (SIGKILL) when {numbers}", (numbers,))
     clue = Clue("killed", "SIGKILL", time=time)
-    return _Told(Candidate(clue), f"{who} was killed (SIGKILL) from outside the run")
+    return _Finding(Candidate(clue), f"{who} was killed (SIGKILL) from outside the run")
 
 
 NEAR_LIMIT = 0.9

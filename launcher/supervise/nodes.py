@@ -114,7 +114,7 @@ class Nodes:
             value = {"exit_code": ended.exit_code, "oom_kills": oom_kills, "disk_full": full}
             self.write(self._file(attempt, self.place.rank, "ended"), value)
 
-    def in_trouble(self, attempt: AttemptDir) -> bool:
+    def another_node_failed(self, attempt: AttemptDir) -> bool:
         """Return whether another node failed or is lost, so that waiting in a collective is pointless.
 
         Node 0 checks every node about once a second, or less often if there are hundreds. It tells the others

@@ -87,7 +87,7 @@ def decide(
         return Decision("stop", None, f"the budget retries.{policy.budget} of {limit} is spent")
     if policy.action == "requeue":
         return Decision("requeue" if job.requeue else "stop", None, verdict.reason)
-    return Decision("retry-same", recipe, "the same recipe again")
+    return Decision("retry-same", recipe, "retry with the same recipe")
 
 
 def _lower(
@@ -101,7 +101,7 @@ def _lower(
 ) -> Decision:
     """Return the next rung, or a decision to stop that says why there is none."""
     if verdict.memory is not None and verdict.memory.kind == "shared":
-        return Decision("stop", None, "shared memory ran out, which no recipe helps")
+        return Decision("stop", None, "shared memory ran out; no recipe needs less of it")
     if job.command is not None and (why := ignores_micro_batch(job.command, recipe, verdict, earlier)):
         return Decision("stop", None, why)
     rung = lower(recipe, verdict, setting, planned)
@@ -111,7 +111,7 @@ def _lower(
     why = (
         f"the budget retries.lower of {limit} is spent"
         if limit
-        else "a downgrade is forbidden (retries.lower: 0, as --no-downgrade sets it)"
+        else "a downgrade is forbidden (retries.lower: 0 or --no-downgrade)"
     )
     return Decision("stop", None, f"{why}; next would have been: {rung.reason}")
 

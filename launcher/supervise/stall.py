@@ -16,7 +16,7 @@ class Stall:
 
     def __init__(self, attempt: AttemptDir, after: float | None) -> None:
         self.after = after
-        self.told = False
+        self.stalled = False
         self._attempt = attempt
         self._size = -1
         self._clock = AwakeClock()
@@ -25,14 +25,14 @@ class Stall:
     def begins(self) -> bool:
         """Return True once, when the ranks have been silent for `after` seconds."""
         now = self._clock.now()
-        if self.after is None or self.told or now < self._looked + min(LOOK_SECONDS, self.after / 4):
+        if self.after is None or self.stalled or now < self._looked + min(LOOK_SECONDS, self.after / 4):
             return False
         self._looked = now
         size = self._printed()
         if size != self._size:
             self._size, self._grew = size, now
-        self.told = now > self._grew + self.after
-        return self.told
+        self.stalled = now > self._grew + self.after
+        return self.stalled
 
     def _printed(self) -> int:
         total = 0

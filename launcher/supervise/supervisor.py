@@ -117,14 +117,14 @@ class Supervisor:
         about, plan = read_json(run.run), read_json(run.plan)
         if about is None or plan is None:
             raise RunUnreadableError(
-                f"{run.path} has no readable run.json and plan.json: it is no run directory"
+                f"{run.path} has no readable run.json and plan.json: it is not a run directory"
             )
         self.run, self.place, self.secrets = run, place, secrets
         self.job = Job.model_validate(about["job"])
         self.plan = Plan.model_validate(plan)
         self.journal = Journal(run)
         self.mirror = mirror
-        self.nodes = Nodes(run, place, self.journal.json, self._gives_up_waiting)
+        self.nodes = Nodes(run, place, self.journal.json, self._stops_waiting)
         self._spent = spent_budgets(run.read_events())
         self._signals: list[str] = []
         self._handled = 0
@@ -132,14 +132,14 @@ class Supervisor:
         self._stopped_at = 0.0
         self._until: float | None = None
         "When ranks that were asked to stop are killed, by time.monotonic."
-        self._said_until: float | None = None
+        self._printed_until: float | None = None
         self._stop_seconds = self.job.stop_timeout or _signal_seconds(about) or STOP_SECONDS
         self._at_once = False
         "Whether the ranks end without a checkpoint."
         self._cancel_seen = ""
         self._files_checked = 0.0
         self._stop_file = stop_file
-        self._told = StopRequest()
+        self._last_request = StopRequest()
         # Other schedulers enforce the limit and warn by a signal.
         self._scheduler = about["cluster"]["scheduler"]
         limit = self.job.resources.time if self._scheduler in ("local", "ssh") else None
@@ -156,18 +156,18 @@ class Supervisor:
             return self._lead() if self.nodes.leader else self._follow()
         finally:
             remove_handover(self.run, self.place.rank)
-            self._say_goodbye()
+            self._close_mirror()
             self.journal.close()
             for signum in SIGNALS:  # a signal this late must not change the exit code
                 signal.signal(signum, signal.SIG_IGN)
 
-    def _say_goodbye(self) -> None:
+    def _close_mirror(self) -> None:
         """Send the last files to the other nodes and receive theirs."""
         if self.mirror is not None:
             self.mirror.close()
 
-    def _gives_up_waiting(self) -> bool:
-        return bool(self._signals) or (self.mirror is not None and self.mirror.dismissed)
+    def _stops_waiting(self) -> bool:
+        return bool(self._signals) or (self.mirror is not None and self.mirror.closed_by_node_0)
 
     def _on_signal(self, signum: int, _frame: object) -> None:
         self._signals.append(SIGNALS[signal.Signals(signum)])
@@ -206,7 +206,7 @@ class Supervisor:
         self.journal.event(AttemptStarted(attempt=attempt.number, recipe=recipe.model_dump()))
         self.journal.state("running", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
         began = time.time()
-        evidence = self._to_its_end(attempt)
+        evidence = self._run_to_end(attempt)
         lost = evidence.lost_nodes
         verdict = judge(evidence)
         stopping = self._stop_reason
@@ -257,7 +257,7 @@ class Supervisor:
             return Decision("stop", None, IN_VAIN)
         return decision
 
-    def _to_its_end(self, attempt: AttemptDir) -> Evidence:
+    def _run_to_end(self, attempt: AttemptDir) -> Evidence:
         """Start the ranks of all nodes, wait until they have ended and collect the evidence."""
         kills = oom_kills()
         self._stall = Stall(attempt, self.job.stall_timeout)
@@ -277,7 +277,7 @@ class Supervisor:
             disk_full=disk_full(self.run.path) or any(r.get("disk_full") for r in reports.values()),
             host_oom_kills={**{n: r["oom_kills"] for n, r in reports.items()}, 0: oom_kills() - kills},
             gpus=self.plan.layout.gpus_per_node > 0,
-            stalled=self._stall.after if self._stall.told else None,
+            stalled=self._stall.after if self._stall.stalled else None,
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
             torchrun_clues=torchrun_clues(attempt, self.run.read_about()),
         )
@@ -297,7 +297,7 @@ class Supervisor:
         self.journal.json(self.run.saving(number).recipe, recipe.model_dump())
         return kept
 
-    def _keep_last_state(self, verdict: Verdict) -> Outcome | None:
+    def _save_last_state(self, verdict: Verdict) -> Outcome | None:
         """Have the ranks write a state in shared memory as a checkpoint. None if there was no such state."""
         attempts = self.run.attempts()
         if not attempts:
@@ -314,7 +314,7 @@ class Supervisor:
         self.journal.state(
             "stopping", attempt=number, reason=about, host=socket.gethostname(), pid=os.getpid()
         )
-        evidence = self._to_its_end(saving)
+        evidence = self._run_to_end(saving)
         remove_partial_checkpoints(self.run)  # no rank is still writing
         self.nodes.announce(saving, False, EXIT_CODES[verdict.failure])
         newest, source = latest_checkpoint(self.run) or 0, "shared-memory"
@@ -341,7 +341,7 @@ class Supervisor:
     def _run(self, attempt: AttemptDir) -> Ended:
         """Start this node's workers and wait until all have ended."""
         try:
-            running = start(self.run, attempt, self.place, self.secrets, tells=self.job.task is None)
+            running = start(self.run, attempt, self.place, self.secrets, sends_sigterm=self.job.task is None)
         except OSError as error:
             print(f"[launcher] cannot start: {error}", file=sys.stderr)
             return Ended(127, f"OSError: {error}")
@@ -356,12 +356,12 @@ class Supervisor:
             self.journal.event(Stopping(reason=reason))
             self.journal.state("stopping", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
         if self._stop_reason is not None and self._until is not None:
-            self._say_how_long()
+            self._print_deadline()
             running.ask_to_stop(self._stop_reason, self._until)
         if self.nodes.leader and self._stall.begins():
             self.journal.event(Stalled(attempt=attempt.number, seconds=self._stall.after))
             running.end_failed()
-        if self.nodes.in_trouble(attempt):
+        if self.nodes.another_node_failed(attempt):
             running.end_failed()
 
     def _stop_for(self, reason: str) -> None:
@@ -380,14 +380,14 @@ class Supervisor:
         elif self._until is None:
             self._until = time.monotonic() + self._stop_seconds
 
-    def _say_how_long(self) -> None:
+    def _print_deadline(self) -> None:
         """Print once per deadline how long the ranks have. Wait briefly for the batch script's deadline."""
-        if self._until is None or self._until == self._said_until:
+        if self._until is None or self._until == self._printed_until:
             return
-        waits = self._stop_file is not None and self._told.killed_at is None
+        waits = self._stop_file is not None and self._last_request.killed_at is None
         if waits and time.monotonic() < self._stopped_at + REASON_SECONDS:
             return
-        self._said_until = self._until
+        self._printed_until = self._until
         left = max(0.0, self._until - time.monotonic())
         does = "save and end" if not self._at_once else "end"
         print(f"[launcher] {self._stop_reason}: the ranks have {left:.0f} s to {does}", file=sys.stderr)
@@ -399,21 +399,21 @@ class Supervisor:
         """Return whether `_requests` would return a request."""
         late = self._deadline is not None and time.monotonic() > self._deadline
         cancelled = read_text(self.run.cancel) != self._cancel_seen
-        told = not self._told.reason and self._told_by_job().reason != ""
-        return late or bool(self._signals[self._handled :]) or cancelled or told
+        by_job = not self._last_request.reason and self._job_request().reason != ""
+        return late or bool(self._signals[self._handled :]) or cancelled or by_job
 
-    def _told_by_job(self) -> StopRequest:
+    def _job_request(self) -> StopRequest:
         """Return the batch script's request in the stop file. It says more than the signal sent with it."""
-        told = read_stop_request(self._stop_file) if self._stop_file is not None else StopRequest()
-        return told if told.reason in SIGNALS.values() else StopRequest()
+        request = read_stop_request(self._stop_file) if self._stop_file is not None else StopRequest()
+        return request if request.reason in SIGNALS.values() else StopRequest()
 
     def _why_stopped(self) -> str | None:
         if self._stop_reason in (None, "cancelled"):
             return self._stop_reason
         deadline = time.monotonic() + REASON_SECONDS
-        while self._stop_file is not None and not self._told_by_job().reason and time.monotonic() < deadline:
+        while self._stop_file is not None and not self._job_request().reason and time.monotonic() < deadline:
             time.sleep(0.1)
-        return self._told_by_job().reason or self._stop_reason
+        return self._job_request().reason or self._stop_reason
 
     def _requests(self, *, at_once: bool = False) -> list[str]:
         """Return the requests to stop since the last call.
@@ -428,13 +428,18 @@ class Supervisor:
             requests.append("time-limit")
         if at_once or time.monotonic() > self._files_checked + 0.5:
             self._files_checked = time.monotonic()
-            told = self._told_by_job()
-            if told.reason and not self._told.reason and self._stop_reason is None and not requests:
-                requests.append(told.reason)  # otherwise a signal has already asked for it
-            if told.killed_at is not None and told != self._told and not self._at_once:
-                left = told.killed_at - time.time()
+            request = self._job_request()
+            if (
+                request.reason
+                and not self._last_request.reason
+                and self._stop_reason is None
+                and not requests
+            ):
+                requests.append(request.reason)  # otherwise a signal has already asked for it
+            if request.killed_at is not None and request != self._last_request and not self._at_once:
+                left = request.killed_at - time.time()
                 self._until = time.monotonic() + max(left - LEAVE_SECONDS, left / 2)
-            self._told = told
+            self._last_request = request
             content = read_text(self.run.cancel)
             if content != self._cancel_seen:
                 self._cancel_seen = content
@@ -455,20 +460,20 @@ class Supervisor:
         then = decision.reason
         if state == "failed" and (steps := tried(self.run.read_events())):
             then = f"{then}; tried before: {'; '.join(steps)}"
-        if (outcome := self._keep_last_state(verdict)) is not None:
+        if (outcome := self._save_last_state(verdict)) is not None:
             then = f"{then}; {outcome.words()}"
             print(f"[launcher] {outcome.words()}", file=sys.stderr)
         self.nodes.close(exit_code)
-        self._say_goodbye()  # before the state below, so that its readers find everything else
+        self._close_mirror()  # before the state below, so that its readers find everything else
         last: dict[str, Any] = {"last_state": outcome._asdict()} if outcome is not None else {}
         self.journal.event(Finished(state=state, failure=verdict.failure, reason=then, **last))
         # Only the batch script can requeue the job.
         more = {"requeue": True} if decision.action == "requeue" and self._scheduler == "slurm" else {}
         self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then, **more)
-        self._learn()
+        self._record_measurement()
         return exit_code
 
-    def _learn(self) -> None:
+    def _record_measurement(self) -> None:
         """Record the measured memory, which corrects later plans of this model.
 
         Errors in writing the ledger are ignored.

@@ -43,7 +43,7 @@ from launcher.supervise.process import (
 GRACE_SECONDS = 20.0
 "Time from the end of another rank to SIGKILL of this one. torchrun kills this process after 30 s."
 ORPHAN_GRACE_SECONDS = 3.0
-"The same if torchrun or the supervisor is gone."
+"Time until SIGKILL of the rank if torchrun or the supervisor is gone."
 
 PARENT_DIED = signal.SIGUSR2
 "Sent by the kernel when the parent dies, with the parent as sender. torchrun itself never sends it."
@@ -117,7 +117,7 @@ class Worker:
         self.error_file = self._error_file()
         try:
             self.child = subprocess.Popen(
-                self._filled(argv),
+                self._with_values(argv),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -143,7 +143,7 @@ class Worker:
         if self._orphaned():
             # The supervisor, which ends leftover processes, is gone, so this worker ends those that left the
             # rank's group. Other workers do the same, and must live to do it.
-            end_processes(self._left, grace=ORPHAN_GRACE_SECONDS)
+            end_processes(self._remaining, grace=ORPHAN_GRACE_SECONDS)
             remove_handover(self.run, self.node)
             remove_error_folders(self.run, self.node)
         return code
@@ -155,9 +155,9 @@ class Worker:
         command's placeholders, for scripts that take no arguments.
         """
         values = placeholder_values(self.run, self.attempt)
-        told = {environment_name(name): value for name, value in values.items() if value}
+        placeholders = {environment_name(name): value for name, value in values.items() if value}
         heap = cpu_heap_variables(self.run.read_about())
-        environment = {"PYTHONUNBUFFERED": "1", **heap, **self.environ, **told}
+        environment = {"PYTHONUNBUFFERED": "1", **heap, **self.environ, **placeholders}
         if not self.path_of_job:
             environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', os.defpath)}"
         return {
@@ -166,15 +166,15 @@ class Worker:
             variables.WORKER: str(os.getpid()),
         }
 
-    def _left(self) -> set[int]:
+    def _remaining(self) -> set[int]:
         marked = processes_of(self.run.path, self.attempt.number, self.node, of_ranks=True)
         return {*marked, *descendants()}
 
     def _error_file(self) -> Path | None:
         """Return the file in which torchelastic's @record writes the rank's exception.
 
-        The file lies in memory and only this user can read it. `_told_exception` masks it and passes it on.
-        None if there is no such memory.
+        The file lies in memory and only this user can read it. `_recorded_exception` masks it and passes it
+        on. None if there is no such memory.
         """
         try:
             return make_error_folder(self.run, self.node, self.rank) / "error.json"
@@ -185,7 +185,7 @@ class Worker:
         assert self.child is not None
         reap(self.child.pid)
 
-    def _filled(self, argv: list[str]) -> list[str]:
+    def _with_values(self, argv: list[str]) -> list[str]:
         values = placeholder_values(self.run, self.attempt)
         return [fill(argument, values) for argument in argv]
 
@@ -198,12 +198,12 @@ class Worker:
             left = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
             heard = signal.sigtimedwait(STOP_SIGNALS, left)
             if heard is not None:
-                kill_at = self._heed(heard.si_signo, heard.si_pid, kill_at)
+                kill_at = self._handle_signal(heard.si_signo, heard.si_pid, kill_at)
             elif kill_at is not None:
                 self._signal_rank(signal.SIGKILL)
                 kill_at = None
 
-    def _heed(self, signum: int, sender: int, kill_at: float | None) -> float | None:
+    def _handle_signal(self, signum: int, sender: int, kill_at: float | None) -> float | None:
         """Act on a signal. Return when to kill the rank, by time.monotonic, or None."""
         self.parent_died = self.parent_died or (signum == PARENT_DIED and sender == self.parent)
         if self._orphaned():
@@ -261,7 +261,7 @@ class Worker:
             "memory_limit": memory_limit(),
             "last_lines": self.capture.last_lines,
             "clues": [clue._asdict() for clue in self.capture.clues[:MAX_CLUES]],
-            "exception": self._told_exception() if code else None,
+            "exception": self._recorded_exception() if code else None,
             "stopping": self.stopping,
         }
         path = self.attempt.exit(self.rank)
@@ -271,7 +271,7 @@ class Worker:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_json(path, record)
 
-    def _told_exception(self) -> str | None:
+    def _recorded_exception(self) -> str | None:
         """Return `Type: message` if the script's main function is decorated with torchelastic's @record.
 
         The masked record is also written to the file that torchrun named, because torchrun prints it.
@@ -282,8 +282,8 @@ class Worker:
         if record and (torchruns := os.environ.get("TORCHELASTIC_ERROR_FILE")):
             with contextlib.suppress(OSError):
                 replace_json(Path(torchruns), record)
-        told = record.get("message")
-        text = told.get("message") if isinstance(told, dict) else told
+        message = record.get("message")
+        text = message.get("message") if isinstance(message, dict) else message
         return text[:MAX_EXCEPTION] if isinstance(text, str) else None
 
 

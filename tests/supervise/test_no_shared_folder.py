@@ -157,7 +157,7 @@ def test_node_0_that_ends_tells_the_others_and_waits_for_their_last_words(two: T
     wait_for(lambda: two.hub._links, "connection")
     ending = threading.Thread(target=two.hub.close)
     ending.start()
-    wait_for(lambda: two.spoke.dismissed, "word of the end", 5)
+    wait_for(lambda: two.spoke.closed_by_node_0, "word of the end", 5)
     (there / "logs/node-01/torchrun.err").write_text("bye")
     two.spoke.close()
     ending.join(5)

@@ -35,11 +35,11 @@ AWAY_SECONDS = 5.0
 class Mirror(Protocol):
     """A node's end of the connections, as used by a supervisor."""
 
-    dismissed: bool
+    closed_by_node_0: bool
     "Whether node 0 has ended, so that there is nothing to wait for."
 
-    def start(self, given_way: Callable[[], None]) -> None:
-        """Start the threads. `given_way` makes room on a full disk."""
+    def start(self, make_room: Callable[[], None]) -> None:
+        """Start the threads. `make_room` makes room on a full disk."""
         ...
 
     def close(self) -> None:
@@ -60,12 +60,12 @@ class Link:
         wire: Wire,
         outbox: Outbox,
         inbox: Inbox,
-        given_way: Callable[[], None],
-        heard: Callable[[Link], None],
+        make_room: Callable[[], None],
+        on_goodbye: Callable[[Link], None],
     ) -> None:
-        """`heard` is called when the other side has said goodbye and sends nothing more."""
-        self.wire, self.outbox, self.inbox, self.given_way = wire, outbox, inbox, given_way
-        self.heard = heard
+        """`on_goodbye` is called when the other side has said goodbye and sends nothing more."""
+        self.wire, self.outbox, self.inbox, self.make_room = wire, outbox, inbox, make_room
+        self.on_goodbye = on_goodbye
         self.ending = threading.Event()
         "Set from outside: send what is left, then say goodbye."
         self.said_goodbye = threading.Event()
@@ -111,7 +111,7 @@ class Link:
                     self._take(about, data)
                 elif "goodbye" in about:
                     self.heard_goodbye.set()
-                    self.heard(self)
+                    self.on_goodbye(self)
         except (WireError, OSError, ValueError, KeyError) as error:
             self._broken(error)
         finally:
@@ -130,7 +130,7 @@ class Link:
             if self.inbox.grows(path):
                 self._left_out.add(path)
                 return
-            self.given_way()
+            self.make_room()
             self.inbox.take(about, data)
 
     def _broken(self, error: Exception) -> None:
@@ -140,7 +140,7 @@ class Link:
 class Hub:
     """Node 0, which the other nodes call."""
 
-    dismissed = False
+    closed_by_node_0 = False
 
     def __init__(self, run: RunDir, place: NodePlace, token: str) -> None:
         """Listen for the other nodes. Raises NodesError if that is not possible."""
@@ -150,23 +150,23 @@ class Hub:
         self._gone: set[int] = set()
         "Nodes that have said goodbye."
         self._ending = False
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
         host, port = place.rendezvous_host or "", place.mirror_port
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._server = socket.create_server((host, port), family=family)
         except OSError as error:
             raise NodesError(
-                f"the other hosts cannot call this one at port {port} of {host}: {error.strerror}; "
+                f"cannot listen for the other hosts at port {port} of {host}: {error.strerror}; "
                 "start the run again, which uses another port"
             ) from None
 
-    def start(self, given_way: Callable[[], None]) -> None:
-        self._given_way = given_way
+    def start(self, make_room: Callable[[], None]) -> None:
+        self._make_room = make_room
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        with self._one:
+        with self._lock:
             if self._ending:
                 return
             self._ending = True
@@ -177,14 +177,14 @@ class Hub:
             time.sleep(0.02)
         for node in set(range(1, self.place.count)) - self._gone:
             port = self.place.mirror_port
-            never = f"has never called this host at port {port}: open it between the hosts"
-            _say(f"node {node} {'did not say goodbye' if node in self._met else never}")
+            never = f"never connected to this host at port {port}: open this port between the hosts"
+            _print(f"node {node} {'did not finish sending its files' if node in self._met else never}")
         self._server.close()
         for link in list(self._links.values()):
             link.wire.close()
 
     def _awaited(self, seconds: float) -> list[int]:
-        with self._one:
+        with self._lock:
             left = self._met - self._gone
             return [node for node in left if node in self._links or seconds < AWAY_SECONDS]
 
@@ -195,7 +195,7 @@ class Hub:
             except OSError as error:
                 if self._ending:
                     return
-                _say(f"cannot accept a connection: {error}")
+                _print(f"cannot accept a connection: {error}")
                 time.sleep(AGAIN_SECONDS)
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
@@ -212,8 +212,8 @@ class Hub:
             connection.close()
             return
         outbox = Outbox(self.run, DOWN, {})
-        link = Link(wire, outbox, inbox, self._given_way, lambda link: link.ending.set())
-        with self._one:
+        link = Link(wire, outbox, inbox, self._make_room, lambda link: link.ending.set())
+        with self._lock:
             self._links[node] = link
             self._met.add(node)
             if self._ending:
@@ -226,7 +226,7 @@ class Hub:
     def _end_earlier(self, node: int) -> None:
         """End an earlier connection of this node, so that all its data is written before sizes are read."""
         while True:
-            with self._one:
+            with self._lock:
                 earlier = self._links.get(node)
             if earlier is None:
                 return
@@ -234,14 +234,14 @@ class Hub:
             time.sleep(0.01)
 
     def _hang_up(self, node: int, link: Link) -> None:
-        with self._one:
+        with self._lock:
             if link.heard_goodbye.is_set():
                 self._gone.add(node)
             if self._links.get(node) is link:
                 del self._links[node]
             ended = node in self._gone or self._ending
         if not ended:
-            _say(f"node {node}: the connection broke ({link.why})")
+            _print(f"node {node}: the connection broke ({link.why})")
 
 
 class Spoke:
@@ -249,63 +249,63 @@ class Spoke:
 
     def __init__(self, run: RunDir, place: NodePlace, token: str) -> None:
         self.run, self.place, self.token = run, place, token
-        self.dismissed = False
+        self.closed_by_node_0 = False
         self._link: Link | None = None
         self._met = False
         self._ending = threading.Event()
         self._done = threading.Event()
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
 
-    def start(self, given_way: Callable[[], None]) -> None:
-        self._given_way = given_way
+    def start(self, make_room: Callable[[], None]) -> None:
+        self._make_room = make_room
         self.run.cancel.unlink(missing_ok=True)  # left by an earlier start; node 0 has the valid one
         threading.Thread(target=self._keep_calling, daemon=True).start()
 
     def close(self) -> None:
         self._ending.set()
-        with self._one:
+        with self._lock:
             if self._link is not None:
                 self._link.ending.set()
             seconds = END_SECONDS if self._link is not None else AWAY_SECONDS
         self._done.wait(seconds if self._met else 0)
 
     def _keep_calling(self) -> None:
-        told, began = "", time.monotonic()
+        printed, began = "", time.monotonic()
         while not self._done.is_set():
             try:
                 address = (self.place.rendezvous_host or "", self.place.mirror_port)
-                wire, told = call(address, self.token, self.place.rank), ""
+                wire, printed = call(address, self.token, self.place.rank), ""
                 why = self._serve(wire)
             except (WireError, OSError, ValueError, KeyError) as error:
                 why = str(error)
             if self._done.is_set():
                 return
             late = self._met or time.monotonic() > began + EARLY_SECONDS
-            if late and why != told:
-                _say(f"no connection to node 0 ({why}); trying again")
-                told = why
+            if late and why != printed:
+                _print(f"no connection to node 0 ({why}); trying again")
+                printed = why
             time.sleep(AGAIN_SECONDS)
 
     def _serve(self, wire: Wire) -> str:
         """Serve one connection. Return why it broke."""
         about, _ = wire.receive()
         outbox = Outbox(self.run, up(self.place.rank), about["have"])
-        link = Link(wire, outbox, Inbox(self.run, DOWN, 0), self._given_way, self._dismiss)
-        with self._one:
+        link = Link(wire, outbox, Inbox(self.run, DOWN, 0), self._make_room, self._node_0_closed)
+        with self._lock:
             self._link, self._met = link, True
             if self._ending.is_set():
                 link.ending.set()
         link.serve()
-        with self._one:
+        with self._lock:
             self._link = None
         if link.said_goodbye.is_set() and link.heard_goodbye.is_set():
             self._done.set()
         return link.why
 
-    def _dismiss(self, _link: Link) -> None:
-        self.dismissed = True
+    def _node_0_closed(self, _link: Link) -> None:
+        self.closed_by_node_0 = True
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with contextlib.suppress(OSError):
         print(f"[launcher] {text}", file=sys.stderr, flush=True)
