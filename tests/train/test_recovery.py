@@ -315,7 +315,7 @@ def test_a_recipe_that_this_machine_cannot_run_is_refused_with_one_that_can(tmp_
     failure = error(run.attempt(0), 0)
     assert ended.codes == {0: 1}
     assert failure["failure"] == "user-error"
-    assert "float8 needs a GPU of compute capability 8.9; bf16-mixed runs here" in failure["exception"]
+    assert "float8 needs a GPU of compute capability 8.9; use bf16-mixed here" in failure["exception"]
 
 
 def _tensors(run: RunDir, step: int, into: Path) -> dict[str, torch.Tensor]:

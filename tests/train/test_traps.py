@@ -215,7 +215,7 @@ def test_a_diverged_training_ends_before_it_is_written_over_the_good_checkpoint(
     ("args", "message"),
     [
         ({"frozen": True}, "no parameter that is to be trained"),
-        ({"sign": -1}, "a weight is 0 or more"),
+        ({"sign": -1}, "they must be 0 or more"),
     ],
 )
 def test_what_cannot_be_trained_is_the_users_error(
