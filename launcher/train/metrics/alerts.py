@@ -1,4 +1,4 @@
-"""When memory deserves a word: a peak above the threshold, and an allocator that fights for every byte."""
+"""Memory alerts: a peak above the threshold, allocation retries, and fragmentation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class Alert:
 
 
 IN_PIECES = 0.2
-"Of the memory: held by the allocator beyond the tensors' peak, while it is nearly full."
+"Part of the capacity that the allocator holds beyond the tensors' peak, from which memory is fragmented."
 NEARLY_FULL = 0.9
+"Part of the capacity that the allocator must hold before fragmentation is reported."
 
 
 class Alerts:
-    """Each kind once per attempt and rank. Decides; whoever asks prints and records."""
+    """Decides which alerts are due, each kind once per attempt and rank. The caller reports them."""
 
     def __init__(self, rank: int, threshold: int | None, recipe: Recipe, capacity: int | None = None) -> None:
-        """`threshold` and `capacity` in bytes, None for a device that has no peak."""
+        """`threshold` and `capacity` are in bytes; they are None for a device without a peak."""
         self.rank, self.threshold, self.recipe, self.capacity = rank, threshold, recipe, capacity
         self._passed = self._retried = self._in_pieces = False
 
@@ -59,14 +60,14 @@ class Alerts:
         # num_alloc_retries: "failed cudaMalloc calls that result in a cache flush and retry".
         text = (
             f"the GPU's allocator had to empty its cache {retries} time(s) up to step {step}, which is slow: "
-            f"memory is nearly full or in fragments; {self._cure} helps"
+            f"memory is nearly full or fragmented; {self._cure} helps"
         )
         return Alert(AllocationRetries(rank=self.rank, step=step, num_alloc_retries=retries), text)
 
     def _fragments(self, reserved: int, peak: int, step: int) -> Alert:
         text = (
             f"the GPU's allocator holds {format_bytes(reserved)} for {format_bytes(peak)} of tensors in step "
-            f"{step}: memory is in fragments; {self._cure} helps"
+            f"{step}: memory is fragmented; {self._cure} helps"
         )
         return Alert(MemoryInFragments(rank=self.rank, step=step, reserved=reserved, bytes=peak), text)
 
