@@ -57,7 +57,7 @@ _PEER_GONE = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited"
 )
 
-_TOLD_BY_WORDS: frozenset[Kind] = frozenset({"disk-full", "node-failed", "numerical", "image-error"})
+_KINDS_BY_TEXT: frozenset[Kind] = frozenset({"disk-full", "node-failed", "numerical", "image-error"})
 "Kinds recognised from an exception's text even in the user's code, where a faulty GPU shows up too."
 
 MAX_TEXT = 2**20
@@ -70,7 +70,7 @@ _AT_START = dict(os.environ)
 
 FRAMES = 3
 "Frames printed of each exception of an OOM."
-_NOT_THEIRS = (f"{Path(__file__).parent}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
+_NOT_USER_CODE = (f"{Path(__file__).parent}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 
 CLOSING_SECONDS = 10.0
 "Time limit for a tracker's last upload after a failure or a stop request, when other ranks are waiting."
@@ -86,7 +86,7 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
     if isinstance(error, RendezvousError):
         return "rendezvous-failed"
     pattern = pattern_of(in_a_line(error).partition("\n")[0])
-    if pattern is not None and pattern.kind in _TOLD_BY_WORDS:
+    if pattern is not None and pattern.kind in _KINDS_BY_TEXT:
         return CLASS_OF_KIND[pattern.kind]
     if isinstance(error, USERS_OWN):
         return "user-error"
@@ -166,7 +166,7 @@ def shortened(error: BaseException) -> list[str]:
     whole = traceback.TracebackException.from_exception(error)
     one: traceback.TracebackException | None = whole
     while one is not None:
-        theirs = [frame for frame in one.stack if not frame.filename.startswith(_NOT_THEIRS)]
+        theirs = [frame for frame in one.stack if not frame.filename.startswith(_NOT_USER_CODE)]
         one.stack = traceback.StackSummary.from_list((theirs or one.stack)[-FRAMES:])
         one = one.__cause__ or one.__context__
     return list(whole.format())

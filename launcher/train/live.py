@@ -88,7 +88,7 @@ def _is_of(moment: Moment, found: OutOfMemory) -> bool:
 def _named(pieces: tuple[Piece, ...]) -> tuple[LiveTensor, ...]:
     if not pieces:
         return ()
-    seen = _Objects({piece.address for piece in pieces})
+    seen = _LiveObjects({piece.address for piece in pieces})
     names = seen.names()
     tensors = []
     for piece in pieces:
@@ -107,7 +107,7 @@ def _named(pieces: tuple[Piece, ...]) -> tuple[LiveTensor, ...]:
     return tuple(tensors)
 
 
-class _Objects:
+class _LiveObjects:
     """The live tensors at some addresses, and the models and optimizers of the process."""
 
     def __init__(self, addresses: set[int]) -> None:

@@ -50,11 +50,11 @@ class Loader:
             collate_fn=self._collated,
             num_workers=self._workers,
             multiprocessing_context="fork" if self._workers else None,
-            worker_init_fn=_dies_with_its_rank if self._workers else None,
+            worker_init_fn=_initialise_worker if self._workers else None,
             generator=torch.Generator(),  # the default would draw a seed from the training's random state
         )
         if not self._workers:
-            return _aside(iter(loader))
+            return _with_kept_random_state(iter(loader))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # inherited by the workers
         try:
             return iter(loader)
@@ -68,19 +68,19 @@ class Loader:
         return self._collate(samples)
 
 
-def _dies_with_its_rank(_: int) -> None:
+def _initialise_worker(_: int) -> None:
     """Make a worker obey only its rank's SIGTERM, and end at once when its rank ends.
 
     torch's handler would end the worker on any SIGTERM, also when the whole run is asked to stop and save.
     torch's check for the end of the rank takes seconds, while the worker holds pipes and memory.
     """
-    threading.Thread(target=_end_when_told, daemon=True).start()
+    threading.Thread(target=_end_on_sigterm_of_rank, daemon=True).start()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the rank ended before the call to prctl
         os._exit(1)
 
 
-def _end_when_told() -> None:
+def _end_on_sigterm_of_rank() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
@@ -112,7 +112,7 @@ def _seed_host(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def _aside(batches: Iterator[Any]) -> Iterator[Any]:
+def _with_kept_random_state(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield batches made in this process, without changing its random state, which dropout uses.
 
     A suspended generator would keep its last batch alive, so the list gives up its reference before `yield`.

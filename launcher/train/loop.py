@@ -55,11 +55,11 @@ from launcher.train.recovery.restart import Restart
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import UNLIKE, accumulate, used_parameters
+from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, used_parameters
 from launcher.train.task import TaskError
 from launcher.train.where import Where
 
-MOST_COMPARED = 8
+MAX_COMPARED_SAMPLES = 8
 "Maximum number of samples in the check, before the first step, that compares a batch with its halves."
 
 
@@ -152,8 +152,8 @@ class Trainer:
             started = time.perf_counter()
             result = self.train_step(step)
             self._evaluate_and_record(step, result, time.perf_counter() - started - result.lost)
-            self._tell_unsaved()
-            self._tell(self.checkpoints.finished())
+            self._report_unsaved()
+            self._report_checkpoint(self.checkpoints.finished())
             if step == self.steps:
                 self.in_time.leaves_by_itself()
                 self._save(step, leaving=True)
@@ -189,10 +189,10 @@ class Trainer:
 
     def _first_samples(self, step: int) -> list[Any]:
         """Return samples of the first micro-batch, and of the second one if the first has only one sample."""
-        samples = self.data.samples(step, 1)[:MOST_COMPARED]
+        samples = self.data.samples(step, 1)[:MAX_COMPARED_SAMPLES]
         return samples if len(samples) > 1 else [*samples, *self.data.samples(step, 2)]
 
-    def _tell_unsaved(self) -> None:
+    def _report_unsaved(self) -> None:
         """Report, once, the attributes of the task and its model that no checkpoint holds."""
         names, self.progress.unsaved = self.progress.unsaved, []
         if names:
@@ -258,7 +258,7 @@ class Trainer:
         recovery.begin()
         self.logged.clear()
         loss, weight = self._zero(), self._zero()
-        for index, batch in enumerate(self._made(self.data.micro_batches(step), "data"), start=1):
+        for index, batch in enumerate(self._fetched(self.data.micro_batches(step), "data"), start=1):
             if recovery.some_rank_outgrows(batch, recipe.micro_batch_size):
                 if recovery.outgrows(batch, recipe.micro_batch_size):
                     self.in_force.outgrown(batch, self.data.samples(step, index))
@@ -282,7 +282,7 @@ class Trainer:
         if failures:
             return None
         if all_used != used * self.rank.world:
-            raise TaskError(UNLIKE)
+            raise TaskError(DIFFERENT_PARAMETERS)
         return sums
 
     def _micro_batch(
@@ -326,7 +326,7 @@ class Trainer:
         loss, weight = self._zero(), self._zero()
         self.logged.clear()
         self.model.eval()
-        for batch, counts in self._made(self.held_out.batches(), "evaluation"):
+        for batch, counts in self._fetched(self.held_out.batches(), "evaluation"):
             with self.where.during("evaluation", users=True):
                 batch = self._on_device(batch)
                 batch_loss, batch_weight = loss_of(self.task, self.model, batch, self.rank)
@@ -339,7 +339,7 @@ class Trainer:
         means = {f"eval_{name}": value for name, value in self.logged.means(logged).items()}
         return {"eval_loss": _mean(total_loss, total_weight), **means}
 
-    def _made(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
+    def _fetched(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
         """Yield batches in host memory, one at a time."""
         while True:
             with self.where.during(phase, users=True), self.budget.host_side():
@@ -385,13 +385,13 @@ class Trainer:
         with self.where.during("checkpoint"):
             self._zero()  # an allocation for a fire drill: the rest is in host memory and is not counted
             with self.budget.host_side():
-                self._tell(self.checkpoints.finished(wait=True))
+                self._report_checkpoint(self.checkpoints.finished(wait=True))
                 if not leaving:
-                    self._tell(self.checkpoints.save(step))
+                    self._report_checkpoint(self.checkpoints.save(step))
                 elif self.checkpoints.saved != step:
-                    self._tell(self.checkpoints.save_last(step))
+                    self._report_checkpoint(self.checkpoints.save_last(step))
 
-    def _tell(self, saved: Saved | None) -> None:
+    def _report_checkpoint(self, saved: Saved | None) -> None:
         """Report a checkpoint. After a failed one, training continues: the last complete one remains."""
         if saved is None:
             return

@@ -16,7 +16,7 @@ from launcher.train.budget import Budget
 from launcher.train.compiling import apply_compile
 from launcher.train.float8 import to_float8
 from launcher.train.offload import count_no_gradients
-from launcher.train.precision import cast, compute_in, outwardly_fp32
+from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
 from launcher.train.sharding import shard
 from launcher.train.task import Task, TaskError
@@ -28,7 +28,7 @@ def new_model(task: Task, recipe: Recipe, *, on_meta: bool = False) -> nn.Module
         model = task.model()
     if not isinstance(model, nn.Module):
         raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, not nn.Module")
-    return outwardly_fp32(cast(model, recipe), recipe)
+    return with_fp32_outputs(cast(model, recipe), recipe)
 
 
 def arranged(

@@ -30,7 +30,7 @@ def cast(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model
 
 
-def outwardly_fp32(model: nn.Module, recipe: Recipe) -> nn.Module:
+def with_fp32_outputs(model: nn.Module, recipe: Recipe) -> nn.Module:
     """Make the model return fp32 in any precision, so that a task computes its loss in fp32.
 
     With `bf16` the model also accepts fp32 inputs, so a task's data are independent of the parameter type.

@@ -32,11 +32,11 @@ def shard(
     """Return the model as this rank trains it, on its device. A model on the meta device needs `fill`."""
     if rank.recipe.sharding in SHARDED:
         model = _filled(fully_sharded(model, list(blocks), rank, mesh or device_mesh(rank)), fill, rank)
-        _say_price(model, rank)
+        _report_gradient_bytes(model, rank)
         return model
     model = _on(rank.device, _filled(model, fill, rank))
     if rank.recipe.sharding == "ddp":
-        _say_price(model, rank)
+        _report_gradient_bytes(model, rank)
         # Gradients are views of the communication buckets, which saves a second copy of them.
         return DistributedDataParallel(
             model,
@@ -102,7 +102,7 @@ def fully_sharded(model: nn.Module, blocks: list[nn.Module], rank: Rank, mesh: D
     return model
 
 
-UNLIKE = (
+DIFFERENT_PARAMETERS = (
     "the ranks used different parameters in a step (experts, branches, modalities), and FSDP in this version "
     "of torch would add gradients of different parameters: use torch 2.13 or newer, or sharding: ddp with "
     "train.find_unused_parameters: true, or let every parameter take part in each loss"
@@ -207,7 +207,7 @@ def price_of_last(model: nn.Module, recipe: Recipe) -> tuple[int, int]:
     return (whole, mine) if recipe.sharding in SHARDED else (2 * whole, whole)
 
 
-def _say_price(model: nn.Module, rank: Rank) -> None:
+def _report_gradient_bytes(model: nn.Module, rank: Rank) -> None:
     if rank.recipe.grad_sync == "last" and rank.recipe.grad_accum > 1:
         last, each = price_of_last(model, rank.recipe)
         kind = "unsharded gradients" if rank.recipe.sharding in SHARDED else "gradients outside DDP's buckets"

@@ -60,7 +60,7 @@ class WeightsAndBiases:
                 tags=list(job.tags),
                 config={
                     "recipe": rank.recipe.model_dump(),
-                    **job.model_dump(mode="json", by_alias=True, include=_TOLD),
+                    **job.model_dump(mode="json", by_alias=True, include=_SENT_FIELDS),
                 },
                 # Output of the ranks may contain secrets: launcher masks them in its logs, W&B would not.
                 settings=wandb.Settings(console="off"),
@@ -79,7 +79,7 @@ class WeightsAndBiases:
 
 
 # Fields of the job that are sent to W&B. `env` and `workdir` are private.
-_TOLD = {"name", "task", "args", "batch", "steps", "epochs", "resources", "train", "tags"}
+_SENT_FIELDS = {"name", "task", "args", "batch", "steps", "epochs", "resources", "train", "tags"}
 _OPEN: dict[str, Callable[[Rank], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
