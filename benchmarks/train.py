@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launcher.supervise.worker import CPU_HEAP, of_the_heap
+from launcher.supervise.worker import CPU_HEAP, cpu_heap_variables
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
@@ -225,7 +225,10 @@ def _prepare_ours(_: str, folder: Path, model: dict[str, Any], options: argparse
     about = {"id": "bench", "job": job, "workdir": ".", "gpus_per_node": gpus}
     (folder / "run.json").write_text(json.dumps(about))
     (attempt / "recipe.json").write_text(json.dumps(recipe))
-    return [sys.executable, "-m", "launcher.train"], {"LAUNCHER_RUN_DIR": str(folder), **of_the_heap(about)}
+    return [sys.executable, "-m", "launcher.train"], {
+        "LAUNCHER_RUN_DIR": str(folder),
+        **cpu_heap_variables(about),
+    }
 
 
 def _ours(

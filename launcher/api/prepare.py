@@ -128,6 +128,6 @@ def within(limits: Limits, cluster: Cluster) -> Cluster:
 def prepare(request: Request) -> tuple[Scheduler, Prepared]:
     """Prepare a request. Raises RenderError, SchedulerError."""
     cluster, scheduler = request.cluster, of_cluster(request.cluster)
-    if request.plan.layout.nodes > 1 and not scheduler.capabilities.multi_node:
+    if request.plan.layout.nodes > 1 and not scheduler.multi_node:
         raise SchedulerError(f"{cluster.name} is one machine; several nodes need another cluster")
     return scheduler, scheduler.prepare(request)

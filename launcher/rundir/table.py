@@ -7,6 +7,7 @@ volumes); `nodes` are the run directories of one job's nodes if they share no fo
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
@@ -84,13 +85,12 @@ FILES = (
 )
 
 
-def suffixes(*changes: Change) -> tuple[str, ...]:
-    """Return the endings, such as `.jsonl`, of the files that change in one of these ways."""
-    found = (PurePosixPath(file.path).suffix for file in FILES if file.change in changes)
-    return tuple(sorted({suffix for suffix in found if suffix}))
+def _suffixes(files: Iterable[RunFile]) -> tuple[str, ...]:
+    """Return the suffixes of these files, such as `.jsonl`, sorted. Files without a suffix are left out."""
+    return tuple(sorted({PurePosixPath(file.path).suffix for file in files} - {""}))
 
 
-GROWING = suffixes("grows")
+GROWING = _suffixes(file for file in FILES if file.change == "grows")
 "Only files with these endings grow; a copy needs only their new end. All others are replaced as a whole."
 
 LOG_FOLDERS = tuple(sorted({PurePosixPath(file.path).parts[2] for file in FILES if file.copies == "log"}))
@@ -116,9 +116,7 @@ COPIED_NAMES = tuple(
 )
 "Patterns of the names of all files that are copied."
 
-REPLACED = tuple(
-    sorted({PurePosixPath(file.path).suffix for file in COPIED_FILES if file.change != "grows"} - {""})
-)
+REPLACED = _suffixes(file for file in COPIED_FILES if file.change != "grows")
 "The endings of files that are copied and do not grow."
 
 REQUESTS = tuple(file.path for file in FILES if file.writer == "verbs")

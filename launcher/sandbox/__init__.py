@@ -1,1 +1,1 @@
-"""A server on this machine that stands in for RunPod: for trying it out, and for tests."""
+"""A server that stands in for RunPod on this machine, for trying launcher out and for tests."""

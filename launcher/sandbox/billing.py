@@ -1,4 +1,4 @@
-"""GET /v2/billing/pods: the ledger in buckets of time."""
+"""GET /v2/billing/pods: the billed amounts per period."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIZES = ("hour", "day", "week", "month", "year")
 
 
 def pods(ledger: Ledger, query: dict[str, str], now: float) -> dict[str, Any]:
-    """`ListPodBillingResponse`."""
+    """Return a `ListPodBillingResponse`."""
     size = query.get("bucketSize", "day")
     if size not in _SIZES:
         raise ProblemError(422, f"bucketSize: one of {', '.join(_SIZES)}")

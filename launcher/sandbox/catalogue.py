@@ -1,7 +1,7 @@
-"""What can be rented here, and for how much.
+"""GPU and CPU types that can be rented here, with prices and stock.
 
-GPU ids and memory as in RunPod's table of GPU types; prices and stock are made up for this server (RunPod's
-change by the day), in the order of the real ones.
+GPU ids and memory are those of RunPod's table of GPU types. Prices and stock are invented, because RunPod's
+change daily; the order of prices is RunPod's.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class Gpu:
     id: str
     name: str
     memory: int
-    "GB"
+    "GB."
     secure: float
-    "USD per GPU and hour"
+    "USD per GPU and hour."
     community: float
     stock: dict[str, str]
-    "Data centre -> NONE, LOW, MEDIUM or HIGH"
+    "Data centre -> NONE, LOW, MEDIUM or HIGH."
     max_count: int = 8
 
 
@@ -31,9 +31,9 @@ class Cpu:
     name: str
     group: str
     per_vcpu: float
-    "USD per vCPU and hour"
+    "USD per vCPU and hour."
     ram_per_vcpu: float
-    "GB"
+    "GB."
     max_vcpu: int = 32
 
 
@@ -65,7 +65,7 @@ CPUS = {
     )
 }
 SPOT = 0.5
-"Lowest bid, as a part of the price on demand."
+"Lowest bid, as a fraction of the on-demand price."
 DISK_PER_GB_HOUR = 0.10 / (30 * 24)
 "Container disk of a running pod: 0.10 USD per GB and month."
 

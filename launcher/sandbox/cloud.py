@@ -1,4 +1,4 @@
-"""The pods: created, run, started again when their command returns, stopped, ended, billed."""
+"""The pods: create, run, restart when their command returns, stop, end and bill them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.sandbox import catalogue
-from launcher.sandbox.asked import Container as Body
-from launcher.sandbox.asked import CreateCluster, CreatePod, GpuConfig
 from launcher.sandbox.container import MARK, Container
 from launcher.sandbox.faults import Dice
 from launcher.sandbox.isolation import Isolation, kill_marked
@@ -24,20 +22,22 @@ from launcher.sandbox.placing import place, price_of
 from launcher.sandbox.podlog import PodLog
 from launcher.sandbox.problem import ProblemError
 from launcher.sandbox.records import ACTIONS, Cluster, Ledger, Pod, Seat, Volume
+from launcher.sandbox.request_bodies import Container as Body
+from launcher.sandbox.request_bodies import CreateCluster, CreatePod, GpuConfig
 
 INTERRUPTED_GRACE = 5.0
-"Seconds between SIGTERM and SIGKILL when a spot pod is taken away."
+"Seconds between SIGTERM and SIGKILL when a spot pod is interrupted."
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds that each step takes."""
+    """Duration of each step in seconds."""
 
     provisioning: float = 1.0
     pull: float = 1.0
     restart: float = 1.0
     grace: float = 10.0
-    "Between SIGTERM and SIGKILL when a pod is ended."
+    "Time between SIGTERM and SIGKILL when a pod is ended."
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Cloud:
     dice: Dice
     pace: Pace
     api: str = ""
-    "Base address, for the pods; known once the server listens."
+    "Base URL of the API for the pods. Known once the server listens."
     pods: dict[str, Pod] = field(default_factory=dict)
     clusters: dict[str, Cluster] = field(default_factory=dict)
     volumes: dict[str, Volume] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Cloud:
         self._timers: set[asyncio.Task[None]] = set()
         self.logs: dict[str, PodLog] = {}
         self.gone: list[dict[str, Any]] = []
-        "Pods that were ended."
+        "Pods that have been ended."
         (self.folder / "pods").mkdir(parents=True, exist_ok=True)
         self._after_a_crash()
         self.ledger = Ledger(self.folder / "ledger.jsonl", time.time())
@@ -122,7 +122,7 @@ class Cloud:
         one = catalogue.GPUS[gpu.id]
         price = self._factor() * one.secure * gpu.count
         now = time.time()
-        unlisted = self.dice.falls("unlisted") or 0.0
+        unlisted = self.dice.happens("unlisted") or 0.0
         cluster = Cluster(self._id(), body.name, body.type, compute.model_dump(), centre, now, now + unlisted)
         address = _address()
         for rank in range(compute.podCount):
@@ -144,11 +144,11 @@ class Cloud:
             ports=body.ports, mounts=body.mounts.model_dump(exclude_none=True, exclude_defaults=True),
             gpu=gpu, cpu=cpu, cloud=cloud, registry=None, centre=centre, price=round(price, 6),
             key=f"rpa_pod_{secrets.token_hex(16)}", interruptible=interruptible, created=now,
-            listed_from=now + (self.dice.falls("unlisted") or 0.0),
+            listed_from=now + (self.dice.happens("unlisted") or 0.0),
         )  # fmt: skip
 
     def _factor(self) -> float:
-        return self.dice.falls("price") or 1.0
+        return self.dice.happens("price") or 1.0
 
     def _id(self) -> str:
         return "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(14))
@@ -182,20 +182,20 @@ class Cloud:
                 pod.terminate_after - time.time(), lambda: self.terminate(pod, "terminateAfter has passed")
             )
         await asyncio.sleep(self.pace.provisioning)
-        self._turn(pod, "STARTING")
+        self._set_status(pod, "STARTING")
         self.ledger.open(pod.id, "cpu" if pod.cpu else "gpu", pod.price, time.time())
         log.add("system", f"create container {pod.image}")
-        await asyncio.sleep(self.pace.pull + (self.dice.falls("slow-pull") or 0.0))
-        if self.dice.falls("pull-error") is not None:
+        await asyncio.sleep(self.pace.pull + (self.dice.happens("slow-pull") or 0.0))
+        if self.dice.happens("pull-error") is not None:
             log.add("system", f"error pulling image: {pod.image}: manifest unknown")
             self.ledger.close(pod.id, time.time())
-            self._turn(pod, "ERROR")
+            self._set_status(pod, "ERROR")
             return
-        after = self.dice.falls("interrupt") if pod.interruptible else None
+        after = self.dice.happens("interrupt") if pod.interruptible else None
         if after is not None:
             self._later(after, lambda: self.interrupt(pod))
         pod.started = time.time()
-        self._turn(pod, "RUNNING")
+        self._set_status(pod, "RUNNING")
         while pod.live and pod.id not in self._halting:
             pod.starts += 1
             log.add("system", "start container")
@@ -203,12 +203,12 @@ class Cloud:
             log.add("system", f"container ended with exit code {code}")
             await asyncio.sleep(self.pace.restart)
 
-    def _turn(self, pod: Pod, status: str) -> None:
+    def _set_status(self, pod: Pod, status: str) -> None:
         pod.status = status
         self.save()
 
     async def _halt(self, pod: Pod, grace: float) -> None:
-        """No process and no bill afterwards."""
+        """End all processes of a pod and its charge."""
         self._halting.add(pod.id)
         await self._containers[pod.id].stop(grace)
         task = self._tasks.pop(pod.id, None)
@@ -243,7 +243,7 @@ class Cloud:
         await self._containers[pod.id].stop(self.pace.grace)
 
     async def terminate(self, pod: Pod, why: str, grace: float | None = None) -> None:
-        """Returns when no process is left; the API answers before."""
+        """End a pod for good. Returns when no process is left; the API answers earlier."""
         if self.pods.pop(pod.id, None) is None:
             return
         pod.status = "TERMINATED"
@@ -266,18 +266,18 @@ class Cloud:
             await asyncio.gather(*(self.terminate(pod, why) for pod in cluster.pods))
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """For what takes longer than its answer."""
-        _kept(self._ending, work)
+        """Run work that takes longer than the API's answer."""
+        _keep_task(self._ending, work)
 
     def _later(self, delay: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def wait() -> None:
             await asyncio.sleep(max(0.0, delay))
             self.background(work())
 
-        _kept(self._timers, wait())
+        _keep_task(self._timers, wait())
 
     async def close(self) -> None:
-        """Every pod is ended at once."""
+        """End every pod at once."""
         for task in list(self._timers):
             task.cancel()
         self.clusters.clear()
@@ -293,7 +293,7 @@ class Cloud:
         _write(self.folder / "pods.json", json.dumps({"live": live, "gone": self.gone}))
 
     def _after_a_crash(self) -> None:
-        """Pods whose server was killed are ended: their processes are gone or go now."""
+        """End the pods of a server that was killed. Kill those of their processes that still run."""
         file = self.folder / "pods.json"
         if not file.exists():
             return
@@ -312,7 +312,7 @@ def allowed(pod: Pod, action: str) -> None:
 
 
 def _address() -> str:
-    """This machine's: all nodes of a cluster share it. Nothing is sent to find it out."""
+    """Return this machine's address, which all nodes of a cluster share. Nothing is sent to find it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("203.0.113.1", 9))  # TEST-NET-3 of RFC 5737
@@ -321,8 +321,8 @@ def _address() -> str:
         return str(probe.getsockname()[0])
 
 
-def _kept(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
-    """asyncio itself holds tasks weakly."""
+def _keep_task(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    """Start a task and hold a reference to it, because asyncio holds only weak ones."""
     task = asyncio.ensure_future(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

@@ -1,4 +1,4 @@
-"""The process of a pod: started, ended, its output as lines."""
+"""The process of a pod: start it, end it and log its output line by line."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from launcher.sandbox.records import Pod
 
 MARK = "RUNPOD_POD_ID"
 _KEPT = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "LD_LIBRARY_PATH")
-"Of this server's environment; a pod gets no other variable of it."
+"Variables that a pod gets from this server's environment. It gets no others."
 
 
 NVIDIA_SMI = """\
 #!/bin/sh
-# The sandbox's, as this machine has no GPU: what looks for cards finds them listed, nothing computes.
+# The sandbox's nvidia-smi for a machine without a GPU: it lists GPUs, but nothing can compute on them.
 [ "$1" = -L ] || { echo "nvidia-smi of the sandbox: only -L" >&2; exit 9; }
-{cards}"""
+{gpus}"""
 
 
 def environment(pod: Pod, home: str, volume: str | None, api: str) -> dict[str, str]:
-    """RunPod's variables, those of the request over them; its secrets from this server's environment."""
+    """Return RunPod's variables with those of the request. Secrets come from this server's environment."""
     env = {name: os.environ[name] for name in _KEPT if name in os.environ}
     env |= {
-        # The image: this machine, with the Python that runs the server first.
+        # In place of the image: this machine, with the Python that runs the server first in PATH.
         "PATH": f"{home}/bin:{Path(sys.executable).parent}:{os.defpath}:/usr/local/bin:/usr/sbin:/sbin",
         "HOME": home,
         "RUNPOD_POD_ID": pod.id,
@@ -70,12 +70,12 @@ def environment(pod: Pod, home: str, volume: str | None, api: str) -> dict[str, 
 
 
 class Container:
-    """Start it once, wait for its end, start a new one: as a container runtime does."""
+    """A pod's container: `run` starts the command and waits for its end. It may run again afterwards."""
 
     def __init__(
         self, pod: Pod, folder: Path, isolation: Isolation, log: PodLog, volumes: list[tuple[str, Path, str]]
     ) -> None:
-        """`volumes`: id, folder here, path in the pod."""
+        """`volumes`: (id, folder on this machine, path in the pod)."""
         self.pod = pod
         self.folder = folder
         self.isolation = isolation
@@ -85,10 +85,10 @@ class Container:
         self._starting: asyncio.Future[asyncio.subprocess.Process] | None = None
 
     async def run(self, api: str) -> int:
-        """Runs the command once; its exit code."""
+        """Run the command once. Return its exit code."""
         disk = self.folder / "disk"
         (disk / "tmp").mkdir(parents=True, exist_ok=True)
-        self._play_gpus(disk)
+        self._fake_nvidia_smi(disk)
         args = self.pod.args or "sleep infinity"
         home = "/pod"
         if not self.isolation:
@@ -99,7 +99,7 @@ class Container:
         visible = [package, Path(sys.prefix), Path(sys.base_prefix)]
         argv = self.isolation.argv(self.folder, shlex.split(args), mounts, visible)
         volume = self.volumes[0][0] if self.volumes else None
-        # A task of its own: who ends the pod meanwhile waits until there is a process to end.
+        # Starting is a task of its own, so that `stop` can wait until there is a process to end.
         self._starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 *argv,
@@ -125,18 +125,18 @@ class Container:
             await asyncio.wait_for(reading, 5)
         return code
 
-    def _play_gpus(self, disk: Path) -> None:
+    def _fake_nvidia_smi(self, disk: Path) -> None:
         if self.pod.gpu is None or shutil.which("nvidia-smi"):
             return
         gpu = self.pod.gpu
-        cards = [f"echo 'GPU {i}: {gpu['id']} (UUID: GPU-sandbox-{i})'\n" for i in range(gpu["count"])]
+        gpus = [f"echo 'GPU {i}: {gpu['id']} (UUID: GPU-sandbox-{i})'\n" for i in range(gpu["count"])]
         smi = disk / "bin" / "nvidia-smi"
         smi.parent.mkdir(exist_ok=True)
-        smi.write_text(NVIDIA_SMI.replace("{cards}", "".join(cards)))
+        smi.write_text(NVIDIA_SMI.replace("{gpus}", "".join(gpus)))
         smi.chmod(0o755)
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM to the first process, as container runtimes do; SIGKILL to all after `grace` seconds."""
+        """Send SIGTERM to the first process, as container runtimes do, and SIGKILL to all after `grace` s."""
         if self._starting is None:
             return
         try:
@@ -151,14 +151,14 @@ class Container:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(process.wait()), grace)
         if process.returncode is None:
-            # Not process.kill(): it polls, and takes the exit code away from asyncio's watcher.
+            # process.kill() would poll and take the exit code away from asyncio's watcher.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         self._sweep()
         await process.wait()
 
     def _sweep(self) -> None:
-        """What the command left behind where it had no process namespace, or one that was not ready yet."""
+        """Kill processes that the command left without a process namespace, or before it was ready."""
         kill_marked(f"{MARK}={self.pod.id}")
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:

@@ -1,4 +1,4 @@
-"""RunPod's own OpenAPI document, if it is at hand: requests and this server's answers are held against it."""
+"""Check requests and answers against RunPod's own OpenAPI document, if it is given."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Contract:
 
     def _operation(self, method: str, path: str) -> dict[str, Any]:
         fits = [operations for pattern, operations in self._paths if pattern.fullmatch(path)]
-        # A fixed path wins over one with a parameter: both are in the document's order.
+        # A fixed path comes before one with a parameter, because the document lists them in this order.
         found: dict[str, Any] = next((one[method.lower()] for one in fits if method.lower() in one), {})
         return found
 
@@ -76,7 +76,7 @@ class Contract:
 
 
 def _typed(text: str, schema: dict[str, Any]) -> object:
-    """A query parameter as JSON Schema sees it."""
+    """Return a query parameter with its type in the JSON Schema."""
     kind = schema.get("type")
     if kind == "array":
         return text.split(",")

@@ -1,4 +1,4 @@
-"""What RunPod does not have: a look behind, and faults on demand. For tests and for trying things out."""
+"""Routes that RunPod does not have, for tests and trials: read the sandbox's state and inject faults."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Control:
         )
 
     async def set_faults(self, request: Request) -> Response:
-        """Body: as the file of `--faults`; it replaces what was set, and the dice begin anew."""
+        """Set the faults. The body is like the file of `--faults`. Counts and random numbers start again."""
         if denied := self._denied(request):
             return denied
         try:
@@ -52,7 +52,7 @@ class Control:
         return JSONResponse(self.cloud.dice.record())
 
     async def interrupt(self, request: Request) -> Response:
-        """As RunPod takes a spot pod away; the answer comes when it is gone."""
+        """Interrupt a spot pod, as RunPod does. Answers when the pod has stopped."""
         if denied := self._denied(request):
             return denied
         pod = self.cloud.pods.get(request.path_params["id"])

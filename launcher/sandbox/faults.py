@@ -1,4 +1,4 @@
-"""What goes wrong, how often, and a die that falls the same way for the same seed."""
+"""Faults to inject, with their probabilities. Equal seeds give equal faults."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ KINDS = {
     "forbidden": "a pod or cluster is refused: 403, no access to the pool",
     "no-balance": "a pod or cluster is refused: 402",
     "rate-limit": "429 with Retry-After: VALUE seconds (1)",
-    "server-error": "VALUE (500) instead of the answer; nothing was done",
-    "lost-response": "what was asked is done, but the connection breaks before the answer",
-    "gateway-timeout": "what was asked is done, but the answer is 504",
+    "server-error": "VALUE (500) instead of the answer; the request is not carried out",
+    "lost-response": "the request is carried out, but the connection breaks before the answer",
+    "gateway-timeout": "the request is carried out, but the answer is 504",
     "slow-answer": "the answer comes VALUE seconds later (2)",
     "slow-pull": "the image takes VALUE seconds more (10)",
     "pull-error": "the image cannot be pulled: the pod goes to ERROR",
-    "interrupt": "a spot pod is taken away VALUE seconds after its start (2)",
+    "interrupt": "a spot pod is interrupted VALUE seconds after its start (2)",
     "price": "the pod costs VALUE times the catalogue's price (3)",
     "unlisted": "a new pod or cluster is missing from the list for VALUE seconds (3)",
-    "s3-error": "an answer of the S3 endpoint is VALUE (503)",
-    "huge-body": "an answer of VALUE MiB (256)",
-    "wrong-types": "an answer whose fields have other types",
-    "not-json": "an answer that is a page of HTML",
+    "s3-error": "the S3 endpoint answers with VALUE (503)",
+    "huge-body": "the answer has VALUE MiB (256)",
+    "wrong-types": "the answer's fields have wrong types",
+    "not-json": "the answer is an HTML page",
     "redirect": "a redirect to another host",
 }
 DEFAULTS = {
@@ -37,7 +37,7 @@ _TEXT = re.compile(r"(?P<p>[0-9.]+)(:(?P<value>[0-9.]+))?(x(?P<times>[0-9]+))?")
 
 
 class Fault(BaseModel):
-    """`p` per occasion; `times` at most; `on` a regular expression for `METHOD /path`."""
+    """`p`: probability per occasion. `times`: maximum count. `on`: regular expression for `METHOD /path`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     p: float = Field(ge=0, le=1)
@@ -47,7 +47,7 @@ class Fault(BaseModel):
 
 
 def parse(text: str) -> tuple[str, Fault]:
-    """`no-capacity=0.3`, `slow-pull=0.5:20`, `lost-response=1x2` (the first two times)."""
+    """Parse `no-capacity=0.3`, `slow-pull=0.5:20` or `lost-response=1x2` (the first two times)."""
     name, _, rest = text.partition("=")
     found = _TEXT.fullmatch(rest)
     if name not in KINDS or found is None:
@@ -59,7 +59,7 @@ def parse(text: str) -> tuple[str, Fault]:
 
 
 def read(record: object) -> dict[str, Fault]:
-    """A mapping of names to a probability or to the fields of `Fault`."""
+    """Read a mapping of names to a probability or to the fields of `Fault`."""
     if not isinstance(record, dict):
         raise ValueError("faults: write a mapping, e.g. {no-capacity: 0.3}")
     if unknown := sorted(set(record) - set(KINDS)):
@@ -75,7 +75,7 @@ def read(record: object) -> dict[str, Fault]:
 
 
 class Dice:
-    """Each kind of fault has a sequence of its own: one more request of another kind changes nothing."""
+    """Decides which faults happen. Each kind has its own random sequence, independent of other requests."""
 
     def __init__(self, seed: int, faults: dict[str, Fault]) -> None:
         self.seed = seed
@@ -86,8 +86,8 @@ class Dice:
         self.fell: dict[str, int] = {}
         self._random = {name: random.Random(f"{self.seed} {name}") for name in faults}
 
-    def falls(self, name: str, on: str = "") -> float | None:
-        """The fault's value if it happens now."""
+    def happens(self, name: str, on: str = "") -> float | None:
+        """Return the fault's value if it happens now, else None."""
         fault = self.faults.get(name)
         if fault is None or (fault.on is not None and not re.search(fault.on, on)):
             return None

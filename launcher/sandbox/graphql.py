@@ -1,7 +1,7 @@
-"""What REST v2 lacks: spot pods and a time at which the service itself ends a pod.
+"""The GraphQL operations that REST v2 lacks: spot pods, and a time at which RunPod itself ends a pod.
 
-Not a GraphQL server: one field per request, its argument `input` as a variable or an object of variables and
-constants, and the answer holds every field that this server knows, asked for or not.
+This is not a full GraphQL server. A request has one field. Its argument `input` is a variable or an object of
+variables and constants. The answer holds every field that this server knows, even if it was not requested.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from launcher.sandbox import catalogue
-from launcher.sandbox.asked import Asked, CreatePod, Text
 from launcher.sandbox.cloud import Cloud
-from launcher.sandbox.guard import Guard, account
+from launcher.sandbox.guard import Guard, require_account_key
 from launcher.sandbox.problem import ProblemError
 from launcher.sandbox.records import Pod, seconds
+from launcher.sandbox.request_bodies import CreatePod, RequestBody, Text
 
 _FIELD = re.compile(
     r"\b(?P<name>podRentInterruptable|podFindAndDeployOnDemand|deployCpuPod|podTerminate|podStop|podResume|pod"
@@ -31,12 +31,12 @@ _FIELD = re.compile(
 _PAIR = re.compile(r'(\w+)\s*:\s*(\$\w+|"(?:[^"\\]|\\.)*"|[-\w.]+)')
 
 
-class Variable(Asked):
+class Variable(RequestBody):
     key: Text
     value: str
 
 
-class _Deploy(Asked):
+class _Deploy(RequestBody):
     name: Text
     imageName: Text  # noqa: N815
     cloudType: Literal["SECURE", "COMMUNITY", "ALL"] = "ALL"  # noqa: N815
@@ -55,7 +55,7 @@ class _Deploy(Asked):
     terminateAfter: str | None = None  # noqa: N815
 
     def computing(self) -> dict[str, Any]:
-        """GPU or CPU, in the words of REST."""
+        """Return the GPU or CPU fields of the REST request."""
         raise NotImplementedError
 
     def mounts(self) -> dict[str, Any]:
@@ -81,20 +81,20 @@ class _Deploy(Asked):
         )
 
     def limit(self) -> float | None:
-        """When the pod is ended, in epoch seconds. Raises ProblemError."""
+        """Return when the pod is ended, in seconds since the epoch, or None. Raises ProblemError."""
         if self.terminateAfter is None:
             return None
         try:
             limit = seconds(self.terminateAfter)
         except ValueError:
-            raise ProblemError(400, f"terminateAfter: {self.terminateAfter!r} is no time") from None
+            raise ProblemError(400, f"terminateAfter: {self.terminateAfter!r} is not a time") from None
         if limit <= time.time():
             raise ProblemError(400, "terminateAfter has passed already")
         return limit
 
 
 class Deploy(_Deploy):
-    """PodRentInterruptableInput and PodFindAndDeployOnDemandInput, as far as they are used."""
+    """The fields of PodRentInterruptableInput and PodFindAndDeployOnDemandInput that launcher uses."""
 
     gpuTypeId: Text  # noqa: N815
     gpuCount: int = Field(1, ge=1)  # noqa: N815
@@ -117,7 +117,7 @@ class Deploy(_Deploy):
 
 
 class DeployCpu(_Deploy):
-    """deployCpuPodInput, as far as it is used: without `volumeInGb`."""
+    """The fields of deployCpuPodInput that launcher uses. It has no `volumeInGb`."""
 
     instanceId: str = Field(pattern=r"^[a-z0-9]+-\d+-[\d.]+$")  # noqa: N815
 
@@ -138,8 +138,8 @@ class GraphQL:
         return [Route("/graphql", self.guard(self.answer), methods=["POST"])]
 
     async def answer(self, request: Request) -> Response:
-        """Errors come with 200, as RunPod's do."""
-        account(request)
+        """Answer a request. Errors have status 200, as RunPod's do."""
+        require_account_key(request)
         try:
             body = json.loads(await request.body())
             name, given = _asked(body["query"], body.get("variables") or {})
@@ -178,12 +178,12 @@ class GraphQL:
 
     def _deploy(self, wanted: Deploy, interruptible: bool) -> dict[str, Any]:
         if interruptible != (wanted.bidPerGpu is not None):
-            raise ProblemError(400, "bidPerGpu belongs to podRentInterruptable, and to it only")
+            raise ProblemError(400, "podRentInterruptable needs bidPerGpu, and no other mutation accepts it")
         return _pod(self.cloud.create(wanted.body(), interruptible, wanted.bidPerGpu, wanted.limit()))
 
 
 def _asked(query: str, variables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The one field and its input; ValueError."""
+    """Return the query's field and its input. Raises ValueError."""
     inside = query[query.index("{") + 1 :]
     found = _FIELD.search(inside)
     if found is None:
@@ -191,7 +191,7 @@ def _asked(query: str, variables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if found["variable"]:
         given = variables[found["variable"]]
         if not isinstance(given, dict):
-            raise ValueError(f"variable {found['variable']} is no object")
+            raise ValueError(f"variable {found['variable']} is not an object")
         return found["name"], given
     pairs = _PAIR.findall(found["object"] or "")
     return found["name"], {

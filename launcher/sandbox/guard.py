@@ -1,4 +1,4 @@
-"""What happens to every request before and after its handler: key, limits, faults, the contract."""
+"""Checks around every request's handler: API key, rate limit, injected faults and RunPod's contract."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Broken(Response):
-    """The connection ends in the middle of the answer."""
+    """A response whose connection breaks in the middle."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"4096")]
@@ -50,7 +50,7 @@ class Guard:
             try:
                 answer = await self._guarded(request, handler)
             except ProblemError as problem:
-                answer = self._honest(request, problem.response())
+                answer = self._conforming(request, problem.response())
             for name, value in head.items():
                 answer.headers[name] = value
             return answer
@@ -63,40 +63,40 @@ class Guard:
         self._admit(request)
         if self._used > self.per_minute:
             raise ProblemError(429, "too many requests", headers={"Retry-After": str(self._rest())})
-        if (wait := dice.falls("rate-limit", on)) is not None:
+        if (wait := dice.happens("rate-limit", on)) is not None:
             raise ProblemError(429, "too many requests", headers={"Retry-After": f"{wait:g}"})
-        if (status := dice.falls("server-error", on)) is not None:
+        if (status := dice.happens("server-error", on)) is not None:
             raise ProblemError(int(status), "injected: the upstream failed")
-        if dice.falls("redirect", on) is not None:
+        if dice.happens("redirect", on) is not None:
             return RedirectResponse("http://elsewhere.invalid" + request.url.path)
         if self.contract is not None:
             query = dict(request.query_params)
             if wrong := self.contract.wrong_query(request.method, request.url.path, query):
                 raise ProblemError(422, "invalid query", wrong)
-        answer = self._honest(request, await handler(request))
-        if (wait := dice.falls("slow-answer", on)) is not None:
+        answer = self._conforming(request, await handler(request))
+        if (wait := dice.happens("slow-answer", on)) is not None:
             await asyncio.sleep(wait)
-        return self._spoilt(on, answer)
+        return self._with_fault(on, answer)
 
-    def _spoilt(self, on: str, answer: Response) -> Response:
-        """The handler has done what was asked; the answer does not say so."""
+    def _with_fault(self, on: str, answer: Response) -> Response:
+        """Return the answer, or an injected fault in its place. The handler has carried out the request."""
         dice = self.cloud.dice
-        if dice.falls("lost-response", on) is not None:
+        if dice.happens("lost-response", on) is not None:
             return Broken()
-        if dice.falls("gateway-timeout", on) is not None:
+        if dice.happens("gateway-timeout", on) is not None:
             return ProblemError(504, "upstream request timeout").response()
-        if dice.falls("wrong-types", on) is not None:
+        if dice.happens("wrong-types", on) is not None:
             return JSONResponse(
                 {"id": 17, "name": None, "status": ["RUNNING"], "cost": "free", "pods": "none"}
             )
-        if dice.falls("not-json", on) is not None:
+        if dice.happens("not-json", on) is not None:
             return HTMLResponse("<html><body>Welcome to this hotel's network</body></html>")
-        if (size := dice.falls("huge-body", on)) is not None:
+        if (size := dice.happens("huge-body", on)) is not None:
             return StreamingResponse(_huge(int(size)), media_type="application/json")
         return answer
 
     def _admit(self, request: Request) -> None:
-        """Sets `request.state.pod`: the pod whose key was sent, None for the account's."""
+        """Check the API key. Set `request.state.pod` to the key's pod, or None for the account's key."""
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise ProblemError(401, "missing bearer token")
@@ -123,8 +123,8 @@ class Guard:
     def _rest(self) -> int:
         return 60 - int(time.time() % 60)
 
-    def _honest(self, request: Request, answer: Response) -> Response:
-        """The answer, unless it breaks RunPod's contract: then a defect that nobody overlooks."""
+    def _conforming(self, request: Request, answer: Response) -> Response:
+        """Return the answer, or an error 500 if the answer breaks RunPod's contract."""
         path = request.url.path
         if self.contract is None or not path.startswith("/v2/") or isinstance(answer, StreamingResponse):
             return answer
@@ -135,7 +135,7 @@ class Guard:
         return ProblemError(500, "a defect of the sandbox: its answer breaks the contract", wrong).response()
 
     async def body(self, request: Request, model: type[Model]) -> Model:
-        """The request's body, held against the contract and read; 422 with every fault."""
+        """Read the request's body and check it against the contract. Answers 422 with every error."""
         try:
             record = json.loads(await request.body())
         except ValueError:
@@ -151,15 +151,16 @@ class Guard:
             raise ProblemError(422, "request body does not match the contract", found) from None
 
 
-def own(request: Request, pod: Pod) -> None:
-    """A pod's key is good for the pod itself."""
+def require_pod_access(request: Request, pod: Pod) -> None:
+    """Refuse another pod's key: a pod's key is valid for that pod only."""
     if request.state.pod is not None and request.state.pod is not pod:
-        raise ProblemError(403, "access denied: this key is another pod's")
+        raise ProblemError(403, "access denied: this key belongs to another pod")
 
 
-def account(request: Request) -> None:
+def require_account_key(request: Request) -> None:
+    """Refuse a pod's key."""
     if request.state.pod is not None:
-        raise ProblemError(403, "access denied: a pod's key is good for that pod only")
+        raise ProblemError(403, "access denied: a pod's key is valid for that pod only")
 
 
 async def _huge(mebibytes: int) -> Any:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # isolate.sh ROOT DISK [SOURCE TARGET]... -- COMMAND...
-# Runs COMMAND in a root of its own, in namespaces that the caller made: this machine's folders as they are, but
-# DISK as /pod, a /tmp of its own, its own processes in /proc, and each SOURCE at TARGET. Nothing is made on this
-# machine for it: the new root is a tmpfs.
+# Runs COMMAND with a root file system of its own, in namespaces that the caller made. It sees this machine's
+# folders, except that DISK is /pod, /tmp is its own, /proc shows its own processes, and each SOURCE is at TARGET.
+# The new root is a tmpfs, so nothing is created on this machine.
 set -eu
 root=$1
 disk=$2

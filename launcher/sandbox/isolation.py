@@ -1,4 +1,4 @@
-"""How a pod's command is started here: in namespaces of its own where this machine allows it."""
+"""Start a pod's command in namespaces of its own, if this machine allows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ISOLATE = Path(__file__).with_name("isolate.sh")
 
 @dataclass(frozen=True)
 class Isolation:
-    """`prefix` comes before the command; empty: this machine allows no namespaces."""
+    """The commands that isolate a pod. `prefix` precedes its command; empty if namespaces are not allowed."""
 
     prefix: tuple[str, ...]
 
@@ -27,7 +27,7 @@ class Isolation:
     def argv(
         self, folder: Path, command: list[str], mounts: list[tuple[Path, str]], visible: list[Path]
     ) -> list[str]:
-        """`folder` is the pod's own; `visible` what must be seen although it may lie in /tmp."""
+        """Return the command line. `folder` is the pod's own. `visible`: paths it needs even below /tmp."""
         if not self:
             return command
         pairs = [(str(source), target) for source, target in mounts]
@@ -40,11 +40,14 @@ class Isolation:
 
 
 def find_isolation() -> Isolation:
-    """Root mounts as it is, others in a user namespace. Tried, not guessed: containers often forbid both."""
+    """Return the isolation that works here. It is tried out, because containers often forbid namespaces.
+
+    Root mounts directly; other users need a user namespace.
+    """
     if shutil.which("unshare") is None or shutil.which("setpriv") is None:
         return Isolation(())
-    # With the server everything ends, even if it is killed: the signal ends unshare, unshare the pod's first
-    # process, and with it the kernel ends every other of its process namespace.
+    # All processes end with the server, even if it is killed: the signal ends unshare, unshare ends the pod's
+    # first process, and the kernel then ends all others in its process namespace.
     prefix = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
     if os.geteuid() != 0:
         prefix.append("--map-root-user")
@@ -59,14 +62,14 @@ def find_isolation() -> Isolation:
 
 
 def first_process(pid: int) -> int:
-    """The pod's process 1, of which `pid` (unshare) is the parent; `pid` itself where there is none."""
+    """Return the pod's process 1, a child of `pid` (unshare), or `pid` itself without isolation."""
     with contextlib.suppress(OSError, IndexError):
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
     return pid
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL to every process whose environment holds `mark` (NAME=VALUE), until none is left."""
+    """Send SIGKILL to every process whose environment holds `mark` (NAME=VALUE), until none is left."""
     killed: set[int] = set()
     while found := [pid for pid in _marked(mark.encode()) if pid not in killed]:
         for pid in found:

@@ -1,16 +1,16 @@
-"""Where a pod finds room, and what it costs there."""
+"""Choose a pod's data centre and its price."""
 
 from __future__ import annotations
 
 from launcher.sandbox import catalogue
-from launcher.sandbox.asked import Container, CreatePod, GpuConfig
 from launcher.sandbox.faults import Dice
 from launcher.sandbox.problem import ProblemError
 from launcher.sandbox.records import Volume
+from launcher.sandbox.request_bodies import Container, CreatePod, GpuConfig
 
 
 def place(body: Container, gpu: GpuConfig | None, volumes: dict[str, Volume], dice: Dice) -> str:
-    """A data centre that has it; ProblemError 400 where none has."""
+    """Return a data centre with free capacity. Raises ProblemError, with status 400 if there is none."""
     wanted = body.dataCenterIds or list(catalogue.CENTRES)
     for mount in body.mounts.network:
         if mount.volumeId not in volumes:
@@ -41,17 +41,17 @@ def place(body: Container, gpu: GpuConfig | None, volumes: dict[str, Volume], di
         found = [centre for centre in wanted if one.stock.get(centre, "NONE") != "NONE"]
     if not found:
         raise none
-    if dice.falls("forbidden") is not None:
+    if dice.happens("forbidden") is not None:
         raise ProblemError(403, "access to this resource pool is denied")
-    if dice.falls("no-balance") is not None:
+    if dice.happens("no-balance") is not None:
         raise ProblemError(402, "insufficient balance")
-    if dice.falls("no-capacity") is not None:
+    if dice.happens("no-capacity") is not None:
         raise none
     return found[0]
 
 
 def price_of(body: CreatePod, bid: float | None) -> float:
-    """USD per hour by the catalogue."""
+    """Return the price in USD per hour, from the catalogue or the bid."""
     if body.cpu is not None:
         return catalogue.CPUS[body.cpu.id].per_vcpu * body.cpu.vcpuCount
     assert body.gpu is not None

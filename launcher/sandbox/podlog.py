@@ -1,4 +1,4 @@
-"""A pod's log: lines with a time and a number, kept on disk, followed as Server-Sent Events."""
+"""A pod's log: numbered lines with times, kept on disk and streamed as Server-Sent Events."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from launcher.sandbox.records import seconds, stamp
 
 KEPT = 20_000
-"Lines in memory; all are on disk."
+"Lines kept in memory. The file holds all."
 LONGEST = 64 * 1024
-"Characters of one line."
+"Maximum characters of one line."
 QUIET = 15.0
-"Seconds without a line after which a comment keeps the connection alive."
+"Seconds without a line after which a comment is sent to keep the connection open."
 
 
 class PodLog:
     def __init__(self, file: Path) -> None:
         self._file = open(file, "a")  # noqa: SIM115
         self.lines: deque[tuple[int, str, str, str]] = deque(maxlen=KEPT)
-        "number, time, source, text"
+        "(number, time, source, text)."
         self._count = 0
         self._more = asyncio.Event()
         self.closed = False
@@ -46,8 +46,8 @@ class PodLog:
         self._more = asyncio.Event()
 
     async def follow(self, source: str | None, after: int) -> AsyncIterator[str]:
-        """Events of the lines whose number is above `after`, until the pod is no more."""
-        yield ": here\n\n"  # the head of the answer leaves at once
+        """Yield the lines numbered above `after` as events, until the pod is removed."""
+        yield ": here\n\n"  # so that the response's headers are sent at once
         while True:
             more = self._more
             for number, when, origin, text in list(self.lines):
@@ -64,7 +64,10 @@ class PodLog:
                 yield ": waiting\n\n"
 
     def cursor(self, last_event: str | None, since: str | None, tail: int, source: str | None) -> int:
-        """The number after which to begin. Last-Event-ID wins over `since`, that over `tail`; ValueError."""
+        """Return the number after which to begin. Last-Event-ID overrides `since`, which overrides `tail`.
+
+        Raises ValueError.
+        """
         if last_event is not None:
             when, _, number = last_event.partition("/")
             if number:

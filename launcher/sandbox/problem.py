@@ -1,4 +1,4 @@
-"""Errors as RunPod's REST API tells them (application/problem+json)."""
+"""Errors in the format of RunPod's REST API (application/problem+json)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 
 
 class ProblemError(Exception):
-    """An answer other than what was asked for."""
+    """A request that is answered with an error."""
 
     def __init__(
         self, status: int, detail: str, errors: list[str] | None = None, headers: dict[str, str] | None = None

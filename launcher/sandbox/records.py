@@ -1,4 +1,4 @@
-"""Values that the sandbox keeps: pods, clusters, volumes, and what was billed."""
+"""Values that the sandbox stores: pods, clusters, volumes and charges."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ACTIONS = {
 
 
 def stamp(seconds: float) -> str:
-    """RFC 3339, UTC, microseconds."""
+    """Format a time as RFC 3339 in UTC with microseconds."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def seconds(text: str) -> float:
-    """Of an RFC 3339 time; ValueError."""
+    """Parse an RFC 3339 time into seconds since the epoch. Raises ValueError."""
     found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
     return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
 
@@ -36,7 +36,7 @@ class Volume:
     id: str
     name: str
     size: int
-    "GB"
+    "GB."
     centre: str
 
     def record(self) -> dict[str, Any]:
@@ -72,9 +72,9 @@ class Pod:
     registry: str | None
     centre: str
     price: float
-    "USD per hour while it lives"
+    "USD per hour while the pod is live."
     key: str
-    "Its own API key, good for itself and its cluster."
+    "The pod's own API key, valid for itself and its cluster."
     interruptible: bool = False
     seat: Seat | None = None
     status: str = "PROVISIONING"
@@ -93,7 +93,7 @@ class Pod:
         return self.status in LIVE
 
     def record(self, now: float) -> dict[str, Any]:
-        """`Pod` of RunPod's API."""
+        """Return a `Pod` of RunPod's API."""
         answer: dict[str, Any] = {
             "id": self.id,
             "name": self.name,
@@ -130,7 +130,7 @@ class Pod:
         return answer
 
     def summary(self) -> dict[str, Any]:
-        """Kept on disk and shown by the control route: nothing secret (`env` may be)."""
+        """Return the fields kept on disk and shown by the control route, without `env`: it may be secret."""
         return {
             "id": self.id, "name": self.name, "status": self.status, "interruptible": self.interruptible,
             "cluster": self.seat.cluster if self.seat else None, "centre": self.centre, "price": self.price,
@@ -151,7 +151,7 @@ class Cluster:
     pods: list[Pod] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """`Cluster` of RunPod's API."""
+        """Return a `Cluster` of RunPod's API."""
         counts: dict[str, int] = {}
         for pod in self.pods:
             counts[pod.status] = counts.get(pod.status, 0) + 1
@@ -171,23 +171,23 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Charge:
-    """One pod at one price for a time; `end` None: it still runs."""
+    """The charge for one pod at one price. `end` is None while the pod runs."""
 
     pod: str
     kind: str
-    "gpu or cpu"
+    "`gpu` or `cpu`."
     start: float
     end: float | None
     usd_per_hour: float
 
     def usd(self, now: float, first: float = 0.0, last: float = math.inf) -> float:
-        """For the part within [first, last): by the second, the one that has begun whole."""
+        """Return the USD for the time within [first, last). Every second that has begun is billed."""
         until = self.start + math.ceil((now if self.end is None else self.end) - self.start)
         return max(0.0, min(last, until) - max(first, self.start)) * self.usd_per_hour / 3600
 
 
 class Ledger:
-    """What was billed, on disk: one line when a charge begins, one when it ends."""
+    """All charges, kept on disk: one line when a charge begins and one when it ends."""
 
     def __init__(self, file: Path, now: float) -> None:
         self.file = file
@@ -196,7 +196,7 @@ class Ledger:
             for line in file.read_text().splitlines():
                 one = Charge(**json.loads(line))
                 self.charges[one.pod, one.start] = one
-            # A server that was killed ended its pods with it; when, its ledger's last heartbeat tells.
+            # A killed server's pods ended with it. The file's last heartbeat shows when.
             beat = min(now, file.stat().st_mtime)
             for one in [one for one in self.charges.values() if one.end is None]:
                 self.close(one.pod, max(beat, one.start))

@@ -1,4 +1,4 @@
-"""REST v2: pods, clusters, network volumes, the catalogue."""
+"""REST v2: pods, clusters, network volumes, catalogue and billing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from launcher.sandbox import billing, catalogue
-from launcher.sandbox.asked import CreateCluster, CreatePod, CreateVolume, PodAction
 from launcher.sandbox.cloud import Cloud, allowed
-from launcher.sandbox.guard import Guard, account, own
+from launcher.sandbox.guard import Guard, require_account_key, require_pod_access
 from launcher.sandbox.problem import ProblemError
 from launcher.sandbox.records import Cluster, Pod, Volume
+from launcher.sandbox.request_bodies import CreateCluster, CreatePod, CreateVolume, PodAction
 
 
 class Rest:
@@ -52,7 +52,7 @@ class Rest:
     # Pods
 
     async def list_pods(self, request: Request) -> Response:
-        account(request)
+        require_account_key(request)
         members = request.query_params.get("includeClusterPods") == "true"
         now = time.time()
         found = [
@@ -63,7 +63,7 @@ class Rest:
         return JSONResponse({"pods": found})
 
     async def create_pod(self, request: Request) -> Response:
-        account(request)
+        require_account_key(request)
         pod = self.cloud.create(await self.guard.body(request, CreatePod))
         return JSONResponse(pod.record(time.time()), 201)
 
@@ -72,14 +72,14 @@ class Rest:
 
     async def delete_pod(self, request: Request) -> Response:
         pod = self._pod(request)
-        _alone(pod)
+        _require_no_cluster(pod)
         self.cloud.background(self.cloud.terminate(pod, "deleted"))
         return Response(status_code=204)
 
     async def act(self, request: Request) -> Response:
         pod = self._pod(request)
         action = (await self.guard.body(request, PodAction)).action
-        _alone(pod)
+        _require_no_cluster(pod)
         allowed(pod, action)
         if action == "terminate":
             self.cloud.background(self.cloud.terminate(pod, "deleted"))
@@ -113,19 +113,19 @@ class Rest:
         pod = self.cloud.pods.get(request.path_params["id"])
         if pod is None:
             raise ProblemError(404, f"pod {request.path_params['id']} not found")
-        own(request, pod)
+        require_pod_access(request, pod)
         return pod
 
     # Clusters
 
     async def list_clusters(self, request: Request) -> Response:
-        account(request)
+        require_account_key(request)
         now = time.time()
         found = [one.record() for one in self.cloud.clusters.values() if one.listed_from <= now]
         return JSONResponse({"clusters": found})
 
     async def create_cluster(self, request: Request) -> Response:
-        account(request)
+        require_account_key(request)
         cluster = self.cloud.create_cluster(await self.guard.body(request, CreateCluster))
         return JSONResponse(cluster.record(), 201)
 
@@ -145,17 +145,17 @@ class Rest:
         if cluster is None:
             raise ProblemError(404, f"cluster {request.path_params['id']} not found")
         if request.state.pod is not None and request.state.pod not in cluster.pods:
-            raise ProblemError(403, "access denied: this key is of a pod of another cluster")
+            raise ProblemError(403, "access denied: this key belongs to a pod of another cluster")
         return cluster
 
     # Volumes
 
     async def list_volumes(self, request: Request) -> Response:
-        account(request)
+        require_account_key(request)
         return JSONResponse({"networkVolumes": [one.record() for one in self.cloud.volumes.values()]})
 
     async def create_volume(self, request: Request) -> Response:
-        account(request)
+        require_account_key(request)
         body = await self.guard.body(request, CreateVolume)
         if body.dataCenter not in catalogue.CENTRES:
             raise ProblemError(400, f"data center {body.dataCenter} not found")
@@ -174,7 +174,7 @@ class Rest:
         return Response(status_code=204)
 
     def _volume(self, request: Request) -> Volume:
-        account(request)
+        require_account_key(request)
         volume = self.cloud.volumes.get(request.path_params["id"])
         if volume is None:
             raise ProblemError(404, f"network volume {request.path_params['id']} not found")
@@ -213,11 +213,11 @@ class Rest:
         return JSONResponse(catalogue.centre(id, _included(request)))
 
     async def billed(self, request: Request) -> Response:
-        account(request)
+        require_account_key(request)
         return JSONResponse(billing.pods(self.cloud.ledger, dict(request.query_params), time.time()))
 
 
-def _alone(pod: Pod) -> None:
+def _require_no_cluster(pod: Pod) -> None:
     if pod.seat is not None:
         raise ProblemError(409, f"pod {pod.id} belongs to cluster {pod.seat.cluster}; end the cluster")
 

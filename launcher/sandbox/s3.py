@@ -1,7 +1,7 @@
-"""The S3 endpoint of the network volumes: a bucket is a volume, a key is a path below its folder.
+"""The S3 endpoint of the network volumes: a bucket is a volume, and a key is a path below its folder.
 
-As much of S3 as file transfer needs: single requests and uploads in parts, path-style addresses. The
-access key is checked, the signature is not: who reaches this server is on this machine already.
+It supports the part of S3 that file transfer needs: single requests, multipart uploads and path-style
+addresses. It checks the access key but not the signature, because all its users are on this machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class S3:
         self.parts.mkdir()
 
     def routes(self) -> list[Route]:
-        # Two spellings: clients differ in the slash after a bucket.
+        # Two routes for a bucket: some clients append a slash and some do not.
         return [
             Route("/s3/{bucket}", self.bucket, methods=["GET", "HEAD", "POST"]),
             Route("/s3/{bucket}/", self.bucket, methods=["GET", "HEAD", "POST"]),
@@ -107,7 +107,7 @@ class S3:
         if found[1] != self.access_key:
             raise S3Error(403, "InvalidAccessKeyId", "the access key is not known")
         on = f"{request.method} {request.url.path}"
-        if (status := self.cloud.dice.falls("s3-error", on)) is not None:
+        if (status := self.cloud.dice.happens("s3-error", on)) is not None:
             raise S3Error(int(status), "SlowDown", "injected: please try again")
         bucket = request.path_params["bucket"]
         if bucket not in self.cloud.volumes:
@@ -133,7 +133,7 @@ class S3:
             name = key
             if delimiter and (cut := key.find(delimiter, len(prefix))) >= 0:
                 name = key[: cut + len(delimiter)]
-            # A folder that is in the answer before covers all of its keys.
+            # A folder that is already in the answer covers all of its keys.
             if name <= after or name == last:
                 continue
             if len(entries) == most:
@@ -174,7 +174,7 @@ class S3:
     # Writing
 
     async def _put(self, path: Path, request: Request) -> Response:
-        """Whole or not at all."""
+        """Write a file. It appears whole or not at all."""
         if request.path_params["key"].endswith("/"):
             path.mkdir(parents=True, exist_ok=True)
             return Response()
@@ -222,7 +222,7 @@ def _path(volume: Path, key: str) -> Path:
 
 
 def _keys(volume: Path, prefix: str) -> Iterator[tuple[str, Path]]:
-    """In the order of S3, which is that of the whole key."""
+    """Yield (key, path) in S3's order, which compares whole keys."""
     start = volume / prefix.rpartition("/")[0]
     found = []
     for folder, _, files in os.walk(start):
@@ -267,7 +267,7 @@ def _get(path: Path, request: Request) -> Response:
         with file:
             file.seek(first)
             left = last - first + 1
-            # A file that shrinks meanwhile ends the connection short of what was promised, as it should.
+            # If the file shrinks meanwhile, the connection ends before Content-Length, as it should.
             while left > 0 and (chunk := file.read(min(CHUNK, left))):
                 left -= len(chunk)
                 yield chunk
@@ -276,7 +276,7 @@ def _get(path: Path, request: Request) -> Response:
 
 
 def _delete(volume: Path, path: Path) -> None:
-    """The file, and folders above it that are empty then; none of it need be there."""
+    """Delete the file if it exists, and its parent folders that are then empty."""
     if path.is_dir() and not path.is_symlink():
         return
     path.unlink(missing_ok=True)
@@ -287,7 +287,7 @@ def _delete(volume: Path, path: Path) -> None:
 
 
 def _etag(stat: os.stat_result) -> str:
-    """Of time and size: nobody reads gigabytes for it. Its form says that it is no MD5."""
+    """Return an ETag of time and size, to avoid reading large files. The suffix shows that it is no MD5."""
     text = f"{stat.st_mtime_ns} {stat.st_size} {stat.st_ino}"
     return f'"{hashlib.md5(text.encode()).hexdigest()}-1"'
 
@@ -314,7 +314,7 @@ def _xml(name: str, fields: list[tuple[str, Any]], status: int = 200) -> Respons
 
 
 async def _refusal(request: Request, error: S3Error) -> Response:
-    # boto3 sends a body only when it is asked to, and mistakes the answers when it never is.
-    with contextlib.suppress(RuntimeError):  # it was read
+    # boto3 sends a body only when the server reads it, and misreads the answers if the server never does.
+    with contextlib.suppress(RuntimeError):  # the body was read before
         await request.body()
     return _xml("Error", [("Code", error.code), ("Message", str(error))], error.status)

@@ -1,4 +1,4 @@
-"""The server as a whole: routes, what is printed, what is kept, its end."""
+"""The sandbox server: its routes, files, start and end."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from launcher.sandbox.rest import Rest
 from launcher.sandbox.s3 import S3
 
 VOLUME = "sandbox"
-"Id of the network volume that is there from the start."
+"Id of the network volume that exists from the start."
 CENTRE = "EU-RO-1"
 
 
 PROFILE = """\
 # Pods of `launcher runpod sandbox`: processes of this machine, with its GPUs if it has any.
 name: runpod-sandbox
-description: RunPod as `launcher runpod sandbox` plays it on this machine
+description: RunPod as `launcher runpod sandbox` simulates it on this machine
 scheduler: runpod
 max_nodes: 4
 node:
@@ -79,14 +79,14 @@ class Keys:
 
 
 def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> None:
-    """Until SIGINT or SIGTERM; then every pod is ended. `ready` gets the variables for the user's shell."""
+    """Serve until SIGINT or SIGTERM, then end every pod. `ready` gets the variables for the user's shell."""
     contract = Contract(options.openapi) if options.openapi is not None else None
     ours = not options.folder.exists() or not any(options.folder.iterdir())
     options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = options.folder.resolve()
     listening = _listen(options.port)
     alone = _lock(folder)
-    if ours:  # in a project it is no part of the job's code, keys and earlier code among it
+    if ours:  # in a project, keeps keys and old code out of the job's code
         (folder / ".gitignore").write_text("*\n")
     cloud = Cloud(folder, find_isolation(), Dice(options.seed, options.faults), options.pace)
     if VOLUME not in cloud.volumes:
@@ -146,12 +146,12 @@ def _listen(port: int) -> socket.socket:
 
 
 def _lock(folder: Path) -> IO[str]:
-    """Held until the process ends: a second server would take the pods of the first for left behind."""
+    """Return a lock held until the process ends. A second server would end the pods of the first."""
     file = open(folder / "lock", "a")  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ValueError(f"a sandbox is running in {folder}; another one needs another --folder") from None
+        raise ValueError(f"a sandbox is running in {folder}; use another --folder for a second one") from None
     return file
 
 
@@ -162,7 +162,7 @@ async def _beat(cloud: Cloud) -> None:
 
 
 def _keys(file: Path) -> Keys:
-    """Made once: they stay good when the server is started again."""
+    """Return the keys. They are made once and stay valid when the server is started again."""
     if not file.exists():
         made = Keys(
             f"rpa_sandbox_{secrets.token_hex(16)}",

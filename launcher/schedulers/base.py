@@ -24,13 +24,6 @@ if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
     from launcher.spec.job import Job
 
 
-@dataclass(frozen=True)
-class Capabilities:
-    """What a scheduler can do; a request for more is refused before anything is sent."""
-
-    multi_node: bool = False
-
-
 LIVING = frozenset({"submitted", "running", "stopping"})
 "States of a run that has not ended."
 
@@ -99,7 +92,7 @@ class PreparedSweep:
 
 @dataclass(frozen=True)
 class Status:
-    """`state` is one of `runs.forms.STATES`, or `damaged` if the run's records cannot be read."""
+    """`state` is one of `spec.records.STATES`, or `damaged` if the run's records cannot be read."""
 
     run_id: str
     name: str
@@ -206,7 +199,8 @@ class Scheduler(abc.ABC):
     The methods that are not abstract are right for a run directory on a disk of this machine.
     """
 
-    capabilities: ClassVar[Capabilities]
+    multi_node: ClassVar[bool]
+    "Whether a run may use several nodes. If not, such a plan is refused before anything is sent."
     uses_this_python: ClassVar[bool] = False
     "Whether a job runs in launcher's own interpreter unless the profile names another."
 

@@ -19,7 +19,6 @@ from launcher.rundir.shared import remove_handover
 from launcher.rundir.time import now
 from launcher.schedulers.base import (
     LIVING,
-    Capabilities,
     Prepared,
     Request,
     Scheduler,
@@ -45,7 +44,7 @@ START_SECONDS = 20.0
 class LocalScheduler(Scheduler):
     """Runs jobs on this machine. Handles are `local:<absolute run directory>`."""
 
-    capabilities = Capabilities()
+    multi_node = False
     uses_this_python = True
 
     @classmethod

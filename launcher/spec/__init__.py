@@ -1,1 +1,1 @@
-"""Job, Cluster, Recipe, Verdict: frozen, validated values. This room knows nothing of the others."""
+"""Job, Cluster, Recipe, Verdict: frozen, validated values. This package imports no other part of launcher."""

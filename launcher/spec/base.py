@@ -1,4 +1,4 @@
-"""The base of every value, and the quantities a user writes (sizes and durations)."""
+"""The base class of every value, and the parsers of sizes, rates and durations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Value(BaseModel):
 
 
 def parse_bytes(text: Any) -> Any:
-    """`"47.4GiB"` -> bytes. GiB = 2^30 bytes, GB = 10^9 bytes; a bare integer is bytes."""
+    """Parse `"47.4GiB"` into bytes. GiB = 2^30 bytes, GB = 10^9 bytes; a bare integer is bytes."""
     if not isinstance(text, str):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
@@ -37,14 +37,14 @@ def parse_bytes(text: Any) -> Any:
 
 
 def _below(number: float, text: str) -> int:
-    """A whole number. Raises ValueError for one that no 64 bits hold."""
+    """Return a whole number. Raises ValueError if it does not fit into 64 bits."""
     if number >= 2**63:
         raise ValueError(f"{text[:40]!r} is too large")
     return int(number)
 
 
 def parse_threshold(text: Any) -> Any:
-    """`"90%"` stays text; a size becomes bytes, as in `parse_bytes`."""
+    """Parse a threshold: `"90%"` stays text; a size becomes bytes, as in `parse_bytes`."""
     if not isinstance(text, str):
         return text
     share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
@@ -61,14 +61,14 @@ def parse_threshold(text: Any) -> Any:
 
 
 def threshold_bytes(threshold: int | str, capacity: int) -> int:
-    """A parsed threshold in bytes, where `capacity` bytes are all."""
+    """Return a parsed threshold in bytes. A percentage is relative to `capacity`, in bytes."""
     if isinstance(threshold, str):
         return int(capacity * float(threshold.rstrip("%")) / 100)
     return threshold
 
 
 def parse_rate(text: Any) -> Any:
-    """`"400Gb/s"` (10^9 bits) or `"50GB/s"` (10^9 bytes) -> bytes per second; a bare number is bytes."""
+    """Parse `"400Gb/s"` (10^9 bits) or `"50GB/s"` (10^9 bytes) into bytes/s; a bare number is bytes/s."""
     if not isinstance(text, str):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([GMT])(b|B)(?:it)?/s\s*", text)
@@ -79,7 +79,7 @@ def parse_rate(text: Any) -> Any:
 
 
 def parse_seconds(text: Any) -> Any:
-    """`"90m"`, `"1d12h"`, `"HH:MM:SS"` or Slurm's `"D-HH:MM:SS"` -> seconds; a bare integer is seconds."""
+    """Parse `"90m"`, `"1d12h"`, `"HH:MM:SS"` or Slurm's `"D-HH:MM:SS"`; a bare integer is seconds."""
     if not isinstance(text, str):
         return text
     clock = re.fullmatch(r"\s*(?:(\d+)-)?(\d+):(\d\d):(\d\d)\s*", text)
@@ -95,7 +95,7 @@ def parse_seconds(text: Any) -> Any:
 
 
 def format_bytes(size: int | float) -> str:
-    """Bytes -> `"47.4 GiB"` (2^30), with as many digits as matter; small sizes in MiB, KiB or B."""
+    """Format bytes with four digits: `"47.4 GiB"` (2^30); small sizes in MiB, KiB or B."""
     for unit, name in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(size) >= unit:
             return f"{size / unit:.4g} {name}"
@@ -103,7 +103,7 @@ def format_bytes(size: int | float) -> str:
 
 
 def format_duration(seconds: int | float) -> str:
-    """Seconds -> `"1d 2h"`, `"3m 20s"`, `"4s"`: the two largest units."""
+    """Format seconds as the two largest units: `"1d 2h"`, `"3m 20s"`, `"4s"`."""
     rest, parts = round(seconds), []
     for unit in ("d", "h", "m", "s"):
         count, rest = divmod(rest, _SECONDS_PER_UNIT[unit])
@@ -113,7 +113,7 @@ def format_duration(seconds: int | float) -> str:
 
 
 def number_as_text(value: Any) -> Any:
-    """A number of Python's; what a file says arrives as it was written (launcher.spec.typed)."""
+    """Turn a Python number into text. Numbers from files are text already (see launcher.spec.typed)."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 

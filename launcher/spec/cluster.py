@@ -1,4 +1,4 @@
-"""Cluster: a place where jobs run. One YAML profile per cluster."""
+"""Cluster: a place where jobs run. Each cluster has one YAML profile."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from launcher.spec.failure_patterns import FailurePattern
 HOST = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$"
 
 
-def _as_ssh_takes_it(text: str) -> str:
+def _ssh_host(text: str) -> str:
     if re.fullmatch(HOST, text) is None:
         raise ValueError(
-            f"{text!r} is no host: write user@host, or a name of your ssh config (which has the port, too)"
+            f"{text!r} is not a host: write user@host, or a name of your ssh config (which has the port, too)"
         )
     return text
 
 
-def _as_taskset_takes_it(text: str) -> str:
+def _cpu_list(text: str) -> str:
     if re.fullmatch(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", text) is None:
-        raise ValueError(f"{text!r} is no list of CPUs: write 0-15 or 0-7,16-23")
+        raise ValueError(f"{text!r} is not a list of CPUs: write 0-15 or 0-7,16-23")
     return text
 
 
-def _other_than_gpu(text: str) -> str:
+def _generic_resource(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+){0,2}", text) is None:
-        raise ValueError(f"{text!r} is no generic resource: write name:count or name:type:count")
+        raise ValueError(f"{text!r} is not a generic resource: write name:count or name:type:count")
     if text.partition(":")[0] == "gpu":
-        raise ValueError("GPUs are asked for by resources.gpus_per_node of the job, as gpu_request says")
+        raise ValueError("a job asks for GPUs by resources.gpus_per_node; gpu_request sets the option used")
     return text
 
 
 def _long_option(text: str) -> str:
     if re.fullmatch(r"--[a-z][a-z0-9-]*(=[^\r\n]*)?", text) is None:
-        raise ValueError(f"{text!r} is no long option of srun: write --name or --name=value")
+        raise ValueError(f"{text!r} is not a long option of srun: write --name or --name=value")
     return text
 
 
-Host = Annotated[str, AfterValidator(_as_ssh_takes_it), Field(json_schema_extra={"pattern": HOST})]
-"As `ssh` takes it: user@host, or a name of your ssh config."
+Host = Annotated[str, AfterValidator(_ssh_host), Field(json_schema_extra={"pattern": HOST})]
+"A host as `ssh` accepts it: user@host, or a name of your ssh config."
 
 
 class Gpu(Value):
@@ -73,7 +73,7 @@ def _as_gpu(value: Any) -> Any:
 
 
 class Node(Value):
-    """One node. All nodes of a cluster are taken to be alike."""
+    """One node. All nodes of a cluster are assumed to be alike."""
 
     gpu: Annotated[
         Gpu | None,
@@ -81,12 +81,12 @@ class Node(Value):
     ] = None
     "GPUs of a node. `auto` asks nvidia-smi on this machine (local) or on the hosts (ssh)."
     cpus: PositiveInt | None = None
-    "CPUs of a node. A job gets its share of them: its GPUs of the node's."
+    "CPUs of a node. A job gets the same share of them as of the node's GPUs."
     memory: Bytes | None = None
     "Host memory of one node."
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = None
     "torchrun's --numa-binding: each rank on CPUs near its GPU. Needs torch 2.9 and numactl on the nodes."
-    cpu_bind: tuple[Annotated[str, AfterValidator(_as_taskset_takes_it)], ...] = ()
+    cpu_bind: tuple[Annotated[str, AfterValidator(_cpu_list)], ...] = ()
     "CPUs of each rank of a node, instead of `numa_binding`."
 
     @model_validator(mode="after")
@@ -105,7 +105,7 @@ class Network(Value):
     env: Env = {}
     "NCCL variables that this cluster needs."
     inter_node: Rate | None = None
-    "Bandwidth of all network cards of a node, one direction, for predicted speed. Default: 100 Gb/s assumed."
+    "Bandwidth of all network adapters of a node, one direction, for predicted speed. Default: 100 Gb/s."
 
 
 class Container(Value):
@@ -118,16 +118,16 @@ class Container(Value):
     base: str | None = None
     "Image that a rendered Dockerfile or Apptainer definition builds on."
     mounts: dict[str, str] = {}
-    "Paths of the host and where they appear in the container."
+    "Paths of the host, each with its path in the container."
     shm: Bytes | None = None
     "Size of /dev/shm. Docker's default of 64 MiB breaks DataLoader workers."
     mount_home: bool | None = None
-    "Whether the container has your home directory (pyxis, Apptainer). Default: as the site has it."
+    "Whether the container has your home directory (pyxis, Apptainer). Default: the site's setting."
 
 
 def _one_cluster(name: str) -> str:
     if name == "all":
-        raise ValueError("name one cluster: a job is in one, and `all` is the name of none")
+        raise ValueError("name one cluster; `all` is not possible, because a job runs in one cluster")
     return name
 
 
@@ -145,15 +145,15 @@ class Slurm(Value):
     reservation: str | None = None
     "Reservation to use."
     gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
-    "Option that asks for GPUs. none: the site gives them without being asked."
+    "Option that asks for GPUs. none: the site gives them without a request."
     gres_type: str | None = None
     "GPU type as Slurm names it: the word between `gpu:` and the count."
-    gres: tuple[Annotated[str, AfterValidator(_other_than_gpu)], ...] = ()
+    gres: tuple[Annotated[str, AfterValidator(_generic_resource)], ...] = ()
     "Generic resources of each node other than GPUs."
     clusters: Annotated[str, AfterValidator(_one_cluster)] | None = Field(None, pattern=r"^[A-Za-z0-9_.-]+$")
     "Name of this cluster (`--clusters`), if the site has several and another one is the default."
     exclusive: bool = False
-    "Ask for whole nodes; without `memory_per_node` of the job also for all their memory."
+    "Ask for whole nodes. Without `memory_per_node` of the job, also ask for all their memory."
     signal_seconds: PositiveInt = 120
     "How long before the time limit the run is asked to save and stop."
     extra: dict[
@@ -163,7 +163,7 @@ class Slurm(Value):
     srun_options: tuple[Annotated[str, AfterValidator(_long_option)], ...] = ()
     "Further options of the `srun` that starts the ranks."
     comment: bool = True
-    "Give jobs the id of their run as comment. false: for sites that use comments themselves."
+    "Write the run's id into the job's comment. false: for sites that use comments themselves."
 
 
 class RunPod(Value):
@@ -172,7 +172,7 @@ class RunPod(Value):
     gpu_id: str | None = None
     "Id of the GPU type in RunPod's catalogue; `node.gpu` describes it."
     other_gpus: dict[str, Bytes] = {}
-    "Further GPU types to rent, with the memory of one GPU. The job is planned for each."
+    "Further GPU types that may be rented, with the memory of one GPU. The job is planned for each."
     cpu_id: str | None = None
     "Flavor of the pods of jobs without a GPU."
     vcpu: int | None = Field(None, ge=2)
@@ -184,28 +184,28 @@ class RunPod(Value):
     disk_gb: PositiveInt = 50
     "Disk of the pod in GB."
     volume_id: str | None = None
-    "Network volume, mounted at `volume_path`. Run directories lie on it."
+    "Network volume, mounted at `volume_path`. It holds the run directories."
     volume_path: str = "/workspace"
-    "Where the pod sees the network volume."
+    "Path of the network volume in the pod."
     registry_id: str | None = None
     "RunPod's id of the credentials for a private image registry. Not for spot pods or several nodes."
     cuda_versions: tuple[str, ...] = ()
     "Rent only hosts whose driver runs one of these CUDA versions."
     ports: tuple[str, ...] = ()
-    "Ports of the pod to expose, as RunPod writes them."
+    "Ports of the pod to expose, in RunPod's notation."
     max_hours: PositiveFloat = 24
-    "Time limit of one pod, from its creation, whatever the training does."
+    "Time limit of one pod in hours, from its creation, whatever the training does."
     max_price: PositiveFloat | None = None
     "Highest price of all pods of a run together, in USD per hour. A pod billed above it is ended at once."
     budget: PositiveFloat | None = None
-    "USD for all pods that a run ever has. What is left of it limits the hours."
+    "USD for all pods of a run together. The unspent rest limits the hours."
     unplanned: bool = False
     "Rent although launcher does not know whether the job fits."
     bid_per_gpu: PositiveFloat | None = None
-    "USD per hour: rent an interruptible (spot) pod, which RunPod takes away when somebody pays more."
+    "USD per hour: rent an interruptible (spot) pod, which RunPod takes away if another user pays more."
     server_limit: bool = True
     """Let RunPod end each pod after its time, even if the start script never ran. RunPod has no such limit
-    for pods of several nodes. false rents without it; a spot pod always has it."""
+    for pods of several nodes. false rents without the limit; a spot pod always has it."""
 
     @model_validator(mode="after")
     def _something_to_rent(self) -> RunPod:
@@ -214,7 +214,7 @@ class RunPod(Value):
         if (self.cpu_id is None) != (self.vcpu is None):
             raise ValueError("cpu_id and vcpu belong together")
         if self.vcpu is not None and self.vcpu & (self.vcpu - 1):
-            raise ValueError(f"vcpu: {self.vcpu} is no power of two")
+            raise ValueError(f"vcpu: {self.vcpu} is not a power of two")
         if self.gpu_id is None and (self.other_gpus or self.bid_per_gpu):
             raise ValueError("other_gpus and bid_per_gpu need gpu_id")
         return self
@@ -224,13 +224,13 @@ class Ssh(Value):
     """Hosts without a batch system, reached over ssh."""
 
     hosts: Annotated[tuple[Host, ...], Field(min_length=1)]
-    "Hosts as `ssh` takes them. A job on n nodes takes the first n that have enough free GPUs."
+    "Hosts as `ssh` accepts them. A job on n nodes takes the first n that have enough free GPUs."
 
     @field_validator("hosts")
     @classmethod
     def _each_once(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         if twice := sorted({host for host in hosts if hosts.count(host) > 1}):
-            raise ValueError(f"{', '.join(twice)} is there twice")
+            raise ValueError(f"{', '.join(twice)} is listed twice")
         return hosts
 
 
@@ -240,20 +240,20 @@ class Paths(Value):
     runs: str | None = None
     "Folder of the run directories. Default: $LAUNCHER_RUNS, else `runs/` in the current directory."
     access: Literal["private", "group", "all"] = "private"
-    "Who may read a run directory: you alone (mode 0700), your group (0750) or every user (0755)."
+    "Who may read a run directory: only you (mode 0700), your group (0750) or every user (0755)."
     python: str | None = None
-    "Interpreter on the nodes, with launcher and torch. Default: the one in use (local), else python3."
+    "Interpreter on the nodes, with launcher and torch. Default: the current one (local), else python3."
 
 
 MODES = {"private": 0o700, "group": 0o750, "all": 0o755}
-"Of a run directory, by `paths.access`."
+"Mode of a run directory, by `paths.access`."
 
 
 class Cluster(Value):
     """A cluster profile."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    "Name of the profile, as after `-c`."
+    "Name of the profile, as given to `-c`."
     description: str = ""
     "One line for `launcher clusters list`."
     scheduler: Literal["local", "slurm", "runpod", "ssh"]
@@ -261,7 +261,7 @@ class Cluster(Value):
     login: Host | None = None
     "Login node of a Slurm cluster: user@host, or a Host of your ssh config. Default: this host."
     max_nodes: PositiveInt = 1
-    "Most nodes of one job. Default with `ssh`: the number of hosts."
+    "Maximum number of nodes of one job. Default with `ssh`: the number of hosts."
     node: Node = Node()
     "GPUs, CPUs and memory of a node."
     network: Network = Network()
@@ -273,7 +273,7 @@ class Cluster(Value):
     env: Env = {}
     "Environment variables of launcher's scripts, torchrun and the ranks."
     setup: tuple[str, ...] = ()
-    "Lines of shell that run as written, before the job."
+    "Lines of shell code that run unchanged before the job."
     slurm: Slurm | None = None
     "Options of sbatch, with `scheduler: slurm`."
     runpod: RunPod | None = None
@@ -283,7 +283,7 @@ class Cluster(Value):
     usd_per_gpu_hour: NonNegativeFloat | None = None
     "Price of one GPU in USD per hour, for predicted and actual cost."
     failures: tuple[FailurePattern, ...] = ()
-    "Lines of output that tell of a failure on this cluster."
+    "Lines of output that indicate a failure on this cluster."
 
     @model_validator(mode="before")
     @classmethod
@@ -305,7 +305,7 @@ class Cluster(Value):
         if self.scheduler == "ssh" and self.ssh is None:
             raise ValueError("scheduler: ssh needs an `ssh:` section, for example `ssh: {hosts: [tensor01]}`")
         if self.ssh is not None and self.max_nodes > len(self.ssh.hosts):
-            raise ValueError(f"max_nodes is {self.max_nodes}, and ssh.hosts names {len(self.ssh.hosts)}")
+            raise ValueError(f"max_nodes is {self.max_nodes}, but ssh.hosts names {len(self.ssh.hosts)}")
         for section in ("slurm", "runpod", "ssh"):
             if getattr(self, section) is not None and self.scheduler != section:
                 raise ValueError(f"`{section}:` is given but scheduler is {self.scheduler}")
@@ -313,7 +313,7 @@ class Cluster(Value):
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Its run directories are on another machine; here are copies."""
+        """Whether run directories are on another machine and launcher keeps copies of them here."""
         return self.login is not None or self.ssh is not None or self.runpod is not None
 
     @property
@@ -321,7 +321,7 @@ class Cluster(Value):
         return self.node.gpu.count if self.node.gpu is not None else 0
 
     def with_gpu(self, gpu_id: str) -> Cluster:
-        """RunPod: the same profile with another of its GPU types as the one that is planned for."""
+        """RunPod: return the same profile, planned for another of its GPU types."""
         if self.runpod is None or self.node.gpu is None or gpu_id == self.runpod.gpu_id:
             return self
         gpu = self.node.gpu.model_copy(update={"type": gpu_id, "memory": self.runpod.other_gpus[gpu_id]})

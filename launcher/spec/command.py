@@ -12,12 +12,12 @@ from launcher.spec.text import no_nul
 
 
 class Placeholder(NamedTuple):
-    """A value that a command and its ranks get. The command has it as `{name}`, a rank's environment by
-    `environment_name`."""
+    """A value passed to a command and its ranks, as `{name}` in the command and as the variable
+    `environment_name` in a rank's environment."""
 
     meaning: str
     field: str
-    "Of the job file, or `run.` and what the run knows of itself."
+    "Field of the job file, or `run.` and a property of the run."
 
 
 PLACEHOLDERS = {
@@ -38,17 +38,17 @@ PLACEHOLDERS = {
 _UNREAD = ("train", "recipe", "tags")
 _READ = ("recipe.expandable_segments",)
 
-# These start the processes of a job themselves; launcher starts torchrun, one process per rank.
+# These programs start a job's processes themselves. launcher starts torchrun, one process per rank.
 _OWN_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec", "horovodrun"})
 _OWN_LAUNCHER_MODULES = frozenset(
     {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 )
-# `${HOME}` is the shell's; `{{name}}` stands for a literal `{name}`.
+# `${HOME}` belongs to the shell; `{{name}}` stands for a literal `{name}`.
 _PATTERN = re.compile(r"(?<!\$)(?:\{\{(?P<literal>[a-z_]+)\}\}|\{(?P<name>[a-z_]+)\})")
 
 
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The command itself. Raises ValueError for one that cannot be what its author meant."""
+    """Return the command. Raises ValueError if it is certainly a mistake."""
     if not command:
         raise ValueError("`command:` is empty")
     for argument in command:
@@ -67,7 +67,7 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
             name = match["name"]
             if name is None or name in PLACEHOLDERS:
                 continue
-            # A user's own `{lr}` stays as it is; a near miss is a spelling mistake.
+            # A user's own `{lr}` stays as it is. A name close to a placeholder is a spelling mistake.
             near = difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.8)
             if near:
                 raise ValueError(f"{{{name}}}: unknown placeholder; did you mean {{{near[0]}}}?")
@@ -75,17 +75,17 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def environment_name(placeholder: str) -> str:
-    """The variable that holds the same value in a rank's environment: `LAUNCHER_MICRO_BATCH_SIZE`."""
+    """Return the variable with the same value in a rank's environment: `LAUNCHER_MICRO_BATCH_SIZE`."""
     return f"LAUNCHER_{placeholder.upper()}"
 
 
 def seen_as(field: str) -> str | None:
-    """The placeholder by which a command learns of a field of its job."""
+    """Return the placeholder that passes a field of the job to a command, or None."""
     return next((name for name, row in PLACEHOLDERS.items() if row.field == field), None)
 
 
 def values_of(job: Mapping[str, Any], recipe: Mapping[str, Any], run: Mapping[str, object]) -> dict[str, str]:
-    """Every placeholder with its value, empty where the job says nothing of it."""
+    """Return every placeholder with its value. The value is empty if the job does not set it."""
     found: dict[str, str] = {}
     for name, row in PLACEHOLDERS.items():
         value: Any = {**job, "recipe": recipe, "run": run}
@@ -96,17 +96,17 @@ def values_of(job: Mapping[str, Any], recipe: Mapping[str, Any], run: Mapping[st
 
 
 def reads(field: str) -> bool:
-    """Whether a field of a job with `command:` changes what its ranks do, without a placeholder for it."""
+    """Return whether a field of a job with `command:` affects the ranks even without a placeholder."""
     return field in _READ or field.partition(".")[0] not in _UNREAD
 
 
 def uses(command: tuple[str, ...], placeholder: str) -> bool:
-    """Whether an argument has `{placeholder}`; `{{placeholder}}` is plain text."""
+    """Return whether an argument contains `{placeholder}`. `{{placeholder}}` is plain text."""
     return any(match["name"] == placeholder for text in command for match in _PATTERN.finditer(text))
 
 
 def fill(argument: str, values: Mapping[str, str]) -> str:
-    """Replace `{name}` for every name in `values`, and nothing else: JSON or `${HOME}` stay byte for byte."""
+    """Replace `{name}` for every name in `values`. Other text, such as JSON or `${HOME}`, stays unchanged."""
 
     def replace(match: re.Match[str]) -> str:
         if match["literal"] is not None:

@@ -1,7 +1,6 @@
-"""Memory that runs out where a job's `env:` says so: a budget on the CPU, and fire drills.
+"""Simulated OOMs that a job's `env:` asks for: a memory budget on the CPU, and fire drills.
 
-`TRAIN_MEMORY_FAIL="rank=last,step=2,phase=backward,allocation=3,micro_batch=8"`; several with
-`;` between them.
+`TRAIN_MEMORY_FAIL="rank=last,step=2,phase=backward,allocation=3,micro_batch=8"`; separate several by `;`.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ DRILLS = "TRAIN_MEMORY_FAIL"
 PHASES: tuple[str, ...] = get_args(Phase)
 _KEYS = (
     "rank: all, first, last or a number (default all); step: a number (default any, counted from 1); "
-    f"phase: {', '.join(PHASES)}; allocation: the how manieth in that phase of that step (default 1); "
-    "micro_batch: only while the micro-batch is at least so large; attempt: only in that one, counted from 0"
+    f"phase: {', '.join(PHASES)}; allocation: its index in that phase of that step (default 1); "
+    "micro_batch: smallest micro-batch for which it fails; attempt: a number (default any, counted from 0)"
 )
 
 
 @dataclass(frozen=True)
 class Drill:
-    """One failure. It happens once in a process; the step that is repeated then has room."""
+    """One simulated OOM. It happens once per process, so that the repeated step succeeds."""
 
     text: str
     phase: str
     rank: int | None = None
-    "None: all."
+    "None: all ranks."
     step: int | None = None
     allocation: int = 1
     micro_batch: int = 0
     attempt: int | None = None
-    "None: any."
+    "None: any attempt."
 
 
 def env_problems(env: Mapping[str, str], ranks: int) -> Iterator[tuple[str, str]]:
-    """(variable, what is wrong with it) of what `env:` asks of so many ranks."""
+    """Yield (variable, what is wrong) for invalid drills and budgets in `env:`, with `ranks` ranks."""
     try:
         parse_budget(env.get(BUDGET, ""))
     except ValueError as error:
@@ -51,17 +50,17 @@ def env_problems(env: Mapping[str, str], ranks: int) -> Iterator[tuple[str, str]
 
 
 def parse_budget(text: str) -> int | None:
-    """Bytes; None without one. Raises ValueError."""
+    """Return the budget in bytes, or None if `text` is empty. Raises ValueError."""
     if not text:
         return None
     budget = int(parse_bytes(text))
     if budget < 1:
-        raise ValueError(f"{text!r} is no memory to train in")
+        raise ValueError(f"{text!r} is too little memory; write for example 8GiB")
     return budget
 
 
 def parse_drills(text: str, world: int) -> list[Drill]:
-    """Raises ValueError."""
+    """Return the drills of a run with `world` ranks. Raises ValueError."""
     return [_parse(part.strip(), world) for part in text.split(";") if part.strip()]
 
 
@@ -72,7 +71,7 @@ def _parse(text: str, world: int) -> Drill:
         if key not in ("rank", "step", "phase", "allocation", "micro_batch", "attempt"):
             raise _wrong(text, f"{key!r} is not a key")
         if key in values:
-            raise _wrong(text, f"{key} stands there twice")
+            raise _wrong(text, f"{key} is given twice")
         values[key] = value
     if values.get("phase") not in PHASES:
         raise _wrong(text, f"{values['phase']!r} is not a phase" if "phase" in values else "phase is missing")

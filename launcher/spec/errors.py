@@ -1,4 +1,4 @@
-"""What is wrong with a file, where, and what to do: every problem at once."""
+"""Errors that a user can correct: what is wrong, where, and what to do. All problems are reported at once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass
 
 LONGEST_WORD = 256
-"Characters without a space in a message: a path may have as many."
+"Longest word that a message may hold, in characters. Paths can be this long."
 LONGEST = 1200
 SHOWN = 60
-"Characters that are shown of a longer word."
+"Number of characters shown of a longer word."
 
 
 def shortened(message: str) -> str:
-    """A message in which a user's value, however long, is quoted in part."""
+    """Return the message with long words, which are values of the user, and long text shortened."""
     pattern = rf"\S{{{LONGEST_WORD + 1},}}"
     text = re.sub(pattern, lambda found: f"{found[0][:SHOWN]}... ({len(found[0])} characters)", message)
     if len(text) <= LONGEST:
@@ -22,15 +22,15 @@ def shortened(message: str) -> str:
 
 
 class LauncherError(Exception):
-    """What a user can mend. Its text is one clear message: what is wrong, where, what to do."""
+    """An error that the user can correct. The text says what is wrong, where, and what to do."""
 
 
 class UsageError(LauncherError):
-    """What is asked for makes no sense."""
+    """The request is invalid."""
 
 
 class RefusedError(LauncherError):
-    """The plan, the cluster or the run does not allow what is asked for."""
+    """The plan, the cluster or the run does not allow the request."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Problem:
     where: str
     "`job.yaml:12`, or `--set batch.global=0`."
     field: str
-    "Dotted path, empty for the whole document."
+    "Dotted path. Empty if the whole document is meant."
     message: str
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""What happens to a run: a class for each kind of line in events.jsonl, with the fields that readers rely on.
+"""The events of a run: a class for each kind of line in events.jsonl, with the fields that readers use.
 
-A line of a kind or with fields that this version does not know is read all the same: as a mapping an event
-has everything that its line says.
+Kinds and fields that this version does not know are kept: an event is also a mapping with everything in its
+line.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ KINDS: dict[str, type[Event]] = {}
 
 
 class Event(Record):
-    """A line of events.jsonl. One of a kind that this version does not know is an instance of this class."""
+    """A line of events.jsonl. Lines of an unknown kind are instances of this class itself."""
 
     _kind: ClassVar[str] = ""
     time: str = ""
-    "When it was written."
+    "When the event was written."
 
     def __init_subclass__(cls, kind: str = "") -> None:
         super().__init_subclass__()
@@ -31,39 +31,39 @@ class Event(Record):
 
     @property
     def kind(self) -> str:
-        """The name on disk."""
+        """The kind's name in the file."""
         return str(self["event"])
 
 
 def read_event(line: object) -> Event | None:
-    """None for what is no event, or lacks what every version tells of its kind."""
+    """Return the event, or None if `line` is not an event or lacks a field that its kind requires."""
     if not isinstance(line, dict) or not isinstance(line.get("event"), str):
         return None
     return KINDS.get(line["event"], Event).read(line) if fits(line.get("time"), STAMP) else None
 
 
-# Submission, written by schedulers and by the scripts that they run. More fields say where.
+# Submission: written by schedulers and by the scripts that they run, with further fields for the place.
 
 
 class Submitting(Event, kind="submitting"):
-    """A scheduler is being asked."""
+    """The scheduler is about to be asked to start the run."""
 
     submission: int | None = None
 
 
 class Submitted(Event, kind="submitted"):
-    """Somebody started the run: budgets count from here on."""
+    """A user started the run. Retry budgets count from here."""
 
     handle: str | None = None
     command: list[str] | None = None
 
 
 class Resubmitted(Submitted, kind="resubmitted"):
-    """Somebody resumed the run."""
+    """A user resumed the run."""
 
 
 class Refused(Event, kind="refused"):
-    """The scheduler did not take it."""
+    """The scheduler refused the run."""
 
     reason: str | None = None
 
@@ -73,11 +73,11 @@ class Replanned(Event, kind="replanned"):
 
     changed: Any = None
     set: list[str]
-    "Texts of `--set`."
+    "The texts of `--set`."
 
 
 class Withdrawn(Event, kind="withdrawn"):
-    """The new plan was taken back: the scheduler refused it."""
+    """The new plan was taken back, because the scheduler refused it."""
 
 
 class Starting(Event, kind="starting"):
@@ -97,7 +97,7 @@ class Requeued(Event, kind="requeued"):
 
 
 class Waiting(Event, kind="waiting"):
-    """No pod is to be had now."""
+    """No pod is available now."""
 
     reason: str
 
@@ -107,22 +107,22 @@ class Twin(Event, kind="twin"):
 
 
 class Found(Event, kind="found"):
-    """A pod whose creation was not answered."""
+    """A pod was found whose creation was not confirmed."""
 
 
 class Rejected(Event, kind="rejected"):
-    """A pod that could not be ended yet."""
+    """A pod was rejected but could not be ended yet."""
 
 
 class RejectedEnded(Event, kind="rejected-ended"):
-    """That pod has ended."""
+    """The rejected pod has ended."""
 
 
-# Attempts, written by the supervisor.
+# Attempts: written by the supervisor.
 
 
 class SupervisorStarted(Event, kind="started"):
-    """A supervisor lives."""
+    """A supervisor has started."""
 
     host: str | None = None
     pid: int | None = None
@@ -135,7 +135,7 @@ class _Sizes(Record):
 
 
 class AttemptStarted(Event, kind="attempt"):
-    """All workers are started with one recipe."""
+    """All workers are being started with one recipe."""
 
     attempt: int
     recipe: Annotated[dict[str, Any], _Sizes]
@@ -150,16 +150,16 @@ class AttemptEnded(Event, kind="ended"):
     action: str | None = None
     then: str | None = None
     in_vain: bool | None = None
-    "Its ranks were killed while they stopped, and had written no checkpoint."
+    "Whether its ranks were killed while stopping and had written no checkpoint."
 
 
 class RecipeChange(Event):
-    """The recipe is another one from here on."""
+    """The recipe changes from here on."""
 
     attempt: int | None = None
     in_process: bool | None = None
     changes: dict[str, tuple[Any, Any]] | None = None
-    "Field -> [before, now]."
+    "Field -> [before, after]."
     reason: str | None = None
     because: str | None = None
     phase: str | None = None
@@ -171,15 +171,15 @@ class RecipeChange(Event):
 
 
 class Downgrade(RecipeChange, kind="downgrade"):
-    """Memory ran out."""
+    """An OOM led to a recipe that needs less memory."""
 
 
 class Climb(RecipeChange, kind="climb"):
-    """A larger recipe, which had fitted before, fits again."""
+    """A larger recipe that fitted before is used again."""
 
 
 class Retry(Event, kind="retry"):
-    """The same recipe again."""
+    """The same recipe is tried again."""
 
     reason: str
 
@@ -191,7 +191,7 @@ class Stopping(Event, kind="stopping"):
 
 
 class Stalled(Event, kind="stalled"):
-    """The ranks have printed nothing for too long, and are ended."""
+    """The ranks printed nothing for too long and are ended."""
 
     attempt: int | None = None
     seconds: float | None = None
@@ -204,7 +204,7 @@ class _LastState(Record):
 
 
 class Finished(Event, kind="finished"):
-    """No attempt follows, unless somebody or the scheduler starts the run again."""
+    """No attempt follows, unless a user or the scheduler starts the run again."""
 
     state: str | None = None
     failure: str | None = None
@@ -212,20 +212,20 @@ class Finished(Event, kind="finished"):
     last_state: Annotated[dict[str, Any], _LastState] | None = None
     "What became of the last complete step."
     by: str | None = None
-    "Who says so in the place of a supervisor: `slurm` or `runpod`."
+    "Source if no supervisor wrote this: `slurm` or `runpod`."
 
 
-# Training, written by the ranks.
+# Training: written by the ranks.
 
 
 class Probed(Event, kind="probe"):
-    """The micro-batch that fits on every rank."""
+    """The probe found the micro-batch that fits on every rank."""
 
     attempt: int | None = None
     planned: int | None = None
     micro_batch_size: int
     asked: int | None = None
-    "How many were tried."
+    "Number of micro-batches tried."
     seconds: float
 
 
@@ -235,24 +235,24 @@ class ProbeSkipped(Event, kind="probe-skipped"):
 
 
 class RecoveryOff(Event, kind="recovery-off"):
-    """Running out of memory is a restart."""
+    """Recovery within the process is off, so an OOM leads to a restart."""
 
     attempt: int | None = None
     reason: str | None = None
 
 
 class BatchNorm(Event, kind="batch-norm"):
-    """The model has BatchNorm, which the job does not declare."""
+    """The model has BatchNorm, but the job does not declare it."""
 
 
 class CouplesSamples(Event, kind="couples-samples"):
-    """The loss couples samples, which the job does not declare."""
+    """The loss couples samples, but the job does not declare it."""
 
     attempt: int | None = None
 
 
 class Resumed(Event, kind="resumed"):
-    """The training goes on after this step."""
+    """Training continues after this step."""
 
     step: int
     from_: str | None = None
@@ -265,7 +265,7 @@ class DataChanged(Event, kind="data-changed"):
 
 
 class StateNotSaved(Event, kind="state-not-saved"):
-    """Attributes of the task change, and no checkpoint has them."""
+    """Attributes of the task change but are not in any checkpoint."""
 
     names: list[str] | None = None
     reason: str | None = None
@@ -306,7 +306,7 @@ class HandoverSkipped(Event, kind="handover-skipped"):
 
 
 class MemoryAlert(Event, kind="memory-alert"):
-    """A rank's peak passed `train.memory_alert`."""
+    """A rank's peak memory exceeded `train.memory_alert`."""
 
     rank: int | None = None
     step: int | None = None

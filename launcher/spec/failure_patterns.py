@@ -1,4 +1,4 @@
-"""A user's own words for a failure: a regular expression and the class that it means."""
+"""A user's own patterns for failures: a regular expression and a failure class."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from launcher.spec.base import Value
 from launcher.spec.failures import FAILURES, FailureClass
 
 _NESTED = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[*+](?:[^()\\]|\\.)*\)(?:[*+]|\{\d*,\d*\})")
-"A group with a repetition in it that is repeated itself."
+"A repeated group that contains a repetition."
 
 
 def _expression(text: str) -> str:
     try:
         compiled = re.compile(text)
     except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from None
+        raise ValueError(f"is not a regular expression: {error}") from None
     if compiled.search(""):
         raise ValueError("matches an empty line, and so every line")
     if _NESTED.search(text):
-        raise ValueError("repeats a repetition, as in (a+)+: some lines would take for ever")
+        raise ValueError("repeats a repetition, as in (a+)+: some lines would take forever")
     if _slow(text):
         raise ValueError("takes too long on some lines: repeat less, or name what stands between repetitions")
     return text
 
 
 def _slow(text: str) -> bool:
-    """Whether a line of one repeated character makes it take long; a sane one takes microseconds.
+    """Return whether a line of one repeated character takes long to search. Usually it takes microseconds.
 
-    That does not find every such expression; the worker ends a search that takes too long, too.
+    This does not find every slow expression. The worker also ends a search that takes too long.
     """
     import regex  # re cannot be interrupted
 
@@ -42,22 +42,22 @@ def _slow(text: str) -> bool:
     except TimeoutError:
         return True
     except regex.error as error:
-        raise ValueError(f"is no regular expression: {error}") from None
+        raise ValueError(f"is not a regular expression: {error}") from None
     return False
 
 
 class FailurePattern(Value):
-    """A line of output that tells why a run of this job, or on this cluster, failed."""
+    """A line of output that shows why a run of this job, or on this cluster, failed."""
 
     pattern: Annotated[str, AfterValidator(_expression)]
-    "A Python regular expression, searched in each line of every rank, before launcher's own."
+    "Python regular expression, searched in each line of every rank before launcher's own patterns."
     class_: FailureClass = Field(alias="class")
-    "The class of the failure; it decides what happens next."
+    "Class of the failure, which decides what happens next."
 
     @field_validator("class_", mode="before")
     @classmethod
     def _a_failure(cls, name: Any) -> Any:
         if name in ("succeeded", "unknown"):
             known = ", ".join(one for one in FAILURES if one not in ("succeeded", "unknown"))
-            raise ValueError(f"{name} is no class of a failure: choose one of {known}")
+            raise ValueError(f"{name} is not a failure class: choose one of {known}")
         return name

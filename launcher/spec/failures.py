@@ -1,4 +1,4 @@
-"""The classes of failures, one row each."""
+"""The failure classes: exit code, what launcher does next, and advice."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Failure:
 
     name: str
     exit_code: int
-    "Of `launcher run`, `launcher status` and the supervisor: stable, see docs/exit-codes.md."
+    "Exit code of `launcher run`, `launcher status` and the supervisor. Stable, see docs/exit-codes.md."
     action: Action
     budget: Budget | None = None
     advice: str = ""
-    "What the user can do when it stops here; RUN stands for the run."
+    "What the user can do if the run stops. RUN stands for the run."
     did: str = "failed"
-    "What a rank did that failed so, as in `rank 3 raised an exception`."
+    "What a failed rank did, as in `rank 3 raised an exception`."
 
 
-_RESUME = "go on with `launcher resume RUN`"
+_RESUME = "continue with `launcher resume RUN`"
 _ROWS = (
     Failure("succeeded", 0, "done"),
     Failure(
@@ -40,26 +40,26 @@ _ROWS = (
     Failure(
         "nccl-timeout", 12, "retry-same", "same",
         "look for the rank that stopped answering: `launcher logs RUN --stderr`",
-        "waited in vain for the other ranks",
+        "timed out waiting for the other ranks",
     ),
     Failure(
         "rendezvous-failed", 13, "retry-same", "same",
         "check that the nodes reach each other and network.interface in the cluster profile",
-        "could not meet the other ranks",
+        "could not connect to the other ranks",
     ),
     Failure(
-        "node-failed", 14, "retry-same", "same", _RESUME, "met a fault of its GPU, driver or network adapter"
+        "node-failed", 14, "retry-same", "same", _RESUME, "had a fault of its GPU, driver or network adapter"
     ),
     Failure("preempted", 15, "requeue", "preemptions", _RESUME, "was ended for another job"),
     Failure("time-limit", 16, "requeue", "time_limits", _RESUME, "was ended at the time limit"),
     Failure(
         "disk-full", 20, "stop", None,
         "free space or raise the quota where the run writes, then `launcher resume RUN`",
-        "found the disk full",
+        "ran out of disk space",
     ),
     Failure(
         "image-error", 21, "stop", None,
-        "mend the image or the environment of the ranks (`container:` and `setup:` of the cluster profile)",
+        "fix the image or the environment of the ranks (`container:` and `setup:` of the cluster profile)",
         "cannot run in its image",
     ),
     Failure(
@@ -69,7 +69,7 @@ _ROWS = (
     ),
     Failure(
         "desync", 23, "stop", None,
-        "mend the program: every rank must call the same collectives, in the same order, with equal sizes",
+        "fix the program: every rank must call the same collectives, in the same order, with equal sizes",
         "disagreed with the other ranks",
     ),
     Failure(
@@ -90,5 +90,5 @@ else:
 
 
 def exit_code(failure: str | None) -> int:
-    """Of a run that ended with this class; that of `unknown` when there is none."""
+    """Return the exit code of a run that ended with this class, or the code of `unknown` for None."""
     return FAILURES.get(failure or "unknown", FAILURES["unknown"]).exit_code

@@ -1,4 +1,4 @@
-"""Looking a cluster up by name: the project's profiles, then the user's, then the shipped ones."""
+"""Find a cluster profile by name: first the project's profiles, then the user's, then the shipped ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SUFFIX = ".yaml"
 
 
 def cluster_folders(shipped: Path) -> list[Path]:
-    """In the order in which they win."""
+    """Return the folders of profiles, in order of precedence."""
     user = Path(platformdirs.user_config_dir("launcher")) / "clusters"
     return [Path("clusters"), user, shipped]
 
 
 def find_clusters(folders: list[Path]) -> dict[str, Path]:
-    """Every profile by name; the first folder that has a name wins."""
+    """Return the file of every profile by name. If a name occurs twice, the first folder wins."""
     found: dict[str, Path] = {}
     for folder in folders:
         if folder.is_dir():
@@ -29,7 +29,7 @@ def find_clusters(folders: list[Path]) -> dict[str, Path]:
 
 
 def find_cluster(name: str, folders: list[Path]) -> Path:
-    """The file of a profile; `name` may also be a path to one. Raises SpecError when there is none."""
+    """Return the file of a profile. `name` may also be a path. Raises SpecError if it does not exist."""
     if name.endswith((SUFFIX, ".yml")) or "/" in name:
         path = Path(name)
         if path.is_file():

@@ -1,4 +1,4 @@
-"""The form of a JSON value: a record of another form, of a rank, another host or version, is left out."""
+"""Check the form of JSON values. Records of another form, from another rank, host or version, are ignored."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 Form = Any
-"""A type or a union of types (`int` takes no bool, `float` takes an int); a set of values; a pattern that a
-text matches; `[form]`, a list of any length; `(form, form)`, a list of that length; or a mapping of keys to
-forms, where a key that ends with `?` may be missing or null, and `*` stands for keys that are not named."""
+"""One of these:
+
+- a type or a union of types (`int` accepts no bool, `float` accepts an int)
+- a set of values, or a pattern that text must match
+- `[form]`, a list of any length, or `(form, form)`, a list of that length
+- a mapping of keys to forms: a key that ends with `?` may be missing or null; `*` stands for other keys
+"""
 
 
 def fits(value: object, form: Form) -> bool:
-    """Whether a JSON value has this form."""
+    """Return whether a JSON value has this form."""
     if isinstance(form, dict):
         return isinstance(value, dict) and _keys_fit(value, form)
     if isinstance(form, list):

@@ -29,7 +29,7 @@ from launcher.spec.text import no_nul
 
 
 class Batch(Value):
-    """Size of an optimizer step."""
+    """Number of samples in an optimizer step."""
 
     global_: PositiveInt = Field(alias="global")
     "Samples per optimizer step over all ranks. No recipe changes it."
@@ -47,7 +47,7 @@ class Resources(Value):
     cpus_per_node: PositiveInt | None = None
     "CPUs on each node. Default: the job's share of `node.cpus` of the profile."
     memory_per_node: Bytes | None = None
-    "Host memory on each node. The plan is checked against it."
+    "Host memory on each node, which limits the plan."
     time: Seconds | None = None
     "Wall-clock limit of one submission."
 
@@ -58,11 +58,11 @@ class Training(Value):
     lr: PositiveFloat = 3e-4
     "Peak learning rate: linear warm-up, then a cosine to a tenth of the peak at the last step."
     weight_decay: NonNegativeFloat = 0.1
-    "Decoupled from the gradient; applies to parameters with two or more dimensions."
+    "Weight decay, decoupled from the gradient. Applies to parameters with two or more dimensions."
     warmup_steps: NonNegativeInt = 0
     "Steps of linear warm-up."
     clip_norm: PositiveFloat | None = 1.0
-    "Largest norm of the whole gradient over all ranks. `null` does not clip."
+    "Maximum norm of the whole gradient over all ranks. `null` does not clip."
     seed: NonNegativeInt = 0
     "Seed of the parameters, the order of the samples and every random draw."
     eval_every: PositiveInt | None = None
@@ -70,23 +70,23 @@ class Training(Value):
     checkpoint_every: PositiveInt | None = 100
     "Steps between two checkpoints. The last step and a requested stop always write one."
     keep_checkpoints: PositiveInt = 2
-    "Number of checkpoints to keep, the newest."
+    "Number of newest checkpoints to keep."
     keep_best: bool = False
     "Also keep the checkpoint with the lowest held-out loss. `eval_every` must divide `checkpoint_every`."
     workers: NonNegativeInt = 0
     "DataLoader processes per rank. 0 fetches samples in the rank itself."
     find_unused_parameters: bool = False
-    "Let DDP search each step for parameters that took no part in the loss. Costs time."
+    "Let DDP search each step for parameters that did not affect the loss. This takes time."
     collective_timeout: Seconds = 600
     "How long a rank waits in one collective before the run ends as `nccl-timeout`."
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     "Where metrics go besides metrics.jsonl. Needs launcher's extra `track`."
     memory_alert: Threshold = "95%"
-    "Report a rank whose peak passes this share of the device's memory, or this size."
+    "Report a rank whose peak exceeds this share of the device's memory, or this size."
     probe: Literal["auto", "always", "never"] = "auto"
     "Before the first step, find the largest micro-batch that fits. auto: on GPUs and under a memory budget."
     record_memory: bool = False
-    "Record the stack of every allocation on the GPU for the snapshot that an OOM leaves."
+    "Record the stack of every GPU allocation for the snapshot that an OOM leaves."
     async_checkpoints: bool | None = None
     "Write checkpoints during training, from a copy in host memory. Default: on GPUs only."
     nvme_dir: Annotated[str, AfterValidator(no_nul)] | None = None
@@ -94,16 +94,16 @@ class Training(Value):
 
 
 class Model(Value):
-    """Properties of the model that launcher cannot see without importing your code."""
+    """Properties of the model that launcher can see only by importing your code."""
 
     batch_norm: bool = False
-    "The model has BatchNorm layers; no recipe then has a micro-batch of one."
+    "The model has BatchNorm layers. No recipe then has a micro-batch of one."
     couples_samples: bool = False
     "The loss of a sample depends on the other samples of its micro-batch, as in a contrastive loss."
 
 
 class Declared(Value):
-    """What the planner cannot find out by itself."""
+    """Facts that the planner cannot find out by itself."""
 
     model: str | None = Field(None, pattern=r"^hf:.+$")
     "Model that a `command:` trains: `hf:PATH` to a transformers config.json or its directory, in `workdir`."
@@ -117,19 +117,19 @@ class Declared(Value):
 
 def _as_home_or_path(file: str) -> str:
     if file.startswith("~") and not file.startswith("~/"):
-        raise ValueError(f"only `~/`, your own home directory, is known; write {file!r} as an absolute path")
+        raise ValueError(f"only your own home directory, `~/`, is known; write {file!r} as an absolute path")
     return no_nul(file)
 
 
 def _as_inside(pattern: str) -> str:
     path = PurePosixPath(no_nul(pattern))
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError("name something below `workdir`, relative to it")
+        raise ValueError("name a path below `workdir`, relative to it")
     return pattern
 
 
 class Secret(Value):
-    """The name of an environment variable and where its value is read at start. Never the value."""
+    """The name of an environment variable and the source of its value. Never holds the value."""
 
     name: EnvName
     "Variable that the ranks get. `[NAME]` is short for `[{name: NAME}]`."
@@ -151,7 +151,7 @@ class Retries(Value):
     """How often each kind of restart may happen in one run."""
 
     lower: NonNegativeInt = 8
-    "Changes to a recipe that needs less memory. 0 ends the run at its first OOM and turns the probe off."
+    "Downgrades to a recipe that needs less memory. 0 ends the run at its first OOM and disables the probe."
     lower_micro_batch: bool | None = None
     """Whether an OOM may lower the micro-batch. Default: yes, unless the job fixes
     `recipe.micro_batch_size` and the loss couples samples."""
@@ -225,30 +225,30 @@ class Job(Value):
     model: Model = Model()
     "Properties of the model."
     plan: Declared = Declared()
-    "What to tell the planner."
+    "Facts for the planner."
     env: Env = {}
     "Environment variables of the ranks, as text."
     secrets: tuple[_AnySecret, ...] = ()
     "Environment variables whose values are read at start and never written."
     send: tuple[Annotated[str, AfterValidator(_as_inside)], ...] = ()
-    """Files or patterns below `workdir` to send to another machine although they look like secrets or
+    """Files or patterns below `workdir` that are sent to another machine even if they look like secrets or
     are ignored."""
     image: str | None = None
     "Container image, or `catalog:NAME`. Default: `container.image` of the profile."
     requeue: bool = True
-    "Go on in a new submission after a preemption or a time limit."
+    "Continue in a new submission after a preemption or a time limit."
     retries: Retries = Retries()
     "How often the run may restart."
     stall_timeout: Seconds | None = None
-    """End an attempt when no rank has printed anything for this long. Default: never. For scripts that may
+    """End an attempt if no rank has printed anything for this long. Default: never. For scripts that may
     hang after a failure that they caught."""
     stop_timeout: Seconds | None = None
-    """How long the ranks may take to save and end when the run is to stop, before they are killed. Default:
-    `slurm.signal_seconds` of the profile, elsewhere 2 minutes. A scheduler may leave less."""
+    """How long the ranks may take to save and end before they are killed, if the run is to stop. Default:
+    `slurm.signal_seconds` of the profile, elsewhere 2 minutes. A scheduler may leave less time."""
     failures: tuple[FailurePattern, ...] = ()
-    "Lines of your program's output that tell why it failed."
+    "Lines of your program's output that show why it failed."
     tags: tuple[str, ...] = ()
-    "Words to find the run by: `launcher list --tag`."
+    "Words by which `launcher list --tag` finds the run."
 
     @field_validator("name")
     @classmethod
@@ -263,12 +263,15 @@ class Job(Value):
         return str(PurePosixPath(no_nul(workdir)))
 
     def stop_seconds(self, signal_seconds: int) -> int:
-        """How long before its time limit a run is asked to stop, in a profile with `signal_seconds`."""
+        """Return how many seconds before its time limit a run is asked to stop."""
         return self.stop_timeout or signal_seconds
 
     def unread(self) -> tuple[list[str], list[str]]:
-        """Fields of a job with `command:` that are set: those that nothing reads, and those that its ranks
-        find in their environment only. What is said of the batch and of tags anyway is left out."""
+        """Return the fields set in a job with `command:` that its script may miss.
+
+        The first list holds fields that nothing reads, the second those that the ranks find only in their
+        environment. Batch fields and tags are left out.
+        """
         nothing: list[str] = []
         environment: list[str] = []
         declared = self.plan.model is not None or self.plan.params is not None  # the plan reads the recipe
@@ -282,7 +285,7 @@ class Job(Value):
         return nothing, environment
 
     def with_model(self, **found: bool) -> Job:
-        """This job, with what was found in its model beside what it declares."""
+        """Return this job with properties found in its model added to those it declares."""
         model = self.model.model_copy(update={name: True for name, value in found.items() if value})
         return self.model_copy(update={"model": model})
 
@@ -294,7 +297,7 @@ class Job(Value):
 
 
 def _changed_fields(value: Value, above: str = "") -> Iterator[str]:
-    """Dotted paths of the fields that differ from their defaults."""
+    """Yield the dotted paths of the fields that differ from their defaults."""
     for name, info in type(value).model_fields.items():
         one, path = getattr(value, name), f"{above}{info.alias or name}"
         if isinstance(one, Value):
@@ -304,7 +307,7 @@ def _changed_fields(value: Value, above: str = "") -> Iterator[str]:
 
 
 def cross_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(key path, message) for what no field can see alone. Works on unchecked data as well."""
+    """Yield (key path, message) for errors that involve several fields. Works on unvalidated data too."""
     task, command = data.get("task"), data.get("command")
     if task is None and command is None:
         yield (), "give `task:` (built-in entrypoint) or `command:` (any script)"
@@ -346,7 +349,7 @@ def _plan_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], s
         for name in sorted(given & {"model", "length", "params"}):
             yield (
                 ("plan", name),
-                "belongs to `command:`; the model and the samples of a `task:` are asked for",
+                "belongs to `command:`; a `task:` is asked for its model and samples",
             )
     elif "vary" in given:
         yield ("plan", "vary"), "belongs to `task:`: the arguments of a command are not known"
@@ -365,7 +368,7 @@ def _plan_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], s
             continue
         numbers = [value for value in values if isinstance(value, int | float)]
         if len(numbers) == len(values) and any(b >= a for a, b in itertools.pairwise(numbers)):
-            yield ("plan", "vary", name), "must fall from value to value"
+            yield ("plan", "vary", name), "must be in falling order"
         elif isinstance(args, Mapping) and name in args and args[name] != values[0]:
-            message = f"begins with {values[0]!r}, but args says {args[name]!r}: the first is the job's own"
+            message = f"begins with {values[0]!r}, but args has {args[name]!r}; the job's own must be first"
             yield ("plan", "vary", name), message

@@ -1,4 +1,4 @@
-"""YAML file + overrides -> validated value, or every error with its line."""
+"""Load a YAML file with overrides into a validated value, or report every error with its line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from launcher.spec.typed import Raw, Typed
 from launcher.spec.yaml import Document, KeyPath, parse, read_bytes
 
 Model = TypeVar("Model", bound=BaseModel)
-OF_CLUSTER = "cluster."
-"The beginning of an override that is for the cluster profile, not for the job."
+CLUSTER_PREFIX = "cluster."
+"Prefix of an override that changes the cluster profile instead of the job."
 
 
 def load_job(file: Path, overrides: Sequence[str] = ()) -> Job:
-    """Read a job file. `overrides` are `a.b=c` texts of `--set`; those that begin with `cluster.` are not for
-    it. Raises SpecError, OSError."""
+    """Read a job file. `overrides` are the `a.b=c` texts of `--set`.
+
+    Overrides that begin with `cluster.` are ignored. Raises SpecError, OSError.
+    """
     text = read_bytes(file)
     if (instead := not_a_job(file, text)) is not None:
         raise SpecError([Problem(str(file), "", instead)])
@@ -34,7 +36,7 @@ def load_job(file: Path, overrides: Sequence[str] = ()) -> Job:
 
 
 def load_cluster(file: Path, overrides: Sequence[str] = ()) -> Cluster:
-    """Read a cluster profile. Of the `overrides`, `cluster.a.b=c` sets its field a.b.
+    """Read a cluster profile. An override `cluster.a.b=c` sets its field a.b; others are ignored.
 
     Raises SpecError, OSError.
     """
@@ -43,16 +45,16 @@ def load_cluster(file: Path, overrides: Sequence[str] = ()) -> Cluster:
 
 
 def from_record(model: type[Model], data: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Model:
-    """A value as a run keeps it, with overrides as `load_job` and `load_cluster` take them.
+    """Validate a value stored with a run. Overrides apply as in `load_job` and `load_cluster`.
 
-    `name` stands in errors. Raises SpecError.
+    `name` stands for the file in errors. Raises SpecError.
     """
     document = Document(copy.deepcopy(data), name)
     return validate(model, changed(document, overrides, of_cluster=model is Cluster))
 
 
 def read(file: Path, overrides: Sequence[str] = ()) -> Document:
-    """Parse one YAML mapping and apply overrides. Raises SpecError for text that is not one, OSError."""
+    """Parse one YAML mapping and apply overrides. Raises SpecError if it is not a mapping, OSError."""
     return changed(_document(read_bytes(file), str(file)), overrides)
 
 
@@ -62,15 +64,15 @@ def _document(text: bytes | str, name: str) -> Document:
 
 
 def changed(document: Document, overrides: Sequence[str], of_cluster: bool = False) -> Document:
-    """The same document, with the overrides that are for it applied. Raises SpecError."""
+    """Apply the overrides meant for this document to it, and return it. Raises SpecError."""
     for override in overrides:
-        if override.startswith(OF_CLUSTER) == of_cluster:
+        if override.startswith(CLUSTER_PREFIX) == of_cluster:
             _override(document, override)
     return document
 
 
 def read_plain(file: Path) -> dict[str, Any]:
-    """A YAML mapping of which no model is known: numbers are numbers. Raises SpecError, OSError."""
+    """Return a YAML mapping without a model, with numbers as numbers. Raises SpecError, OSError."""
     typed, document = Typed(), parse(read_bytes(file), str(file))
     data: dict[str, Any] = typed.of(Any, document.data)
     if typed.wrong:
@@ -83,7 +85,7 @@ _parsed = functools.lru_cache(maxsize=8)(parse)
 
 
 def validate(model: type[Model], document: Document) -> Model:
-    """Check every field. Raises SpecError with all problems in the order of the file."""
+    """Return the validated value. Raises SpecError with all problems in the order of the file."""
     if model is Cluster:
         model = _with_its_section(model, document.data)
     typed = Typed()
@@ -92,10 +94,10 @@ def validate(model: type[Model], document: Document) -> Model:
     try:
         value = model.model_validate(data)
     except ValidationError as error:
-        # pydantic reports cross-field rules only when every field is right: a user wants all at once.
+        # pydantic reports cross-field rules only if every field is valid. A user wants all errors at once.
         details = [d for d in error.errors(include_url=False) if d["loc"] or model is not Job]
         wrong = {d["loc"][:depth] for d in details for depth in range(len(d["loc"]))}
-        # A list is "too short" as well when one of its items is wrong: pydantic does not count that one.
+        # pydantic does not count an invalid item, so a list with one may also be reported as "too short".
         details = [d for d in details if d["type"] != "too_short" or d["loc"] not in wrong]
         told = {path for path, _ in typed.wrong}
         problems += [_problem(model, document, detail) for detail in details if detail["loc"] not in told]
@@ -125,16 +127,16 @@ def _line(where: str) -> int:
 
 
 def _override(document: Document, text: str) -> None:
-    """Apply `a.b=value`. A text field takes the text as it is; others read `4` and `[1, 2]` as YAML."""
+    """Apply `a.b=value`. A text field takes the value as it is; others parse it as YAML, like `[1, 2]`."""
     where = f"--set {text}"
-    dotted, equals, raw = text.removeprefix(OF_CLUSTER).partition("=")
+    dotted, equals, raw = text.removeprefix(CLUSTER_PREFIX).partition("=")
     path = tuple(dotted.split("."))
     if not equals or not all(path):
         raise SpecError([Problem(where, "", "write --set field.name=value")])
     target: Any = document.data
     for depth, key in enumerate(path[:-1], start=1):
         if not isinstance(target.get(key), dict):
-            target[key] = {}  # `recipe: auto` gives way to `--set recipe.precision=bf16`
+            target[key] = {}  # `recipe: auto` is replaced by `--set recipe.precision=bf16`
             document.places[path[:depth]] = where
         target = target[key]
     target[path[-1]] = Raw(raw)
@@ -144,7 +146,7 @@ def _override(document: Document, text: str) -> None:
 
 
 def _problem(model: type[BaseModel], document: Document, details: ErrorDetails) -> Problem:
-    path = tuple(part for part in details["loc"] if part != "[key]")  # of a mapping, the key itself is wrong
+    path = tuple(part for part in details["loc"] if part != "[key]")  # the mapping's key itself is wrong
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "extra_forbidden":
         known = _field_names(_model_at(model, path[:-1]))
@@ -164,7 +166,7 @@ def _problem(model: type[BaseModel], document: Document, details: ErrorDetails) 
     return Problem(document.place(path), ".".join(map(str, path)), message)
 
 
-# pydantic's words for what a user writes in YAML.
+# What a user should write in YAML, by pydantic's error type.
 _WANTED = {
     "model_type": "must be a mapping of fields",
     "dict_type": "must be a mapping of names to values",
@@ -198,7 +200,7 @@ def _field_names(model: type[BaseModel] | None) -> list[str]:
 
 
 def _model_at(model: type[BaseModel] | None, path: KeyPath) -> type[BaseModel] | None:
-    """The model that validates the mapping at `path`."""
+    """Return the model that validates the mapping at `path`."""
     for key in path:
         if model is None:
             return None

@@ -1,4 +1,4 @@
-"""The optimizers that a recipe can name, one row each: what a row says is written nowhere else."""
+"""Table of the optimizers that a recipe can name: memory, speed and how a rank builds them."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 BLOCK = 256
-"Elements that share one fp32 scale of an 8-bit state: bitsandbytes' block size, which its kernels fix."
+"Elements that share one fp32 scale of an 8-bit state. Fixed by bitsandbytes' kernels."
 LEAST_EIGHT_BIT = 4096
-"Elements. bitsandbytes keeps the states of smaller parameters in 32 bit: `min_8bit_size`."
+"Number of elements. bitsandbytes keeps the states of smaller parameters in 32 bit: `min_8bit_size`."
 LEAST_PAGED = 100_000
-"Elements of a shard. bitsandbytes pages no smaller state: a managed allocation costs more than it frees."
+"Elements of a shard. bitsandbytes does not page smaller states: a managed allocation would cost too much."
 
 State = Literal["as-parameter", "bf16", "fp32-per-row", "8-bit"]
-"""How a state is stored. `fp32-per-row` is one number for each row of a parameter; `8-bit` is codes with a
-scale for each block, and fp32 for small parameters, vectors and embeddings."""
+"""How a state is stored. `fp32-per-row`: one number for each row of a parameter. `8-bit`: codes with one
+scale per block; fp32 for small parameters, vectors and embeddings."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One optimizer: what it costs, when the planner takes it, and what a rank builds."""
+    """One optimizer: its cost, its place in the planner's search, and how a rank builds it."""
 
     name: str
     builder: str
-    """`module:name` of what a rank calls with its groups of parameters, `lr` and `arguments`. Only a rank
-    imports the module. With 8-bit states it also gets `wide`, the parameters whose states stay in 32 bit."""
+    """`module:name` of the callable that a rank calls with parameter groups, `lr` and `arguments`. Only ranks
+    import the module. With 8-bit states it also gets `wide`, the parameters whose states stay in 32 bit."""
     states: tuple[State, ...]
     host_rate: float
     "Parameters/s of one host thread, measured on 16.8 million (torch 2.13, bitsandbytes 0.50.2)."
     arguments: Mapping[str, Any] = field(default_factory=dict)
     temporaries: Callable[[int, bool], int] | None = None
-    """`(bytes of an element, whether it is of a vector) -> bytes per element` that plain operators allocate
-    during the update of a parameter. None: one fused kernel allocates nothing."""
+    """`(bytes of an element, whether the parameter is a vector) -> bytes per element` that plain operators
+    allocate while they update a parameter. None: one fused kernel allocates nothing."""
     steps: Literal["device", "host"] | None = "host"
-    "Where the fp32 count of each parameter's steps is; None: there is none."
+    "Where the fp32 step count of each parameter is stored. None: there is no count."
     order: int | None = None
-    "Place in the planner's search, the one that loses least first. None: only the job can ask for it."
+    "Place in the planner's search, which begins with the smallest loss. None: only a job can ask for it."
     instead: str = "adamw"
-    "The nearest optimizer where this one cannot run."
+    "The nearest optimizer if this one cannot run."
     paged: bool = False
-    "Its states are those of `instead`, in CUDA managed memory. A checkpoint of one is read by the other."
+    "Whether its states are those of `instead` in CUDA managed memory. Their checkpoints are interchangeable."
 
     @property
     def eight_bit(self) -> bool:
@@ -48,18 +48,18 @@ class Optimizer:
 
 
 def _widened(itemsize: int) -> int:
-    """Bytes per element of an fp32 copy; an fp32 tensor needs none."""
+    """Return the bytes per element of an fp32 copy. An fp32 tensor needs none."""
     return 0 if itemsize == 4 else 4
 
 
 DEFAULT = "adamw"
-# Host rates: fused AdamW, bitsandbytes, and for plain operators torch's AdamW made of them.
+# Host rates: of fused AdamW and of bitsandbytes; for plain operators, of torch's AdamW built from them.
 _ROWS = (
     Optimizer(
         "adamw", "torch.optim:AdamW", ("as-parameter", "as-parameter"), 700e6, {"fused": True},
         steps="device", order=0,
     ),
-    # torch's states follow the parameter's type, and bf16 ones rounded to the nearest never shrink.
+    # torch's states have the parameter's type. A bf16 state that is rounded to nearest never shrinks.
     # Temporaries: the gradient, both moments and noise in 4 bytes each, and the rounded second moment.
     Optimizer(
         "adamw-bf16", "launcher.train.optimizers.adamw_bf16:AdamWBf16", ("bf16", "bf16"), 113e6,
@@ -76,8 +76,8 @@ _ROWS = (
         "paged-adamw-8bit", "launcher.train.optimizers.local_shards:EightBit", ("8-bit", "8-bit"), 29e6,
         {"kernel": "adam", "betas": (0.9, 0.999), "paged": True}, order=2, instead="adamw-8bit", paged=True,
     ),
-    # torch has no Lion; bitsandbytes' has fp32 states only and fails on DTensor. Another learning rate than
-    # AdamW's is right for it, so the planner never chooses it. Temporary: the direction.
+    # torch has no Lion. bitsandbytes' has fp32 states only and fails on DTensor. Lion needs another learning
+    # rate than AdamW, so the planner never chooses it. Temporary: the direction.
     Optimizer(
         "lion", "launcher.train.optimizers.lion:Lion", ("as-parameter",), 113e6,
         temporaries=lambda itemsize, vector: itemsize, steps=None,
@@ -86,8 +86,8 @@ _ROWS = (
         "lion-8bit", "launcher.train.optimizers.local_shards:EightBit", ("8-bit",), 36e6,
         {"kernel": "lion", "betas": (0.9, 0.99)}, instead="lion",
     ),
-    # The authors' package wants to be told a transformer's shapes. Temporaries: the gradient in fp32 and its
-    # square; of a vector, the square, its root and the update.
+    # The authors' package must be told a transformer's shapes. Temporaries: the gradient in fp32 and its
+    # square; for a vector the square, its root and the update.
     Optimizer(
         "adam-mini", "launcher.train.optimizers.adam_mini:AdamMini", ("as-parameter", "fp32-per-row"), 113e6,
         temporaries=lambda itemsize, vector: 3 * 4 if vector else _widened(itemsize) + 4, order=4,
@@ -96,17 +96,17 @@ _ROWS = (
 
 OPTIMIZERS = {row.name: row for row in _ROWS}
 SEARCHED = tuple(row.name for row in sorted(_ROWS, key=lambda row: row.order or 0) if row.order is not None)
-"Those that the planner tries, in this order."
+"Optimizers that the planner tries, in this order."
 
 
 def saved_as(name: str) -> str:
-    """The optimizer whose checkpoints are the same. A name of another version stands for itself."""
+    """Return the optimizer with the same checkpoints. A name of another version is returned unchanged."""
     row = OPTIMIZERS.get(name)
     return row.instead if row is not None and row.paged else name
 
 
 def without_eight_bit(name: str) -> str:
-    """The nearest optimizer that has no 8-bit states."""
+    """Return the nearest optimizer without 8-bit states."""
     while OPTIMIZERS[name].eight_bit:
         name = OPTIMIZERS[name].instead
     return name

@@ -1,4 +1,4 @@
-"""Schedulers that other packages register, and the section that such a scheduler has in a cluster profile."""
+"""Schedulers that other packages register, and their sections in a cluster profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import create_model
 from launcher.spec.cluster import Cluster
 
 SCHEDULERS = "launcher.schedulers"
-"The group of entry points. The name of an entry point is the `scheduler:` of a profile."
+"Group of entry points. An entry point's name is the `scheduler:` of a profile."
 
 BUILT_IN: tuple[str, ...] = get_args(Cluster.model_fields["scheduler"].annotation)
 
@@ -25,9 +25,11 @@ def registered() -> Mapping[str, EntryPoint]:
 
 
 def cluster_model(scheduler: object) -> type[Cluster]:
-    """Return the model of a profile with this `scheduler:`. A registered scheduler that has a `Section` (a
-    pydantic model) gets it as a field of its own name; anything unknown gets the plain model, which refuses
-    it."""
+    """Return the model of a profile with this `scheduler:`.
+
+    If a registered scheduler has a `Section` (a pydantic model), the profile has a field of the scheduler's
+    name. An unknown scheduler gets the plain model, whose validation refuses it.
+    """
     if scheduler in BUILT_IN or not isinstance(scheduler, str) or scheduler not in registered():
         return Cluster
     return _with_section(scheduler)

@@ -1,4 +1,4 @@
-"""A program that was named where a job file belongs."""
+"""Detect a program given in place of a job file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BY_SUFFIX = {".py": "python", ".sh": "bash", ".bash": "bash", ".sbatch": "bash"
 
 
 def not_a_job(file: Path, text: bytes) -> str | None:
-    """What to write instead; None for a file that may be YAML."""
+    """Return a message with the job file to write instead, or None if the file may be YAML."""
     starts = _starts(file, text)
     if starts is None:
         return None
@@ -26,7 +26,7 @@ def not_a_job(file: Path, text: bytes) -> str | None:
 
 
 def _starts(file: Path, text: bytes) -> str | None:
-    """The interpreter, by the first line or the file's name."""
+    """Return the interpreter, from the first line or the file's suffix."""
     first = text.partition(b"\n")[0]
     if first.startswith(b"#!"):
         if b"python" in first:

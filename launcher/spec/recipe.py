@@ -1,4 +1,4 @@
-"""Recipe: one way to run a job. Nothing else decides how much memory it needs."""
+"""Recipe: the settings that decide how much memory a job needs."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Recipe(Value):
     "Let PyTorch's CUDA allocator map memory on demand, which avoids most fragmentation."
 
     def changes_from(self, other: Recipe) -> dict[str, tuple[object, object]]:
-        """`{field: (value in other, value here)}` for every field that differs."""
+        """Return `{field: (value in other, value here)}` for every field that differs."""
         mine, theirs = self.model_dump(), other.model_dump()
         return {name: (theirs[name], mine[name]) for name in mine if mine[name] != theirs[name]}
 
 
 def _may_be_left_out(field: FieldInfo) -> tuple[Any, Any]:
-    """The same field of a RecipeChoice."""
+    """Return the type and default of the optional RecipeChoice field for a Recipe field."""
     kind, checks = field.annotation, (field.annotation, *field.metadata)
     return Optional[Annotated[checks] if field.metadata else kind], None  # noqa: UP045
 

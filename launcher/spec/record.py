@@ -1,4 +1,4 @@
-"""A JSON object as a value: its known fields are attributes, and all that it says is a mapping."""
+"""A JSON object as a value: its known fields are attributes, and the whole object is a mapping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.spec.forms import Form, fits
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
-else:  # part of typing from Python 3.11 on; only a type checker needs it
+else:  # part of typing from Python 3.11; only type checkers need it
 
     def dataclass_transform(**_):
         return lambda kind: kind
@@ -24,8 +24,8 @@ R = TypeVar("R", bound="Record")
 class Record(Mapping[str, Any]):
     """A JSON object. A subclass annotates its fields; those with a default may be missing or null.
 
-    `Annotated[type, form]` narrows a field to a form. A field whose name is a Python keyword has an
-    underscore at its end: `from_` is `from` on disk.
+    `Annotated[type, form]` narrows a field to a form. If a field's name is a Python keyword, an underscore is
+    appended: `from_` is `from` in the file.
     """
 
     _said: Mapping[str, Any]
@@ -35,12 +35,12 @@ class Record(Mapping[str, Any]):
 
     @classmethod
     def read(cls: type[R], value: object) -> R | None:
-        """None where a field has another type, or is missing and has no default."""
+        """Return the record, or None if a field has another type or is missing without a default."""
         return cls.of(value) if isinstance(value, dict) and fits(value, form_of(cls)) else None
 
     @classmethod
     def of(cls: type[R], said: Mapping[str, Any]) -> R:
-        """The record that says this, without a check."""
+        """Return a record of this object without checking it."""
         made = cls.__new__(cls)
         made._hold(said)
         return made
@@ -76,7 +76,7 @@ def _on_disk(name: str) -> str:
 
 @functools.cache
 def _fields(kind: type[Record]) -> tuple[tuple[str, str, type[Record] | None], ...]:
-    """(attribute, name on disk, the record that it is)"""
+    """Return (attribute, name in the file, class of a nested record or None) for each field."""
     return tuple((name, _on_disk(name), _record_of(hint)) for name, hint in _hints(kind).items())
 
 
@@ -87,7 +87,7 @@ def _record_of(hint: Any) -> type[Record] | None:
 
 @functools.cache
 def form_of(kind: type[Record]) -> Form:
-    """The form that a JSON object has to have to be read."""
+    """Return the form that a JSON object must have to be read as this record."""
     return {
         _on_disk(name) + ("?" if hasattr(kind, name) else ""): _as_form(hint)
         for name, hint in _hints(kind).items()
@@ -100,7 +100,7 @@ def _hints(kind: type[Record]) -> dict[str, Any]:
 
 
 def _as_form(hint: Any) -> Form:
-    """The form that values of a type have in JSON."""
+    """Return the form of a type's values in JSON."""
     origin, of = get_origin(hint), get_args(hint)
     if hint is Any:
         return object

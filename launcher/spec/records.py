@@ -1,4 +1,4 @@
-"""What run.json and state.json say, as values. They were written by any version of launcher."""
+"""Values read from run.json and state.json, which any version of launcher may have written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES = frozenset(
         "cancelled",
     }
 )
-"Of a run. `rendered`: written by `launcher render --out`, and not started since."
+"States of a run. `rendered`: written by `launcher render --out` and not started since."
 
 
 class _Paths(Record):
@@ -36,7 +36,7 @@ class _Sweep(Record):
 
 
 class JobRecord(Record):
-    """The job of a run. What uses more than these fields reads a Job from it."""
+    """The job of a run. Code that needs more fields reads a Job from it."""
 
     name: str | None = None
     task: Any = None
@@ -48,7 +48,7 @@ class JobRecord(Record):
 
 
 class ClusterRecord(Record):
-    """The profile of a run. What uses more than these fields reads a Cluster from it."""
+    """The profile of a run. Code that needs more fields reads a Cluster from it."""
 
     name: str | None = None
     scheduler: str | None = None
@@ -59,7 +59,7 @@ class ClusterRecord(Record):
 
 
 class RunRecord(Record):
-    """run.json: the job in force, where it runs, and when it was submitted."""
+    """run.json: the job in force, where it runs and when it was submitted."""
 
     id: str | None = None
     created: str = ""
@@ -74,7 +74,7 @@ class RunRecord(Record):
 
 
 class StateRecord(Record):
-    """state.json: how far a run has come."""
+    """state.json: the run's state and its latest attempt."""
 
     state: Annotated[str, STATES] = "submitted"
     reason: str = ""

@@ -1,4 +1,4 @@
-"""Combinations that cannot work, each with its reason, its source and the nearest recipe that can."""
+"""Recipes that cannot work: each rule has a reason, a source and the nearest valid recipe."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from launcher.spec.recipe import SHARDED, Recipe
 
 @dataclass(frozen=True)
 class Setting:
-    """What a rule must know besides the recipe."""
+    """What a rule needs to know in addition to the recipe."""
 
     ranks: int
     nodes: int
     gpus_per_node: int
-    "0: the ranks compute on the CPU."
+    "0 if the ranks compute on the CPU."
     batch_norm: bool = False
     couples_samples: bool = False
-    "The loss of one sample depends on the other samples of its micro-batch."
+    "Whether the loss of one sample depends on the other samples of its micro-batch."
     nvme_dir: bool = False
-    "The job names a directory for states on NVMe."
+    "Whether the job names a directory for states on NVMe."
     entrypoint: bool = False
-    "The built-in entrypoint runs it (a `task:` job), with adapters that a foreign command lacks."
+    "Whether the built-in entrypoint runs the job (`task:`). It has adapters that a `command:` lacks."
     micro_batch_fixed: bool = False
-    "The job fixes `recipe.micro_batch_size`."
+    "Whether the job fixes `recipe.micro_batch_size`."
     lower_micro_batch: bool | None = None
     "`retries.lower_micro_batch` of the job."
 
     @property
     def keeps_micro_batch(self) -> bool:
-        """Whether a smaller micro-batch changes what is learnt: everything else is given up before it."""
+        """Whether a smaller micro-batch changes the training, so that it is lowered last."""
         return self.batch_norm or self.couples_samples
 
     @property
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def micro_batch_stays(self) -> str | None:
-        """Why the micro-batch is never lowered; None where it may be."""
+        """Why the micro-batch is never lowered, or None if it may be."""
         if self.lower_micro_batch is False:
             return "retries.lower_micro_batch: false keeps the micro-batch"
         if self.lower_micro_batch is None and self.couples_samples and self.micro_batch_fixed:
@@ -59,7 +59,7 @@ class Rule:
     reason: str
     source: str
     cure: Callable[[Recipe, Setting], dict[str, Any]]
-    "Fields to change for the nearest valid recipe; empty when there is none."
+    "Return the fields to change for the nearest valid recipe. Empty if there is none."
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Broken:
 
 
 def as_yaml(value: object) -> str:
-    """As a user writes it in a job file."""
+    """Return a value as a user writes it in a job file."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def changes_line(recipe: Recipe, other: Recipe) -> str:
-    """What to write into the job file to get `recipe` instead of `other`."""
+    """Return what to write into the job file to get `recipe` instead of `other`."""
     return ", ".join(f"{name}: {as_yaml(new)}" for name, (_, new) in recipe.changes_from(other).items())
 
 
@@ -145,15 +145,15 @@ RULES = (
     Rule(
         "coupled-samples-need-two",
         lambda r, s: s.couples_samples and r.micro_batch_size == 1,
-        "the loss couples samples (model.couples_samples), and one sample per micro-batch has no other: a "
-        "contrastive loss of it is constant",
+        "the loss couples samples (model.couples_samples), and a micro-batch of one sample has no other: its "
+        "contrastive loss is constant",
         "InfoNCE with one sample: -log(1) = 0",
         _two_samples,
     ),
     Rule(
         "ranks-need-sharding",
         lambda r, s: s.ranks > 1 and r.sharding == "none",
-        "several ranks without DDP or FSDP train separate models that never meet",
+        "several ranks without DDP or FSDP train separate models that never exchange gradients",
         "torch.distributed",
         lambda r, s: {"sharding": "ddp"},
     ),
@@ -178,7 +178,7 @@ RULES = (
         "launcher.train.offload",
         lambda r, s: {"offload": "cpu-optimizer"},
     ),
-    # The built-in entrypoint runs offload on the CPU as well, where it frees nothing: its tests need no GPU.
+    # The built-in entrypoint also runs offload on the CPU, where it frees nothing, so that tests need no GPU.
     Rule(
         "offload-needs-gpu",
         lambda r, s: r.offload != "none" and s.gpus_per_node == 0 and not s.entrypoint,
@@ -204,12 +204,12 @@ RULES = (
 
 
 def broken_rules(recipe: Recipe, setting: Setting) -> list[Broken]:
-    """Every rule that the recipe breaks, in the order of the table."""
+    """Return every rule that the recipe breaks, in the order of the table."""
     return [Broken(rule, rule.cure(recipe, setting)) for rule in RULES if rule.broken(recipe, setting)]
 
 
 def nearest_valid(recipe: Recipe, setting: Setting) -> Recipe | None:
-    """Apply cures until nothing is broken; None when a broken rule has no cure."""
+    """Apply changes until no rule is broken. None if a broken rule has none."""
     for _ in RULES:
         broken = broken_rules(recipe, setting)
         if not broken:

@@ -1,4 +1,4 @@
-"""JSON Schemas, so that an editor completes and checks the files."""
+"""JSON Schemas, with which an editor completes and checks the files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MODELS: dict[str, type[BaseModel]] = {"job": job.Job, "cluster": cluster.Cluster
 
 
 def json_schema(name: str) -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of `job` or `cluster`. Raises KeyError for another name."""
+    """Return the JSON Schema (draft 2020-12) of `job` or `cluster`. Raises KeyError for another name."""
     schema = MODELS[name].model_json_schema(by_alias=True)
     models = {model.__name__: model for module in (job, cluster, recipe) for model in _models(module)}
-    models["RecipeChoice"] = recipe.Recipe  # the same fields, described once
+    models["RecipeChoice"] = recipe.Recipe  # has the same fields, with descriptions
     for title, definition in {**schema.get("$defs", {}), MODELS[name].__name__: schema}.items():
         if title in models:
             for field, text in descriptions(models[title]).items():
@@ -35,7 +35,7 @@ def _models(module: Any) -> list[type[BaseModel]]:
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
     """Return the string below each field of a model, by the field's name in a file.
 
-    pydantic's `use_attribute_docstrings` does the same, but at every start of launcher: 60 ms.
+    pydantic's `use_attribute_docstrings` does the same, but adds 60 ms to every start of launcher.
     """
     body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
     assert isinstance(body, ast.ClassDef)

@@ -1,4 +1,4 @@
-"""Valid recipes that the built-in entrypoint does not run: planning asks here, and each rank."""
+"""Valid recipes that the built-in entrypoint cannot run. The planner and each rank check this."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 from launcher.spec.recipe import Recipe
 
-# (the combination, a sentence with the reason and what runs instead). Every single value runs.
+# (combination, sentence with the reason and what runs instead). Every single value is supported.
 WHY_NOT: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
     (
         lambda recipe: recipe.compile and recipe.activations == "offload",
         "compile: true with activations: offload is not run by the built-in entrypoint (what compiled "
-        "code saves cannot be told from its weights); activations: checkpoint runs with it",
+        "code saves cannot be distinguished from its weights); activations: checkpoint runs with it",
     ),
 )
 
 
 def unsupported(recipe: Recipe) -> list[str]:
-    """One sentence for each combination the entrypoint does not run; empty when the recipe runs."""
+    """Return one sentence for each unsupported combination. Empty if the recipe runs."""
     return [sentence for applies, sentence in WHY_NOT if applies(recipe)]

@@ -1,10 +1,10 @@
-"""Text that can be passed to a process. Imports nothing: each rank's watcher starts with this."""
+"""Check text that is passed to a process. Imports nothing, because every rank's worker loads it at start."""
 
 from __future__ import annotations
 
 
 def no_nul(text: str) -> str:
-    """The text itself. Raises ValueError for a NUL byte or broken unicode, where it is written."""
+    """Return the text. Raises ValueError if it contains a NUL byte or invalid unicode."""
     if "\0" in text:
         raise ValueError("contains a NUL byte, which no process can receive")
     try:

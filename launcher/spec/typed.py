@@ -1,4 +1,4 @@
-"""What a file says, as the type of each field wants it: text as it was written, numbers as numbers."""
+"""Convert a file's data to the types of a model's fields. Text stays as written, `3.10` for example."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _NUMBERS = (int, float)
 
 
 class Raw(str):
-    """The text behind `--set field=`, whose type the field decides."""
+    """The text after `--set field=`. The field decides its type."""
 
     __slots__ = ()
 
 
 @dataclass
 class Typed:
-    """Turns a document's data into plain Python for one model."""
+    """Converts a document's data to plain Python values for one model."""
 
     wrong: list[tuple[KeyPath, str]] = field(default_factory=list)
-    "Key path and message of each value that is none."
+    "Key path and message of each invalid value."
 
     def of(self, annotation: Any, data: Any, path: KeyPath = (), metadata: Sequence[Any] = ()) -> Any:
         base, written = list(_members(annotation)), list(_as_written(annotation, metadata))
@@ -87,7 +87,7 @@ def _any_number(members: list[Any]) -> bool:
 
 
 def _takes_scalars(members: list[Any]) -> bool:
-    """Whether a field is a text, a number or a truth value, and not a collection alone."""
+    """Return whether a field accepts text, a number or a boolean, not only a collection."""
     return any(not _collects(member) and member is not type(None) for member in members)
 
 
@@ -98,7 +98,7 @@ def _collects(member: Any) -> bool:
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """The types of a union, or the one type."""
+    """Yield the types of a union, or the one type."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _members(get_args(annotation)[0])
@@ -110,7 +110,7 @@ def _members(annotation: Any) -> Iterator[Any]:
 
 
 def _as_written(annotation: Any, metadata: Sequence[Any]) -> Iterator[Any]:
-    """Types that a user may write although the field is of another one."""
+    """Yield the types that a user may write in addition to the field's own type."""
     found = [*metadata, *(get_args(annotation)[1:] if get_origin(annotation) is Annotated else ())]
     for one in found:
         if isinstance(one, BeforeValidator) and one.json_schema_input_type is not Any:

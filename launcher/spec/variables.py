@@ -1,4 +1,4 @@
-"""Names of environment variables: launcher's own, those that a job can set, and how these travel."""
+"""Environment variables: launcher's own, those a job may set, and how a job's values reach its ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 RUNS = "LAUNCHER_RUNS"
-"The user's: the folder for runs."
+"Set by the user: the folder for runs."
 
 # Set by the supervisor for start.sh, torchrun, workers and ranks.
 RUN_DIR = "LAUNCHER_RUN_DIR"
@@ -15,25 +15,25 @@ ATTEMPT = "LAUNCHER_ATTEMPT"
 NODES = "LAUNCHER_NODES"
 NODE_RANK = "LAUNCHER_NODE_RANK"
 STOP_FILE = "LAUNCHER_STOP_FILE"
-"Appears when the ranks are to save and end."
+"File that appears when the ranks should save and end."
 SECRETS = "LAUNCHER_SECRETS"
-"Names of the variables to mask, with commas between."
+"Names of the variables to mask, separated by commas."
 SUPERVISED = "LAUNCHER_SUPERVISED"
-"The pid of the supervisor."
+"Pid of the supervisor."
 WORKER = "LAUNCHER_WORKER"
-"The pid of the worker that watches the rank: the rank and what it starts have it."
+"Pid of the worker that watches the rank. Set for the rank and its children."
 ONLY_SAVE = "LAUNCHER_ONLY_SAVE"
-"Ranks that have it write what they find in shared memory as a checkpoint and do not train."
+"Set if the ranks only write the state in shared memory as a checkpoint and do not train."
 RENDEZVOUS_HOST = "LAUNCHER_RENDEZVOUS_HOST"
 RENDEZVOUS_PORT = "LAUNCHER_RENDEZVOUS_PORT"
 APART = "LAUNCHER_APART"
-"The nodes share no folder."
+"Set if the nodes share no folder."
 
 # Set by scripts.
 CPU_BIND = "LAUNCHER_CPU_BIND"
-"`node.cpu_bind`: a list of CPUs for each rank of the node, with blanks between."
+"`node.cpu_bind`: a list of CPUs for each rank of the node, separated by spaces."
 SETUP_DONE = "LAUNCHER_SETUP_DONE"
-"The batch script has run the profile's `setup:`."
+"Set if the batch script has run the profile's `setup:`."
 
 # Set by the request for a pod.
 SUBMISSION = "LAUNCHER_SUBMISSION"
@@ -42,11 +42,11 @@ DEADLINE = "LAUNCHER_DEADLINE"
 "When the pod ends, in seconds since the epoch."
 
 TRAVELS_AS = "LAUNCHER_ENV_"
-"""Before a variable of the job. No script, torchrun or worker reads a name that begins like this, so a job's
-variables change none of them; the worker takes the prefix off for the rank alone."""
+"""Prefix of a job's variable until it reaches the rank. No script, torchrun or worker reads such a name, so a
+job's variables do not affect them. The worker removes the prefix for the rank only."""
 
 RESERVED_PREFIX = "LAUNCHER_"
-# Each pattern with what is wrong with such a name.
+# Each pattern has the reason why such a name is refused.
 _REFUSED = (
     (re.compile(r"LAUNCHER_.*"), f"names that begin with {RESERVED_PREFIX} are launcher's own"),
     (re.compile(r"_[a-z].*"), "names that begin with _ and a small letter are those of launcher's scripts"),
@@ -56,7 +56,7 @@ _REFUSED = (
                    r"|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"),
         "launcher sets it for each rank",
     ),
-    # bash sets these itself, does not export them, or obeys them in a way that breaks a script.
+# bash sets these itself, does not export them, or interprets them in a way that breaks a script.
     (
         re.compile(
             r"BASH(_.*|OPTS|PID)?|SHELLOPTS|UID|EUID|PPID|RANDOM|SRANDOM|SECONDS|LINENO|FUNCNAME|GROUPS|DIRSTACK"
@@ -69,9 +69,9 @@ _REFUSED = (
 
 
 def usable_name(name: str) -> str:
-    """The name itself. Raises ValueError for one whose value would not arrive, or would break the start."""
+    """Return the name. Raises ValueError if its value would not reach the rank or would break the start."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
-        raise ValueError(f"{name!r} is no name of a variable: write letters, digits and _, no digit first")
+        raise ValueError(f"{name!r} is not a variable name: write letters, digits and _, no digit first")
     for pattern, why in _REFUSED:
         if pattern.fullmatch(name):
             raise ValueError(f"{name} cannot be set: {why}")
@@ -79,12 +79,12 @@ def usable_name(name: str) -> str:
 
 
 def travelling(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the job, named so that only the worker hands them on."""
+    """Return the job's variables, renamed so that only the worker passes them on."""
     return {f"{TRAVELS_AS}{name}": value for name, value in variables.items()}
 
 
 def split(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(what is for this process, what is for the rank by its own names)."""
+    """Return (variables for this process, variables for the rank under their own names)."""
     here = {name: value for name, value in environ.items() if not name.startswith(TRAVELS_AS)}
     job = {
         name.removeprefix(TRAVELS_AS): value for name, value in environ.items() if name.startswith(TRAVELS_AS)

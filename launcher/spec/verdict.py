@@ -1,4 +1,4 @@
-"""Verdict: how an attempt ended, and what a reader needs to believe it."""
+"""Verdict: how an attempt ended, with the evidence."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from launcher.spec.failures import EXIT_CODES as EXIT_CODES
 from launcher.spec.failures import FailureClass as FailureClass
 from launcher.spec.failures import exit_code as exit_code
 
-# Exit codes by which a rank of the built-in entrypoint tells what happened (above sysexits' 64-78).
+# Exit codes by which a rank of the built-in entrypoint reports its end (above sysexits' 64-78).
 EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
 EXIT_OOM = 86  # out of memory, wrote an error file
-EXIT_FOLLOWED = 87  # handed over its state: another rank was out of memory, or no time was left for a step
-EXIT_TAKEN = 88  # of a supervisor: another living one holds the run
+EXIT_FOLLOWED = 87  # handed over its state: another rank had an OOM, or no time was left for a step
+EXIT_TAKEN = 88  # exit code of a supervisor if another one already supervises the run
 
 Confidence = Literal["certain", "likely", "guess"]
-"""`certain`: written down by the rank itself, torchelastic, the scheduler or the kernel. `likely`: decisive
-words in the output. `guess`: anything else. Memory is lowered on the first two only."""
+"""`certain`: recorded by the rank itself, torchelastic, the scheduler or the kernel. `likely`: decisive words
+in the output. `guess`: anything else. A guess never leads to a recipe that needs less memory."""
 
 Phase = Literal["init", "probe", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
-"Of a rank of the built-in entrypoint."
+"Phase of a rank of the built-in entrypoint."
 
 MemoryKind = Literal["gpu", "host", "shared"]
-"shared: /dev/shm, through which DataLoader workers and NCCL hand data from process to process."
+"`shared`: /dev/shm, through which DataLoader workers and NCCL pass data between processes."
 
 
 class LiveTensor(Value):
-    """One of the largest pieces of memory in use when there was none left."""
+    """One of the largest memory blocks in use at an OOM."""
 
     bytes: int
     shape: tuple[int, ...] | None = None
-    "None where only the allocator knows of it, as of activations on a GPU."
+    "None if only the allocator knows the block, for example an activation on a GPU."
     dtype: str | None = None
     name: str | None = None
-    "Of the parameter; `gradient of ...`, `exp_avg of ...` for what belongs to one."
+    "Name of the parameter, or `gradient of ...`, `exp_avg of ...` for a tensor that belongs to one."
 
 
 class OutOfMemory(Value):
-    """What was known when memory ran out. Sizes in bytes, None where nobody told."""
+    """What is known about an OOM. Sizes are in bytes, None if unknown."""
 
     kind: MemoryKind
     requested: int | None = None
@@ -52,44 +52,44 @@ class OutOfMemory(Value):
 
 
 class Seen(Value):
-    """A line of the output that tells of a failure: the decisive one, or one that is not the cause."""
+    """A line of output that indicates a failure: the decisive one, or one that is not the cause."""
 
     failure: FailureClass
     text: str
     place: str = ""
     "File and line number, such as `rank-003.err:4182`."
     why: str = ""
-    "Why it is not the cause; empty for the decisive line."
+    "Why the line is not the cause. Empty for the decisive line."
     before: tuple[str, ...] = ()
-    "Lines that stand before it."
+    "Lines before it."
 
 
 class Verdict(Value):
-    """The end of one attempt. `rank` is the first failing rank, None when no rank failed first."""
+    """The end of one attempt. `rank` is the first failing rank, or None if no rank failed first."""
 
     failure: FailureClass
     reason: str
-    "One sentence for a person."
+    "One sentence for the user."
     phase: str | None = None
-    "A Phase, where known."
+    "A Phase, if known."
     rank: int | None = None
     node: int | None = None
     step: int | None = None
     exit_code: int | None = None
-    "Of the first failing rank; negative for a signal."
+    "Exit code of the first failing rank. Negative for a signal."
     exception: str | None = None
     "`Type: message`."
     last_lines: tuple[str, ...] = ()
-    "What that rank printed last, at most 20 lines."
+    "The last lines that this rank printed, at most 20."
     evidence: tuple[str, ...] = ()
-    "Files and facts the class rests on."
+    "Files and facts that support the class."
     seen: tuple[Seen, ...] = ()
-    "Lines of all ranks that tell of a failure: the decisive one first, then what explains most."
+    "Lines of all ranks that indicate a failure: the decisive one first, then by how much they explain."
     confidence: Confidence = "certain"
     memory: OutOfMemory | None = None
-    "Of gpu-oom and host-oom."
+    "Set for gpu-oom and host-oom."
     why_not_in_process: str | None = None
-    "Why the step in which memory ran out was not repeated by the same processes, where the phase allows it."
+    "Why the same processes did not repeat the step with the OOM, if the phase allows that."
 
     @property
     def ok(self) -> bool:
@@ -97,14 +97,14 @@ class Verdict(Value):
 
 
 class Judged(NamedTuple):
-    """verdict.json: how an attempt ended, and what was done then."""
+    """verdict.json: how an attempt ended, and what was done next."""
 
     verdict: Verdict
     then: str = ""
 
     @classmethod
     def read(cls, said: object) -> Judged | None:
-        """None for what is no verdict. Fields of another version are left out."""
+        """Return the verdict, or None if `said` is none. Fields of other versions are ignored."""
         if not isinstance(said, dict):
             return None
         try:

@@ -1,7 +1,7 @@
-"""YAML text -> mappings, lists and text, within limits, with the line of each. Scalars keep what was written.
+"""Parse YAML into mappings, lists and text, within limits and with line numbers. Scalars stay as written.
 
-Only the tree of the text is taken from ruamel.yaml: its constructors make Python objects of what they find
-(dates, merged mappings, objects behind tags), and each of them fails in its own way.
+Only ruamel.yaml's node tree is used. Its constructors would create Python objects (dates, merged mappings,
+objects of tags), each with its own kinds of errors.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from launcher.spec.errors import Problem, SpecError
 
 KeyPath = tuple[str | int, ...]
 
-# Far above any job, and read within a second (measured: 5 to 25 kB of dense YAML in 0.1 s).
+# Far above any job, and read within a second (measured: 5 to 25 kB of dense YAML take 0.1 s).
 MAX_BYTES = 200_000
 MAX_DEPTH = 30
 MAX_VALUES = 5_000
-"Of a file, each counted as often as an alias names it."
+"Maximum values of a file. A value counts once for each alias that names it."
 
 _CORE = "tag:yaml.org,2002:"
 _SCALARS = {"int": int, "float": float, "bool": bool, "null": type(None), "timestamp": str}
 
 
 class Scalar(str):
-    """Text that YAML reads as something else when it is not quoted: `3.10`, `yes`, `~`, `2026-11-21`."""
+    """Unquoted text that YAML does not read as text: `3.10`, `yes`, `~`, `2026-11-21`."""
 
     __slots__ = ("kind",)
     kind: type
@@ -48,7 +48,7 @@ class Scalar(str):
 
     @property
     def value(self) -> Any:
-        """What YAML means by it; a date is its text. Raises ValueError for a number that has no use."""
+        """The value that YAML reads; dates stay text. Raises ValueError for NaN, infinity or huge numbers."""
         text = self.replace("_", "").lower()
         if self.kind is int:
             return _in_range(_whole(text), self)
@@ -69,7 +69,7 @@ def _whole(text: str) -> int:
 
 def _in_range(number: int | float, text: str) -> int | float:
     if number != number:
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is not a number")
     if abs(number) >= 2**64 if isinstance(number, int) else number in (float("inf"), float("-inf")):
         raise ValueError(f"{_short(text)} is too large for a number")
     return number
@@ -81,34 +81,34 @@ def _short(text: str, most: int = 60) -> str:
 
 @dataclass
 class Document:
-    """Mappings, lists and text, and for each key path the place it was written at."""
+    """Mappings, lists and text, with the line of each key path."""
 
     data: dict[str, Any]
     name: str
     places: dict[KeyPath, str] = field(default_factory=dict)
 
     def place(self, path: KeyPath) -> str:
-        """Where `path` or its nearest ancestor was written."""
+        """Return where `path` or its nearest ancestor was written."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, self.name)
 
 
 def read_bytes(file: Path) -> bytes:
-    """The content of a file that a person wrote. Raises SpecError for one that is too long, OSError."""
-    # A named pipe that nobody writes to would otherwise be waited for.
+    """Return the content of a user's file. Raises SpecError if it is too long, OSError."""
+    # O_NONBLOCK: opening a named pipe without a writer would otherwise block.
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
         os.set_blocking(opened.fileno(), True)
         text = opened.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise SpecError(
-            [Problem(str(file), "", f"is longer than {MAX_BYTES // 1000} kB: it is no file of launcher's")]
+            [Problem(str(file), "", f"is longer than {MAX_BYTES // 1000} kB, too long for a launcher file")]
         )
     return text
 
 
 def parse(text: bytes | str, name: str) -> Document:
-    """Parse one mapping. `name` stands before the line number in errors. Raises SpecError."""
+    """Parse one mapping. `name` precedes the line number in errors. Raises SpecError."""
     document = Document({}, name)
     root = tree(text, name)
     if not isinstance(root, MappingNode):
@@ -118,8 +118,10 @@ def parse(text: bytes | str, name: str) -> Document:
 
 
 def parse_value(text: str, name: str) -> Any:
-    """A value on a command line: what stands there as text, unless it is a number, a quoted text, `[...]` or
-    `{...}`. Raises SpecError for brackets with something wrong in them."""
+    """Parse a value from the command line. It is text unless it is a number, quoted, `[...]` or `{...}`.
+
+    Raises SpecError for invalid `[...]` or `{...}`.
+    """
     try:
         root = tree(text, name)
         collection = isinstance(root, MappingNode | SequenceNode) and bool(root.flow_style)
@@ -133,7 +135,7 @@ def parse_value(text: str, name: str) -> Any:
 
 
 def tree(text: bytes | str, name: str) -> Any:
-    """The nodes of the text, None where it has none. Raises SpecError."""
+    """Return the root node of the text, or None if it is empty. Raises SpecError."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = _Composer
     try:
@@ -143,7 +145,7 @@ def tree(text: bytes | str, name: str) -> Any:
         raise SpecError([Problem(f"{name}{line}", "", _message(error))]) from None
     except (YAMLError, UnicodeDecodeError) as error:
         raise SpecError([Problem(name, "", f"not readable as YAML: {_one_line(error)}")]) from None
-    except Exception as error:  # of the parser, such as for \\UFFFFFFFF
+    except Exception as error:  # other errors of the parser, such as for \\UFFFFFFFF
         raise SpecError([Problem(name, "", f"not readable as YAML: {_one_line(error)}")]) from None
 
 
@@ -163,7 +165,7 @@ def _refused(problem: str, node: Any) -> MarkedYAMLError:
 
 
 class _Composer(Composer):
-    """Counts while the text is read, so that what is too deep or too long costs no time."""
+    """Checks the limits while the text is read, so that deep or long files cost no time."""
 
     def __init__(self, *of: Any, **more: Any) -> None:
         super().__init__(*of, **more)
@@ -176,7 +178,7 @@ class _Composer(Composer):
         event = self.parser.peek_event()
         if self.nested > MAX_DEPTH:
             raise _refused(f"is nested more than {MAX_DEPTH} deep", event)
-        if self.values > 2 * MAX_VALUES:  # keys count here
+        if self.values > 2 * MAX_VALUES:  # keys are counted here too
             raise _refused(f"has more than {MAX_VALUES} values", event)
         node = super().compose_node(parent, index)
         self.nested -= 1
@@ -184,7 +186,7 @@ class _Composer(Composer):
 
 
 class _Reader:
-    """Nodes -> data, each alias written out."""
+    """Converts nodes to data and expands aliases."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -225,7 +227,7 @@ class _Reader:
         return self._plain(value, path)
 
     def _pairs(self, node: Any) -> Iterator[tuple[str, Any, Any]]:
-        """(key, its node, the value's node). A mapping's own keys win over those merged by `<<`."""
+        """Yield (key, its node, the value's node). A mapping's own keys override those merged by `<<`."""
         _check_tag(node, "map")
         own: dict[str, tuple[Any, Any]] = {}
         merged: list[Any] = []
@@ -256,7 +258,7 @@ class _Reader:
 
 def _scalar(node: Any) -> str:
     tag = str(node.tag).removeprefix(_CORE)
-    if tag in ("str", "value", "merge"):  # the last two: `=` and `<<` where a value stands
+    if tag in ("str", "value", "merge"):  # the last two are `=` and `<<` in the place of a value
         return str(node.value)
     kind = _SCALARS.get(tag)
     if kind is None:
@@ -271,4 +273,4 @@ def _check_tag(node: Any, name: str) -> None:
 
 def _unknown_tag(node: Any) -> MarkedYAMLError:
     tag = str(node.tag).replace(_CORE, "!!")
-    return _refused(f"the tag {_short(tag)} is not for launcher's files: write plain YAML", node)
+    return _refused(f"the tag {_short(tag)} is not supported in launcher's files: write plain YAML", node)

@@ -1,1 +1,1 @@
-"""In the allocation, one per node: start an attempt, judge how it ended, choose the next."""
+"""The supervisor of each node: starts an attempt, judges how it ended and chooses the next one."""

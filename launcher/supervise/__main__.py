@@ -1,11 +1,11 @@
-"""`python -m launcher.supervise RUN_DIR`: what a job script starts once per node."""
+"""`python -m launcher.supervise RUN_DIR`: the supervisor, which a job script starts once per node."""
 
 # ruff: noqa: E402
 from __future__ import annotations
 
 import signal
 
-# Before the slow imports: a signal that comes early waits for the supervisor's handlers.
+# Block the signals before the slow imports, so that an early signal waits for the supervisor's handlers.
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
 
 import argparse
@@ -32,7 +32,7 @@ from launcher.supervise.secrets import SecretError, read_secrets
 from launcher.supervise.supervisor import RunUnreadableError, Supervisor, run_dir_of
 
 EXPECTED = (RunUnreadableError, AlreadySupervisedError, SecretError, NodesError)
-"Of these the message is enough."
+"Errors that are printed without a traceback."
 
 
 def main() -> int:
@@ -43,13 +43,13 @@ def main() -> int:
     parser.add_argument("--rendezvous", help="address of node 0 as the other nodes reach it")
     parser.add_argument("--port-base", type=int, default=61000, help="61000-65535")
     parser.add_argument(
-        "--stop-file", type=Path, help="appears with the reason when the batch script asks to stop"
+        "--stop-file", type=Path, help="file in which the batch script writes why the run should stop"
     )
     parser.add_argument(
         "--secrets-on-stdin",
         action="store_true",
-        help="a line with their values, as a JSON object; others are read here. A second line: the token by "
-        "which the supervisors of hosts without a shared folder know each other",
+        help="read a line with the secrets' values as a JSON object, and a second line with the token that "
+        "authenticates supervisors of hosts without a shared folder; other secrets are read on this host",
     )
     options = parser.parse_args()
     if options.nodes > 1 and not options.rendezvous:
@@ -59,17 +59,17 @@ def main() -> int:
     try:
         about = read_json(run.run)
         if about is None:
-            raise RunUnreadableError(f"{run.path} has no readable run.json: it is no run directory")
+            raise RunUnreadableError(f"{run.path} has no readable run.json: it is not a run directory")
         given, token = _on_stdin() if options.secrets_on_stdin else ({}, "")
         secrets = read_secrets(Job.model_validate(about["job"]).secrets, given)
         link = None
         if about.get("apart") and place.count > 1:
-            place = replace(place, apart=True)
-            from launcher.supervise.apart.link import mirror  # few runs need it
+            place = replace(place, no_shared_folder=True)
+            from launcher.supervise.no_shared_folder.link import mirror  # here, because few runs need it
 
             if not token:
                 raise NodesError("the hosts of this run share no folder: start it by `launcher resume`")
-            link = mirror(run, place, token)  # before the lock, by which others see that it could start
+            link = mirror(run, place, token)  # before the lock, which shows others that the start worked
         with SupervisorLock(run, place.rank):
             try:
                 return Supervisor(run, place, secrets, options.stop_file, link).main()
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def _crashed(run: RunDir, place: NodePlace, secrets: Mapping[str, str], error: Exception) -> int:
-    """Write down that the run has failed, and why: no other record would. Its ranks end with this process."""
+    """Record that the run failed and why. No other record would exist. The ranks end with this process."""
     known = {**secrets, variables.SECRETS: ",".join(secrets)}
     sys.stderr.write(masked_text(traceback.format_exc(), known))
     if place.rank == 0:

@@ -1,4 +1,4 @@
-"""One attempt on one node: start `scripts/start.sh`, watch it, end it when asked."""
+"""One attempt on one node: start `scripts/start.sh`, watch it and end it on request."""
 
 from __future__ import annotations
 
@@ -39,29 +39,33 @@ from launcher.supervise.process import (
 )
 
 FAILED_SECONDS = 20.0
-"For the ranks of a script to end after SIGTERM, where another rank has failed."
+"How long the ranks of a script have to end after SIGTERM, if another rank has failed."
 KILL_SECONDS = 5.0
-"For the workers to record how their killed ranks ended, then SIGKILL for all that is left."
+"How long the workers have to record how their killed ranks ended. Then all remaining processes get SIGKILL."
 
 
 RENDEZVOUS_PORTS = range(61000, 65536)
-"Above Linux's default ephemeral range (32768-60999): no outgoing connection takes one by chance."
+"Above Linux's default ephemeral range (32768-60999), so that no outgoing connection takes one by chance."
 
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Which node of how many this supervisor is, and how the nodes meet."""
+    """This supervisor's node number, the number of nodes, and how the nodes reach each other."""
 
     rank: int = 0
     count: int = 1
     rendezvous_host: str | None = None
     port_base: int = 61000
-    apart: bool = False
+    no_shared_folder: bool = False
     "The nodes share no folder."
 
     def rendezvous_port(self, attempt: int) -> int:
-        """Another port for each start, so that a late packet of the last one finds nobody. On one node it
-        is one that is free now: several runs share the host, and torchrun ends at once where one is taken."""
+        """Return the port at which the ranks of an attempt meet.
+
+        With several nodes each attempt has another port, so that late packets of the attempt before it reach
+        no listener. On one node it is a port that is free now: several runs share the host, and torchrun ends
+        at once if its port is taken.
+        """
         if self.count == 1:
             return free_port()
         first = RENDEZVOUS_PORTS.start
@@ -69,8 +73,10 @@ class NodePlace:
 
     @property
     def mirror_port(self) -> int:
-        """Where the supervisors of hosts without a shared folder call node 0: the one before the first
-        attempt's."""
+        """Port at which the supervisors of hosts without a shared folder call node 0.
+
+        It is the port before the first attempt's.
+        """
         return self.rendezvous_port(-1)
 
 
@@ -80,11 +86,11 @@ class Ended:
 
     exit_code: int
     error: str = ""
-    "Why nothing could be started at all."
+    "Why nothing could be started."
 
 
 class RunningAttempt:
-    """A started attempt. Created by `start`; `wait` returns when no process of it is left."""
+    """An attempt that `start` has started. `wait` returns when all its processes have ended."""
 
     def __init__(
         self,
@@ -93,35 +99,39 @@ class RunningAttempt:
         node: int,
         process: subprocess.Popen[bytes],
         output: MaskedPipe,
-        tells: bool,
+        sends_sigterm: bool,
     ) -> None:
-        """`tells`: its ranks are told to stop by SIGTERM, too, not by the stop file alone."""
+        """`sends_sigterm`: the ranks are asked to stop by SIGTERM in addition to the stop file."""
         self.run, self.attempt, self.node, self.process = run, attempt, node, process
-        self.tells = tells
+        self.sends_sigterm = sends_sigterm
         self._output = output
         self._asked: tuple[str, float] | None = None
         self._until: float | None = None
         self._failed = False
-        self._told: set[tuple[int, signal.Signals]] = set()
+        self._signalled: set[tuple[int, signal.Signals]] = set()
 
     def ask_to_stop(self, reason: str, until: float) -> None:
-        """Have the ranks save and end, and kill those that are there at `until`, by time.monotonic. May be
-        called again, with another reason or another time."""
+        """Have the ranks save and end. Kill those that still run at `until`, by time.monotonic.
+
+        It may be called again with another reason or time.
+        """
         if not self._failed:
             self._until = until
-            self._tell(reason)
+            self._write_request(reason)
 
     def end_failed(self) -> None:
-        """Its ranks wait in vain: end them without a checkpoint. A script that was asked to stop keeps its
-        time."""
-        if not self._failed and (self._until is None or not self.tells):
-            self._failed = True
-            self._until = time.monotonic() + (FAILED_SECONDS if self.tells else 0.0)
-            if self.tells:
-                self._tell("failed")
+        """End the ranks without a checkpoint, because they wait in vain for a failed rank.
 
-    def _tell(self, reason: str) -> None:
-        """Who gets the signal finds the reason, and when it is killed."""
+        A script that was already asked to stop keeps the time it was given.
+        """
+        if not self._failed and (self._until is None or not self.sends_sigterm):
+            self._failed = True
+            self._until = time.monotonic() + (FAILED_SECONDS if self.sends_sigterm else 0.0)
+            if self.sends_sigterm:
+                self._write_request("failed")
+
+    def _write_request(self, reason: str) -> None:
+        """Write the reason and the time of the kill into the stop file, before any signal is sent."""
         assert self._until is not None
         if (reason, self._until) != self._asked:
             self._asked = reason, self._until
@@ -138,14 +148,14 @@ class RunningAttempt:
                 self._escalate()
                 reap(self.process.pid)
                 tick()
-        end_processes(self._left, grace=3.0)
+        end_processes(self._remaining, grace=3.0)
         reap()
         self._output.close()
         remove_error_folders(self.run, self.node)
-        # Whoever was told to end has not finished, whatever its exit code.
-        return Ended(code or (-END_RANK if self._told else 0))
+        # Ranks that were told to end have not finished, whatever their exit code.
+        return Ended(code or (-END_RANK if self._signalled else 0))
 
-    def _left(self) -> set[int]:
+    def _remaining(self) -> set[int]:
         return {*processes_of(self.run.path, self.attempt.number, self.node), *descendants()}
 
     def _escalate(self) -> None:
@@ -154,24 +164,26 @@ class RunningAttempt:
         over = time.monotonic() - self._until
         if over > KILL_SECONDS or not (self._ranks_started() or self.attempt.only_saves):
             signal_group(self.process.pid, signal.SIGKILL)
-        elif over > 0 or self.tells:
+        elif over > 0 or self.sends_sigterm:
             signum = KILL_RANK if over > 0 else END_RANK
             for worker in workers_of(self.run.path, self.attempt.number, self.node):
-                if (worker, signum) not in self._told:
-                    self._told.add((worker, signum))
+                if (worker, signum) not in self._signalled:
+                    self._signalled.add((worker, signum))
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker, signum)
 
     def _ranks_started(self) -> bool:
-        """Before, there is nothing to save: `setup:` runs, or torchrun starts."""
+        """Return whether any rank has started. Before that (`setup:`, torchrun) there is nothing to save."""
         return any(self.attempt.rank_log(self.node, 0, "out").parent.glob("rank-*.out"))
 
 
 def start(
-    run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[str, str], *, tells: bool
+    run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[str, str], *, sends_sigterm: bool
 ) -> RunningAttempt:
-    """Start all workers of this node; `tells` as in RunningAttempt. Raises OSError when bash or the folder is
-    missing."""
+    """Start all workers of this node. `sends_sigterm` is explained in RunningAttempt.
+
+    Raises OSError if bash or the folder is missing.
+    """
     ours = _environment(run, attempt, place, secrets)
     output = MaskedPipe(attempt.torchrun_log(place.rank), secrets_of({**os.environ, **secrets, **ours}))
     try:
@@ -181,14 +193,14 @@ def start(
             stdout=output.end,
             stderr=output.end,
             env={**split(os.environ)[0], **travelling(secrets), **ours},
-            # SIGKILL is safe: each worker notices that who started it is gone and ends its rank.
+            # SIGKILL is safe: each worker notices that its parent is gone and ends its rank.
             preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True, blocked=STOP_SIGNALS),
         )
     except OSError:
         output.close()
         raise
     output.start()
-    return RunningAttempt(run, attempt, place.rank, process, output, tells)
+    return RunningAttempt(run, attempt, place.rank, process, output, sends_sigterm)
 
 
 def _environment(
@@ -207,18 +219,20 @@ def _environment(
     start = attempt.number
     if attempt.only_saves:
         environment[variables.ONLY_SAVE] = "1"
-        start += 1  # the run ends after it: no attempt has this number yet
+        start += 1  # the run ends after the save, so no attempt has this number
     environment[variables.RENDEZVOUS_PORT] = str(place.rendezvous_port(start))
     if place.count > 1:
         environment[variables.RENDEZVOUS_HOST] = place.rendezvous_host or ""
-    if place.apart:
+    if place.no_shared_folder:
         environment[variables.APART] = "1"
     return environment
 
 
 def free_port() -> int:
-    """One of RENDEZVOUS_PORTS at which nobody listens on any address, since torch's store listens on all.
-    Raises OSError without any."""
+    """Return one of RENDEZVOUS_PORTS that is free on all addresses, because torch's store listens on all.
+
+    Raises OSError if none is found.
+    """
     for port in random.sample(RENDEZVOUS_PORTS, 50):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
@@ -227,12 +241,12 @@ def free_port() -> int:
 
 
 def torchrun_tail(attempt: AttemptDir, node: int, count: int = 20) -> list[str]:
-    """The last lines that bash and torchrun (where there is one) printed on a node."""
+    """Return the last lines that bash and torchrun, if there is one, printed on a node."""
     return tail(attempt.torchrun_log(node), count)
 
 
 def torchrun_clues(attempt: AttemptDir, about: Mapping[str, Any]) -> dict[int, list[Clue]]:
-    """Return the clues in what each node's torchrun, and the script that starts it, printed."""
+    """Return the clues in the output of each node's torchrun and of the script that starts it."""
     found = {}
     for path in attempt.logs.glob("node-*/torchrun.err"):
         with contextlib.suppress(OSError), open_regular(path) as file:
@@ -243,7 +257,7 @@ def torchrun_clues(attempt: AttemptDir, about: Mapping[str, Any]) -> dict[int, l
 
 
 def tail(path: Path, count: int) -> list[str]:
-    """The last lines of a text file, reading at most its last 64 KiB."""
+    """Return the last lines of a text file, reading at most its last 64 KiB."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))

@@ -1,21 +1,21 @@
-"""A clock that stands while this process is stopped, as by `scontrol suspend` or a closed laptop."""
+"""A clock that stops while this process is stopped, for example by `scontrol suspend` or a closed laptop."""
 
 from __future__ import annotations
 
 import time
 
 LONGEST_SECONDS = 10.0
-"Between two looks of a process that runs: several times what a slow file system takes."
+"Longest time counted between two readings. A running process needs far less, even on a slow file system."
 
 
 class AwakeClock:
-    """To be looked at several times a second."""
+    """A clock of this process's running time. Call `now` several times a second."""
 
     def __init__(self) -> None:
         self._seconds, self._looked = 0.0, time.monotonic()
 
     def now(self) -> float:
-        """Seconds for which this process has been running, from any beginning."""
+        """Return the seconds for which this process has been running, counted from an arbitrary moment."""
         now = time.monotonic()
         self._seconds += min(now - self._looked, LONGEST_SECONDS)
         self._looked = now

@@ -1,4 +1,4 @@
-"""The CPUs that a rank may use: one list of `node.cpu_bind` for each rank of a node."""
+"""Bind a rank to its CPUs: `node.cpu_bind` has one list for each rank of a node."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from launcher.spec import variables
 
 
 def bind(environ: Mapping[str, str]) -> None:
-    """Keep this process, and so the rank that it starts, on its CPUs.
+    """Bind this process, and so the rank that it starts, to its CPUs.
 
-    Where the job has none of them, it says so and leaves the process as it is.
+    If the job has none of these CPUs, print a message and change nothing.
     """
     lists = environ.get(variables.CPU_BIND, "").split()
     if not lists:
@@ -22,8 +22,8 @@ def bind(environ: Mapping[str, str]) -> None:
     allowed = os.sched_getaffinity(0)
     if not wanted & allowed:
         print(
-            f"launcher: node.cpu_bind: rank {rank} of this node should have CPUs {lists[rank]}, and the job "
-            "has none of them: it is not bound",
+            f"launcher: node.cpu_bind: rank {rank} of this node should have CPUs {lists[rank]}, but the job "
+            "has none of them; the rank is not bound",
             file=sys.stderr,
         )
         return
@@ -31,7 +31,7 @@ def bind(environ: Mapping[str, str]) -> None:
 
 
 def listed(text: str) -> set[int]:
-    """`0-3,8` -> {0, 1, 2, 3, 8}."""
+    """Return the numbers in a CPU list: `0-3,8` -> {0, 1, 2, 3, 8}."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""What an earlier supervisor of the same run has left."""
+"""Continue from what an earlier supervisor of the same run left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.supervise.journal import Journal
 
 
 def first_recipe(run: RunDir, plan: Plan) -> Recipe:
-    """Return the plan's recipe, or what an earlier supervisor with the same plan had stepped down to."""
+    """Return the plan's recipe, or the recipe that an earlier supervisor with the same plan lowered to."""
     for attempt in reversed(run.attempts()):
         earlier = read_json(attempt.recipe)
         if earlier is not None and attempt.number >= run.planned_at:
@@ -30,7 +30,7 @@ KILLED = Verdict(
 
 
 def close_attempts(run: RunDir, journal: Journal, verdict: Verdict, then: str) -> None:
-    """Write `verdict` for each attempt whose supervisor ended before it could judge it."""
+    """Write `verdict` for each attempt that has none because its supervisor ended too early."""
     for attempt in run.attempts():
         if not attempt.verdict.exists():
             journal.json(attempt.verdict, {**verdict.model_dump(), "then": then})

@@ -1,4 +1,4 @@
-"""Facts about this host that a verdict or a status needs."""
+"""Facts about this host: OOM kills, free disk space and which supervisor is alive."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from launcher.supervise.memory_limit import cgroups
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """How many processes the kernel's OOM killer has ended: of our cgroup, in which the ranks are, too; where
-    that does not count them, of the whole host."""
+    """Return how many processes the kernel's OOM killer has ended.
+
+    Counts this process's cgroup, which contains the ranks. If the cgroup has no counter, counts the whole
+    host.
+    """
     counters = [folder / name for folder in cgroups(root) for name in ("memory.events", "memory.oom_control")]
     for file in (*counters, root / "proc/vmstat"):
         with contextlib.suppress(OSError, ValueError):
@@ -33,7 +36,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def disk_full(path: Path) -> bool:
-    """Less than a MiB left, or no word about it."""
+    """Return whether less than 1 MiB is free, or the free space is unknown."""
     try:
         return shutil.disk_usage(path).free < 2**20
     except OSError:
@@ -41,15 +44,15 @@ def disk_full(path: Path) -> bool:
 
 
 class AlreadySupervisedError(Exception):
-    """Another living supervisor holds this run."""
+    """Another live supervisor holds this run."""
 
 
 ALIVE_SECONDS = 20.0
-"A living supervisor sets the time of its lock file so often."
+"How often a live supervisor updates the time of its lock file."
 SILENT_SECONDS = 180.0
-"Without a new time, a supervisor on another host has ended. Clocks of hosts differ by less."
+"A supervisor on another host counts as ended after this long without an update. Clocks differ by less."
 LOCK_SECONDS = 2.0
-"Somebody who asks for the status holds the lock for an instant: try again for this long."
+"How long to retry the lock. A status query holds it for an instant."
 
 
 def _lock(file: IO[str]) -> bool:
@@ -61,7 +64,7 @@ def _lock(file: IO[str]) -> bool:
 
 
 class SupervisorLock:
-    """Held for a supervisor's whole life; the kernel lets go however it ends (kill -9 as well)."""
+    """Held for a supervisor's whole life. The kernel releases it even if the process is killed (kill -9)."""
 
     def __init__(self, run: RunDir, node: int = 0) -> None:
         self.path = lock_path(run, node)
@@ -74,7 +77,7 @@ class SupervisorLock:
         while not _lock(self._file):
             if time.monotonic() > deadline:
                 self._file.close()
-                raise AlreadySupervisedError(f"{self.path.parent} already has a living supervisor")
+                raise AlreadySupervisedError(f"{self.path.parent} already has a running supervisor")
             time.sleep(0.02)
         with contextlib.suppress(OSError):
             self._file.truncate(0)
@@ -101,12 +104,12 @@ def lock_path(run: RunDir, node: int) -> Path:
 
 
 def supervisor_alive(run: RunDir) -> bool | None:
-    """Whether a supervisor holds the run now; None where this user cannot tell.
+    """Return whether a supervisor holds the run now, or None if this user cannot tell.
 
-    True for one on another host, if the file system shares its locks.
+    A supervisor on another host is seen if the file system shares locks between hosts.
     """
     try:
-        with open_regular(run.supervisor_lock) as file:  # who may only read can ask, too
+        with open_regular(run.supervisor_lock) as file:  # read permission is enough for LOCK_SH
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -118,10 +121,10 @@ def supervisor_alive(run: RunDir) -> bool | None:
 
 
 def supervisor_gone(run: RunDir) -> bool:
-    """Whether a supervisor has lived and lives no more.
+    """Return whether the run had a supervisor and it has ended.
 
-    Its lock is free, and either this machine would see it held, or nothing has shown that it lives for
-    SILENT_SECONDS: another host's locks may not show here.
+    Its lock is free. In addition, the supervisor ran on this machine, or its files have not changed for
+    SILENT_SECONDS: locks of another host may be invisible here.
     """
     signs = []
     for file in (run.supervisor_lock, run.state):
@@ -134,7 +137,10 @@ def supervisor_gone(run: RunDir) -> bool:
 
 
 def shows_life(run: RunDir) -> bool:
-    """Whether a supervisor holds the run or, on a host whose locks may not show here, did a minute ago."""
+    """Return whether a supervisor holds the run, or one on another host updated its lock a minute ago.
+
+    Locks of another host may be invisible here.
+    """
     if supervisor_alive(run):
         return True
     if _is_here(read_record(run.supervisor_lock)):
@@ -145,7 +151,7 @@ def shows_life(run: RunDir) -> bool:
 
 
 def signal_supervisor(run: RunDir, signum: int) -> bool:
-    """Send a signal to the supervisor that lives on this machine. False: there is none."""
+    """Send a signal to the supervisor on this machine. Return False if there is none."""
     record = read_record(run.supervisor_lock, {"pid": int})
     if not supervisor_alive(run) or not _is_here(record):
         return False
@@ -161,7 +167,7 @@ def _is_here(record: Mapping[str, Any]) -> bool:
 
 
 def _machine() -> dict[str, str]:
-    """Names of this machine. A container that is restarted has another host name and the same kernel."""
+    """Return names of this machine. A restarted container has a new host name but the same kernel boot."""
     names = {"host": socket.gethostname()}
     with contextlib.suppress(OSError):
         names["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""The address and the network interface by which this node reaches the first one."""
+"""Find the address and the network interface through which this node reaches node 0."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _SIOCGIFCONF = 0x8912  # netdevice(7): the IPv4 addresses of all interfaces
-_ENTRY = 40  # bytes of a `struct ifreq` where pointers have 64 bits
+_ENTRY = 40  # bytes of a `struct ifreq` with 64-bit pointers
 _MOST = 1024
-"Addresses that a node is asked for."
+"Maximum number of addresses read from the kernel."
 
 
 def main() -> None:
-    """Print, for the host and port in sys.argv: this node's address, and what GLOO_SOCKET_IFNAME and
-    NCCL_SOCKET_IFNAME should be (`-`: left alone)."""
+    """Print this node's address, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.
+
+    sys.argv holds the host and port of node 0. `-` means that the variable should not be set.
+    """
     address = own_address(sys.argv[1], int(sys.argv[2]))
     found = addresses()
     name = next((name for name, one in found if one == address), None)
@@ -28,8 +30,10 @@ def main() -> None:
 
 
 def own_address(host: str, port: int) -> str:
-    """This node's address on the route to `host`. Connecting a UDP socket asks the routing table and sends
-    nothing."""
+    """Return this node's address on the route to `host`.
+
+    Connecting a UDP socket only consults the routing table; nothing is sent.
+    """
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -37,16 +41,19 @@ def own_address(host: str, port: int) -> str:
 
 
 def nccl(name: str | None, names: Sequence[str]) -> str | None:
-    """NCCL_SOCKET_IFNAME where it is needed: NCCL takes InfiniBand's interfaces first, then the first other
-    one but for docker* and lo (`ncclFindInterfaces`), which other nodes may not reach."""
+    """Return NCCL_SOCKET_IFNAME, or None if NCCL chooses correctly without it.
+
+    NCCL prefers InfiniBand interfaces. Otherwise it takes the first interface other than docker* and lo
+    (`ncclFindInterfaces`), which other nodes may not reach.
+    """
     first = next((one for one in names if not re.match(r"docker|lo$", one)), None)
     if name is None or first == name or any(one.startswith("ib") for one in names):
         return None
-    return f"={name}"  # without the sign it is a beginning: eth1 means eth10 as well
+    return f"={name}"  # without `=`, NCCL reads a prefix: eth1 would match eth10
 
 
 def addresses() -> list[tuple[str, str]]:
-    """Interface and address, in the kernel's order."""
+    """Return (interface, address) pairs in the kernel's order."""
     return [*_ipv4(), *_ipv6()]
 
 
@@ -56,7 +63,7 @@ def _ipv4() -> list[tuple[str, str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         length = struct.unpack("iL", fcntl.ioctl(any_socket.fileno(), _SIOCGIFCONF, asked))[0]
     entries = (answers[start : start + _ENTRY].tobytes() for start in range(0, length, _ENTRY))
-    # `eth0:1` is a label of eth0.
+    # `eth0:1` is an alias label of eth0.
     return [
         (one[:16].split(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(one[20:24])) for one in entries
     ]

@@ -1,4 +1,4 @@
-"""The supervisor's own writing: a full disk must cost it neither its verdict nor its life."""
+"""Write the supervisor's records. A full disk must not lose the verdict or end the supervisor."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from launcher.rundir.time import now
 from launcher.spec.events import Event
 
 RESERVE_BYTES = 256 * 1024
-"Enough for the verdicts, states and events of a whole run."
+"Room for the verdicts, states and events of a whole run."
 
 
 class Journal:
-    """Events, state and verdicts of one run. Never raises OSError.
+    """Writes the events, state and verdicts of one run. Never raises OSError.
 
-    A reserve file is given back when the disk is full, so that the last words still fit.
+    It keeps a reserve file and deletes it when the disk is full, so that the last records still fit.
     """
 
     def __init__(self, run: RunDir) -> None:

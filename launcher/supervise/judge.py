@@ -1,4 +1,4 @@
-"""How did the attempt end? From files first, exit codes and log patterns last."""
+"""Judge how an attempt ended: first from the ranks' records, then from log patterns and exit codes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from launcher.spec.verdict import (
     Verdict,
 )
 
-# A rank that met one of these was hurt by another rank, unless no other cause is known.
+# A rank with one of these was a victim of another rank, unless no other cause is known.
 _CONSEQUENCES: frozenset[FailureClass | None] = frozenset({None, "nccl-timeout", "rendezvous-failed"})
 
 _KILLED = frozenset({-signal.SIGKILL, 128 + signal.SIGKILL})
-"Exit codes of a process that was killed, and of a shell whose program was."
+"Exit codes of a killed process, and of a shell whose program was killed."
 
 _CRASHES = frozenset({-signal.SIGABRT, -signal.SIGSEGV})
-"Exit codes of a process that ends itself: after an exception, a library may do so on the way out."
+"Exit codes of a process that ends itself. A library may do so on the way out after an exception."
 
 EXIT_NOT_STARTED = 78
-"Of start.sh, where it can start no rank: EX_CONFIG of sysexits.h."
+"Exit code of start.sh if it can start no rank: EX_CONFIG of sysexits.h."
 
 NO_RANK = (
     "start.sh ended with exit code 0 before any rank began: does a line of `setup:` replace the shell (exec)?"
@@ -60,41 +60,41 @@ class Evidence:
 
     ranks: int
     exit_codes: dict[int, int] = field(default_factory=dict)
-    "torchrun's exit code per node, or that of the only rank's worker; negative for a signal."
+    "torchrun's exit code by node, or that of the only rank's worker. Negative for a signal."
     errors: tuple[dict[str, Any], ...] = ()
     "errors/rank-*.json"
     exits: tuple[dict[str, Any], ...] = ()
     "exits/rank-*.json"
     stop_reason: str | None = None
-    "Why the supervisor was asked to stop: a key of _STOP_CLASS."
+    "Why the supervisor was asked to stop. A key of _STOP_CLASS."
     lost_nodes: tuple[int, ...] = ()
     started: Mapping[int, int] = field(default_factory=dict)
-    "Ranks that have a log file, each with its node."
+    "Node of each rank that has a log file."
     disk_full: bool = False
-    "The run directory's file system has less than a MiB left."
+    "Whether less than 1 MiB is free on the run directory's file system."
     host_oom_kills: Mapping[int, int] = field(default_factory=dict)
-    "Processes that the kernel's OOM killer ended on each node meanwhile."
+    "Processes that the kernel's OOM killer ended on each node during the attempt."
     torchrun_lines: tuple[str, ...] = ()
-    "The last lines of torchrun's log on node 0, to be shown."
+    "The last lines of torchrun's log on node 0, shown to the user."
     torchrun_clues: Mapping[int, Sequence[Clue]] = field(default_factory=dict)
-    "Clues in what each node's torchrun, and the script that starts it, printed."
+    "Clues in the output of each node's torchrun and of the script that starts it."
     stalled: float | None = None
     "Seconds without output of any rank, after which the supervisor ended the attempt."
     output: Mapping[int, Sequence[Clue]] = field(default_factory=dict)
-    "Clues in the logs of ranks that left no record of their end, where nobody lived to write one."
+    "Clues in the logs of ranks without a record of their end, because their worker was killed too."
     scheduler: Clue | None = None
-    "What the scheduler says of the job's end, where that tells a class."
+    "What the scheduler reports about the job's end, if that implies a failure class."
     gpus: bool = True
-    "The ranks compute on GPUs: on a CPU, what runs out as if it were a GPU's memory is a budget."
+    "Whether the ranks compute on GPUs. On a CPU, a `gpu-oom` means that the memory budget is exceeded."
 
     @property
     def alone(self) -> bool:
-        """A job's only rank runs without torchrun: the exit code of its node is its own."""
+        """Whether the job has one rank. It runs without torchrun, so the node's exit code is the rank's."""
         return self.ranks == 1
 
 
 def read_records(attempt: AttemptDir, folder: str) -> tuple[dict[str, Any], ...]:
-    """Every rank's `errors` or `exits` file, by time; one of another form or rank is left out."""
+    """Return every rank's `errors` or `exits` record, sorted by time. Malformed files are left out."""
     form = {"errors": ERROR, "exits": EXIT}[folder]
     files = (attempt.path / folder).glob("rank-*.json")
     records = [record for file in files if (record := read_record(file, form)) and _names(file, record)]
@@ -106,13 +106,13 @@ def _names(file: Path, record: Mapping[str, Any]) -> bool:
 
 
 def started_ranks(attempt: AttemptDir) -> dict[int, int]:
-    """Ranks that have a log file, each with its node. A worker makes one before it starts its rank."""
+    """Return the node of each rank that has a log file. A worker makes the file before it starts its rank."""
     files = attempt.logs.glob("node-*/rank-*.out")
     return {int(file.stem.partition("-")[2]): int(file.parent.name.partition("-")[2]) for file in files}
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The Verdict, with the first failing rank and how sure it is."""
+    """Return the verdict of an attempt, with the first failing rank and the confidence."""
     codes = [record["exit_code"] for record in evidence.exits]
     all_ranks_reported = len(codes) == evidence.ranks
     told_to_end = any(record.get("stopping") for record in evidence.exits)
@@ -126,18 +126,18 @@ def judge(evidence: Evidence) -> Verdict:
     if evidence.lost_nodes:
         nodes = ", ".join(map(str, evidence.lost_nodes))
         return Verdict(
-            failure="node-failed", reason=f"node {nodes} gave no sign of life",
+            failure="node-failed", reason=f"node {nodes} stopped sending heartbeats",
             node=evidence.lost_nodes[0], confidence="likely",
         )  # fmt: skip
     verdict = (
         _from_errors(evidence) or _from_output(evidence) or _stalled(evidence) or _without_records(evidence)
     )
-    said = _said_by_start(evidence)
+    said = _start_script_message(evidence)
     return verdict.model_copy(update={"reason": said}) if said else verdict
 
 
-def _said_by_start(evidence: Evidence) -> str | None:
-    """What start.sh said when it ended before any rank began, such as which line of `setup:` failed."""
+def _start_script_message(evidence: Evidence) -> str | None:
+    """Return the message of start.sh if it ended before any rank began, such as a failed line of `setup:`."""
     if evidence.started or EXIT_NOT_STARTED not in evidence.exit_codes.values():
         return None
     own = (line for line in reversed(evidence.torchrun_lines) if line.startswith("launcher: "))
@@ -145,17 +145,20 @@ def _said_by_start(evidence: Evidence) -> str | None:
 
 
 def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
-    """The Verdict of an attempt whose supervisor ended with the job: what the scheduler says (`reason`; the
-    `record` it stands on), what ranks wrote down and what they printed, by what explains the others."""
-    told = [*_told(evidence), *_of_errors(evidence)]
+    """Return the verdict of an attempt whose supervisor ended with the job.
+
+    `reason` is what the scheduler reports, and `record` is its source. The cause is chosen among that report
+    and the ranks' records and output: the one that explains the others.
+    """
+    findings = [*_findings(evidence), *_error_findings(evidence)]
     for rank, clues in evidence.output.items():
         where = (f"the log of rank {rank}",)
         node = evidence.started.get(rank)
-        told += [_Told(Candidate(_printed(clue), rank, node), evidence=where) for clue in clues]
+        findings += [_Finding(Candidate(_as_printed(clue), rank, node), evidence=where) for clue in clues]
     if evidence.scheduler is not None:
-        told.append(_Told(Candidate(evidence.scheduler), reason, (record,)))
-    by_candidate = {id(one.candidate.clue): one for one in told}
-    cause = cause_of(one.candidate for one in told)
+        findings.append(_Finding(Candidate(evidence.scheduler), reason, (record,)))
+    by_candidate = {id(one.candidate.clue): one for one in findings}
+    cause = cause_of(one.candidate for one in findings)
     if cause is None or cause.confidence == "guess":
         lines = evidence.torchrun_lines
         said = f"{reason}, and nothing in its output says why"
@@ -170,8 +173,8 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
     return verdict.model_copy(update={"evidence": (*verdict.evidence, record)})
 
 
-def _of_errors(evidence: Evidence) -> Iterator[_Told]:
-    """What ranks of the built-in entrypoint wrote down."""
+def _error_findings(evidence: Evidence) -> Iterator[_Finding]:
+    """Yield the failures that ranks of the built-in entrypoint recorded."""
     for error in evidence.errors:
         kind, rank = KIND_OF.get(str(error.get("failure"))), int(error["rank"])
         if kind is None or (failure := CLASS_OF_KIND[kind]) in _CONSEQUENCES:
@@ -180,46 +183,49 @@ def _of_errors(evidence: Evidence) -> Iterator[_Told]:
         clue = Clue(kind, text, time=time, strength="record")
         memory = _memory_of(error, failure)
         reason = _reason(failure, rank, error.get("phase"), error.get("step"), memory, evidence.gpus)
-        yield _Told(Candidate(clue, rank, error.get("node")), reason, (f"errors/rank-{rank:03d}.json",))
+        yield _Finding(Candidate(clue, rank, error.get("node")), reason, (f"errors/rank-{rank:03d}.json",))
 
 
 def _stalled(evidence: Evidence) -> Verdict | None:
-    """Nothing in the output tells why the ranks stood still."""
+    """Return the verdict if the ranks stalled. Used if nothing in the output explains why."""
     if evidence.stalled is None:
         return None
-    reason = f"no rank printed anything for {evidence.stalled:.0f} s (stall_timeout), and was ended"
+    reason = f"the ranks were ended: none printed anything for {evidence.stalled:.0f} s (stall_timeout)"
     lines = next((tuple(record.get("last_lines", ())) for record in evidence.exits), ())
     return Verdict(failure="unknown", reason=reason, last_lines=lines, confidence="guess")
 
 
 def _stopped(evidence: Evidence, codes: set[int]) -> Verdict:
-    """`codes`: of all ranks; empty: one has none."""
+    """Return the verdict of a run that was asked to stop. `codes`: the ranks' exit codes, if all reported."""
     failure, why = _STOP_CLASS[evidence.stop_reason or "cancelled"]
     clean = codes == {EXIT_STOPPED}
     if clean:
         how = "a checkpoint was written"
     elif codes == {EXIT_FOLLOWED}:
-        how = "no time was left for the step under way, which was given up"
+        how = "the current step was given up because no time was left"
     elif any(error.get("phase") == "checkpoint" for error in evidence.errors):
-        how = "no checkpoint could be written, the one before stays"
+        how = "no checkpoint could be written; the previous one is kept"
     elif any(map(killed_while_stopping, evidence.exits)):
-        how = "ranks that had not ended in their time were killed"
+        how = "ranks that did not end in time were killed"
     else:
         how = "the ranks were ended"
     return Verdict(failure=failure, reason=f"{why}; {how}", exit_code=EXIT_STOPPED if clean else None)
 
 
 def _from_errors(evidence: Evidence) -> Verdict | None:
-    """A rank of the built-in entrypoint wrote down why. What explains the others goes first, then the first
-    in time; a consequence counts only if there is nothing else."""
+    """Return the verdict from the records of ranks of the built-in entrypoint.
+
+    The record that explains the others counts, then the earliest. A consequence counts only if there is
+    nothing else.
+    """
     roots = [error for error in evidence.errors if error.get("failure") not in _CONSEQUENCES]
-    if not roots and (_silent(evidence) or _killed_first(evidence) is not None):
-        return None  # another rank died without a record, and these noticed
+    if not roots and (_silent_ranks(evidence) or _killed_first(evidence) is not None):
+        return None  # another rank died without a record, and these ranks only noticed it
     for error in sorted(roots, key=_order_of_error) or evidence.errors:
         rank = int(error["rank"])
         exit_record = _exit_of(evidence, rank)
         exception = str(error.get("exception") or "")
-        # A full disk is still full at the next attempt: the user must act.
+        # A full disk is still full in the next attempt, so the user must act.
         failure: FailureClass = error.get("failure") or ("disk-full" if DISK_FULL in exception else "unknown")
         memory = _memory_of(error, failure)
         return Verdict(
@@ -233,7 +239,7 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
             exception=exception or None,
             last_lines=tuple(exit_record.get("last_lines", ())),
             evidence=(f"errors/rank-{rank:03d}.json",),
-            seen=_seen(cause_of((one.candidate for one in _told(evidence)), failure, rank)),
+            seen=_seen(cause_of((one.candidate for one in _findings(evidence)), failure, rank)),
             confidence="certain" if error in roots else "likely",
             memory=memory,
             why_not_in_process=error.get("why_not_in_process"),
@@ -247,12 +253,12 @@ def _order_of_error(error: Mapping[str, Any]) -> int:
 
 
 def _memory_of(error: Mapping[str, Any], failure: FailureClass) -> OutOfMemory | None:
-    """What the rank has written of it, else what its exception says."""
+    """Return the OOM that the rank recorded, or the one in its exception's message."""
     if failure not in CLASS_OF.values():
         return None
     try:
         return OutOfMemory.model_validate(error.get("memory"))
-    except ValidationError:  # no memory of launcher.train: an older file, or a damaged one
+    except ValidationError:  # not recorded by launcher.train, an older file or a damaged one
         return out_of_memory(str(error.get("exception") or ""))
 
 
@@ -268,7 +274,7 @@ def _reason(
         what = "ran out of shared memory (/dev/shm)"
     elif failure == "gpu-oom" and not gpus:
         what = "ran out of memory"
-    elif failure == "user-error" and phase == "checkpoint":  # it is read before the first step
+    elif failure == "user-error" and phase == "checkpoint":  # reading comes before the first step
         what = "could not save" if step is not None else "cannot go on from what is there"
     else:
         what = FAILURES[failure].did
@@ -282,13 +288,13 @@ def _exit_of(evidence: Evidence, rank: int) -> dict[str, Any]:
 
 
 def _failed_exits(evidence: Evidence) -> list[dict[str, Any]]:
-    """Return the records of ranks that failed, by time, those that torchrun did not end first."""
+    """Return the records of failed ranks by time. Ranks that torchrun ended come last."""
     failed = [record for record in evidence.exits if record["exit_code"] != 0]
     return sorted(failed, key=lambda record: (bool(record.get("stopping")), record.get("time", 0.0)))
 
 
 def _killed_first(evidence: Evidence) -> dict[str, Any] | None:
-    """Return the record of the first rank that a signal ended without a word of its own."""
+    """Return the record of the first failed rank if a signal ended it before it recorded an error."""
     said = {int(error["rank"]) for error in evidence.errors}
     for record in _failed_exits(evidence)[:1]:
         if record["exit_code"] < 0 and record["rank"] not in said:
@@ -296,11 +302,12 @@ def _killed_first(evidence: Evidence) -> dict[str, Any] | None:
     return None
 
 
-def _silent(evidence: Evidence) -> list[int]:
-    """Ranks that started and left no record of their end, while another one did.
+def _silent_ranks(evidence: Evidence) -> list[int]:
+    """Return the ranks that started and left no record of their end, while another rank did.
 
-    The worker that watches a rank records its end even when it is asked to end itself: only a SIGKILL takes
-    it so fast. Where torchrun was killed, ours may come first, and on a full disk nothing can be recorded.
+    The worker that watches a rank records its end even if the worker itself is asked to end. Only a SIGKILL
+    of the worker prevents that. The list is empty where a missing record proves nothing: on a full disk, and
+    if torchrun was killed, because launcher's own SIGKILL may have come first.
     """
     recorded = {record["rank"] for record in evidence.exits}
     if evidence.disk_full or (not recorded and evidence.ranks > 1):
@@ -316,21 +323,21 @@ def _killed_silently(evidence: Evidence, code: int) -> bool:
     return code == -signal.SIGKILL if evidence.alone else code > 0
 
 
-class _Told(NamedTuple):
-    """A candidate for the cause, and what it rests on."""
+class _Finding(NamedTuple):
+    """A candidate for the cause, with its evidence."""
 
     candidate: Candidate
     reason: str = ""
-    "A sentence for a person; empty if the class says it all."
+    "A sentence for the user. Empty if the failure class says enough."
     evidence: tuple[str, ...] = ()
 
 
 def _from_output(evidence: Evidence) -> Verdict | None:
-    """Choose among everything that was printed, signalled and counted, on all ranks."""
+    """Return the verdict from the output, signals and OOM kills of all ranks."""
     failed, only_stopped = _failed_exits(evidence), _only_stopped(evidence)
-    told = _told(evidence)
-    by_candidate = {id(one.candidate.clue): one for one in told}
-    cause = cause_of(one.candidate for one in told)
+    findings = _findings(evidence)
+    by_candidate = {id(one.candidate.clue): one for one in findings}
+    cause = cause_of(one.candidate for one in findings)
     if cause is None or (cause.confidence == "guess" and not failed):
         return None if only_stopped or not failed else _unexplained(evidence, failed[0])
     first = by_candidate[id(cause.found.clue)]
@@ -339,29 +346,31 @@ def _from_output(evidence: Evidence) -> Verdict | None:
     return _verdict(evidence, first, cause)
 
 
-def _told(evidence: Evidence) -> list[_Told]:
+def _findings(evidence: Evidence) -> list[_Finding]:
     blame = not _only_stopped(evidence)
-    exits = (one for record in _failed_exits(evidence) for one in _of_exit(evidence, record, blame=blame))
-    return [*_of_silence(evidence), *_of_torchrun(evidence), *exits]
+    exits = (
+        one for record in _failed_exits(evidence) for one in _exit_findings(evidence, record, blame=blame)
+    )
+    return [*_silence_findings(evidence), *_torchrun_findings(evidence), *exits]
 
 
 def _only_stopped(evidence: Evidence) -> bool:
-    """Whether every rank ended because torchrun was gone, or because the supervisor ended the attempt."""
+    """Return whether every rank ended because torchrun was gone or the supervisor ended the attempt."""
     torchrun_killed = any(code < 0 for code in evidence.exit_codes.values()) and not evidence.alone
     stopped = all(record.get("stopping") for record in _failed_exits(evidence))
     return evidence.stalled is not None or (torchrun_killed and stopped)
 
 
-def _verdict(evidence: Evidence, told: _Told, cause: Cause) -> Verdict:
-    clue, rank, node = told.candidate
+def _verdict(evidence: Evidence, finding: _Finding, cause: Cause) -> Verdict:
+    clue, rank, node = finding.candidate
     record = _exit_of(evidence, rank) if rank is not None else {}
     memory = None
-    if clue.kind in MEMORY_OF and not told.reason:
+    if clue.kind in MEMORY_OF and not finding.reason:
         memory = OutOfMemory(kind=MEMORY_OF[clue.kind], **sizes(clue.memory_text))
     named = clue.kind == "exception" or NAMED.match(clue.text) is not None
     ended_by = -int(record.get("exit_code") or 0)
-    reason = told.reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus)
-    if ended_by > 0 and not told.reason and clue.kind == "exception":
+    reason = finding.reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus)
+    if ended_by > 0 and not finding.reason and clue.kind == "exception":
         reason += f" and was then ended by {_signal_name(ended_by)}"
     return Verdict(
         failure=cause.failure,
@@ -371,7 +380,7 @@ def _verdict(evidence: Evidence, told: _Told, cause: Cause) -> Verdict:
         exit_code=record.get("exit_code", evidence.exit_codes.get(node or 0) if rank is None else None),
         exception=clue.text if named else None,
         last_lines=tuple(record.get("last_lines", ())) or evidence.torchrun_lines,
-        evidence=told.evidence,
+        evidence=finding.evidence,
         seen=_seen(cause),
         confidence=cause.confidence,
         memory=memory,
@@ -382,7 +391,7 @@ MAX_SEEN = 8
 
 
 def _seen(cause: Cause | None) -> tuple[Seen, ...]:
-    """Return the decisive line and the most telling of the others; equal ones of several ranks count once."""
+    """Return the decisive line and the most telling others. Equal lines of several ranks count once."""
     if cause is None:
         return ()
     pairs = [(cause.found, ""), *cause.others]
@@ -413,7 +422,7 @@ def _place(clue: Clue, rank: int | None, node: int | None) -> str:
 
 
 def _unexplained(evidence: Evidence, record: Mapping[str, Any], cause: Cause | None = None) -> Verdict:
-    """Nothing that was printed explains the end: the exit code stands alone."""
+    """Return the verdict if no output explains the end: only the exit code is known."""
     rank, code = int(record["rank"]), int(record["exit_code"])
     how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     return Verdict(
@@ -429,22 +438,22 @@ def _unexplained(evidence: Evidence, record: Mapping[str, Any], cause: Cause | N
     )
 
 
-def _of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> Iterator[_Told]:
-    """What one rank printed, and how it ended. `blame`: it did not end because torchrun was gone."""
+def _exit_findings(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> Iterator[_Finding]:
+    """Yield what one rank printed and how it ended. `blame`: it did not end because torchrun was gone."""
     rank, node, code = int(record["rank"]), record.get("node"), int(record["exit_code"])
     if code == EXIT_FOLLOWED:
         return
     where, time = (f"exits/rank-{rank:03d}.json",), float(record.get("time", 0.0))
     clues = clues_of_record(record)
     for clue in clues:
-        yield _Told(Candidate(_printed(clue), rank, node), evidence=where)
+        yield _Finding(Candidate(_as_printed(clue), rank, node), evidence=where)
     if exception := record.get("exception"):
         clue = clue_of_exception(str(exception))._replace(time=min([time, *(one.time for one in clues)]))
-        yield _Told(Candidate(clue, rank, node), evidence=(*where, "its torchelastic error file"))
+        yield _Finding(Candidate(clue, rank, node), evidence=(*where, "its torchelastic error file"))
     if not blame or (record.get("stopping") and not evidence.alone):
         return
     explained = any(clue.kind != "consequence" and clue.strength != "weak" for clue in clues)
-    # A program whose own process the kernel ended, such as one of a pool, may end with any exit code.
+    # If the kernel killed a child of the program, such as a pool's process, any exit code may follow.
     if code in _KILLED or (clues and not explained and evidence.host_oom_kills.get(node or 0)):
         kill = _kill(evidence, node, f"rank {rank}", time)
         yield kill._replace(
@@ -453,63 +462,62 @@ def _of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> I
     elif code < 0 and not (code in _CRASHES and any(clue.kind != "consequence" for clue in clues)):
         killed = Clue("killed", f"exit code {code}", time=time)
         reason = f"rank {rank} was ended by {_signal_name(-code)}"
-        yield _Told(Candidate(killed, rank, node), reason, where)
+        yield _Finding(Candidate(killed, rank, node), reason, where)
     elif code in (126, 127):
-        told = Clue("user-error", f"exit code {code}", time=time, strength="record")
-        yield _Told(Candidate(told, rank, node), f"rank {rank} could not start its command", where)
+        clue = Clue("user-error", f"exit code {code}", time=time, strength="record")
+        yield _Finding(Candidate(clue, rank, node), f"rank {rank} could not start its command", where)
 
 
-def _printed(clue: Clue) -> Clue:
-    """Any program can print a scheduler's words: they are no record of the scheduler here."""
+def _as_printed(clue: Clue) -> Clue:
+    """Lower a scheduler's clue to the strength of words, because any program can print such a line."""
     return clue._replace(strength="words") if clue.strength == "record" else clue
 
 
-def _of_silence(evidence: Evidence) -> Iterator[_Told]:
-    """Nothing that happens to another rank makes one silent: it was killed with its worker."""
-    for rank in _silent(evidence)[:1]:
+def _silence_findings(evidence: Evidence) -> Iterator[_Finding]:
+    """Yield the first silent rank. It was killed with its worker; no failure of another rank causes this."""
+    for rank in _silent_ranks(evidence)[:1]:
         node = evidence.started[rank]
         kill = _kill(evidence, node, f"rank {rank}, with the worker that watches it,", 0.0)
         where = (f"no exits/rank-{rank:03d}.json", *kill.evidence)
         yield kill._replace(candidate=Candidate(kill.candidate.clue, rank, node), evidence=where)
 
 
-def _of_torchrun(evidence: Evidence) -> Iterator[_Told]:
+def _torchrun_findings(evidence: Evidence) -> Iterator[_Finding]:
     for node, clues in evidence.torchrun_clues.items():
         for clue in clues:
-            yield _Told(Candidate(clue, None, node), evidence=(f"logs/node-{node:02d}/torchrun.err",))
+            yield _Finding(Candidate(clue, None, node), evidence=(f"logs/node-{node:02d}/torchrun.err",))
 
 
-def _kill(evidence: Evidence, node: int | None, who: str, time: float) -> _Told:
-    """A SIGKILL: by the kernel if it counted one, or if the ranks had nearly all memory of the node."""
+def _kill(evidence: Evidence, node: int | None, who: str, time: float) -> _Finding:
+    """Explain a SIGKILL. The kernel sent it if it counted an OOM kill or the ranks used nearly all memory."""
     kills = evidence.host_oom_kills.get(node, 0) if node is not None else 0
     if kills:
         clue = Clue("host-memory", f"oom_kill +{kills}", time=time)
         reason = f"{who} was ended by the kernel because host memory ran out"
-        return _Told(Candidate(clue), reason, (f"oom_kill +{kills}",))
+        return _Finding(Candidate(clue), reason, (f"oom_kill +{kills}",))
     used, limit = _resident(evidence, node)
-    if (
-        limit and NEAR_LIMIT * limit <= used <= limit
-    ):  # more than there is: pages that ranks share count twice
+    # A sum above the limit proves nothing: pages that ranks share are counted twice.
+    if limit and NEAR_LIMIT * limit <= used <= limit:
         numbers = f"its node's ranks had {format_bytes(used)} of {format_bytes(limit)} host memory"
         clue = Clue("host-memory", numbers, time=time)
-        return _Told(Candidate(clue), f"{who} was killed (SIGKILL) when {numbers}", (numbers,))
+        return _Finding(Candidate(clue), f"{who} was killed (SIGKILL) when {numbers}", (numbers,))
     clue = Clue("killed", "SIGKILL", time=time)
-    return _Told(Candidate(clue), f"{who} was killed (SIGKILL) by somebody outside the run")
+    return _Finding(Candidate(clue), f"{who} was killed (SIGKILL) from outside the run")
 
 
 NEAR_LIMIT = 0.9
-"Share of a node's memory at the peak from which on a SIGKILL is taken for the kernel's."
+"Share of a node's memory at the peak above which a SIGKILL is attributed to the kernel."
 
 
 def _resident(evidence: Evidence, node: int | None) -> tuple[int, int]:
-    """Return the peaks of resident memory of a node's ranks, added up, and its limit: bytes, 0 if unknown."""
+    """Return the sum of the peak resident memory of a node's ranks, and its limit. In bytes; 0 if unknown."""
     records = [record for record in evidence.exits if record.get("node") == node]
     limits = [int(record["memory_limit"]) for record in records if record.get("memory_limit")]
     return sum(int(record.get("max_rss") or 0) for record in records), min(limits, default=0)
 
 
 def clues_of_record(record: Mapping[str, Any]) -> list[Clue]:
-    """Return the clues in an `exits` record; of a run before there were any, those in its last lines."""
+    """Return the clues in an `exits` record. Older records have none; their last lines are searched."""
     if isinstance(record.get("clues"), list):
         return [clue for one in record["clues"] if (clue := clue_of(one)) is not None]
     time = float(record.get("time", 0.0))
@@ -525,7 +533,7 @@ def _signal_name(number: int) -> str:
 
 
 def _without_records(evidence: Evidence) -> Verdict:
-    """No rank left a record: the ranks never started, or torchrun itself was killed."""
+    """Return the verdict if no rank left a record: none started, or torchrun itself was killed."""
     node, code = next(((n, c) for n, c in evidence.exit_codes.items() if c != 0), (0, 0))
     lines = evidence.torchrun_lines
     common: dict[str, Any] = {
@@ -539,20 +547,20 @@ def _without_records(evidence: Evidence) -> Verdict:
         who = "the worker of the only rank" if evidence.alone else f"torchrun on node {node}"
         return Verdict(failure="unknown", reason=f"{who} was ended by {_signal_name(-code)}", **common)
     if evidence.disk_full:
-        reason = f"{DISK_FULL}: the ranks could not say why they ended"
+        reason = f"{DISK_FULL}: the ranks could not record why they ended"
         return Verdict(failure="disk-full", reason=reason, **common)
     if code == 0 or evidence.started:
-        return Verdict(failure="unknown", reason="the ranks ended without a word", **common)
+        return Verdict(failure="unknown", reason="the ranks ended without leaving a record", **common)
     common["confidence"] = "likely"
     return Verdict(failure="user-error", reason="the ranks could not be started", **common)
 
 
 def killed_while_stopping(record: Mapping[str, Any]) -> bool:
-    """Of an `exits` record: the rank was asked to end and did not in its time."""
+    """Return whether the rank of an `exits` record was asked to end and was killed because it did not."""
     return bool(record.get("stopping")) and record["exit_code"] in _KILLED
 
 
 def stopped_between_attempts(reason: str) -> Verdict:
-    """Asked to stop while no rank was running."""
+    """Return the verdict of a run that was asked to stop while no rank was running."""
     failure, why = _STOP_CLASS[reason]
     return Verdict(failure=failure, reason=f"{why}, between two attempts")

@@ -1,4 +1,4 @@
-"""How much host memory this process's cgroup, or else the machine, has."""
+"""The host memory available to this process: the limit of its cgroup or the machine's memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Return bytes: the smallest limit of the cgroups that this process is in, and the machine's memory."""
+    """Return the smallest of the machine's memory and the limits of this process's cgroups, in bytes."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder in cgroups(root):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            with contextlib.suppress(OSError, ValueError):  # "max" means no limit
                 limits.append(int((folder / name).read_text()))
     return min(limits)
 
@@ -21,7 +21,7 @@ def memory_limit(root: Path = Path("/")) -> int:
 def cgroups(root: Path = Path("/")) -> Iterator[Path]:
     """Yield the folders of this process's memory cgroups and of their parents, innermost first.
 
-    A container may see its own cgroup as the root of all.
+    In a container, the container's own cgroup may appear as the root.
     """
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():

@@ -1,6 +1,6 @@
-"""How the supervisors of several nodes agree: through files in the run directory, node 0 decides.
+"""How the supervisors of several nodes coordinate: through files in the run directory. Node 0 decides.
 
-Where the nodes share no folder, `apart` brings these files to each of them.
+If the nodes share no folder, `no_shared_folder` copies these files to each of them.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from launcher.supervise.host import disk_full
 
 HEARTBEAT_SECONDS = 2.0
 HEARTBEATS_PER_SECOND = 50
-"Of all nodes together: each one replaces a file on the shared file system, whose servers count them."
+"Limit for all nodes together. Each heartbeat replaces a file, which loads the shared file system."
 LOST_SECONDS = 60.0
-"Without a new heartbeat for this long a node counts as lost; a network file system shows it late."
+"A node counts as lost after this long without a heartbeat. A network file system shows them late."
 LOST_HEARTBEATS = 4
-"... or for so many of them, where many nodes beat slowly, or the time to stop is over."
+"Heartbeats that a node may miss. Applies if many nodes beat slowly, or if the time to stop is over."
 CLOSING_SECONDS = 15.0
-"For node 0 to say that it opens no attempt: most often it is asked to stop as well."
+"How long to wait for node 0 to close the run after a request to stop. Node 0 usually got it too."
 START_SECONDS = 600.0
-"For node 0 to open the first attempt, on a cluster whose nodes start one after the other."
+"How long to wait for node 0 to open the first attempt. Some clusters start nodes one after the other."
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0
 LOOKS_PER_SECOND = 100
-"At the nodes' files, by node 0."
+"Limit for node 0's checks of the nodes' files, over all nodes."
 
 
 class NodesError(Exception):
-    """The nodes cannot agree; the message says which one is missing."""
+    """The nodes cannot coordinate. The message says which node is missing."""
 
 
 class Nodes:
-    """The agreement, as seen by one node. `write` survives a full disk."""
+    """One node's view of the coordination. `write` must survive a full disk."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class Nodes:
         asked_to_stop: Callable[[], bool],
     ) -> None:
         self.run, self.place, self.write, self.asked_to_stop = run, place, write, asked_to_stop
-        # A requeued job has another port base, so files of its earlier life do not confuse it.
+        # A requeued job has another port base, so that files from before the requeue do not confuse it.
         self.incarnation = f"{place.rendezvous_host}:{place.port_base}"
         self.beats_every = max(HEARTBEAT_SECONDS, place.count / HEARTBEATS_PER_SECOND)
         self.lost_after = max(LOST_SECONDS, LOST_HEARTBEATS * self.beats_every)
         self._looks_every = max(LOOK_SECONDS, place.count / LOOKS_PER_SECOND)
-        self._clock = AwakeClock()  # nodes that were suspended together have not lost each other
+        self._clock = AwakeClock()  # nodes that were suspended together must not count as lost
         self._last_beat = -self.beats_every
         self._saves = False
-        "Node 0 opens a saving next, also when the run is to stop."
+        "Node 0 starts a save next, even if the run is to stop."
         self._asked_at: float | None = None
-        "To stop, while it waited for an attempt."
+        "When this node was asked to stop while it waited for an attempt."
         self._next_look = 0.0
-        # (attempt, node) -> (its newest heartbeat, when it appeared by our clock): other nodes' differ.
+        # (attempt, node) -> (newest heartbeat, when it was first seen by this node's clock). Clocks differ.
         self._heard: dict[tuple[int, int], tuple[Any, float]] = {}
 
     @property
@@ -72,20 +72,20 @@ class Nodes:
         return self.place.count > 1
 
     def open_attempt(self, attempt: AttemptDir) -> None:
-        """Node 0: every file of the attempt is in place, the others may start."""
+        """Node 0: tell the other nodes to start. Every file of the attempt is in place."""
         if self.several:
             self.write(attempt.path / "open.json", {"incarnation": self.incarnation})
 
     def close(self, exit_code: int) -> None:
-        """Node 0: no attempt follows, whatever was announced."""
+        """Node 0: tell the other nodes that no attempt follows, whatever was announced before."""
         if self.several:
             self.write(self.run.closed, {"incarnation": self.incarnation, "exit_code": exit_code})
 
     def wait_for_attempt(self, after: int) -> AttemptDir | int:
-        """Other nodes: the attempt that node 0 opened, or the saving of attempt `after`; the exit code of the
-        run where node 0 has closed it.
+        """Other nodes: wait for node 0 to open an attempt after `after`, or to save the state of `after`.
 
-        Raises NodesError when nothing of this comes.
+        Return that attempt, or the run's exit code if node 0 closed the run. Raises NodesError if node 0 does
+        neither.
         """
         deadline = self._clock.now() + START_SECONDS
         while self._clock.now() < deadline:
@@ -101,24 +101,24 @@ class Nodes:
         raise NodesError(f"node 0 opened no attempt within {START_SECONDS:.0f} s")
 
     def beat(self, attempt: AttemptDir) -> None:
-        """Show that this node is alive; cheap to call often."""
+        """Show that this node is alive. Cheap to call often."""
         now = self._clock.now()
         if self.several and now > self._last_beat + self.beats_every:
             self._last_beat = now
             self.write(self._file(attempt, self.place.rank, "alive"), {"time": time.time()})
 
     def report(self, attempt: AttemptDir, ended: Ended, oom_kills: int) -> None:
-        """This node's torchrun has ended."""
+        """Report that this node's torchrun has ended."""
         if self.several:
             full = disk_full(self.run.path)
             value = {"exit_code": ended.exit_code, "oom_kills": oom_kills, "disk_full": full}
             self.write(self._file(attempt, self.place.rank, "ended"), value)
 
-    def in_trouble(self, attempt: AttemptDir) -> bool:
-        """Another node ended badly or is lost: to wait for it in a collective would be in vain.
+    def another_node_failed(self, attempt: AttemptDir) -> bool:
+        """Return whether another node failed or is lost, so that waiting in a collective is pointless.
 
-        Node 0 looks at every node about once a second (less often where there are hundreds) and tells the
-        others through one file: the shared file system must not be asked by all about all.
+        Node 0 checks every node about once a second, or less often if there are hundreds. It tells the others
+        through one file, because all nodes checking all nodes would overload the shared file system.
         """
         if not self.several or time.monotonic() < self._next_look:
             return False
@@ -134,15 +134,17 @@ class Nodes:
         return True
 
     def reports(self, attempt: AttemptDir) -> dict[int, dict[str, Any]]:
-        """What every node that has ended reported."""
+        """Return the reports of the nodes that have ended."""
         found = {node: read_json(self._file(attempt, node, "ended")) for node in range(self.place.count)}
         return {node: report for node, report in found.items() if report is not None}
 
     def wait_for_reports(
         self, attempt: AttemptDir, late: Callable[[], bool]
     ) -> tuple[dict[int, dict[str, Any]], tuple[int, ...]]:
-        """Node 0: every node's report, and the nodes that are lost. `late`: what is not here soon comes too
-        late, since this process is about to be killed."""
+        """Node 0: wait for the nodes' reports. Return the reports and the lost nodes.
+
+        `late`: whether this process is about to be killed. Nodes then count as lost after a few heartbeats.
+        """
         while self.several:
             reports = self.reports(attempt)
             missing = [node for node in range(self.place.count) if node not in reports]
@@ -154,16 +156,19 @@ class Nodes:
         return {}, ()
 
     def announce(self, attempt: AttemptDir, go_on: bool, exit_code: int, *, saves: bool = False) -> None:
-        """Node 0: whether another attempt follows, or (`saves`) the saving of this one."""
+        """Node 0: announce whether another attempt follows or, if `saves`, a save of this attempt's state."""
         if self.several:
             value = {"go_on": go_on or saves, "exit_code": exit_code, "saves": saves}
             self.write(attempt.path / "next.json", value)
 
     def wait_for_announcement(self, attempt: AttemptDir) -> tuple[bool, int]:
-        """Other nodes: (another start follows, exit code). Raises NodesError when node 0 is gone."""
+        """Other nodes: return (whether another start follows, exit code).
+
+        Raises NodesError if node 0 is lost.
+        """
         while (value := read_json(attempt.path / "next.json")) is None:
             if self._lost(attempt, 0):
-                raise NodesError("node 0 gave no sign of life after the attempt")
+                raise NodesError("node 0 stopped sending heartbeats after the attempt")
             self.beat(attempt)
             time.sleep(POLL_SECONDS)
         self._saves = bool(value.get("saves"))
@@ -177,8 +182,10 @@ class Nodes:
         time.sleep(POLL_SECONDS)
 
     def _lost(self, attempt: AttemptDir, node: int, *, late: bool = False) -> bool:
-        """No new heartbeat for `lost_after` seconds, counted from the first look; `late`: for a few
-        heartbeats."""
+        """Return whether a node had no new heartbeat for `lost_after` seconds, counted from the first check.
+
+        `late`: wait only for LOST_HEARTBEATS heartbeats.
+        """
         beat = read_json(self._file(attempt, node, "alive"))
         key = (attempt.number, node)
         if key not in self._heard or self._heard[key][0] != beat:

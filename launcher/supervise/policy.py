@@ -1,4 +1,4 @@
-"""What to do after each kind of end, by the table of spec/failures.py."""
+"""Choose what follows an attempt, from its failure class and the table of spec/failures.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.spec.job import Job, Retries
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import Verdict
-from launcher.supervise.unread import Earlier, unread
+from launcher.supervise.ignored_micro_batch import Earlier, ignores_micro_batch
 
 SHARED_MEMORY = (
     "give the container more shared memory (docker run --shm-size=16g or --ipc=host; in Kubernetes an "
@@ -33,19 +33,19 @@ SHARED_MEMORY = (
 )
 
 
-OF_A_COMMAND = (
+COMMAND_OOM_ADVICE = (
     "let the command itself need less: read the micro-batch ({micro_batch_size} in command:, or "
     "LAUNCHER_MICRO_BATCH_SIZE of its environment), checkpoint activations, shard or offload; or larger GPUs"
 )
-"When its GPU runs out: launcher builds neither its model nor its optimizer."
+"Advice for a GPU OOM of a `command:`. launcher builds neither its model nor its optimizer."
 
 
 def advice(verdict: Verdict, *, command: bool) -> str:
-    """What the user can do; RUN stands for the run. `command`: of a job with `command:`."""
+    """Return what the user can do. RUN stands for the run. `command`: the job has a `command:`."""
     if verdict.memory is not None and verdict.memory.kind == "shared":
         return SHARED_MEMORY
     if verdict.failure == "gpu-oom" and command:
-        return OF_A_COMMAND
+        return COMMAND_OOM_ADVICE
     if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
         return less_for_states(verdict)
     return FAILURES[verdict.failure].advice
@@ -53,13 +53,13 @@ def advice(verdict: Verdict, *, command: bool) -> str:
 
 @dataclass(frozen=True)
 class Decision:
-    """`recipe` is what the next attempt runs with; None when there is none."""
+    """What follows an attempt. `recipe` is the next attempt's recipe, or None if no attempt follows."""
 
     action: Action
     recipe: Recipe | None
     reason: str
     left_out: tuple[str, ...] = ()
-    "Rungs of the plan with a restart that are passed over, each with the reason."
+    "Planned rungs that need a restart and are skipped, each with the reason."
 
 
 def decide(
@@ -71,11 +71,13 @@ def decide(
     planned: Sequence[Recipe] = (),
     earlier: Earlier = (),
 ) -> Decision:
-    """The next move. `spent` counts earlier restarts of each budget in this run; `planned`: the plan's recipe
-    and its ladder."""
+    """Return the decision after an attempt.
+
+    `spent` counts this run's earlier restarts by budget. `planned` is the plan's recipe and its ladder.
+    """
     policy = FAILURES[verdict.failure]
     if verdict.confidence == "guess":
-        policy = FAILURES["unknown"]  # not sure enough to change the recipe, or to give up
+        policy = FAILURES["unknown"]  # too uncertain to change the recipe or to give up
     if policy.action == "retry-lower":
         return _lower(verdict, job, recipe, setting, spent.get("lower", 0), planned, earlier)
     if policy.action in ("done", "stop"):
@@ -85,7 +87,7 @@ def decide(
         return Decision("stop", None, f"the budget retries.{policy.budget} of {limit} is spent")
     if policy.action == "requeue":
         return Decision("requeue" if job.requeue else "stop", None, verdict.reason)
-    return Decision("retry-same", recipe, "the same recipe again")
+    return Decision("retry-same", recipe, "retry with the same recipe")
 
 
 def _lower(
@@ -97,10 +99,10 @@ def _lower(
     planned: Sequence[Recipe],
     earlier: Earlier,
 ) -> Decision:
-    """The next rung, or why there is none."""
+    """Return the next rung, or a decision to stop that says why there is none."""
     if verdict.memory is not None and verdict.memory.kind == "shared":
-        return Decision("stop", None, "shared memory ran out, which no recipe helps")
-    if job.command is not None and (why := unread(job.command, recipe, verdict, earlier)):
+        return Decision("stop", None, "shared memory ran out; no recipe needs less of it")
+    if job.command is not None and (why := ignores_micro_batch(job.command, recipe, verdict, earlier)):
         return Decision("stop", None, why)
     rung = lower(recipe, verdict, setting, planned)
     limit = _limit(job.retries, "lower")
@@ -109,7 +111,7 @@ def _lower(
     why = (
         f"the budget retries.lower of {limit} is spent"
         if limit
-        else "a downgrade is forbidden (retries.lower: 0, as --no-downgrade sets it)"
+        else "a downgrade is forbidden (retries.lower: 0 or --no-downgrade)"
     )
     return Decision("stop", None, f"{why}; next would have been: {rung.reason}")
 
@@ -123,9 +125,9 @@ _REQUEUED: dict[str, Budget] = {
 
 
 def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
-    """Restarts so far, over every supervisor of the run since somebody last submitted or resumed it.
+    """Return the restarts so far since a user last submitted or resumed the run, over all its supervisors.
 
-    A scheduler's `requeued` counts where no supervisor came to say `finished`.
+    A scheduler's `requeued` counts if no supervisor wrote `finished` before it.
     """
     spent: dict[Budget, int] = {}
     said = False
@@ -149,7 +151,7 @@ def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
 
 
 MAX_IN_VAIN = 3
-"Starts in a row without a step saved, after which the run stays out of the queue."
+"Starts in a row without a saved step, after which the run is not requeued."
 
 IN_VAIN = (
     f"{MAX_IN_VAIN} starts in a row ended before a step was saved: allow the ranks more time to save "
@@ -158,9 +160,12 @@ IN_VAIN = (
 
 
 def starts_in_vain(events: Sequence[Event], *, command: bool) -> int:
-    """How many supervisors in a row, up to the last one, ended without a new checkpoint since somebody last
-    submitted or resumed the run. `command`: one in vain is then one whose ranks were killed because they
-    did not end in their time, and had written nothing into the run's folder of checkpoints."""
+    """Return how many supervisors in a row, up to the last one, ended without a new checkpoint.
+
+    The count begins when a user last submitted or resumed the run. With `command`, a supervisor counts only
+    if its ranks were killed because they did not end in time and had written nothing into the run's folder of
+    checkpoints.
+    """
     vain, begun, progress, handed_over = 0, False, command, False
     for event in events:
         if isinstance(event, Submitted):
@@ -170,7 +175,7 @@ def starts_in_vain(events: Sequence[Event], *, command: bool) -> int:
             begun, progress, handed_over = True, command, False
         elif isinstance(event, CheckpointSaved):
             progress = True
-        elif isinstance(event, HandedOver):  # saved when the run ends
+        elif isinstance(event, HandedOver):  # saved as a checkpoint when the run ends
             handed_over = True
         elif isinstance(event, CheckpointFailed) and event.from_ is not None:
             handed_over = False
@@ -180,7 +185,7 @@ def starts_in_vain(events: Sequence[Event], *, command: bool) -> int:
 
 
 def tried(events: Sequence[Event]) -> list[str]:
-    """Every step down since somebody last submitted or resumed the run, in words."""
+    """Return the reason of every downgrade since a user last submitted or resumed the run."""
     steps: list[str] = []
     for event in events:
         if isinstance(event, Submitted):

@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that started them (Linux)."""
+"""Start, find and end processes, so that none outlives its supervisor (Linux)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37 
 WORKER_MODULE = "launcher.supervise.worker"
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
-"""Requests to stop, which the supervisor alone answers. Slurm, systemd and a terminal send them to every
-process of a run; torchrun would end all ranks at once, with nothing saved, so it has them blocked."""
+"""Requests to stop, which only the supervisor answers. Slurm, systemd and a terminal send them to every
+process of a run. torchrun would end all ranks at once without a checkpoint, so it runs with them blocked."""
 END_RANK, KILL_RANK = signal.SIGTERM, signal.SIGHUP
-"What the supervisor sends to a worker, and a worker takes from nobody else."
+"Signals from the supervisor to a worker. A worker accepts them from no other process."
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(signum: signal.Signals) -> None:
-    """The kernel sends `signum` to the calling process when its parent dies. Survives exec."""
+    """Make the kernel send `signum` to this process when its parent dies. Survives exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
@@ -35,8 +35,10 @@ def dying_with(
     own_group: bool = False,
     blocked: Iterable[signal.Signals] = (),
 ) -> Callable[[], None]:
-    """A `preexec_fn`: the child gets `signum` when `parent` (the pid that forks it) dies. Of STOP_SIGNALS it
-    has those of `blocked` blocked, as will be what it starts, and none ignored."""
+    """Return a `preexec_fn`: the child gets `signum` when `parent` dies, the pid that forks it.
+
+    The child, and what it starts, has the signals `blocked` of STOP_SIGNALS blocked and ignores none of them.
+    """
 
     def before_exec() -> None:
         if own_group:
@@ -46,14 +48,14 @@ def dying_with(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         die_with_parent(signum)
-        if os.getppid() != parent:  # it died before the line above took effect
+        if os.getppid() != parent:  # the parent died before the line above took effect
             os.kill(os.getpid(), signum)
 
     return before_exec
 
 
 def signal_group(leader: int, signum: signal.Signals) -> None:
-    """Signal every process of a group; an ended group is no error."""
+    """Signal every process of a group. A group that has ended is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signum)
 
@@ -61,12 +63,13 @@ def signal_group(leader: int, signum: signal.Signals) -> None:
 def processes_of(
     run_dir: Path, attempt: int | None = None, node: int = 0, *, of_ranks: bool = False
 ) -> list[int]:
-    """Pids on this host of a run's processes, or of one attempt's on one node; `of_ranks`: without those of
-    launcher and torchrun.
+    """Return the pids on this host of a run's processes, or of one attempt on one node.
 
-    They are found by their environment, which children inherit: a process that left its group or
-    lost its parent is found all the same. The supervisor itself has no LAUNCHER_ATTEMPT. Processes that
-    replaced their environment are found by `descendants`.
+    `of_ranks`: leave out the processes of launcher and torchrun.
+
+    Processes are found by their environment, which children inherit. This also finds a process that left its
+    group or lost its parent. The supervisor itself has no LAUNCHER_ATTEMPT. Processes that replaced their
+    environment are found by `descendants`.
     """
     marks = {f"{variables.RUN_DIR}=".encode() + os.fsencode(run_dir)}
     if attempt is not None:
@@ -81,7 +84,7 @@ def processes_of(
 
 
 def workers_of(run_dir: Path, attempt: int, node: int) -> list[int]:
-    """Pids of the living processes that watch the ranks of one attempt on one node."""
+    """Return the pids of the live processes that watch the ranks of one attempt on one node."""
     module, found = WORKER_MODULE.encode(), []
     for pid in processes_of(run_dir, attempt, node):
         with contextlib.suppress(OSError):  # just ended
@@ -91,16 +94,16 @@ def workers_of(run_dir: Path, attempt: int, node: int) -> list[int]:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant that loses its own (a "child subreaper", prctl(2)).
+    """Make this process the parent of every orphaned descendant (a "child subreaper", prctl(2)).
 
-    A process cannot leave `descendants` then: neither by a session of its own nor by an empty environment.
-    Who calls this must also call `reap` now and then.
+    A process then cannot escape `descendants` by a new session or an empty environment. The caller must also
+    call `reap` now and then.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants() -> list[int]:
-    """Pids of the living descendants of this process; none unless it adopts orphans."""
+    """Return the pids of this process's live descendants. Empty unless `adopt_orphans` was called."""
     adopts = ctypes.c_int()
     _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
     if not adopts.value:
@@ -110,7 +113,7 @@ def descendants() -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # just ended
-                # "PID (NAME) STATE PPID ...": the name may hold spaces and brackets.
+                # "PID (NAME) STATE PPID ...": the name may contain spaces and parentheses.
                 state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
                 children.setdefault(int(parent), []).append(int(entry.name))
                 if state in (b"Z", b"X"):
@@ -125,7 +128,7 @@ def descendants() -> list[int]:
 
 
 def reap(own: int | None = None) -> None:
-    """Collect adopted children that have ended. `own` is a child of ours that somebody else waits for."""
+    """Collect adopted children that have ended. `own` is a child that other code waits for."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if ended.si_pid == own:
@@ -142,7 +145,7 @@ def _environments() -> Iterator[tuple[int, bytes]]:
 
 
 def end_processes(find: Callable[[], Iterable[int]], grace: float) -> int:
-    """SIGTERM, then after `grace` seconds SIGKILL, until `find` finds none. Returns how many there were."""
+    """Send SIGTERM, and after `grace` seconds SIGKILL, until `find` finds none. Return how many were seen."""
     seen: set[int] = set()
     deadline = time.monotonic() + grace
     signum = signal.SIGTERM if grace else signal.SIGKILL

@@ -1,4 +1,4 @@
-"""When a run ends, is there a state in shared memory that no checkpoint has? What became of it, in words."""
+"""Find a state in shared memory that no checkpoint has when a run ends, and report what became of it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from launcher.spec.events import (
 
 
 class Kept(NamedTuple):
-    """A handover that no attempt has taken up."""
+    """A state in shared memory (a handover) that no attempt has loaded."""
 
     attempt: int
-    "Which has written it."
+    "Attempt that wrote the state."
     step: int
 
 
 def written_since(folder: Path, moment: float) -> bool:
-    """Whether a file in there is newer than `moment`, in seconds since the epoch."""
+    """Return whether a file below `folder` is newer than `moment`, in seconds since the epoch."""
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):
             if file.is_file() and file.stat().st_mtime > moment:
@@ -36,7 +36,7 @@ def written_since(folder: Path, moment: float) -> bool:
 
 
 def unsaved(events: Sequence[Event]) -> Kept | None:
-    """The handover that lies in shared memory and is newer than every checkpoint."""
+    """Return the handover in shared memory that is newer than every checkpoint."""
     saved = 0
     for event in reversed(events):
         if isinstance(event, CheckpointSaved):
@@ -44,19 +44,19 @@ def unsaved(events: Sequence[Event]) -> Kept | None:
         elif isinstance(event, HandedOver):
             return Kept(event.attempt, event.step) if event.step > saved else None
         elif isinstance(event, Resumed | HandoverSkipped | SupervisorStarted):
-            return None  # taken up, overwritten, or left by a supervisor that was killed
+            return None  # loaded, overwritten, or left by a supervisor that was killed
     return None
 
 
 class Skipped(NamedTuple):
-    """A last complete step that was not handed over."""
+    """The last complete step, which was not handed over."""
 
     step: int
     reason: str
 
 
 def skipped_by(events: Sequence[Event], attempt: int) -> Skipped | None:
-    """None when `attempt` handed over its last step, or had none."""
+    """Return why `attempt` did not hand over its last step. None if it did, or had no step."""
     last = next(
         (event for event in reversed(events) if isinstance(event, HandedOver | HandoverSkipped)), None
     )
@@ -66,13 +66,13 @@ def skipped_by(events: Sequence[Event], attempt: int) -> Skipped | None:
 
 
 class Outcome(NamedTuple):
-    """What became of the last complete step of a run that has ended. `why` and the run's end tell it."""
+    """What became of the last complete step of an ended run. Shown by `launcher why` and at the run's end."""
 
     step: int
     reason: str
-    "Why it is lost; empty when it is kept."
+    "Why the step is lost; empty if it is kept."
     checkpoint: int
-    "The step of the newest checkpoint, 0 when there is none."
+    "The step of the newest checkpoint, or 0 if there is none."
 
     def words(self) -> str:
         if not self.reason:
@@ -83,6 +83,6 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(events: Sequence[Event]) -> Outcome | None:
-    """As the last end of the run tells it; None when there was nothing to keep."""
+    """Return the outcome recorded by the run's last end, or None if there was no state to keep."""
     last = next((event for event in reversed(events) if isinstance(event, Finished)), None)
     return Outcome(**last.last_state) if last is not None and last.last_state else None

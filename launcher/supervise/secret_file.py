@@ -1,4 +1,7 @@
-"""The value of a secret that lies in a file. Standard library only: hosts behind ssh are sent this text."""
+"""Read the value of a secret from a file.
+
+It uses only the standard library, because its source is sent to SSH hosts.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,21 @@ import stat
 from pathlib import Path
 
 LONGEST = 128 * 1024
-"Bytes of NAME=VALUE with its NUL, at most: Linux passes no longer string to a process (MAX_ARG_STRLEN)."
+"Maximum bytes of NAME=VALUE with its NUL: Linux passes no longer string to a process (MAX_ARG_STRLEN)."
 
 
 class SecretFileError(Exception):
-    """The file holds no value that a process can receive; the message names it, never what is in it."""
+    """The file holds no value that a process can receive. The message names the file, never its content."""
 
 
 class NoSecretFileError(SecretFileError):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 def read_secret_file(name: str, file: str) -> str:
-    """Return the value of the secret `name`, without surrounding white space. `file` may begin with `~/`.
+    """Return the value of the secret `name`, without surrounding white space.
 
-    Raises SecretFileError.
+    `file` may begin with `~/`. Raises SecretFileError.
     """
     try:
         descriptor = os.open(Path(file).expanduser(), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -46,7 +49,7 @@ def read_secret_file(name: str, file: str) -> str:
 
 
 def checked(name: str, data: bytes, where: str) -> str:
-    """Return the value as text. Raises SecretFileError where no process can receive it."""
+    """Return the value as text. Raises SecretFileError if no process can receive it."""
     if not data.strip():
         raise SecretFileError(f"{name}: {where} is empty")
     if len(name) + len(data.strip()) + 2 > LONGEST:

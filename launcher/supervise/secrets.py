@@ -1,4 +1,4 @@
-"""Secret values are read here, at start, into the environment of the ranks, and nowhere else."""
+"""Read the values of secrets when the run starts. They go into the ranks' environment and nowhere else."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from launcher.supervise.secret_file import NoSecretFileError, SecretFileError, c
 
 
 class SecretError(Exception):
-    """A secret cannot be given to the ranks; the message names it, never a value."""
+    """A secret cannot be given to the ranks. The message names the secret, never its value."""
 
 
 class SecretMissingError(SecretError):
-    """There is nothing where its value should be."""
+    """The file or environment variable of a secret does not exist."""
 
 
 def read_secrets(secrets: Sequence[Secret], given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return `{name: value}`; what is `given` is not looked for. Raises SecretError that names all wrong
-    ones."""
+    """Return `{name: value}`. Secrets in `given` are not read again.
+
+    Raises SecretError, which names every secret that cannot be read.
+    """
     values, wrong = dict(given or {}), []
     for secret in secrets:
         if secret.name not in values:
@@ -34,7 +36,7 @@ def read_secrets(secrets: Sequence[Secret], given: Mapping[str, str] | None = No
 
 
 def found(secrets: Sequence[Secret]) -> dict[str, str]:
-    """Those that have a value on this machine. Raises SecretError for one that no process can receive."""
+    """Return the secrets that have a value on this machine. Raises SecretError for an unusable value."""
     values = {}
     for secret in secrets:
         with contextlib.suppress(SecretMissingError):

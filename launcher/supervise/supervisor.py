@@ -1,4 +1,4 @@
-"""The loop that is launcher's reason to exist: attempt -> verdict -> next recipe -> next attempt."""
+"""The supervisor's loop: run an attempt, judge how it ended, choose the next recipe, start again."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ from launcher.supervise.attempt import (
 )
 from launcher.supervise.earlier import KILLED, close_attempts, first_recipe
 from launcher.supervise.host import disk_full, oom_kills
+from launcher.supervise.ignored_micro_batch import judged_since_start
 from launcher.supervise.journal import Journal
 from launcher.supervise.judge import (
     Evidence,
@@ -73,10 +74,9 @@ from launcher.supervise.policy import (
 from launcher.supervise.process import adopt_orphans
 from launcher.supervise.saving import Kept, Outcome, skipped_by, unsaved, written_since
 from launcher.supervise.stall import Stall
-from launcher.supervise.unread import judged_since_start
 
 if TYPE_CHECKING:
-    from launcher.supervise.apart.link import Mirror
+    from launcher.supervise.no_shared_folder.link import Mirror
 
 SIGNALS = {
     signal.SIGTERM: "preempted",
@@ -85,22 +85,22 @@ SIGNALS = {
     signal.SIGUSR2: "time-limit",
 }
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"Before the n-th restart with the same recipe: what failed may need a moment."
+"Pauses before restarts with the same recipe, because the cause may need a moment to go away."
 REASON_SECONDS = 5.0
-"For the batch script to ask its controller why SIGTERM came; Slurm kills 30 s after it (KillWait)."
+"How long the batch script may take to ask Slurm why SIGTERM came. Slurm kills 30 s after it (KillWait)."
 STOP_SECONDS = 120.0
-"From a request to stop until the ranks are killed, where neither the job nor the profile says."
+"Time from a request to stop until the ranks are killed, if neither the job nor the profile sets one."
 NO_TIME = "no time was left to save"
 LEAVE_SECONDS = 8.0
-"Of what the scheduler leaves until it kills: to record how ranks ended, and to go back into the queue."
+"Part of the scheduler's remaining time kept for recording how ranks ended and for requeueing."
 
 
 class RunUnreadableError(Exception):
-    """The run directory lacks what a supervisor needs."""
+    """The run directory lacks a file that a supervisor needs."""
 
 
 class Supervisor:
-    """One per node. `main` returns the exit code of the run."""
+    """The supervisor of one node. `main` returns the exit code of the run."""
 
     def __init__(
         self,
@@ -110,35 +110,37 @@ class Supervisor:
         stop_file: Path | None = None,
         mirror: Mirror | None = None,
     ) -> None:
-        """`stop_file` appears, with the reason in it, when a batch script wants the run to stop. `mirror`:
-        where the nodes share no folder."""
+        """`stop_file`: the batch script writes the reason into it to stop the run.
+
+        `mirror`: copies files between nodes that share no folder.
+        """
         about, plan = read_json(run.run), read_json(run.plan)
         if about is None or plan is None:
             raise RunUnreadableError(
-                f"{run.path} has no readable run.json and plan.json: it is no run directory"
+                f"{run.path} has no readable run.json and plan.json: it is not a run directory"
             )
         self.run, self.place, self.secrets = run, place, secrets
         self.job = Job.model_validate(about["job"])
         self.plan = Plan.model_validate(plan)
         self.journal = Journal(run)
         self.mirror = mirror
-        self.nodes = Nodes(run, place, self.journal.json, self._gives_up_waiting)
+        self.nodes = Nodes(run, place, self.journal.json, self._stops_waiting)
         self._spent = spent_budgets(run.read_events())
         self._signals: list[str] = []
         self._handled = 0
         self._stop_reason: str | None = None
         self._stopped_at = 0.0
         self._until: float | None = None
-        "When ranks that are asked to stop are killed, by time.monotonic."
-        self._said_until: float | None = None
+        "When ranks that were asked to stop are killed, by time.monotonic."
+        self._printed_until: float | None = None
         self._stop_seconds = self.job.stop_timeout or _signal_seconds(about) or STOP_SECONDS
         self._at_once = False
-        "The ranks are to end without a checkpoint."
+        "Whether the ranks end without a checkpoint."
         self._cancel_seen = ""
         self._files_checked = 0.0
         self._stop_file = stop_file
-        self._told = StopRequest()
-        # Elsewhere the scheduler keeps the limit and warns by a signal.
+        self._last_request = StopRequest()
+        # Other schedulers enforce the limit and warn by a signal.
         self._scheduler = about["cluster"]["scheduler"]
         limit = self.job.resources.time if self._scheduler in ("local", "ssh") else None
         self._deadline = time.monotonic() + limit if limit is not None else None
@@ -148,24 +150,24 @@ class Supervisor:
             signal.signal(signum, self._on_signal)
         adopt_orphans()
         if self.mirror is not None:
-            self.mirror.start(self.journal.close)  # its threads are not to take the signals
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # __main__ held them back until now
+            self.mirror.start(self.journal.close)  # before unblocking, so that its threads get no signals
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since __main__
         try:
             return self._lead() if self.nodes.leader else self._follow()
         finally:
             remove_handover(self.run, self.place.rank)
-            self._say_goodbye()
+            self._close_mirror()
             self.journal.close()
-            for signum in SIGNALS:  # what comes now is too late, and must not change the exit code
+            for signum in SIGNALS:  # a signal this late must not change the exit code
                 signal.signal(signum, signal.SIG_IGN)
 
-    def _say_goodbye(self) -> None:
-        """What the other nodes have still to say comes first."""
+    def _close_mirror(self) -> None:
+        """Send the last files to the other nodes and receive theirs."""
         if self.mirror is not None:
             self.mirror.close()
 
-    def _gives_up_waiting(self) -> bool:
-        return bool(self._signals) or (self.mirror is not None and self.mirror.dismissed)
+    def _stops_waiting(self) -> bool:
+        return bool(self._signals) or (self.mirror is not None and self.mirror.closed_by_node_0)
 
     def _on_signal(self, signum: int, _frame: object) -> None:
         self._signals.append(SIGNALS[signal.Signals(signum)])
@@ -173,8 +175,8 @@ class Supervisor:
     def _lead(self) -> int:
         recipe = first_recipe(self.run, self.plan)
         close_attempts(self.run, self.journal, KILLED, "resumed")
-        remove_handover(self.run, self.place.rank)  # of a supervisor that was killed
-        if self._starts_in_vain(self.run.read_events()) >= MAX_IN_VAIN:  # killed before they could say so
+        remove_handover(self.run, self.place.rank)  # left by a supervisor that was killed
+        if self._starts_in_vain(self.run.read_events()) >= MAX_IN_VAIN:  # killed before they could record it
             return self._finish(Verdict(failure="preempted", reason=IN_VAIN), Decision("stop", None, IN_VAIN))
         self.journal.event(
             SupervisorStarted(host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
@@ -197,20 +199,20 @@ class Supervisor:
             recipe = decision.recipe
 
     def _attempt(self, recipe: Recipe) -> tuple[Recipe, Verdict, Decision]:
-        """With the recipe that was in force when it ended."""
+        """Run one attempt. The returned recipe is the one in force when the attempt ended."""
         attempts = self.run.attempts()
         attempt = self.run.attempt(attempts[-1].number + 1 if attempts else 0)
         self.journal.json(attempt.recipe, recipe.model_dump())
         self.journal.event(AttemptStarted(attempt=attempt.number, recipe=recipe.model_dump()))
         self.journal.state("running", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
         began = time.time()
-        evidence = self._to_its_end(attempt)
+        evidence = self._run_to_end(attempt)
         lost = evidence.lost_nodes
         verdict = judge(evidence)
         stopping = self._stop_reason
         if verdict.failure in ("unknown", "preempted") or stopping is not None:
-            # A signal to every process of the job ended the ranks before this one could pass it on, and what
-            # they print knows no better why; or somebody cancels what was to go on later.
+            # A signal to every process of the job may end the ranks before this process passes it on, and
+            # their output does not say why. Or a user cancels a run that would be requeued.
             for reason in self._requests(at_once=True):
                 self._stop_for(reason)
         if self._stop_reason != stopping:
@@ -255,15 +257,15 @@ class Supervisor:
             return Decision("stop", None, IN_VAIN)
         return decision
 
-    def _to_its_end(self, attempt: AttemptDir) -> Evidence:
-        """Start the ranks of all nodes and wait until they have ended."""
+    def _run_to_end(self, attempt: AttemptDir) -> Evidence:
+        """Start the ranks of all nodes, wait until they have ended and collect the evidence."""
         kills = oom_kills()
         self._stall = Stall(attempt, self.job.stall_timeout)
         ended = self._run(attempt)
         self.nodes.report(attempt, ended, oom_kills() - kills)
         reports, lost = self.nodes.wait_for_reports(attempt, self._no_time_left)
         if self._stop_reason is None and (told := read_stop_request(attempt.stop).reason) in SIGNALS.values():
-            self._stop_for(told)  # only another node's supervisor was told to stop
+            self._stop_for(told)  # only another node's supervisor was asked to stop
         return Evidence(
             ranks=self.plan.layout.ranks,
             exit_codes={0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}},
@@ -275,26 +277,28 @@ class Supervisor:
             disk_full=disk_full(self.run.path) or any(r.get("disk_full") for r in reports.values()),
             host_oom_kills={**{n: r["oom_kills"] for n, r in reports.items()}, 0: oom_kills() - kills},
             gpus=self.plan.layout.gpus_per_node > 0,
-            stalled=self._stall.after if self._stall.told else None,
+            stalled=self._stall.after if self._stall.stalled else None,
             torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
             torchrun_clues=torchrun_clues(attempt, self.run.read_about()),
         )
 
     def _prepare_to_save(self, number: int) -> Kept | None:
-        """What attempt `number`, the last one, has left in shared memory. None: nothing, or the run is to end
-        at once."""
+        """Prepare to save the state that attempt `number`, the last one, left in shared memory.
+
+        Return None if there is no such state or no time to save it.
+        """
         events = self.run.read_events()
         kept = unsaved(events)
         if kept is None or self._no_time_left():
             return None
-        # The recipe that the state was trained with: its ranks hold the same shards, and it fitted.
+        # Use the recipe that trained the state: its ranks hold the same shards, and it fitted into memory.
         begun = Recipe.model_validate(self.run.read_recipe(self.run.attempt(kept.attempt)))
         recipe = recipe_in_force(begun, events, kept.attempt)
         self.journal.json(self.run.saving(number).recipe, recipe.model_dump())
         return kept
 
-    def _keep_last_state(self, verdict: Verdict) -> Outcome | None:
-        """Have the ranks write a state in shared memory as a checkpoint. None: there was nothing to keep."""
+    def _save_last_state(self, verdict: Verdict) -> Outcome | None:
+        """Have the ranks write a state in shared memory as a checkpoint. None if there was no such state."""
         attempts = self.run.attempts()
         if not attempts:
             return None
@@ -310,8 +314,8 @@ class Supervisor:
         self.journal.state(
             "stopping", attempt=number, reason=about, host=socket.gethostname(), pid=os.getpid()
         )
-        evidence = self._to_its_end(saving)
-        remove_partial_checkpoints(self.run)  # no rank is left that writes
+        evidence = self._run_to_end(saving)
+        remove_partial_checkpoints(self.run)  # no rank is still writing
         self.nodes.announce(saving, False, EXIT_CODES[verdict.failure])
         newest, source = latest_checkpoint(self.run) or 0, "shared-memory"
         if newest >= kept.step:
@@ -330,14 +334,14 @@ class Supervisor:
         return starts_in_vain(events, command=self.job.task is None)
 
     def _setting(self) -> Setting:
-        """What the job file does not declare of its model, the ranks tell when they have seen it."""
+        """Return the plan's setting, with what the ranks found out about the model."""
         found = found_in_model(self.run.read_events())
         return replace(self.plan.layout.setting(self.job), **found)
 
     def _run(self, attempt: AttemptDir) -> Ended:
-        """Start this node's workers and wait until none is left."""
+        """Start this node's workers and wait until all have ended."""
         try:
-            running = start(self.run, attempt, self.place, self.secrets, tells=self.job.task is None)
+            running = start(self.run, attempt, self.place, self.secrets, sends_sigterm=self.job.task is None)
         except OSError as error:
             print(f"[launcher] cannot start: {error}", file=sys.stderr)
             return Ended(127, f"OSError: {error}")
@@ -352,17 +356,19 @@ class Supervisor:
             self.journal.event(Stopping(reason=reason))
             self.journal.state("stopping", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
         if self._stop_reason is not None and self._until is not None:
-            self._say_how_long()
+            self._print_deadline()
             running.ask_to_stop(self._stop_reason, self._until)
         if self.nodes.leader and self._stall.begins():
             self.journal.event(Stalled(attempt=attempt.number, seconds=self._stall.after))
             running.end_failed()
-        if self.nodes.in_trouble(attempt):
+        if self.nodes.another_node_failed(attempt):
             running.end_failed()
 
     def _stop_for(self, reason: str) -> None:
-        """Keep why: a cancellation goes before anything else, then the first reason. A second cancellation
-        ends the ranks at once."""
+        """Record why the run stops: a cancellation overrides other reasons, otherwise the first one counts.
+
+        A second cancellation ends the ranks at once.
+        """
         before = self._stop_reason
         if before is None:
             self._stopped_at = time.monotonic()
@@ -374,14 +380,14 @@ class Supervisor:
         elif self._until is None:
             self._until = time.monotonic() + self._stop_seconds
 
-    def _say_how_long(self) -> None:
-        """Once for each deadline. A batch script that knows a nearer one has a moment to tell."""
-        if self._until is None or self._until == self._said_until:
+    def _print_deadline(self) -> None:
+        """Print once per deadline how long the ranks have. Wait briefly for the batch script's deadline."""
+        if self._until is None or self._until == self._printed_until:
             return
-        waits = self._stop_file is not None and self._told.killed_at is None
+        waits = self._stop_file is not None and self._last_request.killed_at is None
         if waits and time.monotonic() < self._stopped_at + REASON_SECONDS:
             return
-        self._said_until = self._until
+        self._printed_until = self._until
         left = max(0.0, self._until - time.monotonic())
         does = "save and end" if not self._at_once else "end"
         print(f"[launcher] {self._stop_reason}: the ranks have {left:.0f} s to {does}", file=sys.stderr)
@@ -390,28 +396,31 @@ class Supervisor:
         return self._until is not None and time.monotonic() > self._until
 
     def _asked_to_stop(self) -> bool:
-        """Whether `_requests` would have something to say."""
+        """Return whether `_requests` would return a request."""
         late = self._deadline is not None and time.monotonic() > self._deadline
         cancelled = read_text(self.run.cancel) != self._cancel_seen
-        told = not self._told.reason and self._told_by_job().reason != ""
-        return late or bool(self._signals[self._handled :]) or cancelled or told
+        by_job = not self._last_request.reason and self._job_request().reason != ""
+        return late or bool(self._signals[self._handled :]) or cancelled or by_job
 
-    def _told_by_job(self) -> StopRequest:
-        """What the batch script wrote into the stop file; it knows more than the signal that came with it."""
-        told = read_stop_request(self._stop_file) if self._stop_file is not None else StopRequest()
-        return told if told.reason in SIGNALS.values() else StopRequest()
+    def _job_request(self) -> StopRequest:
+        """Return the batch script's request in the stop file. It says more than the signal sent with it."""
+        request = read_stop_request(self._stop_file) if self._stop_file is not None else StopRequest()
+        return request if request.reason in SIGNALS.values() else StopRequest()
 
     def _why_stopped(self) -> str | None:
         if self._stop_reason in (None, "cancelled"):
             return self._stop_reason
         deadline = time.monotonic() + REASON_SECONDS
-        while self._stop_file is not None and not self._told_by_job().reason and time.monotonic() < deadline:
+        while self._stop_file is not None and not self._job_request().reason and time.monotonic() < deadline:
             time.sleep(0.1)
-        return self._told_by_job().reason or self._stop_reason
+        return self._job_request().reason or self._stop_reason
 
     def _requests(self, *, at_once: bool = False) -> list[str]:
-        """Since the last call: signals, a passed deadline, the batch script's word, the cancel file written
-        (again). Files are looked at twice a second, or `at_once`."""
+        """Return the requests to stop since the last call.
+
+        They are signals, a passed deadline, the batch script's stop file, and the cancel file when it is
+        written or changed. Files are read twice a second, or now if `at_once`.
+        """
         requests = self._signals[self._handled :]
         self._handled += len(requests)
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -419,13 +428,18 @@ class Supervisor:
             requests.append("time-limit")
         if at_once or time.monotonic() > self._files_checked + 0.5:
             self._files_checked = time.monotonic()
-            told = self._told_by_job()
-            if told.reason and not self._told.reason and self._stop_reason is None and not requests:
-                requests.append(told.reason)  # else a signal was here before it
-            if told.killed_at is not None and told != self._told and not self._at_once:
-                left = told.killed_at - time.time()
+            request = self._job_request()
+            if (
+                request.reason
+                and not self._last_request.reason
+                and self._stop_reason is None
+                and not requests
+            ):
+                requests.append(request.reason)  # otherwise a signal has already asked for it
+            if request.killed_at is not None and request != self._last_request and not self._at_once:
+                left = request.killed_at - time.time()
                 self._until = time.monotonic() + max(left - LEAVE_SECONDS, left / 2)
-            self._told = told
+            self._last_request = request
             content = read_text(self.run.cancel)
             if content != self._cancel_seen:
                 self._cancel_seen = content
@@ -438,7 +452,7 @@ class Supervisor:
             time.sleep(0.1)
 
     def _finish(self, verdict: Verdict, decision: Decision) -> int:
-        """Say how the run has ended. Returns its exit code."""
+        """Record how the run ended. Return its exit code."""
         exit_code = EXIT_CODES[verdict.failure]
         state = {"done": "succeeded", "requeue": "interrupted"}.get(decision.action, "failed")
         if verdict.failure == "cancelled":
@@ -446,29 +460,31 @@ class Supervisor:
         then = decision.reason
         if state == "failed" and (steps := tried(self.run.read_events())):
             then = f"{then}; tried before: {'; '.join(steps)}"
-        if (outcome := self._keep_last_state(verdict)) is not None:
+        if (outcome := self._save_last_state(verdict)) is not None:
             then = f"{then}; {outcome.words()}"
             print(f"[launcher] {outcome.words()}", file=sys.stderr)
         self.nodes.close(exit_code)
-        self._say_goodbye()  # who reads the state below finds everything else
+        self._close_mirror()  # before the state below, so that its readers find everything else
         last: dict[str, Any] = {"last_state": outcome._asdict()} if outcome is not None else {}
         self.journal.event(Finished(state=state, failure=verdict.failure, reason=then, **last))
-        # The batch script, and it alone, can put the job back into the queue.
+        # Only the batch script can requeue the job.
         more = {"requeue": True} if decision.action == "requeue" and self._scheduler == "slurm" else {}
         self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then, **more)
-        self._learn()
+        self._record_measurement()
         return exit_code
 
-    def _learn(self) -> None:
-        """What was measured corrects the next plans of this model. A ledger that cannot be written costs
-        just that."""
+    def _record_measurement(self) -> None:
+        """Record the measured memory, which corrects later plans of this model.
+
+        Errors in writing the ledger are ignored.
+        """
         entry, folder = entry_of_run(self.run, self.plan.parameters), default_folder(self.run.path.parent)
         if entry is not None and tells_more(entry, entries(folder, entry.family)):
             with suppress(OSError):
                 record(folder, entry)
 
     def _follow(self) -> int:
-        """A node other than 0: the same attempts, the leader's decisions."""
+        """Run the attempts of a node other than 0, as node 0 decides."""
         after, go_on, exit_code = -1, True, 0
         remove_handover(self.run, self.place.rank)
         while go_on:
@@ -477,7 +493,7 @@ class Supervisor:
                 return attempt
             kills = oom_kills()
             ended = self._run(attempt)
-            if attempt.only_saves and self.place.apart:
+            if attempt.only_saves and self.place.no_shared_folder:
                 remove_partial_checkpoints(self.run)
             self.nodes.report(attempt, ended, oom_kills() - kills)
             go_on, exit_code = self.nodes.wait_for_announcement(attempt)
@@ -486,7 +502,7 @@ class Supervisor:
 
 
 def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> Downgrade:
-    """The event; a rank writes the same of a downgrade in process."""
+    """Return the event of a downgrade. A rank writes the same event for a downgrade in process."""
     changes = decision.recipe.changes_from(before) if decision.recipe is not None else {}
     more: dict[str, Any] = {"left_out": list(decision.left_out)} if decision.left_out else {}
     return Downgrade(
@@ -502,7 +518,7 @@ def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> Downgrad
 
 
 def _signal_seconds(about: Mapping[str, Any]) -> float | None:
-    """Of the profile: how long before its time limit Slurm warns."""
+    """Return the profile's `slurm.signal_seconds`: how long before its time limit Slurm warns."""
     return (about["cluster"].get("slurm") or {}).get("signal_seconds")
 
 

@@ -1,8 +1,7 @@
-"""The process between torchrun and one rank: it starts the rank, writes its logs, and records its end.
+"""The process between torchrun and one rank: it starts the rank, writes its logs and records how it ended.
 
-`python -m launcher.supervise.worker [--alone] -- ARGV...`, started by torchrun once per rank, or by start.sh
-for the only one. It imports little, since it starts as often as there are ranks. Its exit status is the
-rank's.
+torchrun starts `python -m launcher.supervise.worker [--alone] -- ARGV...` once per rank, or start.sh does
+if the job has one rank. It imports little because one runs for every rank. Its exit status is the rank's.
 """
 
 from __future__ import annotations
@@ -42,58 +41,58 @@ from launcher.supervise.process import (
 )
 
 GRACE_SECONDS = 20.0
-"From the end of another rank to SIGKILL of this one; torchrun kills this process after 30."
+"Time from the end of another rank to SIGKILL of this one. torchrun kills this process after 30 s."
 ORPHAN_GRACE_SECONDS = 3.0
-"The same when torchrun or the supervisor is gone: nobody waits for the rank any more."
+"Time until SIGKILL of the rank if torchrun or the supervisor is gone."
 
 PARENT_DIED = signal.SIGUSR2
-"From the kernel, in the parent's name; torchrun itself never sends it."
+"Sent by the kernel when the parent dies, with the parent as sender. torchrun itself never sends it."
 
 RESERVE_BYTES = 128 * 1024
-"More than 20 last lines of at most 2,000 characters, and the clues."
+"More than the record needs: 20 last lines of at most 2,000 characters, and the clues."
 
 MAX_CLUES = 24
-"What explains most goes first; each has at most 4 kB."
+"The clues that explain most come first. Each has at most 4 kB."
 
 MAX_EXCEPTION = 4000
-"Characters of a message that are kept: XLA lists every buffer."
+"Maximum characters of an exception's message. XLA's messages list every buffer."
 
 CPU_HEAP = (
     "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"
     ":glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=2147483648"
 )
-"""Bytes. On a CPU tensors lie in glibc's heap, which gives back what a step has freed and gets it again in
-the next one, page by page of 4 KiB. With huge pages that stay a step takes 4 to 7 % less
+"""Sizes in bytes. CPU tensors lie in glibc's heap, which by default returns freed memory after each step and
+gets it back in the next one, in pages of 4 KiB. Keeping huge pages shortens a step by 4 to 7 %
 (benchmarks/train.py). Source: glibc manual, "Memory Allocation Tunables"; older versions and other C
-libraries ignore it."""
+libraries ignore the variable."""
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell reports them
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a shell
 
 
 class Worker:
     """One rank of one attempt."""
 
     def __init__(self, environ: dict[str, str], *, alone: bool = False) -> None:
-        """`alone`: start.sh has started it, not torchrun."""
+        """`alone`: start.sh started this process, not torchrun."""
         environ, job = split(environ)
         self.environ = {**environ, **job}
-        "Of the rank, but for what is known only when it starts."
+        "The rank's environment, without the variables that are known only when it starts."
         self.path_of_job = "PATH" in job
         self.alone = alone
         self.parent = os.getppid()
         self.supervisor = int(environ.get(variables.SUPERVISED, 0))
-        "0: start.sh was started by hand."
+        "Pid of the supervisor, or 0 if start.sh was started by hand."
         self.parent_died = False
         self.child: subprocess.Popen[bytes] | None = None
         self.stopping = False
-        "The rank was told to end."
+        "Whether the rank was told to end."
         self.error_file: Path | None = None
         self.run = RunDir(Path(environ[variables.RUN_DIR]))
         self.attempt: AttemptDir = self.run.started(environ)
         about = self.run.read_about()
         self.trains = about.job.task is not None
-        """The rank is `launcher.train`: it looks for the request to stop, and no SIGTERM that everybody gets
-        ends it."""
+        """Whether the rank is `launcher.train`. It then checks for the request to stop, and a SIGTERM sent to
+        every process does not end it."""
         self.node = int(environ.get(variables.NODE_RANK, "0"))
         self.rank = int(environ["RANK"])
         self.capture = RankCapture(
@@ -102,15 +101,15 @@ class Worker:
             secrets_of(self.environ),
             failure_patterns(about),
         )
-        # Given back when the record is written: on a full disk the rank's end must still fit.
+        # Deleted when the record is written, so that the record fits on a full disk.
         self.reserve = self.attempt.exit(self.rank).with_suffix(".reserve")
         with contextlib.suppress(OSError):
             self.reserve.parent.mkdir(parents=True, exist_ok=True)
             self.reserve.write_bytes(b"\0" * RESERVE_BYTES)
 
     def main(self, argv: list[str]) -> int:
-        """Run the rank to its end. Returns its exit code, negative for a signal."""
-        # By hand an only rank may outlive the shell that it was started from.
+        """Run the rank to its end. Return its exit code, negative for a signal."""
+        # If start.sh was started by hand, its only rank may outlive the shell.
         if not self.alone or self.supervisor:
             die_with_parent(PARENT_DIED)
         adopt_orphans()
@@ -118,7 +117,7 @@ class Worker:
         self.error_file = self._error_file()
         try:
             self.child = subprocess.Popen(
-                self._filled(argv),
+                self._with_values(argv),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -128,7 +127,7 @@ class Worker:
                     os.getpid(),
                     signal.SIGKILL,
                     own_group=True,
-                    blocked={signal.SIGTERM} if self.trains else (),  # until it has its handler
+                    blocked={signal.SIGTERM} if self.trains else (),  # until the rank has its handler
                 ),
             )
         except OSError as error:
@@ -137,27 +136,28 @@ class Worker:
         signal.signal(signal.SIGCHLD, self._reap)
         self._reap()
         code = self.capture.pump(self.child)
-        signal_group(self.child.pid, signal.SIGKILL)  # what the rank left behind in its group
+        signal_group(self.child.pid, signal.SIGKILL)  # processes that the rank left in its group
         self.capture.close()
         self._record(code, started)
         remove_error_folders(self.run, self.node, self.rank)
         if self._orphaned():
-            # The supervisor, which looks for leftovers, is gone: what left the rank's group is ours to end.
-            # Other workers do the same, and must live to do it.
-            end_processes(self._left, grace=ORPHAN_GRACE_SECONDS)
+            # The supervisor, which ends leftover processes, is gone, so this worker ends those that left the
+            # rank's group. Other workers do the same, and must live to do it.
+            end_processes(self._remaining, grace=ORPHAN_GRACE_SECONDS)
             remove_handover(self.run, self.node)
             remove_error_folders(self.run, self.node)
         return code
 
     def _environment(self) -> dict[str, str]:
-        """The rank's environment: `python` in a command means the interpreter that launcher runs under.
+        """Return the rank's environment.
 
-        A script that takes no arguments reads there what a command's placeholders say.
+        Unless the job sets PATH, `python` means launcher's interpreter. Variables hold the values of a
+        command's placeholders, for scripts that take no arguments.
         """
         values = placeholder_values(self.run, self.attempt)
-        told = {environment_name(name): value for name, value in values.items() if value}
-        heap = of_the_heap(self.run.read_about())
-        environment = {"PYTHONUNBUFFERED": "1", **heap, **self.environ, **told}
+        placeholders = {environment_name(name): value for name, value in values.items() if value}
+        heap = cpu_heap_variables(self.run.read_about())
+        environment = {"PYTHONUNBUFFERED": "1", **heap, **self.environ, **placeholders}
         if not self.path_of_job:
             environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', os.defpath)}"
         return {
@@ -166,13 +166,16 @@ class Worker:
             variables.WORKER: str(os.getpid()),
         }
 
-    def _left(self) -> set[int]:
+    def _remaining(self) -> set[int]:
         marked = processes_of(self.run.path, self.attempt.number, self.node, of_ranks=True)
         return {*marked, *descendants()}
 
     def _error_file(self) -> Path | None:
-        """Return the file in which torchelastic's @record writes the rank's exception. It lies in memory, for
-        this user alone: `_told_exception` masks it and passes it on. None where there is no such memory."""
+        """Return the file in which torchelastic's @record writes the rank's exception.
+
+        The file lies in memory and only this user can read it. `_recorded_exception` masks it and passes it
+        on. None if there is no such memory.
+        """
         try:
             return make_error_folder(self.run, self.node, self.rank) / "error.json"
         except OSError:
@@ -182,26 +185,26 @@ class Worker:
         assert self.child is not None
         reap(self.child.pid)
 
-    def _filled(self, argv: list[str]) -> list[str]:
+    def _with_values(self, argv: list[str]) -> list[str]:
         values = placeholder_values(self.run, self.attempt)
         return [fill(argument, values) for argument in argv]
 
     def _listen(self) -> None:
-        """Take the signals of this process, one after the other, and who sent them."""
+        """Handle this process's signals one after the other, with their senders."""
         kill_at: float | None = None
         if signal.SIGTERM in signal.sigpending():
-            self._tell_rank()  # it came before there was a rank
+            self._tell_rank()  # the signal came before the rank was started
         while True:
             left = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
             heard = signal.sigtimedwait(STOP_SIGNALS, left)
             if heard is not None:
-                kill_at = self._heed(heard.si_signo, heard.si_pid, kill_at)
+                kill_at = self._handle_signal(heard.si_signo, heard.si_pid, kill_at)
             elif kill_at is not None:
                 self._signal_rank(signal.SIGKILL)
                 kill_at = None
 
-    def _heed(self, signum: int, sender: int, kill_at: float | None) -> float | None:
-        """Act on a signal. Returns when the rank is to be killed, by time.monotonic."""
+    def _handle_signal(self, signum: int, sender: int, kill_at: float | None) -> float | None:
+        """Act on a signal. Return when to kill the rank, by time.monotonic, or None."""
         self.parent_died = self.parent_died or (signum == PARENT_DIED and sender == self.parent)
         if self._orphaned():
             self._tell_rank()
@@ -211,27 +214,30 @@ class Worker:
                 self.stopping = True
                 self._signal_rank(signal.SIGKILL)
             else:
-                self._tell_rank()  # the supervisor knows how long it may take
+                self._tell_rank()  # the supervisor limits how long the rank may take
             return kill_at
         if not self.supervisor or sender == self.parent:
             self._tell_rank()
             return time.monotonic() + GRACE_SECONDS
-        # Sent to every process of the run, so the rank has it, too; the supervisor says what follows.
+        # The signal went to every process of the run, the rank included. The supervisor decides what follows.
         self.stopping = self.stopping or (signum == signal.SIGTERM and not self.trains)
         return kill_at
 
     def _orphaned(self) -> bool:
-        """While the threads of a killed torchrun end one by one, its pid is still our parent's."""
+        """Return whether the parent has died.
+
+        While the threads of a killed torchrun end one by one, its pid is still this process's parent.
+        """
         return self.parent_died or os.getppid() != self.parent
 
     def _tell_rank(self) -> None:
-        """Once: a script whose handler is still saving must not be interrupted by a second one."""
+        """Tell the rank to end, only once: a second signal could interrupt a script that is saving."""
         if not self.stopping:
             self.stopping = True
             self._signal_rank(signal.SIGHUP if self.trains else signal.SIGTERM)
 
     def _signal_rank(self, signum: signal.Signals) -> None:
-        """The pump sees the closed pipes."""
+        """Signal the rank's group. `capture.pump` notices the end by the closed pipes."""
         if self.child is not None:
             signal_group(self.child.pid, signum)
 
@@ -255,20 +261,20 @@ class Worker:
             "memory_limit": memory_limit(),
             "last_lines": self.capture.last_lines,
             "clues": [clue._asdict() for clue in self.capture.clues[:MAX_CLUES]],
-            "exception": self._told_exception() if code else None,
+            "exception": self._recorded_exception() if code else None,
             "stopping": self.stopping,
         }
         path = self.attempt.exit(self.rank)
         with contextlib.suppress(OSError):
             self.reserve.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a full disk: the exit status still tells
+        with contextlib.suppress(OSError):  # on a full disk the exit status still shows the end
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_json(path, record)
 
-    def _told_exception(self) -> str | None:
-        """Return `Type: message` of a script whose main function is under torchelastic's @record.
+    def _recorded_exception(self) -> str | None:
+        """Return `Type: message` if the script's main function is decorated with torchelastic's @record.
 
-        torchrun, which prints it, gets the masked record as the file that it named.
+        The masked record is also written to the file that torchrun named, because torchrun prints it.
         """
         if self.error_file is None:
             return None
@@ -276,19 +282,19 @@ class Worker:
         if record and (torchruns := os.environ.get("TORCHELASTIC_ERROR_FILE")):
             with contextlib.suppress(OSError):
                 replace_json(Path(torchruns), record)
-        told = record.get("message")
-        text = told.get("message") if isinstance(told, dict) else told
+        message = record.get("message")
+        text = message.get("message") if isinstance(message, dict) else message
         return text[:MAX_EXCEPTION] if isinstance(text, str) else None
 
 
-def of_the_heap(about: RunRecord) -> dict[str, str]:
-    """Variables of a task that trains on the CPU."""
+def cpu_heap_variables(about: RunRecord) -> dict[str, str]:
+    """Return the variables that tune glibc's heap, for a task that trains on the CPU."""
     on_cpu = about.job.task is not None and not about.gpus_per_node
     return {"GLIBC_TUNABLES": CPU_HEAP} if on_cpu else {}
 
 
 def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
-    """Every placeholder of spec/command.py with its value in this attempt."""
+    """Return every placeholder of spec/command.py with its value in this attempt."""
     itself = {"id": run.id, "dir": run.path, "checkpoints": run.checkpoints, "attempt": attempt.number}
     return values_of(run.read_about().job, run.read_recipe(attempt), itself)
 
@@ -297,11 +303,11 @@ def main() -> None:
     argv = sys.argv[1:]
     alone = argv[:1] == ["--alone"]
     if alone:
-        from launcher.supervise.alone import environment_of_one  # imports what others do without
+        from launcher.supervise.single_rank import single_rank_environment  # ranks under torchrun need none
 
-        os.environ.update(environment_of_one(os.environ))
+        os.environ.update(single_rank_environment(os.environ))
         for name in ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"):
-            os.environ.pop(name, None)  # of a torchrun around launcher
+            os.environ.pop(name, None)  # set by a torchrun that started launcher itself
         argv = argv[1:]
     if argv[:1] == ["--"]:
         argv = argv[1:]
@@ -309,22 +315,22 @@ def main() -> None:
         from launcher.supervise.cpus import bind
 
         bind(os.environ)
-    # Held back until there is a rank to tell. This comes before the log: a rank with a log and no record
-    # counts as killed (judge.py).
+    # Block the signals until there is a rank to tell. This comes before the log is made: a rank with a log
+    # but no record counts as killed (judge.py).
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     worker = Worker(dict(os.environ), alone=alone)
     code = worker.main(argv)
     if worker.stopping and worker.supervisor:
-        # The record tells. torchrun would end all others within 30 s of a failure; they may have longer.
+        # The record holds the real code. On a failure, torchrun would end all other ranks within 30 s.
         code = 0
     elif worker.stopping and alone and code == 0:
-        code = -signal.SIGTERM  # as torchrun: who was told to end has not finished
+        code = -signal.SIGTERM  # as under torchrun: a rank that was told to end has not finished
     if code < 0:
-        # End by the same signal, so that who waits for it reports what really happened.
+        # End by the same signal, so that the parent reports it.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        signal.raise_signal(-code)  # to this thread: another one takes what the process gets
+        signal.raise_signal(-code)  # to this thread; a signal to the process may go to another thread
     sys.exit(code)
 
 

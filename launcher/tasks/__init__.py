@@ -1,1 +1,1 @@
-"""Tasks that come with launcher."""
+"""Tasks that are part of launcher."""

@@ -1,4 +1,4 @@
-"""The brain autoencoder: a film's pictures, sound and words through one giant linear layer to fMRI voxels."""
+"""The brain autoencoder: pictures, sound and words of a film to fMRI voxels, with one giant linear layer."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 @dataclass(frozen=True)
 class Shape:
     frames: int
-    "Pictures of one fMRI volume's time."
+    "Pictures per fMRI volume."
     height: int
     width: int
     video_channels: tuple[int, ...]
     "Each stage halves height and width."
     mels: int
     steps: int
-    "The sound's spectrogram: mels x steps."
+    "The sound is a spectrogram of mels x steps."
     audio_channels: tuple[int, ...]
     words: int
-    "Numbers that describe the words, e.g. an embedding."
+    "Length of the vector that describes the words, e.g. an embedding."
     text_width: int
     layers: tuple[int, ...]
-    "Widths from the giant layer's output to the last hidden layer of the decoder."
+    "Widths, from the output of the giant layer to the last hidden layer of the decoder."
     voxels: int
 
     @property
     def features(self) -> int:
-        """What the encoders give to the giant layer."""
+        """Number of inputs of the giant layer."""
         stages = len(self.video_channels)
         pixels = (self.height >> stages) * (self.width >> stages)
         video = self.frames * self.video_channels[-1] * pixels
         return video + self.audio_channels[-1] * self.steps + self.text_width
 
 
-# 8b: a field report gives 8.36 billion parameters, BatchNorm over 4096 channels, a bottleneck of 8000, and
-# 6.26 GiB that 8-bit AdamW asked for at once: a byte for each element of one matrix of 6.72 billion. The rest
-# is chosen to agree with that: 1,640,448 features x 4096, and a decoder of 1.6 billion.
+# 8b: a field report gives 8.36 billion parameters, BatchNorm over 4096 channels, a bottleneck of 8000, and an
+# allocation of 6.26 GiB by 8-bit AdamW, which is a byte per element of a matrix of 6.72 billion. The other
+# sizes are chosen to match: 1,640,448 features x 4096, and a decoder of 1.6 billion.
 SHAPES: Mapping[str, Shape] = {
     "tiny": Shape(4, 16, 16, (4, 8), 8, 8, (8, 8), 16, 16, (64, 32, 64), 100),
     "8b": Shape(
@@ -58,11 +58,12 @@ SHAPES: Mapping[str, Shape] = {
 
 
 class BrainAutoencoder(Task):
-    """`data`: a directory as launcher.tasks.brain_data.Recordings reads it; without it scikit-learn's digits
-    stand in, drawn to the shape's size. The job says `model: {batch_norm: true}`.
+    """Learns fMRI voxels from a film. The job must set `model: {batch_norm: true}`.
 
-    `parts`: the giant matrix is one parameter, as in the report, or this many of equally many rows. FSDP
-    gathers a parameter whole: 13.4 GB in bf16 for the one of 8b, and as much again for its gradient.
+    `data`: a directory that launcher.tasks.brain_data.Recordings reads; without it, scikit-learn's digits are
+    scaled to the shape's size. `parts`: number of parameters of equally many rows that hold the giant matrix;
+    the field report has 1. FSDP gathers a whole parameter: 13.4 GB in bf16 for the matrix of 8b, and the same
+    again for its gradient.
     """
 
     built_on_meta: ClassVar[bool] = True
@@ -88,7 +89,7 @@ class BrainAutoencoder(Task):
         return Recordings(self.folder, split, self.held_out, *sizes)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """The squared error, averaged over the voxels and summed over the samples."""
+        """Return the squared error, averaged over voxels and summed over samples, and the sample count."""
         video, audio, text, fmri = batch
         error = functional.mse_loss(model(video, audio, text).float(), fmri.float(), reduction="none")
         return error.mean(dim=1).sum(), len(fmri)
@@ -108,7 +109,7 @@ class Autoencoder(nn.Module):
             for inputs, outputs in _pairs(shape.mels, *shape.audio_channels)
         )
         self.text = Dense(shape.words, shape.text_width)
-        # The first of these is the giant one. Each is a unit of its own for FSDP.
+        # The first of these is the giant layer. Each one is a separate FSDP unit.
         giant, *rest = _pairs(shape.features, *shape.layers)
         self.layers = nn.ModuleList([Dense(*giant, parts), *(Dense(*pair) for pair in rest)])
         self.voxels = nn.ModuleList([nn.Linear(shape.layers[-1], shape.voxels)])
@@ -138,12 +139,12 @@ class Conv(nn.Module):
 
 
 class Dense(nn.Module):
-    """One linear layer, its matrix in `parts` of equally many rows: FSDP gathers them one after another."""
+    """A linear layer with BatchNorm. Its matrix is divided into `parts` parameters of equally many rows."""
 
     def __init__(self, inputs: int, outputs: int, parts: int = 1) -> None:
         super().__init__()
         if outputs % parts:
-            raise TaskError(f"parts: {outputs} rows cannot be cut into {parts} equal parts")
+            raise TaskError(f"parts: {outputs} rows cannot be divided into {parts} equal parts")
         self.rows = nn.ModuleList(nn.Linear(inputs, outputs // parts, bias=False) for _ in range(parts))
         self.norm = nn.BatchNorm1d(outputs)
 

@@ -1,4 +1,4 @@
-"""Data of the brain autoencoder: recordings in a folder, or digits that stand in for them.
+"""Data of the brain autoencoder: recordings in a folder, or digits in their place.
 
 A sample is video (frames, 3, height, width), audio (mels, steps), text (words) and fMRI (voxels), in fp32.
 """
@@ -18,11 +18,11 @@ Sample = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class DigitsAsFilm:
-    """Real pictures, made-up brain: no fMRI ships with a package.
+    """Films of handwritten digits with synthetic fMRI, for use without recordings.
 
-    The film is a digit that moves to the right, a pixel of the original a frame; the sound is the digit read
-    as a spectrogram; the words are a fixed random vector for each of the ten digits. A voxel is the tanh of a
-    fixed random projection of the picture: there is something to learn, and nothing about brains.
+    The film is a digit that moves to the right by one pixel of the original per frame. The sound is the digit
+    read as a spectrogram. The words are a fixed random vector for each of the ten digits. A voxel is the tanh
+    of a fixed random projection of the picture, which can be learned but says nothing about brains.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class DigitsAsFilm:
 
 
 class Recordings:
-    """`video.npy` (n, frames, height, width, 3) of uint8, `audio.npy` (n, mels, steps), `text.npy` (n, words)
-    and `fmri.npy` (n, voxels), row by row of the same moment; memory-mapped. The last part is held out.
+    """Recordings in memory-mapped files, whose rows belong to the same moments. The last part is held out.
 
-    Raises TaskError when a file is missing or has another shape.
+    The files are `video.npy` (n, frames, height, width, 3) in uint8, `audio.npy` (n, mels, steps), `text.npy`
+    (n, words) and `fmri.npy` (n, voxels). Raises TaskError if a file is missing or has another shape.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Recordings:
 
 def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     if not path.is_file():
-        raise TaskError(f"data: {path} is missing; the folder holds video, audio, text and fmri .npy")
+        raise TaskError(f"data: {path} is missing; the folder must have video, audio, text and fmri .npy")
     array = np.load(path, mmap_mode="r")
     if array.shape[1:] != shape:
-        raise TaskError(f"{path}: samples have shape {array.shape[1:]}, the model wants {shape}")
+        raise TaskError(f"{path}: samples have shape {array.shape[1:]}, but the model needs {shape}")
     return array  # type: ignore[no-any-return]
 
 
 def _drawn(pictures: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """(n, 8, 8) -> (n, height, width)."""
+    """Scale pictures (n, 8, 8) to (n, height, width)."""
     return functional.interpolate(pictures[:, None], size=(height, width), mode="bilinear")[:, 0]

@@ -1,4 +1,4 @@
-"""1797 handwritten digits of 8 x 8 pixels, which come with scikit-learn: the small tasks' real pictures."""
+"""The 1797 handwritten digits of 8 x 8 pixels in scikit-learn, which the small tasks use as pictures."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from launcher.train.task import Split, TaskError
 
 HELD_OUT = 1 / 6
-"The last pictures; scikit-learn keeps the order of the UCI set, in which neighbours share a writer."
+"Last part of the pictures. Neighbours share a writer: scikit-learn keeps the order of the UCI set."
 
 
 @lru_cache(maxsize=2)
 def digits(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """(n, 8, 8) in fp32 from 0 to 1, and their labels (n,). Raises TaskError without scikit-learn."""
+    """Return pictures (n, 8, 8) in fp32 from 0 to 1 and labels (n,). Raises TaskError if not installed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise TaskError(
-            "this task trains on scikit-learn's digits, which is not installed: pip install scikit-learn"
+            "this task trains on the digits of scikit-learn, which is not installed: pip install scikit-learn"
         ) from None
     found = load_digits()
     pictures = torch.tensor(found.images, dtype=torch.float32) / 16

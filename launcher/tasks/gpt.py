@@ -1,4 +1,4 @@
-"""A small byte-level GPT on a text every machine has: the documentation in Python's own `pydoc_data`."""
+"""A small byte-level GPT on a text that every machine has: the documentation in Python's `pydoc_data`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ HELD_OUT = 0.1
 
 
 class PydocGPT(Task):
-    """`dim` must be a multiple of `heads`; a sample is `context` + 1 bytes."""
+    """Learns to predict the next byte of Python's documentation.
+
+    `dim` must be a multiple of `heads`. A sample is `context` + 1 bytes.
+    """
 
     uses_loss_chunks: ClassVar[bool] = True
     counts: ClassVar[Literal["samples", "tokens"]] = "tokens"
@@ -36,7 +39,7 @@ class PydocGPT(Task):
         return GPT(self.layers, self.dim, self.heads, self.context, self.dropout)
 
     def data(self, split: Split) -> Sequence[torch.Tensor]:
-        """Windows without overlap. The last tenth of the text is held out; no window crosses the border."""
+        """Return windows without overlap. The last tenth of the text is held out."""
         text = documentation()
         border = round(len(text) * (1 - HELD_OUT))
         part = text[:border] if split == "train" else text[border:]
@@ -49,8 +52,10 @@ class PydocGPT(Task):
 
 
 def documentation() -> bytes:
-    """About 0.4 MB of English and code. Topics repeat whole paragraphs: each is kept once, so that
-    the held-out part is not already in the training part."""
+    """Return about 0.4 MB of English and code.
+
+    Topics repeat paragraphs. Each paragraph is kept once, so that training data do not repeat held-out data.
+    """
     topics = pydoc_data.topics.topics
     paragraphs = (paragraph for name in sorted(topics) for paragraph in topics[name].split("\n\n"))
     return "\n\n".join(dict.fromkeys(paragraphs)).encode()
@@ -71,9 +76,9 @@ class GPT(nn.Module):
     def forward(
         self, tokens: torch.Tensor, targets: torch.Tensor, loss_chunks: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(batch, length) of bytes, and the same of the bytes that follow -> the loss's sum and weight.
+        """Return sum and weight of the loss of bytes (batch, length), given the next bytes as `targets`.
 
-        The loss is computed in here because FSDP gathers the head's weight for the time of this call.
+        The loss is computed here because FSDP gathers the head's weight only during this call.
         """
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:

@@ -1,4 +1,4 @@
-"""Causal language models of `transformers`: from a config, or from a checkpoint read shard by shard."""
+"""Causal language models of `transformers`, from a config or from a checkpoint that is read in parts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model"),
     *("sentencepiece.bpe.model", "vocab.json", "vocab.txt"),
 )
-"A directory with one of them has a tokenizer."
+"A directory with one of these files has a tokenizer."
 
 
 class CausalLM(Task):
-    """Any model that `AutoModelForCausalLM` knows, on the windows of a text.
+    """Trains any model that `AutoModelForCausalLM` supports on windows of a text.
 
-    `path` is a directory with a `config.json` (and weights in safetensors, unless `pretrained` is false), or
-    a config file, whose model starts from random weights. `data`, `field`, `tokenizer`, `dtype` and
-    `held_out` are those of launcher.tasks.text.Text. Nothing is downloaded.
+    `path` is a directory with a `config.json`, or a config file. The weights are read from safetensors files
+    in the directory, or are random if there are none or `pretrained` is false. `data`, `field`, `tokenizer`,
+    `dtype` and `held_out` are those of launcher.tasks.text.Text. Nothing is downloaded.
     """
 
     counts: ClassVar[Literal["samples", "tokens"]] = "tokens"
@@ -76,8 +76,8 @@ class CausalLM(Task):
                 setattr(model.get_submodule(owner), attribute, first)
         for name, buffer in self._buffers.items():
             owner, _, attribute = name.rpartition(".")
-            # Put in place, not copied: recipes that store parameters in bf16 cast buffers, too, and rotary
-            # frequencies in bf16 are wrong from the third digit.
+            # Replace the buffer instead of copying into it: recipes that store parameters in bf16 cast
+            # buffers, too, and rotary frequencies in bf16 are wrong from the third digit.
             module = model.get_submodule(owner)
             module._buffers[attribute] = buffer.to(module._buffers[attribute].device)  # type: ignore[union-attr]
         prefix = getattr(model, "base_model_prefix", "")
@@ -105,7 +105,7 @@ class CausalLM(Task):
         return total, (targets != IGNORED).sum()
 
     def export_files(self, folder: Path) -> None:
-        """Write the configs, and the tokenizer: that of `tokenizer`, for token files that of `path`."""
+        """Write the configs and the tokenizer, which is that of `path` if the data are token files."""
         self.config.save_pretrained(folder)
         if (generation := Path(self.path) / "generation_config.json").is_file():
             shutil.copyfile(generation, folder / generation.name)
@@ -116,13 +116,13 @@ class CausalLM(Task):
             AutoTokenizer.from_pretrained(tokenizer, local_files_only=True).save_pretrained(folder)
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The modules that the model's authors say must not be split, else the children of ModuleLists."""
+        """Return the modules in the model's `_no_split_modules`, or else the children of ModuleLists."""
         names = set(getattr(model, "_no_split_modules", None) or ())
         found = [module for module in model.modules() if type(module).__name__ in names]
         return found or super().blocks(model)
 
     def _remember(self, model: nn.Module) -> None:
-        """What the meta device and to_empty() would lose: ties, buffers, and parameters with values."""
+        """Store what the meta device and to_empty() lose: ties, buffers, and parameters with values."""
         names: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
@@ -132,11 +132,13 @@ class CausalLM(Task):
             name: parameter.detach() for name, parameter in model.named_parameters() if not parameter.is_meta
         }
         if lost := [name for name, buffer in self._buffers.items() if buffer.is_meta]:
-            raise TaskError(f"{type(model).__name__}: the values of buffer {lost[0]} cannot be kept")
+            raise TaskError(
+                f"{type(model).__name__}: buffer {lost[0]} comes from torch.empty, without values"
+            )
 
     @torch.no_grad()
     def _begin(self, name: str, parameter: nn.Parameter, seed: int) -> None:
-        """Matrices from a normal distribution of the config's width; norms are one, biases zero."""
+        """Draw matrices with the config's standard deviation; set norms to one and biases to zero."""
         if name in self._values:
             _copy_rows(self._values[name], parameter)
         elif parameter.ndim > 1:
@@ -156,7 +158,8 @@ class Weights:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise TaskError(
-                f"{folder} has no *.safetensors; save_pretrained writes them; pretrained: false starts anew"
+                f"{folder} has no *.safetensors; write them with save_pretrained, or use pretrained: false "
+                "for random weights"
             )
         index = folder / "model.safetensors.index.json"
         if index.is_file():
@@ -169,13 +172,16 @@ class Weights:
         return str(self.folder)
 
     def fill(self, parameter: nn.Parameter, names: Iterable[str]) -> bool:
-        """Copy the rows that this rank holds from the first of `names` there is. Raises TaskError."""
+        """Copy this rank's rows from the first of `names` that exists; return False if none does.
+
+        Raises TaskError for a tensor of another shape.
+        """
         for name in names:
             if name in self._file:
                 stored = self._file[name].get_slice(name)
                 if list(stored.get_shape()) != list(parameter.shape):
                     raise TaskError(
-                        f"{self}: {name} is {stored.get_shape()}, the config says {list(parameter.shape)}"
+                        f"{self}: {name} is {stored.get_shape()}, but the config has {list(parameter.shape)}"
                     )
                 _copy_rows(stored, parameter)
                 return True
@@ -183,7 +189,7 @@ class Weights:
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Uninitialised tensors, which weights begin as, go to the meta device; computed ones are real."""
+    """Creates uninitialised tensors, such as new weights, on the meta device; others keep their values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -194,14 +200,14 @@ class _EmptyOnMeta(TorchFunctionMode):
 
 @torch.no_grad()
 def _copy_rows(whole: Any, parameter: torch.Tensor) -> None:
-    """`whole` is sliced, never taken as a whole, and a safetensors slice reads no more than that."""
+    """Copy this rank's rows of `whole`. A slice of a safetensors file reads only those rows."""
     mine, first = local(parameter), first_row(parameter)
     if mine.numel():
         mine.copy_(whole[first : first + len(mine)])
 
 
 def _names(name: str, prefix: str, tied: list[list[str]]) -> Iterator[str]:
-    """What a checkpoint may call the parameter: any of its tied names, with or without the model's prefix."""
+    """Yield the names a checkpoint may use: any of the tied names, with or without the model's prefix."""
     for same in next((names for names in tied if name in names), [name]):
         yield same
         yield same.removeprefix(f"{prefix}.")
@@ -221,4 +227,4 @@ def _config(path: str) -> Any:
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except (ValueError, OSError) as error:
-        raise TaskError(f"path: {path} is no config that transformers reads: {error}") from None
+        raise TaskError(f"path: transformers cannot read the config {path}: {error}") from None

@@ -17,7 +17,10 @@ CLASSES = 10
 
 
 class DigitClassifier(Task):
-    """`channels` of each stage; each halves the picture's side. The job says `model: {batch_norm: true}`."""
+    """Classifies handwritten digits. The job must set `model: {batch_norm: true}`.
+
+    `channels` lists the channels of the stages. Each stage halves the picture's side.
+    """
 
     def __init__(self, channels: Sequence[int] = (32, 64)) -> None:
         self.channels = tuple(channels)

@@ -19,7 +19,7 @@ from launcher.train.loss import chunked_cross_entropy
 from launcher.train.task import Split, Task, TaskError
 
 STD = 0.02
-"Of the normal distribution that weights are drawn from, as in GPT-2 and Llama's `initializer_range`."
+"Standard deviation of the initial weights, as in GPT-2 and Llama's `initializer_range`."
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Shape:
     dim: int
     heads: int
     kv_heads: int
-    "Heads of keys and values, each shared by heads / kv_heads queries."
+    "Heads of keys and values; each is shared by heads / kv_heads query heads."
     hidden: int
     "Width of the feed-forward layer."
     vocabulary: int
@@ -44,8 +44,8 @@ class Shape:
         return self.layers * layer + (1 if self.tied else 2) * self.vocabulary * self.dim + self.dim
 
 
-# 1b is Llama 3.2's, 7b Llama 2's, 70b and 405b Llama 3.1's, without its stretched positions beyond a context
-# of 8192. 13.14b: a field report gives 13.14 billion parameters in layers 0 to 56 and nothing more. Llama 2's
+# 1b is from Llama 3.2, 7b from Llama 2, 70b and 405b from Llama 3.1, without its position scaling beyond a
+# context of 8192. 13.14b: a field report gives only 13.14 billion parameters in layers 0 to 56. Llama 2's
 # attention and vocabulary at width 4096 leave 158.8 million for the feed-forward part of each layer; the
 # nearest width that is a multiple of 128 is 12928.
 SHAPES: Mapping[str, Shape] = {
@@ -59,7 +59,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 class LanguageModel(Task):
-    """A Llama of one of SHAPES, any part of which `model` overrides, on the windows of a text.
+    """Trains a Llama on windows of a text. `shape` names one of SHAPES; `model` overrides fields of it.
 
     `data`, `field`, `tokenizer`, `dtype` and `held_out` are those of launcher.tasks.text.Text.
     """
@@ -98,14 +98,14 @@ class LanguageModel(Task):
 
 
 def shape_named(name: str, shapes: Mapping[str, Shape], changes: Mapping[str, Any]) -> Shape:
-    """Raises TaskError."""
+    """Return the shape `name` with `changes` applied. Raises TaskError if it is unknown or invalid."""
     if name not in shapes:
         raise TaskError(f"shape: {name!r} is not known; it is one of {', '.join(shapes)}")
     try:
         shape = replace(shapes[name], **changes)
     except TypeError:
         known = ", ".join(Shape.__dataclass_fields__)
-        raise TaskError(f"model: {', '.join(changes)}: a shape has {known}") from None
+        raise TaskError(f"model: {', '.join(changes)}: the fields of a shape are {known}") from None
     counts = ("layers", "dim", "heads", "kv_heads", "hidden", "vocabulary")
     check_counts(**{f"model.{part}": getattr(shape, part) for part in counts})
     if shape.dim % (2 * shape.heads) or shape.heads % shape.kv_heads:
@@ -117,18 +117,18 @@ def shape_named(name: str, shapes: Mapping[str, Shape], changes: Mapping[str, An
 
 
 def llama_std(name: str, _: torch.Tensor, layers: int) -> float:
-    """The layers that add to the residual stream are scaled by their number, as in GPT-2."""
+    """Return STD; for matrices that add to the residual stream, STD / sqrt(2 x layers), as in GPT-2."""
     return STD / math.sqrt(2 * layers) if name.endswith(("out.weight", "down.weight")) else STD
 
 
 class Llama(nn.Module):
-    """(batch, length) of token ids and of the tokens that follow -> sum of the losses and their number."""
+    """Token ids and next tokens, each (batch, length) -> sum of the losses and their number."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.dim)
         self.decoder = Decoder(shape)
-        # Tied: the embedding's weight is used twice, and there is no second parameter to keep equal.
+        # With `tied` the embedding's weight is used twice; there is no second parameter.
         self.head = None if shape.tied else nn.Linear(shape.dim, shape.vocabulary, bias=False)
 
     def forward(
@@ -139,7 +139,7 @@ class Llama(nn.Module):
     def loss(
         self, hidden: torch.Tensor, targets: torch.Tensor, chunks: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """For use inside `forward`, where FSDP has gathered the head's weight."""
+        """Return sum and weight of the loss. Call it in `forward`, where FSDP has gathered the weights."""
         if self.head is not None:
             return chunked_cross_entropy(hidden, self.head, targets, chunks)
         head = partial(functional.linear, weight=self.tokens.weight)
@@ -147,7 +147,7 @@ class Llama(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks and the last norm: (batch, length, dim) -> the same."""
+    """The blocks and the last norm: (batch, length, dim) -> (batch, length, dim)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -186,8 +186,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        # A table for each layer: no buffer for a cast to bf16 or the meta device to spoil, and no argument
-        # that FSDP's mixed precision would cast. It is small beside x.
+        # Compute the table in each layer: a buffer could be cast to bf16 or lost on the meta device, and
+        # FSDP's mixed precision would cast an argument. The table is small compared with x.
         cos, sin = rotary_table(length, self.head_dim, self.rope_base, x.device)
         q = rotated(self.query(x).view(batch, length, self.heads, self.head_dim), cos, sin)
         k = rotated(self.key(x).view(batch, length, self.kv_heads, self.head_dim), cos, sin)
@@ -216,7 +216,7 @@ class FeedForward(nn.Module):
 def rotary_table(
     length: int, head_dim: int, base: float, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of (length, 1, head_dim / 2) in fp32 (Su et al., arXiv 2104.09864)."""
+    """Return cosines and sines (length, 1, head_dim / 2) in fp32. Source: Su et al., arXiv 2104.09864."""
     exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
     positions = torch.arange(length, device=device, dtype=torch.float32)
     angles = positions[:, None, None] * base**-exponents
@@ -224,6 +224,6 @@ def rotary_table(
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """(batch, length, heads, head_dim): the first half of head_dim is paired with the second."""
+    """Rotate x (batch, length, heads, head_dim): the first half of head_dim is paired with the second."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

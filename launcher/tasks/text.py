@@ -1,4 +1,4 @@
-"""From text to token ids: which files, which tokenizer, and the encoded copy on disk."""
+"""Convert text to token ids: find the files, load the tokenizer, and keep an encoded copy on disk."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from launcher.tasks.windows import TokenFile, Tokens, Windows, open_tokens
 from launcher.train.task import Split, TaskError
 
 PART = 2**20
-"Characters of a plain text file that are encoded at a time, and on to the end of the line."
+"Characters of a plain text file that are encoded at a time; a part continues to the end of its line."
 NEVER_IN_UTF8 = 0xFF
 
 
 class Tokenizer(Protocol):
     vocabulary: int
     separator: int
-    "Put behind every document."
+    "Token after every document."
     identity: str
-    "Another identity, another encoding."
+    "Identifies the encoding in the cache."
 
     def encode(self, text: str) -> Sequence[int] | Tokens: ...
 
 
 class Bytes:
-    """Every byte of UTF-8 is a token. 255, which UTF-8 never has, ends a document."""
+    """A tokenizer whose tokens are the bytes of UTF-8. 255, which UTF-8 never uses, ends a document."""
 
     vocabulary = 256
     separator = NEVER_IN_UTF8
@@ -46,7 +46,7 @@ class Bytes:
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer directory on this machine: what `save_pretrained` writes. Nothing is downloaded."""
+    """A tokenizer from a local directory that `save_pretrained` has written. Nothing is downloaded."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -54,10 +54,10 @@ class HuggingFaceTokenizer:
         except ImportError:
             raise TaskError(
                 "tokenizer: needs transformers, which is not installed (`pip install transformers`); "
-                "without `tokenizer` the text is taken byte by byte"
+                "without `tokenizer` every byte is a token"
             ) from None
         if not Path(path).is_dir():
-            raise TaskError(f"tokenizer: {path} is not a directory; give what save_pretrained wrote")
+            raise TaskError(f"tokenizer: {path} is not a directory; use one that save_pretrained wrote")
         self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         self.vocabulary = len(self._tokenizer)
         if self._tokenizer.eos_token_id is None:
@@ -73,17 +73,17 @@ class HuggingFaceTokenizer:
 
 
 def tokenizer_at(path: str | None) -> Tokenizer:
-    """Raises TaskError."""
+    """Return the tokenizer in directory `path`, or Bytes for None. Raises TaskError."""
     return Bytes() if path is None else HuggingFaceTokenizer(path)
 
 
 @dataclass(frozen=True)
 class Text:
-    """Where token ids come from.
+    """The source of the token ids.
 
-    `data`: a file or a glob; None is the documentation in Python's own `pydoc_data`. `.npy` and `.bin` (of
-    `dtype`) hold token ids; in `.jsonl` each line is a document, its text in `field`; any other file is one
-    document. Documents are packed one behind the other, with a separator after each.
+    `data` is a file or a glob; None is the documentation in Python's `pydoc_data`. `.npy` files, and `.bin`
+    files of `dtype`, contain token ids. In `.jsonl` files each line is a document with its text in `field`.
+    Any other file is one document. Documents are concatenated, with a separator after each.
     """
 
     data: str | None = None
@@ -94,21 +94,21 @@ class Text:
 
     def __post_init__(self) -> None:
         if self.dtype not in ("uint16", "uint32"):
-            raise TaskError(f"dtype: {self.dtype!r} is not known; uint16 or uint32")
+            raise TaskError(f"dtype: {self.dtype!r} is not known; use uint16 or uint32")
         if not 0 <= self.held_out < 1:
-            raise TaskError(f"held_out: {self.held_out} is not a part of the data; 0.1 is a tenth")
+            raise TaskError(f"held_out: {self.held_out} must be at least 0 and below 1; 0.1 is a tenth")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return tokenizer_at(self.tokenizer_path)
 
     def windows(self, split: Split, context: int, vocabulary: int) -> Windows:
-        """Raises TaskError."""
+        """Return the windows of `split`. Raises TaskError."""
         return Windows(self._files, context, vocabulary, self.held_out, split)
 
     @property
     def data_are_tokens(self) -> bool:
-        """Whether the data need no tokenizer."""
+        """True if the data are token files, which need no tokenizer."""
         return self.data is not None and all(_is_tokens(path) for path in _matching(self.data))
 
     @cached_property
@@ -121,7 +121,7 @@ class Text:
         if all(encoded):
             return [open_tokens(path, self.dtype) for path in paths]
         if any(encoded):
-            raise TaskError(f"data: {self.data} matches files of token ids and of text; give one kind")
+            raise TaskError(f"data: {self.data} matches files of token ids and of text; use one kind only")
         return [encoded_copy(paths, self.field, self.tokenizer)]
 
 
@@ -130,7 +130,7 @@ def _is_tokens(path: Path) -> bool:
 
 
 def _matching(pattern: str) -> list[Path]:
-    """The file of that name, or those that match it as a glob, absolute or not. Raises TaskError."""
+    """Return the file `pattern`, or else the files that match it as a glob. Raises TaskError."""
     if Path(pattern).is_file():
         return [Path(pattern)]
     found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
@@ -141,11 +141,11 @@ def _matching(pattern: str) -> list[Path]:
 
 
 def encoded_copy(paths: Sequence[Path], field: str, tokenizer: Tokenizer) -> TokenFile:
-    """The token ids of all documents in one memory-mapped file of the cache.
+    """Return the token ids of all documents, in one memory-mapped file in the cache.
 
-    The first process that asks writes it, in constant memory; others on the machine wait for it. Changed
-    files get another copy. On several nodes with one home directory each may write: the last rename wins,
-    with equal content. Raises TaskError.
+    The first process writes it, in constant memory; other processes on the machine wait. Changed files get
+    a new copy. If nodes share a home directory, each may write: the last rename wins, with equal content.
+    Raises TaskError.
     """
     dtype = np.min_scalar_type(max(tokenizer.vocabulary - 1, tokenizer.separator))
     states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
@@ -168,20 +168,20 @@ def _lock(path: Path) -> TextIO:
         return open(path, "w")
     except OSError as error:
         raise TaskError(
-            f"encoded text cannot be kept in {path.parent}: {error}; set XDG_CACHE_HOME to a directory that "
-            "this user can write to"
+            f"encoded text cannot be written to {path.parent}: {error}; set XDG_CACHE_HOME to a directory "
+            "that this user can write to"
         ) from None
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/launcher/tokens`, by default under `~/.cache`."""
+    """Return `$XDG_CACHE_HOME/launcher/tokens`; XDG_CACHE_HOME defaults to `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "launcher" / "tokens"
 
 
 def _write(
     final: Path, paths: Sequence[Path], field: str, tokenizer: Tokenizer, dtype: np.dtype[Any]
 ) -> None:
-    """Beside, then renamed: a process that is killed leaves nothing that looks complete."""
+    """Write to a temporary file and rename it, so that a killed process leaves no incomplete file."""
     beside = final.with_name(f".{final.name}.{os.uname().nodename}-{os.getpid()}")
     try:
         with open(beside, "wb") as out:
@@ -207,19 +207,19 @@ def _jsonl(path: Path, field: str) -> Iterator[list[str]]:
             except json.JSONDecodeError as error:
                 raise TaskError(f"{path}:{number}: not JSON: {error}") from None
             if not isinstance(document, dict) or field not in document:
-                has = f"it has {', '.join(document)}" if isinstance(document, dict) else "it is no object"
+                has = f"it has {', '.join(document)}" if isinstance(document, dict) else "it is not an object"
                 raise TaskError(f"{path}:{number}: no field {field!r}; {has}")
             if not isinstance(document[field], str):
-                raise TaskError(f"{path}:{number}: field {field!r} is no text")
+                raise TaskError(f"{path}:{number}: field {field!r} is not a string")
             try:
                 document[field].encode()
-            except UnicodeEncodeError as error:  # JSON can say so, UTF-8 cannot
-                raise TaskError(f"{path}:{number}: field {field!r} has half a character: {error}") from None
+            except UnicodeEncodeError as error:  # JSON can encode a lone surrogate, UTF-8 cannot
+                raise TaskError(f"{path}:{number}: field {field!r} has a lone surrogate: {error}") from None
             yield [document[field]]
 
 
 def _parts(path: Path) -> Iterator[str]:
-    """The file in parts that end where a line ends, so that a tokenizer sees whole words."""
+    """Yield the file in parts that end at the end of a line, so that no word is divided."""
     with open(path, encoding="utf-8", newline="") as file:
         try:
             while part := file.read(PART):

@@ -1,4 +1,4 @@
-"""A video-language model: a few tokens for each frame, then text, through one Llama decoder."""
+"""A video-language model: a Llama decoder reads a few tokens per frame, followed by text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Shape:
     language: llama.Shape
 
 
-# 2b: a field report says 2 billion parameters in the language model, about 4 GB in bf16, and max_frames 100.
+# 2b: a field report gives 2 billion parameters in the language model, about 4 GB in bf16, and max_frames 100.
 # The vision encoder is ViT-S/14; 28 layers of width 2048 and Llama 3's vocabulary, tied, make 1.98 billion.
 SHAPES: Mapping[str, Shape] = {
     "tiny": Shape(VisionShape(8, 2, 32, 2, 2, 2), llama.Shape(2, 64, 4, 2, 128, 256)),
@@ -41,9 +41,9 @@ SHAPES: Mapping[str, Shape] = {
 class VideoLanguageModel(Task):
     """Learns to write the text that belongs to a clip.
 
-    Every clip gives `max_frames` frames, taken evenly over its length, whatever that is: the sequence is
-    max_frames x tokens per frame + the text, which is cut to `context` tokens. `data`: an index as
-    launcher.tasks.video_data.Clips reads it; without it scikit-learn's digits are shown one after another.
+    `max_frames` frames are taken evenly over each clip, whatever its length. The sequence has max_frames x
+    tokens per frame, and then the text, which is cut to `context` tokens. `data`: an index that
+    launcher.tasks.video_data.Clips reads; without it, clips show scikit-learn's digits one after another.
     """
 
     uses_loss_chunks: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class VideoLanguageModel(Task):
         return Clips(self.index, split, self.held_out, self.max_frames, side)
 
     def collate(self, samples: list[tuple[torch.Tensor, str]]) -> dict[str, torch.Tensor]:
-        """Texts are padded to the longest: the positions behind them have no target and nothing sees them."""
+        """Collate samples. Texts are padded at the end; padding has no target and no token attends to it."""
         texts = [self._tokens(text) for _, text in samples]
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
         return {
@@ -92,7 +92,10 @@ class VideoLanguageModel(Task):
         return total, weight
 
     def _std(self, name: str, parameter: torch.Tensor) -> float:
-        """Not 0.02 for what leads from pixels to the words' width: the tiny shape then stays blind."""
+        """Return Llama's deviation for the language model and positions, else `fan_in`.
+
+        With 0.02 from pixels to the text's width, the tiny shape would not learn to use the pictures.
+        """
         if name.startswith("language.") or name.endswith("positions"):
             return llama.llama_std(name, parameter, self.shape.language.layers)
         return fan_in(name, parameter)
@@ -107,7 +110,7 @@ class VideoLanguageModel(Task):
 
 
 class VideoLanguage(nn.Module):
-    """Frames (n, frames, 3, side, side) of uint8, tokens and targets (n, length) -> sum of losses, weight."""
+    """Frames (n, frames, 3, side, side) in uint8, tokens and targets (n, length) -> sum of losses, weight."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Clips and their texts: a sample is frames (max_frames, 3, side, side) of uint8, and a string."""
+"""Clips and their texts. A sample is frames (max_frames, 3, side, side) in uint8, and a string."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from launcher.train.task import Split, TaskError
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SHOWN, EACH = 3, 4
-"Digits in one clip, and the frames for which each of them stands still."
+"Number of digits in a clip, and number of frames that show each digit."
 
 
 def evenly(frames: int, wanted: int) -> torch.Tensor:
-    """`wanted` frame numbers spread evenly over a clip; a short clip's frames come more than once."""
+    """Return `wanted` frame numbers spread evenly over a clip; frames of a short clip are repeated."""
     return torch.arange(wanted) * frames // wanted
 
 
 class MovingDigits:
-    """Three handwritten digits one after the other; the text is their names."""
+    """Clips of three handwritten digits, one after the other; the text is their names."""
 
     def __init__(self, split: Split, max_frames: int, side: int) -> None:
         self.pictures, self.labels = digits(split)
         self.numbers, self.side = evenly(SHOWN * EACH, max_frames), side
-        # Any order but the set's own, in which 1 often follows 0: the text could be guessed without looking.
+        # Shuffle: in the set 1 often follows 0, so the text could be guessed without the pictures.
         count = len(self.labels)
         self.shown = torch.randint(count, (count, SHOWN), generator=torch.Generator().manual_seed(0))
 
@@ -44,16 +44,16 @@ class MovingDigits:
 
 
 class Clips:
-    """`index`: a JSONL file of `{"frames": "clip.npy", "text": "..."}`, the path relative to the index.
+    """Clips listed in `index`, a JSONL file of `{"frames": "clip.npy", "text": "..."}`.
 
-    A clip is (frames, height, width, 3) of uint8; only the frames that are used are read. The last part of
-    the index is held out. Raises TaskError.
+    Paths are relative to the index. A clip is (frames, height, width, 3) in uint8; only the frames in use are
+    read. The last part of the index is held out. Raises TaskError.
     """
 
     def __init__(self, index: str, split: Split, held_out: float, max_frames: int, side: int) -> None:
         path = Path(index)
         if not path.is_file():
-            raise TaskError(f"data: {index} is no file; give a JSONL index of clips")
+            raise TaskError(f"data: {index} is not a file; it must be a JSONL index of clips")
         self.folder, self.max_frames, self.side = path.parent, max_frames, side
         clips = [
             _clip(line, f"{path}:{number}")
@@ -70,7 +70,7 @@ class Clips:
         name, text = self.clips[index]
         clip: Any = np.load(self.folder / name, mmap_mode="r")
         if clip.ndim != 4 or clip.shape[3] != 3 or len(clip) == 0:
-            raise TaskError(f"{name}: a clip is (frames, height, width, 3); this is {clip.shape}")
+            raise TaskError(f"{name}: a clip must be (frames, height, width, 3), not {clip.shape}")
         frames = torch.from_numpy(clip[evenly(len(clip), self.max_frames).numpy()])
         return _square(frames.movedim(-1, 1).float(), self.side), text
 
@@ -80,10 +80,10 @@ def _clip(line: str, where: str) -> tuple[str, str]:
         clip = json.loads(line)
         return str(clip["frames"]), str(clip["text"])
     except (json.JSONDecodeError, KeyError, TypeError):
-        raise TaskError(f'{where}: not {{"frames": "clip.npy", "text": "..."}}') from None
+        raise TaskError(f'{where}: must be {{"frames": "clip.npy", "text": "..."}}') from None
 
 
 def _square(pictures: torch.Tensor, side: int) -> torch.Tensor:
-    """Drawn to side x side, from 0 to 255 as uint8: a quarter of the bytes on their way to the device."""
+    """Scale pictures to side x side, as uint8 from 0 to 255: a quarter of the bytes of fp32 to copy."""
     drawn = functional.interpolate(pictures, size=(side, side), mode="bilinear")
     return drawn.round().clamp(0, 255).to(torch.uint8)

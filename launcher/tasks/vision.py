@@ -12,9 +12,9 @@ from torch.nn import functional
 @dataclass(frozen=True)
 class VisionShape:
     side: int
-    "Pixels of a square picture's side."
+    "Side of the square picture, in pixels."
     patch: int
-    "Pixels of a patch's side."
+    "Side of a patch, in pixels."
     dim: int
     layers: int
     heads: int
@@ -23,12 +23,12 @@ class VisionShape:
 
     @property
     def tokens(self) -> int:
-        """For each picture."""
+        """Number of tokens per picture."""
         return self.pooled**2
 
 
 class VisionEncoder(nn.Module):
-    """(n, 3, side, side) from 0 to 1 -> (n, tokens, dim)."""
+    """Pictures (n, 3, side, side) from 0 to 1 -> (n, tokens, dim)."""
 
     def __init__(self, shape: VisionShape) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class VisionEncoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm; every patch sees every patch of its picture."""
+    """A pre-norm transformer block in which every patch attends to all patches of its picture."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Token files on disk as windows of a fixed length, memory-mapped: nothing is read before it is needed."""
+"""Windows of a fixed length in memory-mapped token files: only the requested windows are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tokens = np.ndarray[Any, np.dtype[Any]]
 
 
 def check_counts(**values: Any) -> None:
-    """Arguments of a task that count something. Raises TaskError for one that is no whole number from 1."""
+    """Raise TaskError for an argument that is not a whole number of at least 1."""
     for name, value in values.items():
         if type(value) is not int or value < 1:
             raise TaskError(f"{name}: {value!r} is not a whole number of at least 1")
@@ -33,10 +33,10 @@ class TokenFile:
 
 
 class Windows:
-    """Windows of `context` + 1 tokens; each shares one with the next, none crosses from file to file.
+    """Windows of `context` + 1 tokens. Consecutive windows share one token; no window spans two files.
 
-    The last `held_out` of the windows are for evaluation. Raises TaskError when there is no window, and on
-    access when a token is not below `vocabulary`.
+    `held_out` is the part of the windows, at the end, for evaluation. Raises TaskError if there is no window,
+    and on access if a token is not below `vocabulary`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Windows:
             longest = max((len(file.tokens) for file in self.files), default=0)
             raise TaskError(
                 f"data: a window is context + 1 = {context + 1} tokens, but the longest file has {longest}; "
-                "give more data or a smaller context"
+                "use more data or a smaller context"
             )
         border = windows - round(windows * held_out)
         self.first, self.stop = (0, border) if split == "train" else (border, windows)
@@ -68,13 +68,13 @@ class Windows:
             wrong = int(np.argmax((tokens >= self.vocabulary) | (tokens < 0)))
             raise TaskError(
                 f"{file.name}: token {start + wrong} is {tokens[wrong]}, but the model's vocabulary has "
-                f"{self.vocabulary} entries; was the file made with another tokenizer, or is dtype wrong?"
+                f"{self.vocabulary} entries; check the tokenizer that made the file, and dtype"
             )
         return torch.from_numpy(tokens)
 
 
 def open_tokens(path: Path, dtype: str) -> TokenFile:
-    """A `.npy` file, or a `.bin` file of nothing but ids of `dtype`. Raises TaskError."""
+    """Open a `.npy` file, or a `.bin` file that contains only ids of `dtype`. Raises TaskError."""
     if path.stat().st_size == 0:
         raise TaskError(f"{path} is empty")
     if path.suffix == ".npy":
@@ -86,12 +86,10 @@ def open_tokens(path: Path, dtype: str) -> TokenFile:
             raise TaskError(f"{path} is not a readable .npy file: it is an .npz archive; save one array")
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise TaskError(
-                f"{path}: token ids are one row of integers; this is {tokens.dtype} of shape {tokens.shape}"
+                f"{path}: token ids must be one row of integers, not {tokens.dtype} of shape {tokens.shape}"
             )
         return TokenFile(str(path), tokens)
     size, width = path.stat().st_size, np.dtype(dtype).itemsize
     if size % width:
-        raise TaskError(
-            f"{path} has {size} bytes, which {dtype} ({width} bytes each) does not divide; set dtype"
-        )
+        raise TaskError(f"{path} has {size} bytes, which is not a multiple of {width} ({dtype}); set dtype")
     return TokenFile(str(path), np.memmap(path, dtype=dtype, mode="r"))

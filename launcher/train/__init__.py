@@ -1,6 +1,6 @@
 """The built-in training entrypoint: `python -m launcher.train`, started once per rank by torchrun.
 
-torch is imported when `Task` is asked for, not when this package is.
+Importing this package does not import torch; accessing `Task` does.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""`python -m launcher.train`: one rank of one attempt. The environment and the run directory say which."""
+"""`python -m launcher.train`: one rank of one attempt, given by the environment and the run directory."""
 
 # ruff: noqa: E402
 from __future__ import annotations
 
 import gc
 
-# The imports make 400,000 objects that stay. To look for garbage among them is a fifth of the time they take,
-# makes each later look longer, and copies memory that DataLoader workers share.
+# The imports create 400,000 objects that stay alive. Collecting garbage among them takes a fifth of the
+# import time, slows down every later collection, and copies memory that DataLoader workers share.
 gc.disable()
 
 import os
@@ -18,8 +18,8 @@ from launcher.spec import variables
 BEGAN = time.monotonic()
 
 if variables.SUPERVISED in os.environ:
-    # Slurm and others send it to every process of a run; the supervisor asks by a file. A handler, since
-    # programs that this process starts do not inherit it.
+    # Slurm and others send SIGTERM to every process of a run; the supervisor asks for a stop through a file.
+    # This is a handler and not SIG_IGN, because programs that this process starts would inherit SIG_IGN.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -50,18 +50,18 @@ def main() -> None:
     failing = Failing(this_place(), Where(), ExitStack())
     try:
         _train(failing)
-    except BaseException as error:  # SystemExit of user code, too: training did not finish
+    except BaseException as error:  # includes SystemExit in user code: training did not finish
         fail(failing.place, error, failing.where, failing.closing.close, failing.restart)
 
 
 @dataclass
 class Failing:
-    """What a failure needs, as far as it is known."""
+    """Arguments for `fail`; they are filled in as training starts."""
 
     place: Place
     where: Where
     closing: ExitStack
-    "What is to be done then."
+    "Callbacks to run on failure."
     restart: Restart | None = None
 
 
@@ -73,7 +73,7 @@ def _train(failing: Failing) -> None:
     check_trackers(rank.job.train.trackers)
     feed = open_feed(rank, where)
     join_ranks(rank)
-    if variables.SUPERVISED in os.environ:  # started by hand there is no next attempt
+    if variables.SUPERVISED in os.environ:  # a rank started by hand has no next attempt
         failing.restart = Restart(rank, BEGAN)
     drills = read_drills(rank, where)
     with open_budget(rank.device, where, drills) as budget:
@@ -84,16 +84,16 @@ def _train(failing: Failing) -> None:
         if peak := budget.report():
             rank.say(peak)
         for drill in drills.missed(rank.attempt.number) if drills and finished else ():
-            print(f"this fire drill never came about: {drill}", flush=True)
+            print(f"this fire drill never took place: {drill}", flush=True)
         if within(UPLOAD_SECONDS if finished else CLOSING_SECONDS, trainer.recorder.close):
-            atexit._run_exitfuncs()  # what user code registered, such as its own tracker's last upload
-        # Every rank has passed the barrier behind the last checkpoint. After a request to stop they leave
-        # all at once: torchrun ends those that are still there when the first one has left.
+            atexit._run_exitfuncs()  # functions that user code registered, e.g. the last upload of a tracker
+        # Every rank has passed the barrier after the last checkpoint. After a stop request all ranks leave
+        # together, because torchrun ends the remaining ranks when the first one has left.
         leave(0 if finished else EXIT_STOPPED)
 
 
 def _save(rank: Rank, where: Where) -> NoReturn:
-    """Write what the attempt left in shared memory as a checkpoint, instead of training."""
+    """Write the handover that the attempt left in shared memory as a checkpoint, without training."""
     join_ranks(rank)
     with open_budget(rank.device, where) as budget:
         save_handover(rank, where, budget)

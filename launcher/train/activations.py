@@ -1,7 +1,7 @@
-"""Activations: what a block keeps between its forward and its backward pass.
+"""Activations: the tensors that a block keeps between its forward and its backward pass.
 
-A policy replaces `forward` of each block and adds no module: parameter names, and with them checkpoints,
-are the same under every policy. Applied before sharding, so that FSDP gathers outside of what is recomputed.
+A policy replaces `forward` of each block and adds no module, so parameter names and checkpoints are the same
+under every policy. Policies are applied before sharding, so that FSDP gathers outside of the recomputed part.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from launcher.train.rank import SetupError
 
 Forward = Callable[..., Any]
 ON_HOST = "launcher::activations to the host"
-"What the profiler shows of `activations: offload`."
+"Name of the copies to the host in the profiler, with `activations: offload`."
 EVERY = {"selective": 1, "every-second": 2}
 "One of how many matrix products each policy keeps."
 
-# FSDP tells the profiler what it does, in a block with units of its own not as often the second time.
+
+# FSDP calls the profiler. In a block that contains FSDP units it does so less often during recomputation.
 SAC_IGNORED_OPS.update(
     {
         torch.ops.profiler._record_function_enter_new.default,
@@ -38,14 +39,14 @@ SAC_IGNORED_OPS.update(
 
 
 def apply_activations(blocks: Iterable[nn.Module], recipe: Recipe, device: torch.device) -> None:
-    """Make each block follow `recipe.activations`. Raises SetupError when there is no block to do it in."""
+    """Make each block follow `recipe.activations`. Raises SetupError if the task has no blocks."""
     if recipe.activations == "keep":
         return
     outer = outermost(blocks)
     if not outer:
         raise SetupError(
-            f"activations: {recipe.activations} works block by block, but blocks() of the task gives none; "
-            "activations: keep runs"
+            f"activations: {recipe.activations} works block by block, but blocks() of the task returns none; "
+            "use activations: keep"
         )
     for block in evenly(outer, recipe.checkpoint_ratio):
         if recipe.activations == "offload":
@@ -55,33 +56,31 @@ def apply_activations(blocks: Iterable[nn.Module], recipe: Recipe, device: torch
 
 
 def evenly(blocks: Sequence[nn.Module], ratio: float) -> list[nn.Module]:
-    """About `ratio` of the blocks, one at the least, spread over all of them."""
+    """Return about `ratio` of the blocks, at least one, spread evenly and beginning with the first."""
     chosen = max(1, round(ratio * len(blocks)))
-    # As a line is drawn in pixels, beginning with the first: the last block's activations are used at once,
-    # so it is the one to keep.
+    # Begin with the first block: the last block's activations are used at once, so dropping them saves least.
     return [block for i, block in enumerate(blocks) if i * chosen % len(blocks) < chosen]
 
 
 def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """Each block once, without those inside another one: their work is already part of it."""
+    """Return each block once, without blocks that are inside another block."""
     callable_ones = [block for block in blocks if not isinstance(block, nn.ModuleList | nn.ModuleDict)]
     inner = {id(child) for block in callable_ones for child in block.modules() if child is not block}
     return list({id(block): block for block in callable_ones if id(block) not in inner}.values())
 
 
 def recomputed(block: nn.Module, recipe: Recipe) -> Forward:
-    """Keep the inputs, and with `selective` and `every-second` the results that these name; compute the rest
-    again.
+    """Return a forward that keeps the block's inputs and recomputes the rest in the backward pass.
 
-    The recomputation draws the same random numbers, autocast is as it was, and BatchNorm's running
-    statistics do not count the micro-batch twice.
+    `selective` and `every-second` also keep results that launcher.train.selective names. The recomputation uses the same random numbers
+    and autocast state, and does not update BatchNorm's running statistics a second time.
     """
     forward: Forward = block.forward
     options: dict[str, Any] = {"use_reentrant": False}
     if (every := EVERY.get(recipe.activations)) is not None:
         contexts = selective.compiled_contexts if recipe.compile else selective.contexts
         options["context_fn"] = functools.partial(contexts, every)
-    # Compiled code changes a buffer once, however often it computes; and it knows no such contexts.
+    # Compiled code updates a buffer only once even if it recomputes, and it does not support these contexts.
     if first_batch_norm(block) is not None and not recipe.compile:
         options["context_fn"] = functools.partial(
             _with_untouched_statistics, block, options.get("context_fn")
@@ -106,16 +105,16 @@ def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) 
 
 
 def offloaded(block: nn.Module, *, pin: bool) -> Forward:
-    """What autograd saves in the block waits in host memory, `pin`ned for fast copies.
+    """Return a forward whose tensors saved for backward wait in host memory, pinned with `pin`.
 
-    torch.autograd.graph.save_on_cpu moves the weights, too, which stay anyway or which FSDP gathers again:
-    here they are left alone. Autocast's bf16 copies of weights are moved like activations.
+    torch.autograd.graph.save_on_cpu would move weights, too. They are left alone here, because they stay on
+    the GPU anyway or FSDP gathers them again. Autocast's bf16 copies of weights are moved like activations.
     """
     forward: Forward = block.forward
 
     @functools.wraps(forward)
     def with_offload(*args: Any, **kwargs: Any) -> Any:
-        # Inside the forward pass, where FSDP has put the gathered parameters in place.
+        # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
         stay = {_storage(parameter) for parameter in block.parameters()}
 
         def pack(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:

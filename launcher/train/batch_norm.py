@@ -1,4 +1,4 @@
-"""BatchNorm: its statistics need two samples, 32 bit, and each micro-batch once."""
+"""BatchNorm: its statistics need two samples, fp32, and one update per micro-batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from launcher.train.rank import Rank, SetupError
 
 
 def first_batch_norm(model: nn.Module) -> str | None:
-    """The name of a BatchNorm that computes its statistics from one rank's micro-batch alone."""
+    """Return the name of the first BatchNorm that uses only its rank's micro-batch, or None."""
     for name, module in model.named_modules():
-        # SyncBatchNorm takes its samples from all ranks.
+        # SyncBatchNorm uses the samples of all ranks.
         if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
             return str(name)
     return None
@@ -27,8 +27,8 @@ def first_batch_norm(model: nn.Module) -> str | None:
 def computes_in_fp32(model: nn.Module) -> None:
     """Make every BatchNorm of the model keep its statistics and compute in fp32, in any precision.
 
-    torch's own wants input, weight and statistics in matching types, which FSDP's mixed precision does not
-    give it; and statistics in bf16 do not follow small changes. State dicts are as they were.
+    torch's BatchNorm needs matching types of input, weight and statistics, which FSDP's mixed precision does
+    not provide; and statistics in bf16 miss small changes. State dicts are unchanged.
     """
     for norm in model.modules():
         if isinstance(norm, _BatchNorm) and not isinstance(norm, nn.SyncBatchNorm):
@@ -39,7 +39,7 @@ def computes_in_fp32(model: nn.Module) -> None:
 
 
 def _forward(norm: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
-    """_BatchNorm.forward, but for the types."""
+    """Do what _BatchNorm.forward does, in fp32."""
     norm._check_input_dim(x)  # type: ignore[no-untyped-call]
     follows = norm.training and norm.track_running_stats
     momentum = norm.momentum
@@ -63,8 +63,7 @@ def _forward(norm: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def untouched_statistics(module: nn.Module) -> Iterator[None]:
-    """For a second forward pass with a micro-batch that the running statistics have seen already: it
-    updates copies."""
+    """Let a forward pass update copies of the running statistics, for the recomputation of a micro-batch."""
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
     kept = [dict(norm._buffers) for norm in norms]
     for norm, buffers in zip(norms, kept, strict=True):
@@ -78,7 +77,7 @@ def untouched_statistics(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def batch_norms_in_evaluation(module: nn.Module) -> Iterator[None]:
-    """They normalise with their running statistics and leave them as they are."""
+    """Make BatchNorms use their running statistics without updating them."""
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
     for norm in norms:
         norm.training = False
@@ -90,13 +89,16 @@ def batch_norms_in_evaluation(module: nn.Module) -> Iterator[None]:
 
 
 def check_batch_norm(model: nn.Module, rank: Rank) -> bool:
-    """True when the model has BatchNorm that the job file does not declare. Raises SetupError for a recipe
-    that cannot train it: the planner, which does not see the model, could not."""
+    """Return True if the model has a BatchNorm that the job file does not declare.
+
+    Raises SetupError for a recipe that cannot train it. The planner cannot check this, as it may not see the
+    model.
+    """
     name = first_batch_norm(model)
     if name is None:
         return False
     for broken in broken_rules(rank.recipe, rank.setting(batch_norm=True)):
         if broken.rule.name == "batch-norm-needs-two":
             raise SetupError(f"{name} of the model: {broken}. With `model: {{batch_norm: true}}` in the job "
-                             "file the plan sees it")  # fmt: skip
+                             "file the plan avoids this")  # fmt: skip
     return not rank.job.model.batch_norm

@@ -1,9 +1,9 @@
-"""A memory budget on the CPU: the stand-in for a GPU's memory, exact to the byte and deterministic.
+"""A memory budget on the CPU: it stands in for a GPU's memory, exact to the byte and deterministic.
 
-`TRAIN_MEMORY_BUDGET=64MiB` counts every storage that an operator returns, from its birth to its death:
-parameters, gradients, activations, optimizer states, FSDP's gathered parameters. Not counted: scratch inside
-a kernel, gloo's own staging, and what a GPU run keeps in host memory (`host_side`, `to_host`). On a GPU the
-same variable caps PyTorch's allocator.
+`TRAIN_MEMORY_BUDGET=64MiB` counts every storage that an operator returns, until it is freed: parameters,
+gradients, activations, optimizer states, FSDP's gathered parameters. It does not count scratch memory inside
+a kernel, gloo's staging buffers, and tensors that a GPU run keeps in host memory (`host_side`, `to_host`).
+On a GPU the same variable limits PyTorch's allocator.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ CPU = torch.device("cpu")
 
 
 class Budget(Protocol):
-    """What the loop needs to know of a budget."""
+    """The interface of a budget that the loop uses."""
 
     def __enter__(self) -> Any: ...
     def __exit__(self, *error: Any) -> Any: ...
 
     def host_side(self) -> Any:
-        """A context in which tensors are made that a GPU run keeps in host memory: they are never counted."""
+        """Return a context whose tensors are never counted, since a GPU run keeps them in host memory."""
 
     def track(self, tree: Any) -> None:
-        """Count the tensors in `tree`, made elsewhere: a batch that arrives on the device."""
+        """Count the tensors in `tree` that no operator returned, such as a batch arriving on the device."""
 
     def to_host(self, tree: Any) -> None:
-        """Count the tensors in `tree` no more: on a GPU they would be in host memory from here on."""
+        """Stop counting the tensors in `tree`: on a GPU they would be in host memory from here on."""
 
     def report(self) -> str | None:
-        """One line about the peak."""
+        """Return a line about the peak, or None without a limit."""
 
 
 class Unlimited:
-    """No budget: costs nothing."""
+    """No budget, at no cost."""
 
     def __enter__(self) -> Unlimited:
         return self
@@ -73,22 +73,24 @@ class Unlimited:
 
 
 class Held(NamedTuple):
-    """One storage, and how it came to be."""
+    """A counted storage, and where it was allocated."""
 
     size: int
-    "Bytes, now."
+    "Current size in bytes."
     dtype: torch.dtype
     shape: torch.Size
-    "Of the first tensor on it."
+    "Shape of the first tensor that used the storage."
     phase: str
     step: int | None
     reference: weakref.ref[Any]
-    "Takes it out of the books when it dies."
+    "Its callback stops counting the storage when it is freed."
 
 
 class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises torch.OutOfMemoryError when live bytes on the device would pass `limit` (bytes; None: any
-    number), or where a drill says so."""
+    """Raises torch.OutOfMemoryError when live bytes on the device would exceed `limit` or a drill is due.
+
+    `limit` is in bytes; None means no limit.
+    """
 
     def __init__(
         self,
@@ -102,15 +104,15 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.where = where or Where()
         self.live = 0
         self.allocations = 0
-        "Since the start, those that grew a storage included, and those that were refused."
+        "Allocations since the start, including refused ones and those that grew a storage."
         self._fails_at: int | None = None
         self.on_oom: Callable[[int], None] | None = None
-        "Called with the bytes that did not fit, before the error is raised."
+        "Called with the requested bytes before the error is raised."
         self._earlier_peak = self._peak = 0
         self._counting = True
         self._storages: dict[int, Held] = {}  # by address
         self._on_host: dict[int, weakref.ref[Any]] = {}
-        "Storages that do not count, by address."
+        "Storages that are not counted, by address."
         self._recording = False
         self._at_peak: tuple[Held, ...] = ()
         self._resize = torch.UntypedStorage.resize_
@@ -126,10 +128,10 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its operators on the local shard come here again
+            return NotImplemented  # DTensor dispatches operators on the local shard, which arrive here again
         out = func(*args, **(kwargs or {}))
-        # DTensor computes output shapes on fake tensors of the global size: they hold no memory.
-        # A split makes none; of something that is not in the books it is gloo's, cutting its staging buffer.
+        # DTensor computes output shapes on fake tensors of the global size, which hold no memory.
+        # A split allocates nothing; a split of an uncounted tensor is gloo's, on its staging buffer.
         if func is not aten.split.Tensor and active_fake_mode() is None:
             if isinstance(out, torch.Tensor):
                 self._see(out)
@@ -160,29 +162,29 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def peak(self) -> int:
-        """Bytes, since the start."""
+        """Peak since the start, in bytes."""
         return max(self._earlier_peak, self._peak)
 
     def take_peak(self) -> int:
-        """Bytes, since it was last taken."""
+        """Return the peak since the last call, in bytes."""
         peak, self._earlier_peak = self._peak, self.peak
         self._peak = self.live
         return peak
 
     def record(self, on: bool) -> None:
-        """Remember what is alive at each new peak: costs a copy of the books each time."""
+        """Start or stop recording the live storages at each new peak, which copies their table each time."""
         self._recording, self._at_peak = on, ()
 
     def contents(self) -> tuple[Held, ...]:
-        """What was alive at the recorded peak; without a recording, what is alive now."""
+        """Return the storages alive at the recorded peak, or those alive now if none was recorded."""
         return self._at_peak or self._now()
 
     def _now(self) -> tuple[Held, ...]:
-        # A copy first: garbage collection may take storages out while a tuple is filled.
+        # Copy first: garbage collection may remove storages while the tuple is built.
         return tuple(self._storages.copy().values())
 
     def fail_in(self, allocations: int | None) -> None:
-        """Refuse the so manieth allocation from now, 1 being the next; None: none."""
+        """Refuse the n-th allocation from now, where 1 is the next; None cancels this."""
         self._fails_at = None if allocations is None else self.allocations + allocations
 
     def report(self) -> str | None:
@@ -191,7 +193,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return f"memory budget: peak {self.peak / MIB:.1f} MiB of {self.limit / MIB:.1f} MiB"
 
     def _see(self, tensor: torch.Tensor) -> None:
-        """An operator has returned it."""
+        """Count a tensor that an operator returned, unless it belongs in host memory."""
         if tensor.device.type != self.device.type:
             return
         if self._counting:
@@ -200,7 +202,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._forget(storage)
 
     def _forget(self, storage: torch.UntypedStorage) -> None:
-        """It does not count as long as it lives."""
+        """Never count `storage` while it is alive."""
         address = storage._cdata
         if address not in self._on_host:
             self._on_host[address] = weakref.ref(storage, lambda _: self._on_host.pop(address, None))
@@ -234,7 +236,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _refuse(self, size: int, reason: str) -> NoReturn:
         if self.on_oom is not None:
-            self._at_peak = ()  # what is alive now is what left no room
+            self._at_peak = ()  # contents() must show the storages that are alive now
             self.on_oom(size)
         device = self.device.type.upper()
         raise torch.OutOfMemoryError(
@@ -255,7 +257,8 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return release
 
     def _resizer(self) -> Callable[..., Any]:
-        """FSDP2 frees and re-allocates gathered parameters by resizing storages, which is no operator."""
+        """Return a `resize_` that counts: FSDP2 resizes storages to free and allocate gathered parameters,
+        and a resize is not an operator."""
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             known = self._storages.get(storage._cdata)
@@ -269,14 +272,14 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """What this rank has of each tensor in `tree`."""
+    """Yield this rank's part of each tensor in `tree`."""
     for leaf in tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
             yield leaf.to_local() if isinstance(leaf, DTensor) else leaf
 
 
 def _words(size: int) -> str:
-    """Of bytes, as PyTorch's allocator writes them."""
+    """Format bytes as PyTorch's allocator does."""
     for unit, name in ((2**30, "GiB"), (MIB, "MiB"), (2**10, "KiB")):
         if size >= unit:
             return f"{size / unit:.2f} {name}"
@@ -284,7 +287,7 @@ def _words(size: int) -> str:
 
 
 def open_budget(device: torch.device, where: Where | None = None, drills: Drills | None = None) -> Budget:
-    """The budget that the environment asks for. Raises SetupError for a size that is none."""
+    """Return the budget that the environment asks for. Raises SetupError for an invalid size."""
     limit = _limit()
     if device.type == "cuda" and limit is not None:
         total = torch.cuda.get_device_properties(device).total_memory

@@ -1,4 +1,4 @@
-"""torch.compile, block by block: blocks that look alike share one graph, and FSDP gathers between them."""
+"""torch.compile, block by block: equal blocks share one graph, and FSDP gathers between blocks."""
 
 from __future__ import annotations
 
@@ -18,35 +18,41 @@ from launcher.train.rank import SetupError
 
 
 def apply_compile(blocks: Iterable[nn.Module], recipe: Recipe, device: torch.device, budget: Budget) -> None:
-    """After apply_activations, so that recomputation is part of the graph. Raises SetupError."""
+    """Compile each block. Call it after apply_activations, so that the graph includes recomputation.
+
+    Raises SetupError.
+    """
     if not recipe.compile:
         return
     if missing := missing_compiler(device):
-        raise SetupError(f"compile: true needs {missing}; compile: false runs")
+        raise SetupError(f"compile: true needs {missing}; install it or use compile: false")
     if isinstance(budget, MemoryBudget):
         raise SetupError(
-            "compile: true: the memory budget on the CPU cannot see what compiled code allocates; "
-            "compile: false runs with it"
+            "compile: true: the memory budget on the CPU cannot count what compiled code allocates; "
+            "use compile: false with a budget"
         )
     outer = outermost(blocks)
     if not outer:
         raise SetupError(
-            "compile: true compiles block by block, but blocks() of the task gives none; compile: false runs"
+            "compile: true compiles block by block, but blocks() of the task returns none; use compile: false"
         )
     for block in outer:
         block.forward = torch.compile(block.forward)
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """What torch.compile would miss in its first step, minutes from now."""
+    """Return the compiler that torch.compile needs and that is missing, or None.
+
+    Without this check the job would fail in its first step, minutes later.
+    """
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "Triton, which is not installed"
-        if not _found(os.environ.get("CC"), "gcc", "clang"):  # Triton builds its launchers with it
-            return "a C compiler ($CC, gcc or clang), which is not here"
+        if not _found(os.environ.get("CC"), "gcc", "clang"):  # Triton compiles its launchers with it
+            return "a C compiler ($CC, gcc or clang), which is not installed"
         return None
     if not _found(os.environ.get("CXX", "g++")):
-        return "a C++ compiler ($CXX or g++), which is not here"
+        return "a C++ compiler ($CXX or g++), which is not installed"
     return None
 
 

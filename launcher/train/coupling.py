@@ -1,4 +1,4 @@
-"""What a loss does when its micro-batch is split: it adds up, or it is a mean, or it couples samples."""
+"""Check what splitting a micro-batch does to a loss: whether it is a sum, a mean, or couples samples."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ from launcher.train.rank import Rank, SetupError
 from launcher.train.task import Task
 
 DRAWS = (8, 32)
-"Times that a loss which draws random numbers is computed, whole and in halves: more where two kinds fit."
+"How often a random loss is computed, whole and in halves; the second number if two kinds still fit."
 RELATIVE = 0.01
-"""Least difference of the means. A sample's loss depends on the batch by rounding alone: 1e-6 in fp32, some
-1e-3 in bf16 and TF32. Contrastive losses of 8 and of 4 samples, with logits near 0, are ln(8) and ln(4)."""
+"""Smallest relative difference of the means that counts. Rounding makes a sample's loss depend on its batch
+by 1e-6 in fp32 and about 1e-3 in bf16 and TF32. Contrastive losses of 8 and of 4 samples, with logits near 0,
+are ln(8) and ln(4)."""
 DEVIATIONS = 6.0
-"Least difference in standard errors, where the loss draws random numbers."
+"Smallest difference that counts for a random loss, in standard errors."
 
 
 def check_coupling(task: Task, rank: Rank) -> bool:
-    """True when the task declares a coupling that the job file does not. Raises SetupError for a recipe that
-    cannot train it: the plan may have been made without the task."""
+    """Return True if the task declares `couples_samples` and the job file does not.
+
+    Raises SetupError for a recipe that cannot train the task: the plan may have been made without the task.
+    """
     if not task.couples_samples:
         return False
     for broken in broken_rules(rank.recipe, rank.setting(batch_norm=False, couples_samples=True)):
         if broken.rule.name == "coupled-samples-need-two":
             raise SetupError(
-                f"{broken}. With `model: {{couples_samples: true}}` in the job file the plan sees it"
+                f"{broken}. With `model: {{couples_samples: true}}` in the job file the plan avoids this"
             )
     return not rank.job.model.couples_samples
 
 
 class Split(enum.IntEnum):
-    """What the loss of a batch is to those of its halves."""
+    """The relation of a batch's loss to the losses of its halves."""
 
     SUM = 0
-    "Their sum, as `Task.loss` has to be; also where it cannot be asked."
+    "Their sum, as `Task.loss` must be; also used if the relation cannot be checked."
     UNDECIDED = 1
-    "It draws random numbers, and they hide what it is."
+    "Unknown: random numbers in the loss hide the relation."
     COUPLED = 2
-    "Something else: its samples depend on each other."
+    "Something else: the samples depend on each other."
     MEAN = 3
-    "Their mean: a gradient that is divided by the weight again is too small by that factor."
+    "Their mean: the gradient is divided by the weight twice and too small by that factor."
 
 
 def split(
@@ -52,11 +55,11 @@ def split(
     samples: Sequence[Any],
     begin: Callable[[int], object],
 ) -> Split:
-    """Compare the loss of `samples` at once with that of their halves.
+    """Compare the loss of all `samples` with the losses of their halves.
 
-    `sums_of`: loss and weight of a micro-batch of some samples. `begin`: puts everything back and seeds what
-    it draws from. A loss that draws (noise levels, masks, dropout) has other values for each split: then
-    means of several draws are compared.
+    `sums_of` returns loss and weight of a micro-batch of some samples. `begin` restores all state and seeds
+    the generators. A random loss (noise levels, masks, dropout) differs between splits, so the means of
+    several draws are compared.
     """
     middle = len(samples) // 2
     parts = [list(samples[:middle]), list(samples[middle:])]
@@ -64,10 +67,10 @@ def split(
         return Split.SUM
 
     def found(number: int, *batches: list[Any]) -> tuple[float, float]:
-        """Per unit of weight: the sum of the losses, and their mean over the batches by weight."""
+        """Return, per unit of weight, the sum of the losses and their weighted mean over the batches."""
         losses = weighted = weights = 0.0
         for at, batch in enumerate(batches):
-            begin(2 * number + at)  # no batch sees what another has left in a buffer
+            begin(2 * number + at)  # no batch sees buffers that another one has changed
             loss, weight = sums_of(batch)
             losses, weighted, weights = losses + loss, weighted + loss * weight, weights + weight
         return (losses / weights, weighted / weights / weights) if weights else (0.0, 0.0)
@@ -79,7 +82,7 @@ def split(
     halved: list[tuple[float, float]] = []
     for number in draws:
         whole += [found(at, list(samples))[0] for at in range(len(whole), number)]
-        # Other seeds than those of the whole, where there is chance in it.
+        # A random loss uses other seeds for the halves than for the whole.
         halved += [found(at + (draws[-1] if number > 1 else 0), *parts) for at in range(len(halved), number)]
         kinds = [
             kind
@@ -101,5 +104,5 @@ def _same(whole: Sequence[float], halved: Sequence[float]) -> bool:
 
 
 def _differ(one: float, other: float, noise: float) -> bool:
-    """NaN differs from nothing."""
+    """Return True if the values differ by more than noise. NaN differs from nothing."""
     return abs(one - other) > max(noise, RELATIVE * max(abs(one), abs(other)))

@@ -1,7 +1,7 @@
-"""Which samples make each optimizer step: a pure function of the seed, the epoch and the step.
+"""The samples of each optimizer step: a pure function of the seed, the epoch and the step.
 
-Micro-batch, accumulation and attempt have no part in it, so the same samples make the same step after a
-downgrade, and a resumed run needs to know nothing but its step.
+They do not depend on micro-batch, accumulation or attempt, so a step has the same samples after a downgrade,
+and a resumed run needs only its step.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from launcher.train.seeds import derive_seed
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Every tensor in nested lists, tuples and dicts.
+    """Move every tensor in nested lists, tuples and dicts to `device`.
 
-    Pinned here and not by the DataLoader, which would start CUDA on the first GPU before the rank has taken
-    its own; from memory that is not pinned a copy waits for all work that the GPU has been given.
+    Tensors are pinned here, because the DataLoader would start CUDA on the first GPU before the rank has
+    chosen its own. A copy from memory that is not pinned waits for all work queued on the GPU.
     """
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 class Order:
-    """The order of `samples` samples in steps of `batch` samples each. The incomplete rest is left out."""
+    """The order of `samples` samples in steps of `batch` samples each. An incomplete last step is skipped."""
 
     def __init__(self, samples: int, batch: int, seed: int) -> None:
         if samples < batch:
@@ -48,11 +48,11 @@ class Order:
 
     @property
     def left_out(self) -> int:
-        """Samples at the end of each epoch that do not fill a step; other ones in each epoch."""
+        """Number of samples that an epoch skips because they do not fill a step; they differ by epoch."""
         return self.samples - self.steps_per_epoch * self.batch
 
     def step(self, step: int) -> list[int]:
-        """The `batch` indices of the `step`-th step, counted from 1."""
+        """Return the `batch` indices of `step`, counted from 1."""
         epoch, position = divmod(step - 1, self.steps_per_epoch)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(derive_seed("order", self.seed, epoch))
@@ -62,7 +62,7 @@ class Order:
 
 
 class TrainingData:
-    """The micro-batches of this rank, step by step."""
+    """The micro-batches of this rank in each step."""
 
     def __init__(self, data: Any, collate: Collate, job: Job, recipe: Recipe, rank: int, world: int) -> None:
         batch = job.batch.global_
@@ -79,18 +79,18 @@ class TrainingData:
         self._next = 0
 
     def start(self, step: int) -> None:
-        """Make ready for `step`: with workers, fork them and let them begin."""
+        """Prepare for `step`. Workers, if any, are forked and begin to fetch."""
         self._arriving, self._next = self._loader.start(self._tickets(step)), step
 
     def change(self, recipe: Recipe) -> None:
-        """The same samples in other micro-batches, from the next step that is asked for."""
+        """Use the micro-batches of `recipe` from the next requested step; the samples stay the same."""
         self.micro, self.accumulation = recipe.micro_batch_size, recipe.grad_accum
         self._arriving, self._next = iter(()), 0
 
     def micro_batches(self, step: int) -> Iterator[Any]:
-        """Collated on the CPU, one after the other, of the contiguous part that is this rank's.
+        """Yield the collated micro-batches of this rank's contiguous part of the step, on the CPU.
 
-        Steps in their order are fetched ahead; any other step starts the workers anew.
+        Consecutive steps are fetched ahead; any other step restarts the workers.
         """
         if step != self._next:
             self.start(step)
@@ -102,7 +102,7 @@ class TrainingData:
         return self._loader.samples.data
 
     def samples(self, step: int, index: int) -> list[Any]:
-        """Of the `index`-th micro-batch of a step, both counted from 1, one by one."""
+        """Return the samples of micro-batch `index` of a step, not collated; both count from 1."""
         tickets = next(itertools.islice(self._tickets(step), index - 1, None))
         return [self._loader.samples[ticket] for ticket in tickets]
 
@@ -118,7 +118,7 @@ class TrainingData:
 class EvaluationData:
     """The held-out data, each sample once, in the same number of batches on every rank.
 
-    Fetched in this process: workers for it would have to wait from the beginning of the training.
+    Samples are fetched in this process: workers would have to be forked at the start and then wait.
     """
 
     def __init__(self, data: Any, collate: Collate, micro: int, rank: int, world: int) -> None:
@@ -129,8 +129,8 @@ class EvaluationData:
         self._loader = Loader(data, collate, seed=0, workers=0)
 
     def batches(self) -> Iterator[tuple[Any, bool]]:
-        """`(batch, counts)`. A rank without samples left repeats one that does not count:
-        with FSDP a forward pass is a collective, and every rank must take part."""
+        """Yield `(batch, counts)`. A rank without samples left repeats one, with `counts` False: with FSDP a
+        forward pass is a collective, and every rank must take part."""
         shares = list(self._shares())
         fetched = self._loader.start([[(index, index) for index in share or (0,)] for share in shares])
         for batch, share in zip(fetched, shares, strict=True):

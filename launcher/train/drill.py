@@ -1,4 +1,4 @@
-"""Fire drills: memory runs out where one says so. To see what a run does then, and for tests."""
+"""Fire drills: let a chosen allocation fail, to see how a run reacts, and for tests."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from launcher.train.where import Where
 
 @dataclass
 class Drills:
-    """Those of this rank that are still to come."""
+    """The drills of this rank that have not taken place yet."""
 
     coming: list[Drill]
     where: Where
     micro_batch: int
-    "At the start; `where.micro_batch` once it has changed."
+    "Micro-batch at the start; `where.micro_batch` replaces it once it has changed."
     _seen: dict[Drill, int] = field(default_factory=dict)
-    "How many allocations it has let pass in this step."
+    "Number of matching allocations in this step, by drill."
     _step: int | None = None
 
     def strikes(self) -> str | None:
-        """To be asked at every allocation. The text of the drill that lets it fail."""
+        """Return the text of the drill that fails this allocation, or None. Call it once per allocation."""
         if self.where.step != self._step:
             self._step, self._seen = self.where.step, {}
         micro_batch = self.where.micro_batch or self.micro_batch
@@ -41,13 +41,15 @@ class Drills:
         return None
 
     def missed(self, attempt: int) -> list[str]:
-        """Texts of those that have not struck, at the end of the training in this attempt. A later attempt
-        than theirs does not know: they may have struck in the one before."""
+        """Return the texts of drills for `attempt` that have not taken place by the end of training.
+
+        Drills for earlier attempts are not included: this attempt cannot know whether they took place.
+        """
         return [drill.text for drill in self.coming if (drill.attempt or 0) == attempt]
 
 
 def read_drills(rank: Rank, where: Where) -> Drills | None:
-    """What the environment asks of this rank. Raises SetupError."""
+    """Return the drills that the environment sets for this rank, or None. Raises SetupError."""
     try:
         drills = parse_drills(os.environ.get(DRILLS, ""), rank.world)
     except ValueError as error:

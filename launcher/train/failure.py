@@ -1,4 +1,4 @@
-"""What a rank writes when it fails: the class, where in the step it was, and the exception."""
+"""The error file of a rank that fails: the failure class, the phase and step, and the exception."""
 
 from __future__ import annotations
 
@@ -46,47 +46,47 @@ USERS_OWN = (
     RefusedError,
     FloatingPointError,
 )
-"Raised with a message that is meant for the author of the job."
+"Exceptions whose message is for the author of the job."
 
 _TIMEOUT = re.compile(
     r"Timed out waiting|timed? ?out after|Watchdog caught collective|collective operation timeout"
 )
 _UNUSED = re.compile(r"Expected to have finished reduction in the prior iteration")
-# The peer is gone: it knows why, this rank does not.
+# A peer has ended: that rank knows the cause, this one does not.
 _PEER_GONE = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited"
 )
 
-_TOLD_BY_WORDS: frozenset[Kind] = frozenset({"disk-full", "node-failed", "numerical", "image-error"})
-"Kinds that an exception's words tell whoever raised it: a faulty GPU shows in the user's code, too."
+_KINDS_BY_TEXT: frozenset[Kind] = frozenset({"disk-full", "node-failed", "numerical", "image-error"})
+"Kinds recognised from an exception's text even in the user's code, where a faulty GPU shows up too."
 
 MAX_TEXT = 2**20
-"Characters of an exception and of a traceback that are kept."
+"Maximum characters kept of an exception and of a traceback."
 MAX_CHAIN = 10
-"Exceptions that came of each other, from the last one back."
+"Maximum length of a chain of exceptions, counted from the last one."
 
 _AT_START = dict(os.environ)
-"A task may take its secrets out of the environment."
+"Kept to mask secrets that a task removes from the environment."
 
 FRAMES = 3
-"Of each exception of a full memory, on the screen."
-_NOT_THEIRS = (f"{Path(__file__).parent}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
+"Frames printed of each exception of an OOM."
+_NOT_USER_CODE = (f"{Path(__file__).parent}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 
 CLOSING_SECONDS = 10.0
-"For a tracker's last upload after a failure or a request to stop: others are waiting."
+"Time limit for a tracker's last upload after a failure or a stop request, when other ranks are waiting."
 UPLOAD_SECONDS = 300.0
-"The same after the last step. Without a network W&B would try for days."
+"Time limit for a tracker's upload after the last step. Without a network W&B would try for days."
 
 
 def classify(error: BaseException, where: Where) -> FailureClass | None:
-    """The class of a failure, None when this rank cannot know it (most often because a peer failed first)."""
+    """Return the failure class, or None if this rank cannot know it, usually because a peer failed first."""
     text = str(error)
     if (memory := memory_of(error)) is not None:
         return CLASS_OF[memory.kind]
     if isinstance(error, RendezvousError):
         return "rendezvous-failed"
     pattern = pattern_of(in_a_line(error).partition("\n")[0])
-    if pattern is not None and pattern.kind in _TOLD_BY_WORDS:
+    if pattern is not None and pattern.kind in _KINDS_BY_TEXT:
         return CLASS_OF_KIND[pattern.kind]
     if isinstance(error, USERS_OWN):
         return "user-error"
@@ -100,13 +100,13 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
 
 
 def memory_of(error: BaseException) -> OutOfMemory | None:
-    """Which memory ran out, when that is what the exception says, or the one that it came of."""
+    """Return the OOM that the exception or one of its causes reports, or None."""
     found = (out_of_memory(in_a_line(cause)) for cause in causes(error))
     return next(filter(None, found), None)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """`error`, the one that it came of, and so on."""
+    """Yield `error`, its cause, the cause of that, and so on."""
     cause: BaseException | None = error
     for _ in range(MAX_CHAIN):
         if cause is None:
@@ -116,7 +116,10 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def write_error(place: Place, error: BaseException, where: Where) -> FailureClass | None:
-    """Write `errors/rank-RRR.json`, whole or not at all, secrets masked. A full disk hides no error."""
+    """Write `errors/rank-RRR.json` atomically, with secrets masked; return the failure class.
+
+    Errors of writing, such as a full disk, are ignored.
+    """
     moment = time.time()
     failure = classify(error, where)
     content: dict[str, Any] = {
@@ -142,7 +145,7 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
 
 
 def masked(text: str) -> str:
-    """Return `text` without secrets. What is shortened before is not recognised."""
+    """Return `text` without secrets. Mask before you shorten: part of a secret is not recognised."""
     return masked_text(text, {**_AT_START, **os.environ})
 
 
@@ -152,36 +155,36 @@ def in_a_line(error: BaseException) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    """USERS_OWN say what is wrong and what to do: where in launcher they were raised helps nobody."""
+    """Return the lines to print: the traceback, or only the message for errors in USERS_OWN."""
     if isinstance(error, USERS_OWN):
         return traceback.format_exception_only(error)
     return traceback.format_exception(error)
 
 
 def shortened(error: BaseException) -> list[str]:
-    """The traceback, with the innermost frames that are the user's own, where there are any."""
+    """Return the traceback with only the innermost FRAMES frames, those of user code if there are any."""
     whole = traceback.TracebackException.from_exception(error)
     one: traceback.TracebackException | None = whole
     while one is not None:
-        theirs = [frame for frame in one.stack if not frame.filename.startswith(_NOT_THEIRS)]
+        theirs = [frame for frame in one.stack if not frame.filename.startswith(_NOT_USER_CODE)]
         one.stack = traceback.StackSummary.from_list((theirs or one.stack)[-FRAMES:])
         one = one.__cause__ or one.__context__
     return list(whole.format())
 
 
 def _remedy(text: str) -> str:
-    """Where torch's own message names a switch that is ours."""
+    """Return the job's field that corresponds to the option named in torch's message, or ""."""
     if _UNUSED.search(text):
         return (
-            " | In a job file: train.find_unused_parameters: true, or sharding: fsdp, which takes their "
-            "gradients for zero; best is a model without parameters that take no part in the loss"
+            " | In the job file, set train.find_unused_parameters: true, or sharding: fsdp, which treats "
+            "their gradients as zero. It is best to remove parameters that take no part in the loss"
         )
     return ""
 
 
 def leave(code: int) -> NoReturn:
-    """End now. A normal exit would run destructors that wait for ranks which may be gone or stuck."""
-    for worker in multiprocessing.active_children():  # they would notice only after some seconds
+    """End the process now. A normal exit runs destructors, which may wait for ranks that ended or hang."""
+    for worker in multiprocessing.active_children():  # otherwise they end some seconds later
         worker.kill()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -190,7 +193,7 @@ def leave(code: int) -> NoReturn:
 
 
 def within(seconds: float, call: Callable[[], object]) -> bool:
-    """Whether `call` came to its end in that time. If not, it goes on in a thread until the process ends."""
+    """Return True if `call` finishes in time; if not, it continues in a thread until the process ends."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -198,7 +201,7 @@ def within(seconds: float, call: Callable[[], object]) -> bool:
 
 
 class Restart(Protocol):
-    """launcher.train.recovery.restart.Restart"""
+    """The interface of launcher.train.recovery.restart.Restart that `fail` uses."""
 
     def out_of_memory(self, close: Callable[[], object]) -> None: ...
     def wait_if_under_way(self) -> None: ...
@@ -211,14 +214,14 @@ def fail(
     close: Callable[[], object],
     restart: Restart | None = None,
 ) -> NoReturn:
-    """Write the error file, print the traceback, end with the code that tells what happened.
+    """Write the error file, print the traceback and exit: with EXIT_OOM after an OOM, else with 1.
 
-    `close` gets CLOSING_SECONDS: the other ranks may be waiting for this one. `restart` keeps the state of
-    all ranks for the next attempt when this one is out of memory; None: the ranks have not met.
+    `close` may take CLOSING_SECONDS, because other ranks may be waiting for this one. After an OOM `restart`
+    saves the state of all ranks for the next attempt; it is None while the ranks are not connected.
     """
     failure = write_error(place, error, where)
     out_of_memory = failure in ("gpu-oom", "host-oom")
-    # Where memory ran out is chance, and the supervisor goes on: a few lines do. The error file has them all.
+    # The place of an OOM is chance, and the supervisor retries: print a few frames. The error file has all.
     sys.stderr.writelines((where.traceback or shortened(error)) if out_of_memory else _lines(error))
     if restart is not None and out_of_memory:
         restart.out_of_memory(close)

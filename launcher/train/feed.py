@@ -1,4 +1,4 @@
-"""The task and its data: what has to stand before the first call to CUDA, because workers are forked here."""
+"""The task and its data. They are opened before the first call to CUDA, because this forks the workers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Feed:
     training: TrainingData
     held_out: EvaluationData | None
     steps: int
-    "Of the whole run."
+    "Steps of the whole run."
 
 
 def open_feed(rank: Rank, where: Where) -> Feed:
-    """Load the task and its data, and fork the workers. Needs no other rank.
+    """Load the task and its data, and fork the workers, without talking to other ranks.
 
-    The workers begin with the step after the newest checkpoint that this rank sees. Should the ranks agree
-    on another one, they are started anew. Raises TaskError and SetupError.
+    The workers begin with the step after the newest checkpoint that this rank sees. If the ranks agree on
+    another checkpoint, the workers are restarted. Raises TaskError and SetupError.
     """
     seed_all(derive_seed("model", rank.job.train.seed))
     with where.during("init", users=True):
@@ -38,15 +38,15 @@ def open_feed(rank: Rank, where: Where) -> Feed:
 
 
 def load(rank: Rank) -> Task:
-    """The job's task, without its data. Raises TaskError."""
+    """Return the job's task, without its data. Raises TaskError."""
     assert rank.job.task is not None
     task = load_task(rank.job.task, rank.job.args, rank.workdir)
     task.loss_chunks = rank.recipe.loss_chunks
     if task.loss_chunks > 1 and not task.uses_loss_chunks:
         raise TaskError(
             f"loss_chunks: {task.loss_chunks} is for tasks that compute their loss with "
-            "launcher.train.loss.chunked_cross_entropy and say uses_loss_chunks = True; "
-            f"{type(task).__name__} does not; loss_chunks: 1 runs"
+            "launcher.train.loss.chunked_cross_entropy and set uses_loss_chunks = True; "
+            f"{type(task).__name__} does not; use loss_chunks: 1"
         )
     return task
 
@@ -55,7 +55,7 @@ def _training(task: Task, rank: Rank) -> TrainingData:
     data = TrainingData(task.data("train"), task.collate, rank.job, rank.recipe, rank.number, rank.world)
     if data.order.left_out:
         rank.say(
-            f"each epoch of {data.order.steps_per_epoch} steps leaves out {data.order.left_out} of "
+            f"each epoch of {data.order.steps_per_epoch} steps skips {data.order.left_out} of "
             f"{data.order.samples} samples: they do not fill a batch of {data.order.batch}"
         )
     return data

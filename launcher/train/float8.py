@@ -1,4 +1,4 @@
-"""precision: float8: matrix products inside the blocks in float8, by torchao; the rest as in bf16-mixed."""
+"""`precision: float8`: torchao computes matrix products inside the blocks; the rest is as in bf16-mixed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from launcher.train.activations import outermost
 from launcher.train.rank import SetupError
 
 LEAST_CAPABILITY = (8, 9)
-"Of CUDA devices with float8 matrix products: Ada and Hopper."
+"Lowest compute capability with float8 matrix products: Ada and Hopper."
 MULTIPLE = 16
-"torch._scaled_mm: both dimensions of a weight are multiples of it."
+"torch._scaled_mm needs weights whose dimensions are multiples of this."
 
 
 def to_float8(
     model: nn.Module, blocks: Iterable[nn.Module], device: torch.device, *, emulate: bool = False
 ) -> None:
-    """Exchange, in place, the linear layers inside the blocks: not an output head, whose logits want bf16.
+    """Replace, in place, the linear layers inside the blocks. An output head stays, as its logits need bf16.
 
-    Scales are per tensor and computed anew for each product: no state, and the parameters keep their names.
-    FSDP gathers the weights in bf16. `emulate` computes in fp32 with values rounded to float8, anywhere.
+    Scales are per tensor and computed for each product, so there is no state; parameters keep their names.
+    FSDP gathers the weights in bf16. `emulate` computes in fp32 with values rounded to float8, on any device.
     Raises SetupError.
     """
     if not emulate:
@@ -42,34 +42,34 @@ def to_float8(
 
     if not any(exchanged(module, "") for module in model.modules()):
         raise SetupError(
-            f"precision: float8 finds no linear layer with dimensions of multiples of {MULTIPLE} inside the "
-            "blocks() of the task; precision: bf16-mixed runs"
+            f"precision: float8 needs linear layers inside the task's blocks() with dimensions that are "
+            f"multiples of {MULTIPLE}, and there are none; use precision: bf16-mixed"
         )
-    # Padding: in the gradient of a weight the number of tokens is a dimension, and need not be a multiple.
+    # Padding: the number of tokens is a dimension in a weight's gradient and need not be a multiple.
     config = float8.Float8LinearConfig(pad_inner_dim=True, emulate=emulate)
     float8.convert_to_float8_training(model, module_filter_fn=exchanged, config=config)
 
 
 def _check_device(device: torch.device) -> None:
-    """Raises SetupError."""
+    """Raise SetupError unless `device` computes float8 matrix products."""
     least = ".".join(map(str, LEAST_CAPABILITY))
     if device.type != "cuda":
-        raise SetupError(f"precision: float8 needs a GPU of compute capability {least}; bf16-mixed runs here")
+        raise SetupError(f"precision: float8 needs a GPU of compute capability {least}; use bf16-mixed here")
     capability = torch.cuda.get_device_capability(device)
     if capability < LEAST_CAPABILITY:
         raise SetupError(
             f"precision: float8 needs a GPU of compute capability {least}; "
             f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}; "
-            "precision: bf16-mixed runs on it"
+            "use precision: bf16-mixed"
         )
 
 
 def _torchao() -> Any:
-    """Imported when a recipe needs it: it costs seconds."""
+    """Import and return torchao.float8, which takes seconds. Raises SetupError if it is not installed."""
     try:
         return importlib.import_module("torchao.float8")
     except ImportError as error:
         raise SetupError(
             f"precision: float8 needs torchao ({error}): install launcher's checkout with the extra `float8` "
-            "(pip install '.[float8]' in it), or choose precision: bf16-mixed"
+            "(pip install '.[float8]' in it), or use precision: bf16-mixed"
         ) from None

@@ -1,4 +1,4 @@
-"""Which steps may change the model: every rank asks with sums over all ranks, so all give one answer."""
+"""Decide which steps may change the model. Every rank passes sums over all ranks, so all ranks agree."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from launcher.train.scaler import LossScaler
 from launcher.train.task import TaskError
 
 MOST_IN_A_ROW = 10
-"Steps with a loss or gradient that is not finite. One bad batch is left out; a diverged model stays so."
+"Non-finite steps in a row that end the run. One bad batch is skipped; a diverged model does not recover."
 
 
 class Guard:
-    """A step that would put NaN into the weights would put it into every later checkpoint, too."""
+    """Skips steps that would put NaN into the weights and into every later checkpoint."""
 
     def __init__(self, scaler: LossScaler) -> None:
         self.scaler = scaler
         self._in_a_row = 0
 
     def refuses(self, loss: float, weight: float, grad_norm: float) -> str | None:
-        """Why the step is left out; None when it counts. `loss` and `weight` are sums over the step.
+        """Return the reason to skip the step, or None. `loss` and `weight` are sums over the step.
 
-        Raises FloatingPointError when the training has diverged, TaskError for a negative weight.
+        Raises FloatingPointError if training has diverged, TaskError for a negative weight.
         """
         if weight < 0:
-            raise TaskError(f"the weights that loss() returned add up to {weight:g}; a weight is 0 or more")
+            raise TaskError(f"the weights that loss() returned add up to {weight:g}; they must be 0 or more")
         if weight == 0:
-            return "its weight is 0, there is nothing to learn"
+            return "its weight is 0, so there is no gradient"
         if not self.scaler.accepts(grad_norm):
-            return f"a gradient overflowed in fp16, loss scale now {self.scaler.factor:g}"
+            return f"a gradient overflowed in fp16, the loss scale is now {self.scaler.factor:g}"
         if math.isfinite(loss) and math.isfinite(grad_norm):
             self._in_a_row = 0
             return None
         self._in_a_row += 1
         if self._in_a_row == MOST_IN_A_ROW:
             raise FloatingPointError(
-                f"loss or gradient was not finite in {MOST_IN_A_ROW} steps in a row: the training has "
-                "diverged, or its data are broken. The model is as before the first of them; look at the "
-                "learning rate, the warm-up, and the samples of these steps"
+                f"loss or gradient was not finite in {MOST_IN_A_ROW} steps in a row: training has diverged, "
+                "or the data are broken. The model is as before the first of these steps; check the learning "
+                "rate, the warm-up, and the samples of these steps"
             )
-        return f"loss {loss / weight:g}, norm of the gradient {grad_norm:g}: not finite"
+        return f"not finite: loss {loss / weight:g}, gradient norm {grad_norm:g}"

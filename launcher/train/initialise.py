@@ -1,4 +1,4 @@
-"""Random parameters that are the same under every sharding; each rank draws little more than its part."""
+"""Random parameters that do not depend on the sharding; each rank draws little more than its part."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from launcher.train.rank import SetupError
 from launcher.train.seeds import derive_seed
 
 GROUP = 2**18
-"Elements that one generator draws: whole rows, about so many."
+"Approximate number of elements that one generator draws, in whole rows."
 
 Std = Callable[[str, torch.Tensor], float]
-"The standard deviation of the parameter with this name, given the parameter: `fan_in` is one."
+"(name, parameter) -> standard deviation; `fan_in` is an example."
 
 
 @torch.no_grad()
 def draw_normal(parameter: torch.Tensor, std: float, seed: int, name: str) -> None:
     """Fill `parameter` from a normal distribution of mean 0.
 
-    Its rows are cut into groups, and each group has a generator of its own, seeded by `seed`, `name` and the
-    number of the group: where a rank's shard begins changes nothing. Values on a GPU differ from those on
-    the CPU. Raises SetupError for a parameter that is cut otherwise than by rows.
+    Its rows are divided into groups. Each group has its own generator, seeded with `seed`, `name` and the
+    group's number, so the values do not depend on where a shard begins. Values on a GPU differ from those on
+    the CPU. Raises SetupError for a parameter that is not sharded by rows.
     """
     mine, first = local(parameter), first_row(parameter)
     if mine.numel() == 0:
@@ -47,7 +47,7 @@ def draw_normal(parameter: torch.Tensor, std: float, seed: int, name: str) -> No
 
 
 def first_row(tensor: torch.Tensor) -> int:
-    """The global number of the first row that this rank holds. Raises SetupError."""
+    """Return the global index of the first row that this rank holds. Raises SetupError."""
     if not isinstance(tensor, DTensor):
         return 0
     for dim, placement in enumerate(tensor.placements):
@@ -60,15 +60,15 @@ def first_row(tensor: torch.Tensor) -> int:
 
 
 def fan_in(_: str, parameter: torch.Tensor) -> float:
-    """sqrt(2 / inputs of one output): He et al. 2015 (arXiv 1502.01852), for layers followed by a ReLU."""
+    """Return sqrt(2 / fan-in), for layers followed by a ReLU: He et al. 2015, arXiv 1502.01852."""
     return math.sqrt(2 * parameter.shape[0] / parameter.numel())
 
 
 @torch.no_grad()
 def initialise_parameters(model: nn.Module, seed: int, std: Std) -> None:
-    """Norms begin as the identity; other matrices are drawn with `std`, other vectors are zero.
+    """Set norms to the identity, draw other matrices with `std`, and set other vectors to zero.
 
-    For a model whose only buffers are those of BatchNorm. Parameters drawn are the same under every sharding.
+    The model may have no buffers except BatchNorm's. The values do not depend on the sharding.
     """
     for path, module in model.named_modules():
         if isinstance(module, _BatchNorm):

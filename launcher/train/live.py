@@ -1,4 +1,4 @@
-"""What lay in memory when it ran out: the largest pieces, and whose they are."""
+"""The largest pieces of memory at an OOM, and the parameters, gradients and states they belong to."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from launcher.spec.verdict import LiveTensor, OutOfMemory
 
 SHOWN = 5
 SECONDS_TO_NAME = 1.0
-"For looking through all objects of the process; the other ranks may be waiting for this one."
+"Time limit for the search through all objects of the process; other ranks may be waiting for this one."
 ROUNDING = 0.01
-"Messages give sizes in MiB or GiB with two decimals."
+"Tolerance for sizes in messages, which are in MiB or GiB with two decimals."
 
 _WRAPPERS = re.compile(r"\b(?:module|_orig_mod|_checkpoint_wrapped_module)\.")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One storage, or one block of the allocator. Numbers only: it keeps no tensor alive."""
+    """A storage or a block of the allocator. It holds only numbers, so it keeps no tensor alive."""
 
     address: int
     size: int
@@ -40,11 +40,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Moment:
-    """Taken when an allocation failed, before the exception unwound the stack."""
+    """The state of memory when an allocation failed, before the exception unwound the stack."""
 
     requested: int
     total: int | None
-    "None in a fire drill without a budget."
+    "Capacity in bytes; None in a fire drill without a budget."
     free: int | None
     largest: tuple[Piece, ...]
 
@@ -54,7 +54,7 @@ def largest(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 def cuda_pieces() -> Iterator[Piece]:
-    """What PyTorch's allocator has given out on the current device, activations included."""
+    """Yield the blocks that PyTorch's allocator has in use on the current device."""
     device = torch.cuda.current_device()
     for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
         if segment["device"] == device:
@@ -64,8 +64,11 @@ def cuda_pieces() -> Iterator[Piece]:
 
 
 def with_tensors(found: OutOfMemory, moment: Moment | None, snapshot: str | None) -> OutOfMemory:
-    """`found` in a message, with what this process knows better. `moment`: of the last failed allocation,
-    which need not be this failure's: a library may have failed beside PyTorch's allocator."""
+    """Return `found`, which was read from a message, with the largest pieces and exact sizes added.
+
+    `moment` describes the last failed allocation. It is used only if its size matches `found`: this failure
+    may come from a library that does not use PyTorch's allocator.
+    """
     known: dict[str, Any] = {"snapshot": snapshot}
     pieces: tuple[Piece, ...] = ()
     if moment is not None and _is_of(moment, found):
@@ -85,7 +88,7 @@ def _is_of(moment: Moment, found: OutOfMemory) -> bool:
 def _named(pieces: tuple[Piece, ...]) -> tuple[LiveTensor, ...]:
     if not pieces:
         return ()
-    seen = _Objects({piece.address for piece in pieces})
+    seen = _LiveObjects({piece.address for piece in pieces})
     names = seen.names()
     tensors = []
     for piece in pieces:
@@ -104,8 +107,8 @@ def _named(pieces: tuple[Piece, ...]) -> tuple[LiveTensor, ...]:
     return tuple(tensors)
 
 
-class _Objects:
-    """Tensors at the addresses, and the models and optimizers of the process."""
+class _LiveObjects:
+    """The live tensors at some addresses, and the models and optimizers of the process."""
 
     def __init__(self, addresses: set[int]) -> None:
         self.addresses = addresses
@@ -116,7 +119,7 @@ class _Objects:
         for number, one in enumerate(gc.get_objects()):
             if number % 10_000 == 0 and time.monotonic() > deadline:
                 break
-            kind = type(one)  # isinstance() would ask lazy proxies of other libraries for their class
+            kind = type(one)  # isinstance() would make lazy proxies of other libraries load their class
             if issubclass(kind, torch.Tensor):
                 self._see(one)
             elif issubclass(kind, nn.Module):
@@ -132,7 +135,7 @@ class _Objects:
             self.tensors.setdefault(address, tensor)
 
     def names(self) -> dict[int, str]:
-        """By address. A parameter under FSDP is registered gathered or as its shard, whichever is in use."""
+        """Return names by address. With FSDP, `named_parameters` yields gathered parameters or shards."""
         found: dict[int | None, str] = {}
         of: dict[int, str] = {}
         for root in self.roots:
@@ -153,17 +156,17 @@ class _Objects:
 
 
 def _of(what: str, tensor: torch.Tensor, name: str) -> str:
-    """DDP's gradients are pieces of a few large buckets."""
+    """Return "gradient of NAME", with "and others" if the storage is shared, as DDP's buckets are."""
     alone = isinstance(tensor, DTensor) or tensor.untyped_storage().nbytes() <= tensor.nbytes
     return f"{what} of {name}" + ("" if alone else " and others")
 
 
 @torch.no_grad()
 def _address(tensor: torch.Tensor) -> int | None:
-    """As the budget's books and PyTorch's allocator know it; None for a tensor without memory of its own."""
+    """Return the address used by the budget or PyTorch's allocator, or None for a tensor without storage."""
     try:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
-    except (RuntimeError, NotImplementedError):  # fake, sparse, a subclass that wraps several
+    except (RuntimeError, NotImplementedError):  # fake, sparse, or a subclass that wraps several tensors
         return None
     return storage._cdata if storage.device.type == "cpu" else storage.data_ptr()

@@ -1,9 +1,9 @@
-"""Fetching samples, in this process or in worker processes, with the same result.
+"""Fetch samples in this process or in worker processes, with the same result.
 
-Before each sample the random state is seeded from the sample's place in the training: augmentation does not
-depend on the worker, the rank, the micro-batch or the attempt, and a resumed run needs no loader state.
-Before samples are collated it is seeded from the place of the first: what `collate` draws follows the
-micro-batch.
+The random state is seeded before each sample, from the sample's position in the training. Augmentation thus
+does not depend on the worker, the rank, the micro-batch or the attempt, and a resumed run needs no loader
+state. Before `collate` the random state is seeded from the position of the first sample, so random numbers in
+`collate` do depend on the micro-batch.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from launcher.train.rng import numpy
 from launcher.train.seeds import derive_seed
 
 PR_SET_PDEATHSIG = 1
-"Of <linux/prctl.h>: the signal that a process gets when its parent dies."
+"Option of prctl(2), from <linux/prctl.h>: the signal that a process gets when its parent ends."
 
 Collate = Callable[[list[Any]], Any]
 Ticket = tuple[int, int]
-"(place of the sample in the stream, index in the dataset)"
+"(position of the sample in the training, index in the dataset)"
 
 
 class Loader:
-    """Collated batches of a map-style dataset, for lists of tickets.
+    """Makes collated batches of a map-style dataset from lists of tickets.
 
-    `workers` processes are forked by `start()`: nothing has to be picklable, but CUDA must not have been
-    touched, or a worker that does would raise "Cannot re-initialize CUDA in forked subprocess".
+    `start()` forks `workers` processes, so nothing has to be picklable. Call it before the first call to
+    CUDA; otherwise a worker that uses CUDA raises "Cannot re-initialize CUDA in forked subprocess".
     """
 
     def __init__(self, data: Any, collate: Collate, seed: int, *, workers: int) -> None:
@@ -43,41 +43,44 @@ class Loader:
         self._collate, self._workers = collate, workers
 
     def start(self, batches: Iterable[list[Ticket]]) -> Iterator[Any]:
-        """One batch for each list, in order. With workers, two batches a worker are fetched ahead."""
+        """Return an iterator with one batch per list, in order. Each worker fetches two batches ahead."""
         loader = DataLoader(
             self.samples,
             batch_sampler=batches,
             collate_fn=self._collated,
             num_workers=self._workers,
             multiprocessing_context="fork" if self._workers else None,
-            worker_init_fn=_dies_with_its_rank if self._workers else None,
-            generator=torch.Generator(),  # else it draws its seed from the training's own random state
+            worker_init_fn=_initialise_worker if self._workers else None,
+            generator=torch.Generator(),  # the default would draw a seed from the training's random state
         )
         if not self._workers:
-            return _aside(iter(loader))
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for them to inherit
+            return _with_kept_random_state(iter(loader))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # inherited by the workers
         try:
             return iter(loader)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _collated(self, fetched: Any) -> Any:
-        """What `_Samples` gives for a list of tickets."""
+        """Collate what `_Samples.__getitems__` returned."""
         place, samples = fetched
         _seed_host(derive_seed("batch", self.samples.seed, place))
         return self._collate(samples)
 
 
-def _dies_with_its_rank(_: int) -> None:
-    """Of SIGTERMs it heeds its rank's alone: torch's handler would end it where the whole run is to save.
-    torch's watch for the rank's end takes seconds, in which a worker holds its pipes and its memory."""
-    threading.Thread(target=_end_when_told, daemon=True).start()
+def _initialise_worker(_: int) -> None:
+    """Make a worker obey only its rank's SIGTERM, and end at once when its rank ends.
+
+    torch's handler would end the worker on any SIGTERM, also when the whole run is asked to stop and save.
+    torch's check for the end of the rank takes seconds, while the worker holds pipes and memory.
+    """
+    threading.Thread(target=_end_on_sigterm_of_rank, daemon=True).start()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # it was killed in between
+    if os.getppid() == 1:  # the rank ended before the call to prctl
         os._exit(1)
 
 
-def _end_when_told() -> None:
+def _end_on_sigterm_of_rank() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
@@ -86,8 +89,8 @@ def _end_when_told() -> None:
 class _Samples(Dataset[Any]):
     def __init__(self, data: Any, seed: int) -> None:
         self.data, self.seed = data, seed
-        # What lies there already draws nothing; seeding 16 samples costs a fifth of a millisecond. A subclass
-        # may do anything.
+        # Indexing these types draws no random numbers, and seeding 16 samples takes 0.2 ms. Their subclasses
+        # may draw.
         self.draws = type(data) not in (list, tuple, torch.Tensor)
 
     def __getitem__(self, ticket: Ticket) -> Any:
@@ -97,21 +100,23 @@ class _Samples(Dataset[Any]):
         return self.data[index]
 
     def __getitems__(self, tickets: list[Ticket]) -> tuple[int, list[Any]]:
-        """What the DataLoader asks for: (place of the first, all samples)."""
+        """Return (position of the first sample, all samples); the DataLoader calls this."""
         return tickets[0][0], [self[ticket] for ticket in tickets]
 
 
 def _seed_host(seed: int) -> None:
-    """Not torch.manual_seed: it would queue a call for CUDA with every sample."""
+    """Seed the CPU generators. torch.manual_seed would also queue a CUDA call for every sample."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
 
 
-def _aside(batches: Iterator[Any]) -> Iterator[Any]:
-    """In this process, whose random state is dropout's as well. A generator that waits would keep its last
-    batch alive: it hands it out of its hands."""
+def _with_kept_random_state(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches made in this process, without changing its random state, which dropout uses.
+
+    A suspended generator would keep its last batch alive, so the list gives up its reference before `yield`.
+    """
     held = []
     while True:
         with _kept_random_state():

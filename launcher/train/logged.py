@@ -1,4 +1,4 @@
-"""A task's own metrics of a step: sums over its micro-batches, added up over the ranks with the loss."""
+"""A task's own metrics of a step: sums over micro-batches, added up over the ranks together with the loss."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ Number = torch.Tensor | float
 
 
 class Logged:
-    """Sums and weights by name. Every rank has the same names, whatever it has logged."""
+    """Sums and weights by name. Every rank has all names, even those it has not logged."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.clear()
 
     def clear(self) -> None:
-        """A pass begins, perhaps again."""
+        """Reset all sums, before the first or a repeated pass of a step."""
         self._sums: dict[str, tuple[Number, Number]] = dict.fromkeys(self.names, (0.0, 0.0))
 
     def add(self, name: str, total: Number, weight: Number) -> None:
-        """Raises KeyError for a name that is not declared."""
+        """Add to the sums of `name`. Raises KeyError for a name that is not declared."""
         before, weights = self._sums[name]
         self._sums[name] = before + _detached(total), weights + _detached(weight)
 
     def values(self) -> list[Number]:
-        """Sum and weight of each name, in order: what the ranks add up."""
+        """Return sum and weight of each name, in order, for the reduction over the ranks."""
         return [value for name in self.names for value in self._sums[name]]
 
     def means(self, sums: Sequence[float]) -> dict[str, float]:
-        """`values()` of all ranks, added up -> the mean of each name that anything was logged for."""
+        """Return the mean of each name with a weight, from `values()` added up over all ranks."""
         pairs = zip(self.names, sums[::2], sums[1::2], strict=True)
         return {name: total / weight for name, total, weight in pairs if weight}
 
@@ -40,16 +40,16 @@ def _detached(value: Number) -> Number:
 
 
 _open: list[Logged] = []
-"Of the training of this process. Not the task's own: what a task holds is put back when a step is repeated."
+"The metrics of this process. They are not kept in the task, whose state is restored when a step is repeated."
 
 
 def open_logged(names: Sequence[str]) -> Logged:
-    """For the training that begins."""
+    """Create and return the metrics of this process."""
     _open[:] = [Logged(names)]
     return _open[0]
 
 
 def log(name: str, total: Number, weight: Number) -> None:
-    """Where nothing trains (a plan traces a step) nothing is kept. Raises KeyError for an undeclared name."""
+    """Add to a metric; ignored while a plan traces a step. Raises KeyError for an undeclared name."""
     if _open:
         _open[0].add(name, total, weight)

@@ -1,4 +1,4 @@
-"""The training loop: setting up, the step, evaluation, and when to save or stop."""
+"""The training loop: set-up, steps, evaluation, saving and stopping."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ from launcher.train.recovery.restart import Restart
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import UNLIKE, accumulate, used_parameters
+from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, used_parameters
 from launcher.train.task import TaskError
 from launcher.train.where import Where
 
-MOST_COMPARED = 8
-"Samples whose loss is computed at once and in halves, before the first step."
+MAX_COMPARED_SAMPLES = 8
+"Maximum number of samples in the check, before the first step, that compares a batch with its halves."
 
 
 class Trainer:
     """One attempt of one rank. `train()` returns True when all steps are done, False when asked to stop.
 
-    `feed`: opened before CUDA was touched; without it, it is opened here, which does on a CPU.
+    `feed` must be opened before the first call to CUDA. If it is None, it is opened here: for CPU ranks only.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Trainer:
             feed = feed or open_feed(rank, where)
         self.task, self.data, self.held_out, self.steps = feed.task, feed.training, feed.held_out, feed.steps
         with where.during("init", users=True):
-            with budget.host_side():  # FSDP moves only its shards to the device
+            with budget.host_side():  # FSDP moves only the shards to the device
                 model = new_model(self.task, rank.recipe)
             self.undeclared_batch_norm = check_batch_norm(model, rank)
             self.undeclared_coupling = check_coupling(self.task, rank)
@@ -122,10 +122,10 @@ class Trainer:
             couples_samples=self.undeclared_coupling or job.model.couples_samples,
         )
         self.in_force = InForce(rank, setting, recovery, probe, self.recorder, self._follow)
-        # Memory given back to the system is faulted in again: 3 % of a step of 100 ms on a CPU. Where nobody
-        # counts it, gradients stay until the next backward pass can have their place.
+        # Pages returned to the system must be faulted in again: 3 % of a step of 100 ms on a CPU. Without a
+        # budget the gradients stay allocated until the next backward pass.
         self._keeps_gradients = rank.device.type == "cpu" and isinstance(budget, Unlimited)
-        # From here on each rank draws its own randomness; until here all drew the same.
+        # From here on each rank has its own random state; until here all ranks had the same one.
         seed_all(derive_seed("rank", job.train.seed, rank.number))
 
     def train(self) -> bool:
@@ -152,8 +152,8 @@ class Trainer:
             started = time.perf_counter()
             result = self.train_step(step)
             self._evaluate_and_record(step, result, time.perf_counter() - started - result.lost)
-            self._tell_unsaved()
-            self._tell(self.checkpoints.finished())
+            self._report_unsaved()
+            self._report_checkpoint(self.checkpoints.finished())
             if step == self.steps:
                 self.in_time.leaves_by_itself()
                 self._save(step, leaving=True)
@@ -161,45 +161,45 @@ class Trainer:
             stop = result.stop
             if self._saves_after(step) and not stop:
                 self._save(step, leaving=False)
-                # A request that came meanwhile: no further step, no second checkpoint.
+                # If a stop request arrived during the save, skip the next step and a second checkpoint.
                 stop = self.rank.add_up(self.rank.stop_requested())[0] > 0
             if stop:
-                # The first rank to leave makes torchrun end the others: let them finish by themselves.
+                # torchrun ends the other ranks when the first one leaves; ignoring SIGHUP lets them finish.
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)
                 self.in_time.leaves_by_itself()
                 self._save(step, leaving=True)
                 self.rank.say(f"asked to stop: checkpoint of step {step} written")
                 return False
         if done == self.steps and not self.checkpoints.saved:
-            self._save(done, leaving=True)  # what the attempt before did not come to
+            self._save(done, leaving=True)  # the previous attempt ended before it saved this step
         return True
 
     def _write_export_files(self) -> None:
-        """Of the task. Without them the training goes on."""
+        """Write the task's export files. If this fails, training continues."""
         folder = self.rank.run.checkpoints / BESIDE_WEIGHTS
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self.budget.host_side():
                 self.task.export_files(folder)
             with contextlib.suppress(OSError):
-                folder.rmdir()  # the task has none
+                folder.rmdir()  # the task wrote no files
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            self.rank.say(f"what `launcher export` writes beside the weights could not be written: {what}")
+            self.rank.say(f"the task's files for `launcher export` could not be written: {what}")
 
     def _first_samples(self, step: int) -> list[Any]:
-        """Two at least, and no more than a micro-batch where that has more."""
-        samples = self.data.samples(step, 1)[:MOST_COMPARED]
+        """Return samples of the first micro-batch, and of the second one if the first has only one sample."""
+        samples = self.data.samples(step, 1)[:MAX_COMPARED_SAMPLES]
         return samples if len(samples) > 1 else [*samples, *self.data.samples(step, 2)]
 
-    def _tell_unsaved(self) -> None:
-        """Once, of what the task and its model keep in attributes."""
+    def _report_unsaved(self) -> None:
+        """Report, once, the attributes of the task and its model that no checkpoint holds."""
         names, self.progress.unsaved = self.progress.unsaved, []
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             reason = (
-                f"{', '.join(names[:5])}{more} changed as it trained. A repeated step puts this back, but no "
-                "checkpoint holds it: where it matters, return it from state() of the task, or make it a "
+                f"{', '.join(names[:5])}{more} changed during training. A repeated step restores this, but "
+                "no checkpoint holds it: if it matters, return it from state() of the task, or make it a "
                 "buffer of the model"
             )
             self.recorder.event(StateNotSaved(names=names, reason=reason))
@@ -209,11 +209,11 @@ class Trainer:
         evaluated = self.evaluate() if self._evaluates_after(step) else {}
         self.checkpoints.evaluated = (step, evaluated.get("eval_loss"))
         self.recorder.step(step, result, seconds, evaluated)
-        # Evaluation runs the user's model, a tracker code of its own.
+        # Evaluation runs the user's model and trackers run other code: both may draw random numbers.
         self.progress.recorded(drew=bool(evaluated) or bool(self.rank.job.train.trackers))
 
     def train_step(self, step: int) -> StepResult:
-        """One optimizer step over the global batch, in smaller micro-batches where memory runs out."""
+        """Run one optimizer step over the global batch; repeat it with a lower recipe after an OOM."""
         began = started = time.perf_counter()
         with self.recovery.told():
             while (sums := self._gradients(step)) is None:
@@ -223,7 +223,7 @@ class Trainer:
         total_loss, total_weight, stop, *logged = sums
         self.in_force.step_done()
         with self.where.during("optimizer"):
-            # DDP and FSDP average over the ranks; the gradient of the step is the sum over its weight.
+            # DDP and FSDP average over the ranks; the step's gradient is the sum divided by the total weight.
             factor = self.rank.world / total_weight if total_weight else 0.0
             factor /= self.scaler.factor
             grad_norm = divide_and_clip(self.model, factor, self.rank.job.train.clip_norm)
@@ -235,12 +235,12 @@ class Trainer:
             result = StepResult(loss, total_weight, grad_norm, lr, stop > 0, lost, means)
             with self.progress.updating(step, asdict(result), began):
                 if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
-                    # The pass has written to BatchNorm's statistics, codebooks and the like.
+                    # The forward pass has changed BatchNorm's statistics, codebooks and similar buffers.
                     with self.budget.host_side():
                         stay = self.recovery.undo.restore(tensors_alone=True).lost
                     if stay:
-                        reason += f"; {', '.join(stay)} changed in it for the first time and stay changed"
-                    self.rank.say(f"step {step}: {reason}; the model stays as it is")
+                        reason += f"; {', '.join(stay)} changed for the first time and cannot be restored"
+                    self.rank.say(f"step {step} skipped: {reason}; the model is unchanged")
                     self.recorder.event(StepLeftOut(step=step, reason=reason))
                     self.optimizer.zero_grad(set_to_none=True)
                 else:
@@ -250,13 +250,15 @@ class Trainer:
         return result
 
     def _gradients(self, step: int) -> list[float] | None:
-        """Loss, weight and requests to stop of all ranks, by one small collective; None when what is there of
-        the gradients is to be discarded, on every rank."""
+        """Compute the step's gradients; return loss, weight, stop requests and logged sums over all ranks.
+
+        One small collective adds them up. None means that every rank must discard its gradients.
+        """
         recovery, recipe = self.recovery, self.in_force.recipe
         recovery.begin()
         self.logged.clear()
         loss, weight = self._zero(), self._zero()
-        for index, batch in enumerate(self._made(self.data.micro_batches(step), "data"), start=1):
+        for index, batch in enumerate(self._fetched(self.data.micro_batches(step), "data"), start=1):
             if recovery.some_rank_outgrows(batch, recipe.micro_batch_size):
                 if recovery.outgrows(batch, recipe.micro_batch_size):
                     self.in_force.outgrown(batch, self.data.samples(step, index))
@@ -268,8 +270,8 @@ class Trainer:
             if found is not None:
                 loss += found[0]
                 weight += found[1]
-            del found  # not into the next one's peak
-            # Before the next batch is fetched, which may take its time; of the last one the sums tell.
+            del found  # otherwise it counts towards the peak of the next micro-batch
+            # Ask before the next batch is fetched, which may be slow. For the last one the sums below tell.
             if not last and recovery.some_rank_failed():
                 return None
         with self.where.during("optimizer"):
@@ -280,13 +282,13 @@ class Trainer:
         if failures:
             return None
         if all_used != used * self.rank.world:
-            raise TaskError(UNLIKE)
+            raise TaskError(DIFFERENT_PARAMETERS)
         return sums
 
     def _micro_batch(
         self, batch: Any, *, first: bool, last: bool
     ) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Forward and backward; (loss sum, weight). What it holds dies with it."""
+        """Run forward and backward of one micro-batch; return (loss sum, weight)."""
         where, recipe = self.where, self.in_force.recipe
         with where.during("data", users=True):
             batch = self._on_device(batch)
@@ -302,29 +304,29 @@ class Trainer:
 
     def _probes(self) -> bool:
         if self.rank.job.retries.lower == 0:
-            return False  # wants the failure, not what fits
+            return False  # with `retries.lower: 0` an OOM ends the run: do not look for what fits
         asked = self.rank.job.train.probe
         limited = self.rank.device.type == "cuda" or _limited(self.budget)
         return asked == "always" or (asked == "auto" and limited)
 
     def _follow(self, recipe: Recipe) -> None:
-        """Make micro-batches as a changed recipe says; nothing is built again."""
+        """Apply the micro-batch, accumulation and loss chunks of a changed recipe, without a rebuild."""
         self.task.loss_chunks = recipe.loss_chunks
         self.where.micro_batch = recipe.micro_batch_size
         if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(True)  # as built: `grad_sync: each` leaves it alone
+            self.model.set_requires_gradient_sync(True)  # the initial value; `grad_sync: each` never sets it
         self.data.change(recipe)
         if self.held_out is not None:
             self.held_out.micro = recipe.micro_batch_size
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Mean loss per unit of weight over the whole held-out data, and the task's own metrics."""
+        """Return the mean loss per unit of weight over all held-out data, and the task's own metrics."""
         assert self.held_out is not None
         loss, weight = self._zero(), self._zero()
         self.logged.clear()
         self.model.eval()
-        for batch, counts in self._made(self.held_out.batches(), "evaluation"):
+        for batch, counts in self._fetched(self.held_out.batches(), "evaluation"):
             with self.where.during("evaluation", users=True):
                 batch = self._on_device(batch)
                 batch_loss, batch_weight = loss_of(self.task, self.model, batch, self.rank)
@@ -337,8 +339,8 @@ class Trainer:
         means = {f"eval_{name}": value for name, value in self.logged.means(logged).items()}
         return {"eval_loss": _mean(total_loss, total_weight), **means}
 
-    def _made(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
-        """Batches in host memory, made one by one."""
+    def _fetched(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
+        """Yield batches in host memory, one at a time."""
         while True:
             with self.where.during(phase, users=True), self.budget.host_side():
                 batch = next(batches, None)
@@ -371,7 +373,7 @@ class Trainer:
                 self.rank.say(reason)
         elif self.rank.first and (resumed.skipped is not None or self.rank.run.read_metrics()):
             self.recorder.event(Resumed(step=0, from_="nothing"))
-            self.rank.say("begins again with step 1: nothing is left of the steps before")
+            self.rank.say("starting again from step 1: no state of earlier steps is left")
         if resumed.unrecorded is not None:
             self.where.step = step
             seconds = resumed.unrecorded["seconds"]
@@ -379,25 +381,25 @@ class Trainer:
         return step
 
     def _save(self, step: int, *, leaving: bool) -> None:
-        """`leaving`: it must be complete before this returns, and need not be written twice."""
+        """Save a checkpoint. With `leaving`, wait until it is complete; do not save a step twice."""
         with self.where.during("checkpoint"):
-            self._zero()  # for a fire drill: what follows is the host's and counts for nothing
+            self._zero()  # an allocation for a fire drill: the rest is in host memory and is not counted
             with self.budget.host_side():
-                self._tell(self.checkpoints.finished(wait=True))
+                self._report_checkpoint(self.checkpoints.finished(wait=True))
                 if not leaving:
-                    self._tell(self.checkpoints.save(step))
+                    self._report_checkpoint(self.checkpoints.save(step))
                 elif self.checkpoints.saved != step:
-                    self._tell(self.checkpoints.save_last(step))
+                    self._report_checkpoint(self.checkpoints.save_last(step))
 
-    def _tell(self, saved: Saved | None) -> None:
-        """A checkpoint that failed costs the steps since the last good one if worse follows, and no more."""
+    def _report_checkpoint(self, saved: Saved | None) -> None:
+        """Report a checkpoint. After a failed one, training continues: the last complete one remains."""
         if saved is None:
             return
         if saved.problem is None:
             self.recorder.event(CheckpointSaved(step=saved.step, path=str(saved.path)))
         else:
             self.recorder.event(CheckpointFailed(step=saved.step, reason=saved.problem))
-            self.rank.say(f"{saved.problem}. The training goes on, the next checkpoint tries again")
+            self.rank.say(f"{saved.problem}. Training continues; the next checkpoint tries again")
 
     def _saves_after(self, step: int) -> bool:
         every = self.rank.job.train.checkpoint_every

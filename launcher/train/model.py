@@ -1,4 +1,4 @@
-"""The model as a recipe trains it: stored, computed and shared between the ranks as it says."""
+"""Build the model as the recipe says: its precision, activations, compilation and sharding."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from launcher.train.budget import Budget
 from launcher.train.compiling import apply_compile
 from launcher.train.float8 import to_float8
 from launcher.train.offload import count_no_gradients
-from launcher.train.precision import cast, compute_in, outwardly_fp32
+from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
 from launcher.train.sharding import shard
 from launcher.train.task import Task, TaskError
 
 
 def new_model(task: Task, recipe: Recipe, *, on_meta: bool = False) -> nn.Module:
-    """The whole model on the CPU, or `on_meta`, where the task itself may want it to be."""
+    """Return the whole model on the CPU; on the meta device if `on_meta` or the task's `built_on_meta`."""
     with torch.device("meta") if on_meta or task.built_on_meta else nullcontext():
         model = task.model()
     if not isinstance(model, nn.Module):
-        raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, no nn.Module")
-    return outwardly_fp32(cast(model, recipe), recipe)
+        raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, not nn.Module")
+    return with_fp32_outputs(cast(model, recipe), recipe)
 
 
 def arranged(
     model: nn.Module, task: Task, rank: Rank, budget: Budget, mesh: DeviceMesh | None = None
 ) -> nn.Module:
-    """What this rank holds of it, ready to train. `mesh`: of the ranks; made here when left out."""
+    """Return this rank's part of the model, ready to train. Without `mesh`, a mesh of all ranks is made."""
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
         to_float8(model, task.blocks(model), device)
@@ -43,7 +43,7 @@ def arranged(
     apply_compile(blocks, recipe, device, budget)
     on_meta = any(p.is_meta for p in model.parameters())
     fill = partial(task.initialise, seed=rank.job.train.seed) if on_meta else None
-    # A CPU that stands in for a GPU: FSDP's shards and their gradients are then the host's.
+    # On a CPU that stands in for a GPU, FSDP's shards and their gradients count as host memory.
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():
         model = shard(model, blocks, rank, fill, mesh).train()
@@ -56,24 +56,24 @@ def arranged(
 def loss_of(
     task: Task, model: nn.Module, batch: Any, rank: Rank
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """(sum, weight) of one micro-batch. Raises TaskError for anything else that the task returns."""
+    """Return (sum, weight) of one micro-batch. Raises TaskError if the task returns anything else."""
     with compute_in(rank.recipe, rank.device):
         result = task.loss(model, batch)
     name = f"loss() of {type(task).__name__}"
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
-        raise TaskError(f"{name} must return (sum, weight), the sum a tensor")
+        raise TaskError(f"{name} must return (sum, weight), where sum is a tensor")
     if result[0].ndim:
         raise TaskError(
-            f"{name} returned a sum of shape {tuple(result[0].shape)}; it is one number: .sum() it"
+            f"{name} returned a sum of shape {tuple(result[0].shape)}; it must be a scalar: call .sum()"
         )
     if result[0].dtype in (torch.float16, torch.bfloat16):
         raise TaskError(
-            f"{name} adds up in {result[0].dtype}, which keeps two or three digits: make what the loss is "
-            "computed from .float() first"
+            f"{name} returned a sum in {result[0].dtype}, which keeps two or three digits: call .float() on "
+            "the inputs of the loss"
         )
     if torch.is_grad_enabled() and not result[0].requires_grad:
         raise TaskError(
-            f"{name} returned a sum that does not come from the parameters (it has no grad_fn): every rank "
+            f"{name} returned a sum that does not depend on the parameters (it has no grad_fn): every rank "
             "takes part in each backward pass; for a batch without a target return model(x).sum() * 0, 0"
         )
     return result

@@ -1,4 +1,4 @@
-"""offload: cpu-optimizer and nvme-optimizer: states off the GPU, parameters and gradients on it."""
+"""`offload: cpu-optimizer` and `nvme-optimizer`: only the optimizer's states leave the GPU."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from launcher.train.rank import SetupError
 
 Groups = list[dict[str, Any]]
 Make = Callable[[Groups, Collection[torch.Tensor]], torch.optim.Optimizer]
-"(parameter groups, those with states in 32 bit) -> the recipe's own optimizer."
+"(parameter groups, parameters that need 32-bit states) -> the recipe's optimizer."
 Keep = Callable[[torch.Tensor], torch.Tensor]
-"A plain tensor of states -> the same values where they are to stay."
+"A plain tensor of states -> the same values in the memory where they will stay."
 
 
 class HostOptimizer(torch.optim.Optimizer):
-    """Runs another optimizer on the host, one parameter after the other.
+    """An optimizer that runs another optimizer on the host, one parameter at a time.
 
-    Every parameter has a twin in host memory, sharded alike. A step takes a gradient down, updates the twin
-    and takes it up again: the arithmetic is the other optimizer's, and its states are saved as its own, so
-    checkpoints with and without offload are the same. In host memory are the twins (as large as this rank's
-    parameters), the states (unless `keep` puts them elsewhere) and one parameter's gradient at a time.
+    Every parameter has a twin in host memory with the same sharding. A step copies a gradient to the host,
+    updates the twin and copies it back. The inner optimizer does the arithmetic and saves its own states, so
+    checkpoints with and without offload are the same. Host memory holds the twins, which are as large as this
+    rank's parameters, the states unless `keep` moves them, and the gradient of one parameter at a time.
 
-    All states exist from the beginning: what does not fit is known before the first step, not in it.
-    `host_side` is a context in which a memory budget does not count.
+    All states are created at the start, so that states that do not fit fail before the first step.
+    A memory budget does not count allocations inside the context `host_side`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HostOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """`closure` is never called: torch.distributed.checkpoint passes None by name."""
+        """Update all parameters. `closure` is ignored; torch.distributed.checkpoint passes None by name."""
         self._lead_inner()
         with self._host_side():
             for group, p, twin in self._pairs():
@@ -75,7 +75,7 @@ class HostOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Who loads states has loaded parameters before: the twins follow them."""
+        """Load states and copy the parameters to their twins: load the parameters first."""
         self._inner.load_state_dict(state_dict)
         with self._host_side():
             for _, p, twin in self._pairs():
@@ -84,14 +84,14 @@ class HostOptimizer(torch.optim.Optimizer):
         self._follow_inner()
 
     def _pairs(self) -> Iterator[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
-        """(the group of the twin, parameter, twin)"""
+        """Yield (group of the twin, parameter, twin)."""
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             for p, twin in zip(group["params"], inner["params"], strict=True):
                 yield inner, p, twin
 
     @torch.no_grad()
     def _begin(self, group: dict[str, Any], p: torch.Tensor, twin: torch.Tensor) -> None:
-        """Make the states of one parameter by a step that changes nothing, and which is not counted."""
+        """Create the states of one parameter with a step that changes nothing and is not counted."""
         local(twin).copy_(local(p))
         self._step_alone({**group, "lr": 0.0}, twin, torch.zeros_like(local(twin)))
         if "step" in self._inner.state[twin]:
@@ -99,8 +99,7 @@ class HostOptimizer(torch.optim.Optimizer):
         self._put_away(twin)
 
     def _step_alone(self, group: dict[str, Any], twin: torch.Tensor, gradient: torch.Tensor) -> None:
-        """One parameter at a time: new states are put away before the next ones are made, and of the
-        gradients one needs host memory."""
+        """Update one twin only, so that the host holds one gradient and one set of new states at a time."""
         groups = self._inner.param_groups
         twin.grad = beside(twin, gradient, twin.shape)
         self._inner.param_groups = [{**group, "params": [twin]}]
@@ -117,12 +116,12 @@ class HostOptimizer(torch.optim.Optimizer):
                 state[name] = beside(value, self._keep(local(value)), value.shape)
 
     def _lead_inner(self) -> None:
-        """Today's learning rate is set here."""
+        """Copy this optimizer's settings, such as the learning rate, to the inner optimizer."""
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner.update({key: value for key, value in group.items() if key != "params"})
 
     def _follow_inner(self) -> None:
-        """Show its settings and its states as those of the parameters on the device."""
+        """Expose the inner optimizer's settings and states as those of the parameters on the device."""
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             group.update({key: value for key, value in inner.items() if key != "params"})
         for _, p, twin in self._pairs():
@@ -130,8 +129,8 @@ class HostOptimizer(torch.optim.Optimizer):
 
 
 def count_no_gradients(model: nn.Module, budget: Budget) -> None:
-    """Do not count the gradients of FSDP's shards once they are reduced: on a GPU, `offload: cpu` moves them
-    to host memory then."""
+    """Stop counting the gradients of FSDP's shards after their reduction, since `offload: cpu` on a GPU moves
+    them to host memory then."""
 
     def moved(p: torch.Tensor) -> None:
         budget.to_host(p.grad)
@@ -142,32 +141,32 @@ def count_no_gradients(model: nn.Module, budget: Budget) -> None:
 
 
 def in_host_memory(states: torch.Tensor) -> torch.Tensor:
-    """`keep` of cpu-optimizer: the states are made where they stay."""
+    """Return `states` unchanged: `keep` of cpu-optimizer, whose states stay in host memory."""
     return states
 
 
 class ScratchFiles:
-    """`keep` of nvme-optimizer: each tensor in a memory-mapped file, which has no name any more.
+    """`keep` of nvme-optimizer: moves each tensor into an unlinked, memory-mapped file.
 
-    The kernel frees an unlinked file when its process ends, however it ends. It holds parts of the files in
-    its page cache and writes them back when it needs the memory: the states slow down other work before
-    they fill the host, but a memory limit of a container counts those pages until they are written.
-    Raises SetupError for a directory that cannot be used, and when it is full.
+    The kernel frees an unlinked file when its process ends, in any way. It keeps parts of the files in the
+    page cache and writes them back when it needs the memory. The states therefore slow down other work before
+    they fill the host, but a container's memory limit counts those pages until they are written.
+    Raises SetupError if the directory is unusable or full.
     """
 
     def __init__(self, folder: str | None, name: str) -> None:
         if folder is None:
             raise SetupError(
-                "offload: nvme-optimizer needs train.nvme_dir: a directory on a local NVMe disk of each node"
+                "offload: nvme-optimizer needs train.nvme_dir, a directory on a local NVMe disk of each node"
             )
         self.folder, self.name, self.bytes = Path(folder), name, 0
         if not self.folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise SetupError(
                 f"train.nvme_dir: {folder} is not a directory that this user can write to on node "
-                f"{os.uname().nodename}; create it there, or choose offload: cpu-optimizer"
+                f"{os.uname().nodename}; create it there, or use offload: cpu-optimizer"
             )
         self._mapped: set[int] = set()
-        # Of an attempt that was killed between the first and the last line that use a file's name.
+        # Delete files of an attempt that was killed between creating and unlinking a file.
         for left in self.folder.glob(f"{glob.escape(name)}-*"):
             left.unlink(missing_ok=True)
 
@@ -177,15 +176,15 @@ class ScratchFiles:
         free = shutil.disk_usage(self.folder).free
         descriptor, path = tempfile.mkstemp(prefix=f"{self.name}-", dir=self.folder)
         try:
-            # A hole in a file would be a SIGBUS in the middle of training when the disk is full.
+            # Without this, a full disk would cause a SIGBUS in the middle of training.
             os.posix_fallocate(descriptor, 0, states.nbytes)
             mapped = torch.from_file(path, shared=True, size=states.numel(), dtype=states.dtype)
         except OSError as error:
             raise SetupError(
                 f"train.nvme_dir: {self.folder} is too small for the optimizer's states: this rank has "
-                f"written {format_bytes(self.bytes)}, the next {format_bytes(states.nbytes)} did not fit "
-                f"into {format_bytes(free)} of free space ({error.strerror}); name a larger disk, shard "
-                "over more ranks, or choose an 8-bit optimizer"
+                f"written {format_bytes(self.bytes)}, and the next {format_bytes(states.nbytes)} do not fit "
+                f"into {format_bytes(free)} of free space ({error.strerror}); use a larger disk, shard "
+                "over more ranks, or use an 8-bit optimizer"
             ) from None
         finally:
             os.close(descriptor)
@@ -196,11 +195,11 @@ class ScratchFiles:
 
 
 def _twin(p: torch.Tensor) -> nn.Parameter:
-    """On the host and sharded as `p`; without its values."""
+    """Return an uninitialised parameter on the host, sharded as `p`."""
     return nn.Parameter(beside(p, _on_host(local(p)), p.shape))
 
 
 def _on_host(like: torch.Tensor) -> torch.Tensor:
-    """Contiguous host memory, pinned where there is a GPU to copy to; torch keeps pinned memory for reuse."""
+    """Return an empty contiguous tensor on the host, pinned if there is a GPU; torch reuses pinned memory."""
     pinned = torch.cuda.is_available()
     return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pinned)

@@ -1,4 +1,4 @@
-"""Learning rate, and the one division and clipping of the gradients."""
+"""The learning rate, and the division and clipping of gradients."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.distributed.tensor import DTensor
 
 from launcher.spec.job import Training
 
-FLOOR = 0.1  # of the peak learning rate, reached at the last step
+FLOOR = 0.1  # the last step's learning rate, as a part of the peak
 
 
 def learning_rate(step: int, steps: int, training: Training) -> float:
-    """Of the `step`-th of `steps` steps, counted from 1: linear warm-up, then cosine to a tenth.
+    """Return the learning rate of `step`, counted from 1: linear warm-up, then cosine decay to a tenth.
 
-    A pure function of the step: there is no scheduler state to save.
+    It is a pure function of the step, so there is no scheduler state to save.
     """
     if step <= training.warmup_steps:
         return training.lr * step / training.warmup_steps
@@ -32,8 +32,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def divide_and_clip(model: nn.Module, factor: float, clip_norm: float | None) -> float:
     """Multiply all gradients by `factor`, then clip them to `clip_norm`, in one pass over memory.
 
-    Returns the norm of the whole gradient before clipping. It is taken over all shards of all ranks,
-    so it does not depend on the sharding.
+    Returns the norm of the whole gradient before clipping, over all shards of all ranks: it does not depend
+    on the sharding.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)

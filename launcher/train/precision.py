@@ -1,4 +1,4 @@
-"""Precision: in which type parameters are stored, computed and reduced."""
+"""Precision: the types in which parameters are stored and computed, and gradients are reduced."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from torch.utils._pytree import tree_map_only
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.batch_norm import computes_in_fp32
 
-# What is computed in, where parameters stay in fp32.
-# float8 is bf16-mixed but for the matrix products inside the blocks.
+# The compute type of precisions with fp32 parameters.
+# float8 equals bf16-mixed except for the matrix products inside the blocks.
 COMPUTE = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16, "float8": torch.bfloat16}
 
 
 def cast(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """bf16 stores everything in bf16, but BatchNorm's statistics; the others keep fp32 parameters."""
+    """Return the model with `bf16` parameters cast to bf16; other precisions keep fp32 parameters.
+
+    BatchNorm's statistics stay in fp32.
+    """
     if recipe.precision == "bf16":
         model = model.to(torch.bfloat16)
     if recipe.precision != "fp32":
@@ -27,9 +30,11 @@ def cast(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model
 
 
-def outwardly_fp32(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """The same model, which returns fp32 whatever it computes in: a task computes its loss in fp32 without
-    a thought. With `bf16` it takes fp32, too: a task's data need not know the type of the parameters."""
+def with_fp32_outputs(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """Make the model return fp32 in any precision, so that a task computes its loss in fp32.
+
+    With `bf16` the model also accepts fp32 inputs, so a task's data are independent of the parameter type.
+    """
     if recipe.precision == "bf16":
         model.register_forward_pre_hook(_inputs_in_bf16, with_kwargs=True)
     if recipe.precision != "fp32":
@@ -46,14 +51,14 @@ def _floats_to(dtype: torch.dtype, tree: Any) -> Any:
 
 
 def mixed_precision(recipe: Recipe) -> MixedPrecisionPolicy:
-    """FSDP2's policy: fp32 shards, 16-bit compute, gradients added up over the ranks in fp32."""
+    """Return FSDP2's policy: fp32 shards, 16-bit compute, gradients reduced in fp32."""
     if recipe.precision not in COMPUTE:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=COMPUTE[recipe.precision], reduce_dtype=torch.float32)
 
 
 def compute_in(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:
-    """Around the forward pass: autocast where no FSDP policy does the same."""
+    """Return a context for the forward pass: autocast, unless FSDP's policy already casts."""
     if recipe.precision in COMPUTE and recipe.sharding not in SHARDED:
         return torch.autocast(device.type, dtype=COMPUTE[recipe.precision])
     return nullcontext()

@@ -1,4 +1,4 @@
-"""This rank: what the environment says, its device, and the process group."""
+"""This rank: its environment, its recipe, its device and the process group."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from launcher.spec.rules import Setting
 
 
 class SetupError(RefusedError):
-    """The environment, the run directory or the recipe does not allow a start."""
+    """The environment, the run directory or the recipe is unusable."""
 
 
 class RendezvousError(Exception):
-    """The ranks did not find each other."""
+    """The ranks could not connect to each other."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank writes, known before anything else can fail."""
+    """The directories and number of a rank; available before anything else can fail."""
 
     run: RunDir
     attempt: AttemptDir
     number: int
-    "RANK: 0 to world - 1 over all nodes."
+    "The RANK variable: 0 to world - 1 over all nodes."
     node: int
 
 
@@ -50,17 +50,17 @@ class Rank(Place):
     local: int
     world: int
     per_node: int
-    "Ranks on this node, as torchrun started them; the same on every node."
+    "Ranks that torchrun started on this node; the same number on every node."
     device: torch.device
     stop_file: Path
     apart: bool = False
-    "The nodes share no folder: each has its own run directory and its own part of each checkpoint."
+    "True if the nodes share no folder: each has its own run directory and its part of each checkpoint."
     hosts: tuple[str, ...] = ()
-    "Names of the nodes, where the run knows them."
+    "Names of the nodes, if known."
 
     @property
     def leads(self) -> bool:
-        """Does on disk what one rank does for all that see this folder."""
+        """True for the rank that writes to disk on behalf of all ranks that share its run directory."""
         return self.local == 0 if self.apart else self.first
 
     def host(self, node: int) -> str:
@@ -84,17 +84,19 @@ class Rank(Place):
         )
 
     def say(self, text: str) -> None:
-        """One line for a person, from rank 0 only."""
+        """Print a line on rank 0; do nothing on other ranks."""
         if self.first:
             print(text, flush=True)
 
     def stop_requested(self) -> bool:
-        """Only rank 0 looks: every rank hears of it with the step's sums, and a shared file system is spared
-        a look of each rank at each step."""
+        """Return True on rank 0 if the stop file exists, False on all other ranks.
+
+        The step's sums tell the other ranks, so that not every rank asks the shared file system each step.
+        """
         return self.first and self.stop_file.exists()
 
     def add_up(self, *values: torch.Tensor | float) -> list[float]:
-        """Sum of each value over all ranks, in fp64, by one collective."""
+        """Return the sum of each value over all ranks, in fp64, with one collective."""
         sums = torch.stack(
             [torch.as_tensor(value, dtype=torch.float64, device=self.device).detach() for value in values]
         )
@@ -104,10 +106,10 @@ class Rank(Place):
 
 
 def this_place() -> Place:
-    """Read the environment. Raises SetupError."""
+    """Return this rank's place, read from the environment. Raises SetupError."""
     run_path = os.environ.get(variables.RUN_DIR)
     if not run_path:
-        raise SetupError(f"{variables.RUN_DIR} is not set: it names the directory of the run")
+        raise SetupError(f"{variables.RUN_DIR} is not set: it must name the run directory")
     run = RunDir(Path(run_path).absolute())
     return Place(
         run=run,
@@ -118,10 +120,10 @@ def this_place() -> Place:
 
 
 def this_rank(place: Place) -> Rank:
-    """Read the run directory. Raises SetupError."""
+    """Return this rank, read from the run directory and the environment. Raises SetupError."""
     facts, recipe = _read(place.run.run), place.run.read_recipe(place.attempt)
     if not recipe:
-        raise SetupError(f"neither {place.attempt.recipe} nor {place.run.plan} holds a recipe")
+        raise SetupError(f"neither {place.attempt.recipe} nor {place.run.plan} contains a recipe")
     job = Job.model_validate(facts["job"])
     if job.task is None:
         raise SetupError("the job has a `command:`; this entrypoint runs jobs with a `task:`")
@@ -130,8 +132,8 @@ def this_rank(place: Place) -> Rank:
     if apart and place.number // per_node != place.node:
         raise SetupError(
             f"rank {place.number} is on node {place.node}, but the hosts of this run share no folder and "
-            "each has the files of its own ranks: start them in the order of the nodes, as scripts/start.sh "
-            "does"
+            "each has only the files of its own ranks: number the ranks in the order of the nodes, as "
+            "scripts/start.sh does"
         )
     return Rank(
         **vars(place),
@@ -156,10 +158,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _device(gpus: int, local: int) -> torch.device:
-    """The GPU of this rank, or the CPU when the plan gives none. Never another one than planned."""
+    """Return the GPU of this rank, or the CPU if the plan has no GPUs. Raises SetupError."""
     if gpus == 0:
         return torch.device("cpu")
-    # Ask the driver's management library: the CUDA runtime, once asked, is of no use to forked workers.
+    # Let torch ask NVML: forked workers cannot use CUDA if the CUDA runtime was called before the fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if not torch.cuda.is_available():
         raise SetupError(f"the plan gives each node {gpus} GPU(s), but torch sees no CUDA device on this one")
@@ -171,11 +173,11 @@ def _device(gpus: int, local: int) -> torch.device:
 
 
 def join_ranks(rank: Rank) -> None:
-    """Meet the other ranks. Nobody destroys the group: that, and its destructors, can wait for ever for
-    ranks that have gone (seen with gloo and DDP after a training that had succeeded).
+    """Create the process group and wait for the other ranks. Raises RendezvousError.
 
-    Every attempt has a new torchrun and thus a new store, so the plain `env://` is enough.
-    Raises RendezvousError.
+    The group is never destroyed: that, and its destructors, can wait forever for ranks that have ended (seen
+    with gloo and DDP after a successful training). Every attempt has a new torchrun and therefore a new
+    store, so plain `env://` is enough.
     """
     backend = "gloo"
     if rank.device.type == "cuda":
@@ -189,4 +191,4 @@ def join_ranks(rank: Rank) -> None:
             dist.init_process_group(backend, timeout=timeout)
             dist.barrier()
     except (dist.DistError, RuntimeError, ValueError) as error:
-        raise RendezvousError(f"{rank.world} ranks could not meet: {error}") from error
+        raise RendezvousError(f"{rank.world} ranks could not connect to each other: {error}") from error

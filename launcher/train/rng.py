@@ -1,4 +1,4 @@
-"""The random state of one rank: what dropout and augmentation draw from."""
+"""The random state of one rank, used by dropout and augmentation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seed_all(seed: int) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Everything a run draws from, as it is in memory."""
+    """Return the states of all generators, as they are in memory."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if numpy is not None:
         state["numpy"] = numpy.random.get_state()
@@ -34,7 +34,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """The same, as values that `torch.load(weights_only=True)` reads."""
+    """Return `random_state` as values that `torch.load(weights_only=True)` reads."""
     return packed(random_state(device))
 
 
@@ -46,7 +46,7 @@ def packed(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Of either kind."""
+    """Restore a state from `random_state` or `rng_state`."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if numpy is not None and "numpy" in state:

@@ -1,4 +1,4 @@
-"""Seeds that do not repeat each other."""
+"""Seeds derived from names and numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import hashlib
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed of 63 bits; different parts give unrelated streams."""
+    """Return a seed of 63 bits. Different parts give unrelated random streams."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -132,7 +132,7 @@ class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Any:
         self.next = 0
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in KEPT:
@@ -153,4 +153,4 @@ class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _wrapped(value: Any) -> Any:
     """With the version of a tensor, so that one that was changed in place since is not taken for what it
     was."""
-    return _VersionWrapper(_detach_helper(value))
+    return _VersionWrapper(_detach_helper(value))  # type: ignore[no-untyped-call]

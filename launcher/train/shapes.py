@@ -1,4 +1,4 @@
-"""The shapes of a task's model, built on the meta device: no weights, no data, no GPU."""
+"""Read the shapes of a task's model, built on the meta device: no weights, no data, no GPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from launcher.train.task import Task
 
 
 def read_shapes(task: Task, recipe: Recipe) -> ModelShapes:
-    """As `recipe.precision` stores the model. Raises SetupError for what FSDP cannot shard, and
-    whatever the task's own model() raises, such as on the meta device where it asks for a value."""
+    """Return the shapes of the model as `recipe.precision` stores it.
+
+    Raises SetupError for parameters that FSDP cannot shard. Exceptions of the task's model() propagate, such
+    as one that needs a value on the meta device.
+    """
     with torch.device("meta"):
         model = cast(task.model(), recipe)
     if recipe.sharding in SHARDED:

@@ -1,4 +1,4 @@
-"""Task: what a user writes to train with the built-in entrypoint, and how it is found."""
+"""Task: the class that you subclass to train with the built-in entrypoint, and functions that load it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Split = Literal["train", "eval"]
 
 
 class TaskError(LauncherError):
-    """The job names a task that cannot be used. The message is meant for its author."""
+    """The job's task cannot be used. The message is for the author of the task."""
 
 
 class Task(ABC):
@@ -32,100 +32,101 @@ class Task(ABC):
     """
 
     uses_loss_chunks: ClassVar[bool] = False
-    "True in a task that follows `self.loss_chunks`. Others refuse a recipe that asks for chunks."
+    "True in a task that uses `self.loss_chunks`. Other tasks refuse a recipe with `loss_chunks` above 1."
     loss_chunks: int = 1
-    "The recipe's, set before model() is called: for launcher.train.loss.chunked_cross_entropy."
+    "The recipe's value, for launcher.train.loss.chunked_cross_entropy; set before model() is called."
 
     counts: ClassVar[Literal["samples", "tokens"]] = "samples"
-    "What the weight of the loss counts: the unit of the reported speed."
+    "The unit of the loss's weight and of the reported speed."
 
     couples_samples: ClassVar[bool] = False
-    """True when the loss of one sample depends on the other samples of its micro-batch: contrastive, triplet,
-    statistics over the batch. A smaller micro-batch is another objective. Whether `loss` returns a sum, as it
-    must, cannot be checked then by splitting a batch: a mean trains with gradients that are too small."""
+    """True if the loss of a sample depends on the other samples of its micro-batch: contrastive or triplet
+    losses, statistics over the batch. A smaller micro-batch then changes the objective. It also prevents the
+    check that `loss` returns a sum, which splits a batch: a mean would train with too small gradients."""
 
     built_on_meta: ClassVar[bool] = False
-    "True: model() runs on the meta device, and initialise() fills each rank's shards. For large models."
+    "If True, model() runs on the meta device and initialise() fills each rank's shards; for large models."
 
     metrics: ClassVar[tuple[str, ...]] = ()
-    "Names for `log`, in metrics.jsonl and the trackers; of an evaluation with eval_ before them."
+    "Names for `log`. They appear in metrics.jsonl and the trackers; those of an evaluation begin with eval_."
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A new model on the CPU in fp32. The seed is set before, so every rank builds the same one."""
+        """Return a new model on the CPU in fp32. The seed is set before; all ranks build the same model."""
 
     def initialise(self, model: nn.Module, seed: int) -> None:
         """Fill every parameter and buffer of a model that was built on the meta device.
 
-        Called once, after sharding: parameters are DTensors where FSDP shards them. The values must not
-        depend on the sharding; launcher.train.initialise.draw_normal sees to that.
+        It is called once, after sharding: parameters that FSDP shards are DTensors. The values must not
+        depend on the sharding; launcher.train.initialise.draw_normal draws such values.
         """
-        raise TaskError(f"{type(self).__name__} has built_on_meta, but no initialise()")
+        raise TaskError(f"{type(self).__name__} sets built_on_meta, but has no initialise()")
 
     @abstractmethod
     def data(self, split: Split) -> Any:
-        """A map-style dataset (`len(data)`, `data[index]`). "eval" is asked for when the job evaluates."""
+        """Return a map-style dataset (`len(data)`, `data[index]`). "eval" is used if the job evaluates."""
 
     def example(self) -> Any:
-        """One sample as large as any. The plan is made with its shapes; the values do not matter.
+        """Return a sample of the largest size. The plan uses its shapes; the values do not matter.
 
-        The first of the training data, unless a task whose samples differ in size, or whose data are not
-        where plans are made, says otherwise.
+        The default is the first training sample. Override this if samples differ in size, or if the data
+        are not on the machine that makes the plan.
         """
         return self.data("train")[0]
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """The *sum* of the losses in `batch` (a scalar) and its weight, e.g. the number of target tokens.
+        """Return the *sum* of the losses in `batch`, a scalar, and its weight, e.g. the number of targets.
 
-        Gradients are divided once by the weight of the whole step over all ranks, so that no split of the
-        batch changes them. Call `model(...)` itself, not its methods: sharding hooks into the call.
+        Gradients are divided once, by the weight of the whole step over all ranks, so they do not depend on
+        how the batch is split. Call `model(...)` itself, not its methods: sharding hooks into the call.
         """
 
     def log(self, name: str, total: torch.Tensor | float, weight: torch.Tensor | float = 1.0) -> None:
-        """Add to one of `metrics`, from within `loss`: `self.log("accuracy", (guess == y).sum(), len(y))`.
+        """Add to one of `metrics`; call it in `loss`: `self.log("accuracy", (guess == y).sum(), len(y))`.
 
-        A step's value is the sum of all totals over that of all weights, over its micro-batches and ranks.
-        It costs no collective and no wait for the device. Raises TaskError for a name not in `metrics`.
+        A step's value is the sum of all totals divided by the sum of all weights, over its micro-batches and
+        ranks. Logging adds no collective and does not wait for the device. Raises TaskError for a name not in
+        `metrics`.
         """
         for value in (total, weight):
             if not (
                 isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
             ):
-                raise TaskError(f"log: {name}: give numbers, or tensors of one element, not {value!r:.80}")
+                raise TaskError(f"log: {name}: must be a number or a one-element tensor, not {value!r:.80}")
         try:
             logged.log(name, total, weight)
         except KeyError:
             raise TaskError(f"log: {name!r} is not in {type(self).__name__}.metrics {self.metrics}") from None
 
     def collate(self, samples: list[Any]) -> Any:
-        """A list of samples -> one micro-batch; tensors in it are moved to the device."""
+        """Return one micro-batch from a list of samples; its tensors are moved to the device afterwards."""
         return default_collate(samples)
 
     def state(self) -> Any:
-        """Return what changes as the task trains and is neither a parameter nor a buffer of the model: a
-        running mean, a curriculum, the state of a generator. None: there is nothing.
+        """Return state that changes during training and is neither a parameter nor a buffer of the model: a
+        running mean, a curriculum, the state of a generator. None means no such state.
 
-        Tensors, numbers, strings, and lists, tuples and dictionaries of them, as
-        torch.load(weights_only=True) reads. Each rank's own is saved in checkpoints, put back when a step is
-        repeated, and handed over to the next attempt. Called after each step.
+        It may hold tensors, numbers, strings, and lists, tuples and dictionaries of them, as read by
+        torch.load(weights_only=True). Each rank's state is saved in checkpoints, restored when a step is
+        repeated, and passed to the next attempt. Called after each step.
         """
         return None
 
     def load_state(self, state: Any) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
         raise TaskError(f"{type(self).__name__} has state(), but no load_state()")
 
     def export_files(self, folder: Path) -> None:  # noqa: B027 (most tasks need none)
-        """Write into `folder` what is needed beside the weights to load them: a config, a tokenizer.
+        """Write into `folder` the files needed to load the exported weights: a config, a tokenizer.
 
-        Called on rank 0 when an attempt begins; `launcher export` copies the files, without running the task.
+        Called on rank 0 when an attempt begins. `launcher export` copies the files without running the task.
         """
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The units FSDP shards and gathers one at a time: the children of every ModuleList.
+        """Return the units that FSDP shards and gathers one at a time: the children of every ModuleList.
 
-        Recomputation, offload of activations and torch.compile work in the same units.
+        Recomputation, offload of activations and torch.compile use the same units.
         """
         for module in model.modules():
             if isinstance(module, nn.ModuleList):
@@ -133,9 +134,9 @@ class Task(ABC):
 
 
 def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
-    """`package.module:Class` -> an instance. `workdir` becomes importable. Raises TaskError.
+    """Return an instance of the task `package.module:Class`. `workdir` becomes importable. Raises TaskError.
 
-    An exception that the user's own module or constructor raises passes through unchanged.
+    Exceptions raised by the user's own module or constructor propagate unchanged.
     """
     if workdir not in sys.path:
         sys.path.insert(0, workdir)
@@ -153,8 +154,10 @@ def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
 
 
 def check_varied(task: Task, args: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:
-    """Whether the values of each argument in `vary` begin with the task's default, where `args` does not
-    give it. Raises TaskError."""
+    """Check that the values of each argument in `vary` begin with the task's default, unless `args` sets it.
+
+    Raises TaskError.
+    """
     parameters = inspect.signature(type(task)).parameters
     for name, values in vary.items():
         default = parameters[name].default if name in parameters else inspect.Parameter.empty
@@ -163,7 +166,7 @@ def check_varied(task: Task, args: Mapping[str, Any], vary: Mapping[str, Sequenc
         has = "no default" if default is inspect.Parameter.empty else f"the default {default!r}"
         raise TaskError(
             f"plan.vary.{name}: begins with {values[0]!r}, but {type(task).__name__} has {has} for it: the "
-            "first value is the job's own; give it in args, too"
+            "first value must be the one that the job uses; set it in args, too"
         )
 
 
@@ -171,11 +174,11 @@ def _import(name: str, workdir: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A module that the user's module imports is another error: leave it as it is.
+        # A missing module that the user's module imports is another error, which propagates unchanged.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise TaskError(
-            f"task: no module named {error.name!r}, neither in {workdir} nor among the installed packages"
+            f"task: no module named {error.name!r} in {workdir} or among the installed packages"
         ) from None
 
 
@@ -208,7 +211,7 @@ def _check_args(found: type[Task], args: Mapping[str, Any]) -> None:
         for name, parameter in parameters.items()
         if name not in args and parameter.default is inspect.Parameter.empty
     ]
-    if wrong or missing:  # Python names one of them only
+    if wrong or missing:  # Python's message names only one of them
         problems.clear()
     meant: set[str] = set()
     for name in wrong:

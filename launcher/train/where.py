@@ -1,4 +1,4 @@
-"""Where in the run this rank is: read when it fails."""
+"""The phase and step that this rank is in; reported when it fails."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Where:
     step: int | None = None
     "The optimizer step in progress, counted from 1."
     micro_batch: int | None = None
-    "In force, once it is no longer the one of the recipe that the attempt began with."
+    "The micro-batch in use, once it differs from the one at the start of the attempt."
     users: bool = False
-    "The code that runs is the user's: their task, model or data."
+    "True while the user's code runs: their task, model or data."
     failed: Moment | None = None
-    "The last allocation that failed; the run may have gone on after it."
+    "The last allocation that failed; the run may have recovered from it."
     why_not: str | None = None
-    "Why a step that ran out of memory is not repeated in process."
+    "Why a step with an OOM is not repeated in process."
     trying: bool = False
-    "Nothing is lost when memory runs out: the probe has something smaller to try."
+    "True while an OOM is harmless, because the probe has a smaller recipe to try."
     traceback: tuple[str, ...] = ()
-    "Lines of what ends the attempt, when it was caught at first, and the frames with it."
+    "Lines of the traceback that ends the attempt, if the exception was caught first and lost its frames."
 
     @contextmanager
     def during(self, phase: Phase, *, users: bool = False) -> Iterator[None]:
-        """Left by an exception, the phase stays: the reader wants to know where it was."""
+        """Set the phase during a block. After an exception the phase stays, for the error report."""
         before = self.phase, self.users
         self.phase, self.users = phase, users
         yield

@@ -48,9 +48,9 @@ def test_options_of_the_queue_win_over_the_profile_and_arrive_as_they_are_writte
             "slurm-a100",
             "--set cluster.slurm.qoss=x: slurm.qoss: unknown field",
         ),
-        (["-s", "cluster.slurm.gres=[gpu:2]"], "slurm-a100", "GPUs are asked for by resources.gpus_per_node"),
-        (["-s", "cluster.slurm.srun_options=[x]"], "slurm-a100", "'x' is no long option of srun"),
-        (["-s", "cluster.node.cpu_bind=[a]"], "slurm-a100", "'a' is no list of CPUs"),
+        (["-s", "cluster.slurm.gres=[gpu:2]"], "slurm-a100", "asks for GPUs by resources.gpus_per_node"),
+        (["-s", "cluster.slurm.srun_options=[x]"], "slurm-a100", "'x' is not a long option of srun"),
+        (["-s", "cluster.node.cpu_bind=[a]"], "slurm-a100", "'a' is not a list of CPUs"),
         (
             ["-s", "cluster.node.cpu_bind=['1']", "-s", "cluster.node.numa_binding=node"],
             *("slurm-a100", "numa_binding and cpu_bind exclude each other"),

@@ -160,7 +160,7 @@ def test_words_of_ones_own_tell_the_class(lab: Lab) -> None:
     assert done.returncode == EXIT_CODES["disk-full"]
     wrong = lab.job(command="python train.py", failures=[{"pattern": "(", "class": "disk-full"}])
     refused = lab.cli("run", str(wrong))
-    assert refused.returncode == 2 and "is no regular expression" in refused.stderr
+    assert refused.returncode == 2 and "is not a regular expression" in refused.stderr
 
 
 def test_an_exit_code_alone_explains_nothing(lab: Lab) -> None:

@@ -61,7 +61,7 @@ def test_training_without_space_for_checkpoints_goes_on_and_ends_with_a_verdict(
     assert list(run.checkpoints.glob("*")) == []
     [verdict] = verdicts(run)
     assert done.returncode == EXIT_CODES["disk-full"] and verdict["phase"] == "checkpoint"
-    assert "found the disk full in checkpoint of step 6" in verdict["reason"]
+    assert "ran out of disk space in checkpoint of step 6" in verdict["reason"]
     assert "No space left on device: it takes " in verdict["exception"]
 
 

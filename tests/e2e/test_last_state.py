@@ -12,10 +12,10 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import handover_folder
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import processes_of
-from tests.e2e.test_apart import Pair
-from tests.e2e.test_apart import pair as pair
 from tests.e2e.test_disk_full import small_disk as small_disk
 from tests.e2e.test_handover import final, job, resumed, run
+from tests.e2e.test_no_shared_folder import Pair
+from tests.e2e.test_no_shared_folder import pair as pair
 from tests.e2e.test_together import two_nodes as two_nodes
 from tests.lab import Lab, events, metrics, verdicts, wait_for
 

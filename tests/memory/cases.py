@@ -158,11 +158,13 @@ CASES: tuple[Case, ...] = (
     case("video tiny", ranks=4, micro=4, optimizer="adam-mini"),
     case("llama tiny", micro=16),
     case("llama tiny", ranks=2, micro=16, activations="selective", **MIXED),
+    case("llama tiny", ranks=2, micro=16, activations="every-second", **MIXED),
     # Transformers of launcher.tasks
     case("gpt"),
     case("gpt", micro=4),
     case("gpt", activations="checkpoint"),
     case("gpt", activations="selective", **MIXED),
+    case("gpt", activations="every-second", **MIXED),
     case("gpt", loss_chunks=4, **PURE),
     case("gpt", optimizer="lion", accumulation=3, micro=4),
     case("gpt", offload="cpu-optimizer"),

@@ -18,6 +18,7 @@ ALONE: tuple[Case, ...] = (
     case("gpt dropout", micro=4, **HALF),
     case("llama", micro=4, optimizer="adam-mini", accumulation=2, precision="bf16"),
     case("llama tied", micro=2, activations="selective", **MIXED),
+    case("llama tied", micro=2, activations="every-second", **MIXED),
     case("hf gpt2", micro=2),
 )
 TOGETHER: tuple[Case, ...] = (

@@ -138,7 +138,7 @@ def test_compile_with_offloaded_activations_is_refused_with_what_runs():
 def test_a_drill_or_a_budget_that_cannot_be_is_refused_before_anything_starts():
     env = {"TRAIN_MEMORY_BUDGET": "0", "TRAIN_MEMORY_FAIL": "phase=forward,rank=8"}
     message = refusal(job(env=env), A6000)
-    assert "env.TRAIN_MEMORY_BUDGET: '0' is no memory to train in" in message
+    assert "env.TRAIN_MEMORY_BUDGET: '0' is too little memory" in message
     assert "env.TRAIN_MEMORY_FAIL: rank '8' is not one of the 8" in message
     assert "'abc' is not a size" in refusal(job(env={"TRAIN_MEMORY_BUDGET": "abc"}), LAPTOP)
     assert make_plan(job(env={"TRAIN_MEMORY_FAIL": "phase=forward,rank=7"}), A6000)

@@ -123,7 +123,7 @@ def test_what_cannot_arrive_is_refused_by_name_everywhere(name: str) -> None:
         with pytest.raises(ValidationError) as error:
             model.model_validate(data)
         said = error.value.errors()[0]["msg"]
-        assert f"{name} cannot be set: " in said or f"{name!r} is no name of a variable" in said
+        assert f"{name} cannot be set: " in said or f"{name!r} is not a variable name" in said
 
 
 def test_what_bash_does_not_pass_on_is_refused() -> None:
@@ -168,7 +168,7 @@ def test_any_word_of_a_script_reaches_the_rank_as_variable_and_as_secret(tmp_pat
     (run.scripts / "start.sh").write_text(render_run(target)[0].text)
     attempt = run.attempt(0)
     attempt.path.mkdir(parents=True)
-    ended = start(run, attempt, NodePlace(), secrets, tells=True).wait(lambda: None)
+    ended = start(run, attempt, NodePlace(), secrets, sends_sigterm=True).wait(lambda: None)
     assert ended.exit_code == 0, attempt.torchrun_log(0).read_text()
     found = dict(item.split(b"=", 1) for item in seen.read_bytes().split(b"\0")[:-1])
     for name, value in {**env, **secrets}.items():

@@ -53,13 +53,13 @@ def test_faults_are_read_from_the_command_line_and_from_files() -> None:
 def test_the_die_falls_the_same_way_whatever_falls_beside_it() -> None:
     faults = {"no-capacity": Fault(p=0.5), "price": Fault(p=0.5)}
     alone, mixed = Dice(3, faults), Dice(3, faults)
-    one = [alone.falls("no-capacity") for _ in range(50)]
+    one = [alone.happens("no-capacity") for _ in range(50)]
     two = []
     for _ in range(50):
-        mixed.falls("price")
-        two.append(mixed.falls("no-capacity"))
+        mixed.happens("price")
+        two.append(mixed.happens("no-capacity"))
     assert one == two and 10 < one.count(None) < 40
-    assert [Dice(4, faults).falls("no-capacity") for _ in range(1)] and Dice(3, faults).falls(
+    assert [Dice(4, faults).happens("no-capacity") for _ in range(1)] and Dice(3, faults).happens(
         "price", "x"
     ) in (None, 3)
 

@@ -149,7 +149,7 @@ def test_a_wrong_item_of_a_list_is_one_problem_that_says_what_is_expected(write)
     ]
     hosts = "name: x\nscheduler: ssh\nssh:\n  hosts: ['ssh://host:22']\n"
     assert problems(lambda: load_cluster(write(hosts, "c.yaml"))) == [
-        "c.yaml:4: ssh.hosts.0: 'ssh://host:22' is no host: write user@host, or a name of your ssh config "
+        "c.yaml:4: ssh.hosts.0: 'ssh://host:22' is not a host: write user@host, or a name of your ssh config "
         "(which has the port, too)"
     ]
     none = "name: x\nscheduler: ssh\nssh: {hosts: []}\n"
@@ -187,9 +187,9 @@ def test_what_a_plan_is_told_of_a_command(write):
         (COMMAND + "plan: {model: hf:a, length: 8,\n  params: 8}", "job.yaml:5: plan.params: give either"),
         (COMMAND + "plan:\n  vary: {a: [2, 1]}", "job.yaml:5: plan.vary: belongs to `task:`"),
         (GOOD + "plan:\n  params: 8", "job.yaml:6: plan.params: belongs to `command:`"),
-        (GOOD + "plan:\n  vary:\n    a: [1, 2]", "job.yaml:7: plan.vary.a: must fall from value to value"),
+        (GOOD + "plan:\n  vary:\n    a: [1, 2]", "job.yaml:7: plan.vary.a: must be in falling order"),
         (GOOD + "plan: {vary: {a: [2]}}", "plan.vary.a: needs the job's own value and a lower one"),
-        (GOOD + "args: {a: 3}\nplan: {vary: {a: [2, 1]}}", "plan.vary.a: begins with 2, but args says 3"),
+        (GOOD + "args: {a: 3}\nplan: {vary: {a: [2, 1]}}", "plan.vary.a: begins with 2, but args has 3"),
     ],
 )
 def test_a_plan_section_that_does_not_go_with_the_job_is_refused(write, text, message):

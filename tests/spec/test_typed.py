@@ -210,7 +210,7 @@ def test_set_reads_other_fields_as_yaml(tmp_path: Path) -> None:
     [
         ("env: {A: }", "f.yaml:4: env.A: is empty; write '' for an empty text"),
         ("train: {lr: 1e999}", "f.yaml:4: train.lr: 1e999 is too large for a number"),
-        ("train: {lr: .nan}", "f.yaml:4: train.lr: .nan is no number"),
+        ("train: {lr: .nan}", "f.yaml:4: train.lr: .nan is not a number"),
         ("train: {lr: -.inf}", "f.yaml:4: train.lr: -.inf is too large for a number"),
         ("train: {lr: 'inf'}", "f.yaml:4: train.lr: input should be a finite number"),
         ("train: {lr: !!float abc}", "f.yaml:4: train.lr: "),

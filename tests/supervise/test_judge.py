@@ -373,7 +373,7 @@ def test_a_full_disk_that_swallowed_every_record_is_named():
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
-        ("disk-full", "rank 0 found the disk full in checkpoint of step 6"),
+        ("disk-full", "rank 0 ran out of disk space in checkpoint of step 6"),
         ("user-error", "rank 0 could not save in checkpoint of step 6"),
     ],
 )

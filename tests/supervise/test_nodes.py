@@ -48,9 +48,9 @@ def test_a_failure_on_one_node_reaches_every_other_through_node_0(four: list[Nod
     attempt = opened(four)
     for node in four:
         node.beat(attempt)
-    assert not any(node.in_trouble(attempt) for node in four)
+    assert not any(node.another_node_failed(attempt) for node in four)
     four[3].report(attempt, Ended(1), oom_kills=0)
-    assert [node.in_trouble(attempt) for node in four[:3]] == [True, True, True]
+    assert [node.another_node_failed(attempt) for node in four[:3]] == [True, True, True]
 
 
 def test_a_node_without_a_heartbeat_is_lost_and_the_run_does_not_wait_for_it(four: list[Nodes]) -> None:
@@ -123,7 +123,7 @@ def test_the_decision_of_node_0_reaches_the_others(four: list[Nodes]) -> None:
 
 def test_a_dead_node_0_does_not_hold_the_others_for_ever(four: list[Nodes]) -> None:
     attempt = opened(four)
-    with pytest.raises(NodesError, match="no sign of life"):
+    with pytest.raises(NodesError, match="stopped sending heartbeats"):
         four[1].wait_for_announcement(attempt)
 
 

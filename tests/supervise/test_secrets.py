@@ -83,8 +83,8 @@ def test_a_file_of_somebody_else_is_named(tmp_path: Path) -> None:
 
 def test_the_home_directory_of_somebody_else_and_nul_are_refused_in_the_job_file() -> None:
     for file, why in {
-        "~nouser/token": "only `~/`",
-        "~": "only `~/`",
+        "~nouser/token": "only your own home directory",
+        "~": "only your own home directory",
         "a\0b": "NUL byte",
         "": "at least 1",
     }.items():

@@ -35,7 +35,13 @@ def main(out: Path) -> None:
     join_ranks(rank)
     eager = gradient(rank, "fsdp")
     result: dict[str, Any] = {}
-    cases = [("fsdp", "keep"), ("fsdp", "checkpoint"), ("fsdp", "selective"), ("ddp", "keep")]
+    cases = [
+        ("fsdp", "keep"),
+        ("fsdp", "checkpoint"),
+        ("fsdp", "selective"),
+        ("fsdp", "every-second"),
+        ("ddp", "keep"),
+    ]
     for sharding, activations in cases:
         torch._dynamo.reset()
         counters.clear()

@@ -69,7 +69,7 @@ def test_what_had_never_fitted_is_not(log: Log, step: int | None) -> None:
 def test_the_way_back_goes_over_every_recipe_that_had_fitted_whoever_left_it(log: Log) -> None:
     log.change("downgrade", LARGE, SMALL, step=50, restart=False)
     log.restart(SMALL, LEAST, step=90)
-    log.run.event("retry", reason="the same recipe again")
+    log.run.event("retry", reason="retry with the same recipe")
     log.attempt(LEAST, after=94)
     descent = log.descent(LEAST)
     assert descent.to_climb_to(90 + CLIMB_AFTER) == SMALL

@@ -118,7 +118,7 @@ def test_only_the_rank_that_is_named_counts_anything(monkeypatch: pytest.MonkeyP
         ("step=2", "phase is missing"),
         ("phase=forward,steps=2", "'steps' is not a key"),
         ("phase=forward,step=0", "step is '0', not a number from 1 on"),
-        ("phase=forward,step=1,step=2", "step stands there twice"),
+        ("phase=forward,step=1,step=2", "step is given twice"),
         ("phase=forward,rank=2", "rank '2' is not one of the 2"),
     ],
 )

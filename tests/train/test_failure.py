@@ -41,7 +41,7 @@ CPU_ALLOCATOR = (
         (RuntimeError(CPU_ALLOCATOR), "host-oom"),
         (MemoryError(), "host-oom"),
         (OSError(12, "Cannot allocate memory"), "host-oom"),
-        (RendezvousError("2 ranks could not meet: timed out after 600000ms"), "rendezvous-failed"),
+        (RendezvousError("2 ranks could not connect: timed out after 600000ms"), "rendezvous-failed"),
         (RuntimeError(GLOO_TIMEOUT), "nccl-timeout"),
         (RuntimeError(GLOO_CLOSED), None),
         (dist.DistBackendError("NCCL error: remote process exited or there was a network error"), None),

@@ -66,7 +66,7 @@ def test_a_task_that_builds_the_whole_logits_refuses_a_recipe_with_chunks(tmp_pa
     failure = error(run.attempt(0), 0)
     assert failure["failure"] == "user-error"
     assert "loss_chunks: 4 is for tasks that" in failure["exception"]
-    assert "Ragged does not; loss_chunks: 1 runs" in failure["exception"]
+    assert "Ragged does not; use loss_chunks: 1" in failure["exception"]
 
 
 def _peak(tokens: int, vocabulary: int, chunks: int) -> int:

@@ -227,7 +227,7 @@ def test_a_fire_drill_can_strike_a_save_and_one_that_never_struck_is_told(tmp_pa
 
     ended = start(run, recipe("none", micro=8), ranks=1, env=drills)
     assert ended.codes == {0: 0}
-    assert "never came about: step=2,phase=evaluation,attempt=1" in ended.output
+    assert "never took place: step=2,phase=evaluation,attempt=1" in ended.output
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_the_demo_of_a_downgrade_runs_out_after_one_step_and_fits_in_halves(tmp_
     assert list(losses(run, attempt=1)) == [1, 2, 3]  # started by hand: nothing was handed over
     told = [(event["step"], event["from"]) for event in run.read_events() if event["event"] == "resumed"]
     assert told == [(0, "nothing")]
-    assert "nothing is left of the steps before" in ended.output
+    assert "no state of earlier steps is left" in ended.output
 
 
 @pytest.mark.slow
@@ -297,7 +297,7 @@ def test_a_full_disk_costs_checkpoints_until_the_last_one_which_ends_the_attempt
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"], "the last good one"
     [failed] = [event for event in run.read_events() if event["event"] == "checkpoint-failed"]
     assert failed["step"] == 4 and "rank 1: OSError: [Errno 27] File too large" in failed["reason"]
-    assert f"{failed['reason']}. The training goes on" in ended.output
+    assert f"{failed['reason']}. Training continues" in ended.output
     # Both ranks learn it in the same moment; torchrun may end one of them before it has written.
     failure = error(run.attempt(0), 1) or error(run.attempt(0), 0)
     assert (failure["failure"], failure["phase"], failure["step"]) == ("user-error", "checkpoint", 6)
@@ -315,7 +315,7 @@ def test_a_recipe_that_this_machine_cannot_run_is_refused_with_one_that_can(tmp_
     failure = error(run.attempt(0), 0)
     assert ended.codes == {0: 1}
     assert failure["failure"] == "user-error"
-    assert "float8 needs a GPU of compute capability 8.9; bf16-mixed runs here" in failure["exception"]
+    assert "float8 needs a GPU of compute capability 8.9; use bf16-mixed here" in failure["exception"]
 
 
 def _tensors(run: RunDir, step: int, into: Path) -> dict[str, torch.Tensor]:

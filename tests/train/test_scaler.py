@@ -66,7 +66,7 @@ def test_the_factor_goes_on_with_the_run(tmp_path: Path) -> None:
 
     _back_to_step_3(run, factor=2.0**40, good_steps=1)
     ended = start(run, half)
-    assert "step 4: a gradient overflowed in fp16, loss scale now" in ended.output
+    assert "step 4 skipped: a gradient overflowed in fp16, the loss scale is now" in ended.output
     assert json.loads((last / MARKER).read_text())["scaler"] == {"factor": 2.0**37, "good_steps": 0}
     norms = [line["grad_norm"] for line in read_json_lines(run.metrics) if line["attempt"] == 2]
     assert norms == [None, None, None]

@@ -65,7 +65,7 @@ def test_a_task_is_found_in_the_workdir_and_gets_its_arguments(workdir: str) -> 
 @pytest.mark.parametrize(
     ("reference", "args", "message"),
     [
-        ("no_tasks:Good", {}, "no module named 'no_tasks', neither in .* nor among the installed packages"),
+        ("no_tasks:Good", {}, "no module named 'no_tasks' in .* or among the installed packages"),
         ("my_tasks:Goood", {}, "my_tasks has no 'Goood'; its tasks are Good, Half"),
         ("my_tasks:Other", {}, "Other is not a subclass of launcher.train.Task"),
         ("my_tasks:Half", {}, "Half does not define data, loss"),

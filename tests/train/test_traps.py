@@ -88,7 +88,7 @@ def test_where_fsdp_cannot_do_that_it_is_refused_and_no_step_is_done(tmp_path: P
     run = prepare(tmp_path / "run", job(task="traps:Branching", steps=1, args={"by_itself": True}))
     assert set(start(run, recipe("fsdp")).codes.values()) <= {1, 128 + signal.SIGTERM}
     failure = any_error(run.attempt(0))
-    assert failure["failure"] == "user-error" and "took different parameters" in failure["exception"]
+    assert failure["failure"] == "user-error" and "used different parameters" in failure["exception"]
     assert not run.metrics.exists() or not run.metrics.read_text()
 
 
@@ -141,7 +141,7 @@ def test_a_loss_that_is_a_mean_is_refused_before_the_first_step(
 def test_a_loss_in_16_bit_is_refused(tmp_path: Path) -> None:
     run = trap(tmp_path / "run", half=True)
     assert start(run, recipe("none", micro=8, precision="bf16"), ranks=1).codes == {0: 1}
-    assert "adds up in torch.bfloat16" in any_error(run.attempt(0))["exception"]
+    assert "a sum in torch.bfloat16" in any_error(run.attempt(0))["exception"]
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_a_diverged_training_ends_before_it_is_written_over_the_good_checkpoint(
     ("args", "message"),
     [
         ({"frozen": True}, "no parameter that is to be trained"),
-        ({"sign": -1}, "a weight is 0 or more"),
+        ({"sign": -1}, "they must be 0 or more"),
     ],
 )
 def test_what_cannot_be_trained_is_the_users_error(

@@ -104,7 +104,7 @@ class Offer:
     data_center: str | None
     stock: Stock
     usd_per_hour: float
-    "Of all pods together."
+    "Price of all pods of the run together."
     max_seconds: int
     ram_gb: float | None = None
     "Host memory of a CPU pod. GraphQL names the kind of pod by it."
@@ -150,7 +150,7 @@ class Market:
     left_out: tuple[str, ...]
     "What cannot be rented, each with the reason."
     data_center: str | None
-    "Of the volume; None if RunPod does not tell."
+    "Data centre of the volume, or None if RunPod does not report it."
     budget_spent: bool = False
     "Nothing is offered, and what is left of the budget is a reason."
 

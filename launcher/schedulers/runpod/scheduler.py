@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import Capabilities, Prepared, Request, Scheduler, SchedulerError, Status
+from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerError, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, copies, for_us_alone, in_force, rewrite_run, write_run
 from launcher.schedulers.runpod.errors import ApiError
@@ -42,7 +42,7 @@ LOOK_SECONDS = 2.0
 class RunPodScheduler(Scheduler):
     """Runs on rented pods. Their run directories are on a network volume that has an S3 API."""
 
-    capabilities = Capabilities(multi_node=True)
+    multi_node = True
 
     def __init__(self) -> None:
         self._volumes: dict[tuple[str, str | None], Volume] = {}

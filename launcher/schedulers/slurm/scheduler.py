@@ -18,7 +18,6 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 from launcher.schedulers.base import (
     Cancelled,
-    Capabilities,
     Prepared,
     Request,
     Scheduler,
@@ -74,7 +73,7 @@ class Seen:
 class SlurmScheduler(Scheduler):
     """Runs jobs through Slurm. The run directory must be on a file system that the nodes share."""
 
-    capabilities = Capabilities(multi_node=True)
+    multi_node = True
 
     def __init__(self, clusters: str | None = None) -> None:
         """`clusters` selects one of a site's clusters; None for the default."""

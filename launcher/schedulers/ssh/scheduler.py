@@ -16,7 +16,6 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 from launcher.schedulers.base import (
     LIVING,
-    Capabilities,
     Prepared,
     Request,
     Scheduler,
@@ -28,9 +27,9 @@ from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.rundir import in_force, status_of
-from launcher.schedulers.ssh.apart import bring, check_again, notes, where_it_lies
 from launcher.schedulers.ssh.choose import DEFAULT_PYTHON, About, Chosen, choose, hosts_of
 from launcher.schedulers.ssh.hosts import HostError, all_of, side_by_side
+from launcher.schedulers.ssh.no_shared_folder import bring, check_again, notes, where_it_lies
 from launcher.schedulers.ssh.start import Start
 from launcher.schedulers.ssh.state import judged, locks_script, words
 
@@ -50,7 +49,7 @@ class SshHosts(Scheduler):
     do not share this folder, each has a run directory, and the first one's covers all.
     """
 
-    capabilities = Capabilities(multi_node=True)
+    multi_node = True
 
     def __init__(self, hosts: tuple[str, ...], runs: str | None) -> None:
         self.there = absolute(runs, f"ssh.hosts {hosts[0]}")

@@ -1,1 +1,1 @@
-"""What a training tells the world: metrics, memory, snapshots of it, trackers."""
+"""Metrics, memory readings, memory snapshots and trackers of a training run."""

@@ -1,4 +1,4 @@
-"""Model FLOPs of a step, and the share of the GPUs' peak that they make (MFU)."""
+"""Model FLOPs of a step, and the model FLOPs utilisation (MFU): their share of the GPUs' peak."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FORWARD_AND_BACKWARD = 3
 
 
 def count_flops(task: Task, batch: Any) -> int:
-    """Forward and backward pass of one micro-batch, recomputation left out.
+    """Return the FLOPs of forward and backward of one micro-batch, without recomputation.
 
-    A second model is built on the meta device and fed the shapes of `batch`: nothing is computed, no memory
-    is taken, random states stay. Matrix products, convolutions and attention count, the last one in full
-    where it is causal: 6 FLOPs per weight and token plus 12 x layers x dim x length per token in a
-    transformer. Raises whatever code raises that looks at values.
+    A second model is built on the meta device and run with the shapes of `batch`: this computes nothing,
+    allocates nothing and keeps the random state. Matrix products, convolutions and attention are counted;
+    causal attention counts in full. A transformer has 6 FLOPs per weight and token plus
+    12 x layers x dim x length per token. Code that needs values of tensors raises.
     """
-    task = copy.copy(task)  # what it counts for itself is not ours to change
+    task = copy.copy(task)  # the task may change its attributes
     before = rng_state(torch.device("cpu"))
     try:
         with torch.device("meta"):
@@ -39,14 +39,14 @@ def count_flops(task: Task, batch: Any) -> int:
 
 
 def to_meta(batch: Any) -> Any:
-    """The shapes and types of every tensor in nested lists, tuples and dicts."""
+    """Return the batch with every tensor in nested lists, tuples and dicts on the meta device."""
     return tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), batch)
 
 
 class Mfu:
-    """Model FLOPs of the step / (its seconds x ranks x peak FLOP/s of a GPU).
+    """Computes the MFU: model FLOPs of a step / (seconds x ranks x peak FLOP/s of a GPU).
 
-    A step counts as that many micro-batches of the first one's shape.
+    All micro-batches of a step are assumed to have the shape of the first one.
     """
 
     def __init__(self, rank: Rank, task: Task, peak: float) -> None:
@@ -54,15 +54,15 @@ class Mfu:
         self._shapes: Any = None
         self._of = 0
         self._flops: int | None = None
-        "Of one rank's step; 0 when they cannot be counted."
+        "FLOPs of a step on one rank; 0 if they cannot be counted."
 
     def see(self, batch: Any, of: int) -> None:
-        """Remember the shapes of the first micro-batch, of so many in a step; count later, outside of the
-        step's time."""
+        """Store the shapes of the first of `of` micro-batches; FLOPs are counted later, outside the step."""
         if self._shapes is None:
             self._shapes, self._of = to_meta(batch), of
 
     def of(self, seconds: float) -> float | None:
+        """Return the MFU of a step that took `seconds`, or None if it cannot be computed."""
         if self._flops is None and self._shapes is not None:
             self._flops = self._count()
         return self._flops / (seconds * self.peak) if self._flops else None
@@ -70,16 +70,16 @@ class Mfu:
     def _count(self) -> int:
         try:
             return self._of * count_flops(self.task, self._shapes)
-        except Exception as error:  # the user's model, on a device its author may never have tried
+        except Exception as error:  # the user's model may not support the meta device
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self.rank.say(f"no MFU: the model's FLOPs cannot be counted on the meta device ({reason})")
             return 0
 
 
 def open_mfu(rank: Rank, task: Task) -> Mfu | None:
-    """None where nobody asks, the GPU is not known, or the recipe's products are not 16-bit ones.
+    """Return the MFU counter of rank 0; None on other ranks, on a CPU or an unknown GPU, and with fp32.
 
-    float8 is held against the 16-bit peak, as everybody does who publishes such figures.
+    float8 is compared with the 16-bit peak, as in published figures.
     """
     if not rank.first or rank.device.type != "cuda" or rank.recipe.precision == "fp32":
         return None

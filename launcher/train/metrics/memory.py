@@ -1,4 +1,4 @@
-"""How much memory this rank holds, read once per step: a few host-side counters, no synchronisation."""
+"""Memory use of this rank, read once per step from host-side counters, without synchronisation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from launcher.train.budget import Budget, MemoryBudget
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes; None where the device has no such count."""
+    """A reading of memory counters, in bytes; None if the device does not have the counter."""
 
     rss: int
     "Host memory of this process."
     allocated: int | None = None
-    "Of tensors on the device, now."
+    "Tensors on the device, now."
     peak: int | None = None
-    "The most that tensors held since the reading before, whatever the rank did in between."
+    "Peak of tensors on the device since the last reading."
     reserved: int | None = None
-    "What the caching allocator holds, now."
+    "Memory held by the caching allocator, now."
     num_alloc_retries: int | None = None
-    "How often, since the start, the allocator freed its cache to satisfy a request."
+    "How often the allocator emptied its cache to satisfy a request, since the start."
     num_ooms: int | None = None
 
     def known(self) -> dict[str, int]:
@@ -33,10 +33,10 @@ class Reading:
 
 class Meter(Protocol):
     capacity: int | None
-    "Bytes that this rank may use on its device, None on a CPU without a budget."
+    "Bytes that this rank may use on its device; None on a CPU without a budget."
 
     def read(self) -> Reading:
-        """The reading, from which on a new peak is taken."""
+        """Return a reading and start a new peak."""
 
 
 class CudaMeter:
@@ -46,7 +46,7 @@ class CudaMeter:
         self.capacity: int | None = int(total * torch.cuda.get_per_process_memory_fraction(device))
 
     def read(self) -> Reading:
-        # memory_allocated() and its kin each build the whole table of memory_stats(): read it once.
+        # memory_allocated() and similar functions each build the whole memory_stats() table: read it once.
         stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         return Reading(

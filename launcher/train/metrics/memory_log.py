@@ -1,4 +1,4 @@
-"""`memory/rank-003.jsonl`: a line per step, from every rank, and the alerts."""
+"""Write `memory/rank-003.jsonl`, one line per step on every rank, and report memory alerts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from launcher.train.rank import Rank
 
 SECONDS_BETWEEN_WRITES = 1.0
 WRITES_PER_SECOND = 100
-"Of all ranks together: each one opens a file on the shared file system."
+"Limit for all ranks together, because each write opens a file on the shared file system."
 
 
 class MemoryLog:
-    """Writes about once a second (less often on hundreds of ranks), and at an alert.
+    """Writes about once a second, less often on hundreds of ranks, and at an alert.
 
-    A full disk costs lines, not the training.
+    If the disk is full, lines are lost and training continues.
     """
 
     def __init__(self, rank: Rank, meter: Meter, notes: Notes) -> None:
@@ -46,7 +46,7 @@ class MemoryLog:
         return reading
 
     def write(self) -> None:
-        """What is not in the file yet."""
+        """Append the lines that are not in the file yet."""
         self._written = time.monotonic()
         lines, self._lines = self._lines, []
         if not lines:

@@ -1,4 +1,4 @@
-"""Lines and events from any rank. A full disk costs them, not the training."""
+"""Printed lines and events from any rank. If the disk is full, events are lost and training continues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from launcher.train.failure import masked
 from launcher.train.rank import Rank
 
 _WORDS = ("reason", "because")
-"Fields of events that may quote an exception."
+"Event fields that may quote an exception."
 
 
 class Notes:
@@ -16,21 +16,21 @@ class Notes:
         self._complained = False
 
     def line(self, text: str) -> None:
-        """For a person, from this rank; the log says which one it is."""
+        """Print a line from this rank; the log adds the rank's number."""
         print(text, flush=True)
 
     def event(self, event: Event) -> None:
-        """Into events.jsonl, which takes lines of several writers."""
+        """Append to events.jsonl, which several processes may write to."""
         try:
             self.rank.run.append(with_masked_words(event))
         except OSError as error:
             self.complain(error)
 
     def complain(self, error: OSError) -> None:
-        """Once: a disk that is full stays full."""
+        """Report a failed write, only once per rank."""
         if not self._complained:
             self._complained = True
-            self.line(f"metrics or events could not be written, the training goes on: {error}")
+            self.line(f"metrics or events could not be written; training continues: {error}")
 
 
 def with_masked_words(event: Event) -> Event:

@@ -1,4 +1,4 @@
-"""What the loop calls after each step: metrics, memory, snapshots, trackers, and a line now and then."""
+"""The recorder that the loop calls after each step: metrics, memory, snapshots, trackers, progress lines."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ SECONDS_BETWEEN_LINES = 5.0
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step over all ranks."""
+    """The result of one optimizer step over all ranks."""
 
     loss: float
-    "Mean per unit of weight."
+    "Mean loss per unit of weight."
     weight: float
     grad_norm: float
-    "Before clipping."
+    "Gradient norm before clipping."
     lr: float
     stop: bool
-    "Some rank saw the request to stop."
+    "True if a stop was requested."
     lost: float = 0.0
-    "Seconds of the passes that were thrown away before the one that counts, and of what lay between them."
+    "Seconds spent on discarded passes of this step and between them."
     logged: Mapping[str, float] = field(default_factory=dict)
     "The task's own metrics."
 
 
 class Recorder:
-    """Memory on every rank, everything else on rank 0. A full disk costs lines, not the training."""
+    """Records memory on every rank and everything else on rank 0. A full disk does not stop training."""
 
     def __init__(self, rank: Rank, steps: int, task: Task, budget: Budget) -> None:
         self.rank, self.steps, self.task = rank, steps, task
@@ -56,17 +56,17 @@ class Recorder:
         self._last_line = float("-inf")
 
     def event(self, event: Event) -> None:
-        """From rank 0."""
+        """Write an event on rank 0; do nothing on other ranks."""
         if self.rank.first:
             self.notes.event(event)
 
     def micro_batch(self, batch: Any, of: int) -> None:
-        """On the device, before its forward pass; one `of` so many of a step."""
+        """Note one of the `of` micro-batches of a step, on the device, before its forward pass."""
         if self.mfu is not None:
             self.mfu.see(batch, of)
 
     def step(self, step: int, result: StepResult, seconds: float, evaluated: Mapping[str, float]) -> None:
-        """`seconds` is the optimizer step's own time, without evaluation and what was lost."""
+        """Record a step. `seconds` excludes evaluation and lost time."""
         reading = self.memory.step(step)
         self.snapshots.after_step(step)
         if not self.rank.first:
@@ -104,18 +104,19 @@ class Recorder:
             line["tokens_per_second"] = round(result.weight / seconds, 3)
         if self.mfu is not None and (share := self.mfu.of(seconds)) is not None:
             line["mfu"] = round(share, 5)
-        # Rank 0's own; the others' are in their files: a maximum would cost every step a collective.
+        # Memory of rank 0 only; a maximum over the ranks would need a collective in every step. The files of
+        # the other ranks have theirs.
         line.update({f"memory_{name}": value for name, value in reading.known().items()})
         for name, value in {**result.logged, **evaluated}.items():
             line.setdefault(name, _finite(value))
         return line
 
     def close(self, failed: bool = False) -> None:
-        """Write what is still in memory, and let the trackers finish."""
+        """Write the pending lines, and close the trackers."""
         self.memory.write()
         self.trackers.close(failed)
 
 
 def _finite(value: float) -> float | None:
-    """JSON knows neither NaN nor infinity."""
+    """Return None for NaN and infinity, which JSON cannot represent."""
     return value if math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""What fills the memory of this rank, in a file: on demand, and at the moment memory runs out.
+"""Memory snapshots of this rank, written to a file on request and at an OOM.
 
-On a GPU it is PyTorch's own snapshot (pytorch.org/memory_viz shows it); under a memory budget on the CPU it
-is JSON with the same purpose.
+On a GPU this is PyTorch's snapshot, which pytorch.org/memory_viz displays. With a memory budget on the CPU it
+is a JSON file with the same purpose.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from launcher.train.where import Where
 
 SECONDS_BETWEEN_LOOKS = 1.0
 LOOKS_PER_SECOND = 100
-"Of all ranks together, at a file that is shared."
+"Limit for all ranks together, because they read a shared file."
 MAX_ENTRIES = 100_000
-"Allocations and frees that a GPU's history keeps, the newest ones; some KB each with their stacks."
+"Number of newest allocations and frees that a GPU's history keeps; a few KB each, with stacks."
 
 
 class Recording(Protocol):
-    """What a device can tell about its memory."""
+    """The memory recording of a device."""
 
     suffix: str
 
     def start(self) -> None:
-        """From now on keep what a snapshot wants to know. Costs time."""
+        """Start to collect the history that a snapshot shows. This costs time."""
 
     def stop(self) -> None: ...
 
     def dump(self, path: Path) -> None:
-        """Raises OSError."""
+        """Write a snapshot to `path`. Raises OSError."""
 
     def on_oom(self, observer: Callable[..., None]) -> None:
-        """Call `observer` when memory runs out, before the exception unwinds the stack."""
+        """Call `observer` at an OOM, before the exception unwinds the stack."""
 
     def moment(self, *told: int) -> Moment:
-        """What fills the memory then. `told`: what the observer is called with."""
+        """Return the state of memory at an OOM. `told` are the arguments of the observer."""
 
 
 class CudaRecording:
@@ -64,12 +64,12 @@ class CudaRecording:
         try:
             torch.cuda.memory._dump_snapshot(str(temporary))  # type: ignore[no-untyped-call]
             temporary.replace(path)
-        finally:  # a full disk is not to stay full because of it
+        finally:  # after an error, such as a full disk, do not leave the file
             temporary.unlink(missing_ok=True)
 
     def on_oom(self, observer: Callable[..., None]) -> None:
-        # Private, but what PyTorch's own guide to memory snapshots uses. Called with
-        # (device, bytes wanted, bytes that this process may have, bytes free on the device).
+        # Private, but PyTorch's guide to memory snapshots uses it. The observer is called with
+        # (device, requested bytes, bytes that this process may use, bytes free on the device).
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined]
 
     def moment(self, *told: int) -> Moment:
@@ -78,7 +78,7 @@ class CudaRecording:
 
 
 class BudgetRecording:
-    """Storages that look alike and come from the same phase are one entry, the biggest entries first."""
+    """Records a memory budget. Equal storages of the same phase and step are one entry, largest first."""
 
     suffix = "json"
 
@@ -145,8 +145,11 @@ def recording_of(device: torch.device, budget: Budget) -> Recording | None:
 
 
 def watch_out_of_memory(rank: Rank, budget: Budget, where: Where) -> None:
-    """From now on note in `where` what filled the memory when it runs out, and write a snapshot, but for a
-    probe that has something smaller to try. A later one replaces it: the last one was fatal."""
+    """At every OOM from now on, store the state of memory in `where` and write a snapshot.
+
+    A later snapshot replaces an earlier one, because the last OOM is the fatal one. No snapshot is written
+    while the probe still has a smaller recipe to try.
+    """
     recording = recording_of(rank.device, budget)
     if recording is None:
         return
@@ -159,7 +162,7 @@ def watch_out_of_memory(rank: Rank, budget: Budget, where: Where) -> None:
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
             recording.dump(path)
-        except (OSError, RuntimeError) as error:  # the exception that is under way says more
+        except (OSError, RuntimeError) as error:  # do not hide the OOM itself
             print(f"no snapshot of the memory: {error}", flush=True)
 
     recording.on_oom(observer)
@@ -168,7 +171,7 @@ def watch_out_of_memory(rank: Rank, budget: Budget, where: Where) -> None:
 
 
 class Snapshots:
-    """Answers `launcher snapshot`: the step after the request is recorded, then written down."""
+    """Answers `launcher snapshot`: records the step after the request and writes the snapshot."""
 
     def __init__(self, rank: Rank, budget: Budget, notes: Notes) -> None:
         self.rank, self.notes = rank, notes
@@ -183,15 +186,17 @@ class Snapshots:
             self._write(self.recording, step)
         elif self._asked():
             if self.recording is None:
-                self.notes.line("no memory snapshot: on the CPU it needs a budget (TRAIN_MEMORY_BUDGET)")
+                self.notes.line("no memory snapshot: the CPU needs a memory budget (TRAIN_MEMORY_BUDGET)")
                 return
             self._pending = True
             if not self.rank.job.train.record_memory:
                 self.recording.start()
 
     def _asked(self) -> bool:
-        """Look about once a second (less often on hundreds of ranks) whether there is another request, for
-        this rank or for all."""
+        """Return True if there is a new request for this rank or for all ranks.
+
+        The request file is read about once a second, less often on hundreds of ranks.
+        """
         every = max(SECONDS_BETWEEN_LOOKS, self.rank.world / LOOKS_PER_SECOND)
         if time.monotonic() - self._looked < every:
             return False

@@ -1,4 +1,4 @@
-"""Where the lines of metrics.jsonl go besides: TensorBoard, Weights & Biases. Rank 0 only."""
+"""Trackers that also receive the lines of metrics.jsonl: TensorBoard, Weights & Biases. Rank 0 only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in `tensorboard/` of the run, one per attempt; `tensorboard --logdir` shows one curve."""
+    """Writes event files to `tensorboard/` of the run, one per attempt; TensorBoard shows one curve."""
 
     def __init__(self, rank: Rank) -> None:
         self._folder = str(rank.run.tensorboard)
@@ -30,8 +30,8 @@ class TensorBoard:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # Of what an earlier attempt wrote, the steps that are repeated now are left out. The rank
-            # may be killed at any time: five seconds are what it may lose.
+            # purge_step hides the steps of an earlier attempt that this one repeats. The rank may be killed
+            # at any time; flush_secs limits the loss to five seconds.
             self._writer = SummaryWriter(self._folder, purge_step=step, flush_secs=5)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
@@ -42,13 +42,13 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One W&B run for all attempts. Its key comes from the environment; WANDB_* variables are followed."""
+    """One W&B run for all attempts. The API key and other settings come from WANDB_* variables."""
 
     def __init__(self, rank: Rank) -> None:
         import wandb
 
         job = rank.job
-        # W&B allows no / \ # ? % : in the name of a project, and 128 characters.
+        # W&B does not allow / \ # ? % : in a project's name, nor more than 128 characters.
         project = os.environ.get("WANDB_PROJECT") or re.sub(r"[/\\#?%:]", "-", job.name)
         try:
             self._run = wandb.init(
@@ -60,14 +60,14 @@ class WeightsAndBiases:
                 tags=list(job.tags),
                 config={
                     "recipe": rank.recipe.model_dump(),
-                    **job.model_dump(mode="json", by_alias=True, include=_TOLD),
+                    **job.model_dump(mode="json", by_alias=True, include=_SENT_FIELDS),
                 },
-                # What the ranks print may hold secrets: launcher masks them in its logs, W&B would not.
+                # Output of the ranks may contain secrets: launcher masks them in its logs, W&B would not.
                 settings=wandb.Settings(console="off"),
             )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise SetupError(f"train.trackers: wandb: {error}; WANDB_MODE=offline needs no key") from None
-        # W&B's own step only grows and drops what is repeated; curves are drawn over this one instead.
+        # W&B's own step only increases and drops repeated steps, so curves use this one instead.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -78,28 +78,28 @@ class WeightsAndBiases:
         self._run.finish(exit_code=int(failed))
 
 
-# Not `env` and `workdir`, which are nobody else's business.
-_TOLD = {"name", "task", "args", "batch", "steps", "epochs", "resources", "train", "tags"}
+# Fields of the job that are sent to W&B. `env` and `workdir` are private.
+_SENT_FIELDS = {"name", "task", "args", "batch", "steps", "epochs", "resources", "train", "tags"}
 _OPEN: dict[str, Callable[[Rank], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raises SetupError for what is not installed."""
-    # W&B's files lie in folders called wandb, which look like a package without an origin.
+    """Raise SetupError if a tracker's package is not installed."""
+    # A folder `wandb` with files of W&B looks like a package without an origin.
     found = {name: importlib.util.find_spec(PACKAGES[name]) for name in names}
     if missing := [name for name, spec in found.items() if spec is None or spec.origin is None]:
         raise SetupError(
             f"train.trackers: {', '.join(missing)} not installed on this node: "
             "install launcher's checkout with the extra `track` (pip install '.[track]' in it), "
-            "or leave it out"
+            "or remove it from train.trackers"
         )
 
 
 class Trackers:
-    """Those of the job. One that fails is left out from then on, with a line."""
+    """The job's trackers. A tracker that fails is reported and not used any more."""
 
     def __init__(self, rank: Rank) -> None:
-        """Raises SetupError when one cannot be used at all."""
+        """Open the trackers on rank 0. Raises SetupError for a tracker that is set up wrongly."""
         self.rank = rank
         self._open: dict[str, Tracker] = {}
         for name in rank.job.train.trackers if rank.first else ():
@@ -111,7 +111,7 @@ class Trackers:
                 self._leave_out(name, error)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """A line of metrics.jsonl: its numbers."""
+        """Send the numbers in a line of metrics.jsonl to the trackers."""
         values = {
             name: value
             for name, value in line.items()
@@ -132,7 +132,7 @@ class Trackers:
         self._open.clear()
 
     def _leave_out(self, name: str, error: Exception) -> None:
-        """The tracker is somebody else's server, disk and code: whatever it raises, the training goes on."""
+        """Stop using a tracker after an exception. Training continues, whatever a tracker raises."""
         self._open.pop(name, None)
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        self.rank.say(f"{name} is left out from here on, the training goes on: {reason}")
+        self.rank.say(f"tracker {name} failed and is not used any more; training continues: {reason}")

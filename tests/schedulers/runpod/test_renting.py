@@ -369,7 +369,7 @@ def test_a_data_centre_without_s3_is_refused_with_those_that_have_it() -> None:
     [
         ({}, "give gpu_id"),
         ({"cpu_id": "cpu3c"}, "belong together"),
-        ({"cpu_id": "cpu3c", "vcpu": 6}, "no power of two"),
+        ({"cpu_id": "cpu3c", "vcpu": 6}, "not a power of two"),
         ({"cpu_id": "cpu3c", "vcpu": 4, "bid_per_gpu": 1}, "need gpu_id"),
         ({"gpu_id": "A", "clouds": []}, "clouds"),
         ({"gpu_id": "A", "budget": 0}, "budget"),

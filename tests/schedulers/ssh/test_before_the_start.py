@@ -228,7 +228,9 @@ def test_a_refusal_of_the_host_is_one_message(here: Laptop) -> None:
     request |= {"secrets": {}, "token": ""}
     run.mkdir(parents=True)
     (run / "run.json").write_text("not json")
-    with pytest.raises(HostError, match=r"tensor01: the supervisor did not start: .*it is no run directory"):
+    with pytest.raises(
+        HostError, match=r"tensor01: the supervisor did not start: .*it is not a run directory"
+    ):
         ask_host(Over("tensor01"), sys.executable, request)
 
 

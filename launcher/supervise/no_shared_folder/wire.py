@@ -1,4 +1,4 @@
-"""Messages between two supervisors over TCP, once both have proved that they know the token of this start."""
+"""Messages between two supervisors over TCP. Both first prove that they know the token of this start."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from collections.abc import Iterator
 from typing import Any
 
 HELLO_SECONDS = 10.0
-"For the other side to prove itself."
+"How long the other side has to authenticate."
 SILENCE_SECONDS = 20.0
-"Nothing came, or nothing could be sent, for this long: the connection is dead. Idle ones say so every two."
+"A connection is dead if it was silent or blocked for this long. Idle sides send a message every 2 s."
 NONCE, DIGEST = 32, 32
 MAX_HEADER = MAX_DATA = 2**24
 _HEAD = struct.Struct(">II")
 
 
 class WireError(Exception):
-    """The other side is gone, silent, or not who it says it is."""
+    """The other side is gone, silent or not authenticated."""
 
 
 class Wire:
-    """One connection. A message is a JSON object and bytes. Closing it wakes whoever waits."""
+    """One connection. A message is a JSON object and bytes. Closing the connection wakes blocked threads."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -35,16 +35,16 @@ class Wire:
         self.closed = False
 
     def send(self, about: dict[str, Any], data: bytes = b"") -> None:
-        """Raises WireError."""
+        """Send one message. Raises WireError."""
         header = json.dumps(about).encode()
         with self._sending, _as_wire_error():
             self._socket.sendall(_HEAD.pack(len(header), len(data)) + header + data)
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
-        """Raises WireError."""
+        """Receive one message. Raises WireError."""
         size, more = _HEAD.unpack(_exactly(self._socket, _HEAD.size))
         if size > MAX_HEADER or more > MAX_DATA:
-            raise WireError("a message without end")
+            raise WireError("the message is too long")
         about = json.loads(_exactly(self._socket, size))
         return about, _exactly(self._socket, more)
 
@@ -56,7 +56,10 @@ class Wire:
 
 
 def called(connection: socket.socket, token: str) -> tuple[int, Wire]:
-    """Node 0: who called, as which node. Raises WireError; nothing longer than its proof is read before."""
+    """Node 0: authenticate a caller. Return its node and the connection.
+
+    Raises WireError. No more than the proof is read before the caller is authenticated.
+    """
     connection.settimeout(HELLO_SECONDS)
     ours = os.urandom(NONCE)
     with _as_wire_error():
@@ -65,14 +68,14 @@ def called(connection: socket.socket, token: str) -> tuple[int, Wire]:
         if not hmac.compare_digest(
             _exactly(connection, DIGEST), _proof(token, b"caller", ours, theirs, place)
         ):
-            raise WireError("a caller that does not know this start's token")
+            raise WireError("the caller does not know this start's token")
         connection.sendall(_proof(token, b"called", ours, theirs, place))
         connection.settimeout(SILENCE_SECONDS)
     return int.from_bytes(place, "big"), Wire(connection)
 
 
 def call(address: tuple[str, int], token: str, node: int) -> Wire:
-    """Another node. Raises WireError."""
+    """Other nodes: connect to node 0. Raises WireError."""
     with _as_wire_error():
         connection = socket.create_connection(address, timeout=HELLO_SECONDS)
     try:
@@ -81,7 +84,7 @@ def call(address: tuple[str, int], token: str, node: int) -> Wire:
             connection.sendall(ours + place + _proof(token, b"caller", theirs, ours, place))
             proof = _exactly(connection, DIGEST)
             if not hmac.compare_digest(proof, _proof(token, b"called", theirs, ours, place)):
-                raise WireError(f"what answers at {address[0]} port {address[1]} is not node 0 of this start")
+                raise WireError(f"the process at {address[0]} port {address[1]} is not node 0 of this start")
             connection.settimeout(SILENCE_SECONDS)
     except WireError:
         connection.close()

@@ -12,10 +12,10 @@ import pytest
 
 from launcher.rundir.files import read_json, replace_json
 from launcher.rundir.layout import RunDir
-from launcher.supervise.apart import link as module
-from launcher.supervise.apart.link import Hub, Spoke
-from launcher.supervise.apart.wire import WireError, call
 from launcher.supervise.attempt import NodePlace
+from launcher.supervise.no_shared_folder import link as module
+from launcher.supervise.no_shared_folder.link import Hub, Spoke
+from launcher.supervise.no_shared_folder.wire import WireError, call
 from launcher.supervise.nodes import NodesError
 from tests.lab import wait_for
 
@@ -157,7 +157,7 @@ def test_node_0_that_ends_tells_the_others_and_waits_for_their_last_words(two: T
     wait_for(lambda: two.hub._links, "connection")
     ending = threading.Thread(target=two.hub.close)
     ending.start()
-    wait_for(lambda: two.spoke.dismissed, "word of the end", 5)
+    wait_for(lambda: two.spoke.closed_by_node_0, "word of the end", 5)
     (there / "logs/node-01/torchrun.err").write_text("bye")
     two.spoke.close()
     ending.join(5)

@@ -1,4 +1,4 @@
-"""The connections: every other node keeps one to node 0, and makes it anew when it breaks."""
+"""Connections between nodes: every other node keeps one to node 0 and reconnects when it breaks."""
 
 from __future__ import annotations
 
@@ -11,71 +11,71 @@ from collections.abc import Callable
 from typing import Protocol
 
 from launcher.rundir.layout import RunDir
-from launcher.supervise.apart.news import DOWN, Inbox, Outbox, up
-from launcher.supervise.apart.wire import Wire, WireError, call, called
 from launcher.supervise.attempt import NodePlace
+from launcher.supervise.no_shared_folder.file_sync import DOWN, Inbox, Outbox, up
+from launcher.supervise.no_shared_folder.wire import Wire, WireError, call, called
 from launcher.supervise.nodes import NodesError
 
 LOOK_SECONDS = 0.1
-"Between two looks at this node's files. Several hundred small ones cost a millisecond or two."
+"Interval between two checks of this node's files. Checking several hundred takes 1 to 2 ms."
 MORE_SECONDS = 0.02
-"... after one that found something."
+"Interval after a check that found changes."
 IDLE_SECONDS = 2.0
-"A connection on which nothing is sent says so this often."
+"An idle connection sends an empty message this often."
 AGAIN_SECONDS = 0.5
-"Until a broken connection is tried again."
+"Pause before a broken connection is tried again."
 EARLY_SECONDS = 30.0
-"Node 0 is started last: until then nobody complains that it does not answer."
+"Time without a message about missing answers, because node 0 is started last."
 END_SECONDS = 20.0
-"For the last lines of every node, at the end of a run."
+"How long to wait for the last lines of every node at the end of a run."
 AWAY_SECONDS = 5.0
-"... and for a node without a connection to come back then."
+"How long to wait then for a node without a connection to reconnect."
 
 
 class Mirror(Protocol):
-    """As seen by a supervisor."""
+    """A node's end of the connections, as used by a supervisor."""
 
-    dismissed: bool
-    "Node 0 has ended: there is nothing to wait for any more."
+    closed_by_node_0: bool
+    "Whether node 0 has ended, so that there is nothing to wait for."
 
-    def start(self, given_way: Callable[[], None]) -> None:
-        """`given_way` makes room on a full disk."""
+    def start(self, make_room: Callable[[], None]) -> None:
+        """Start the threads. `make_room` makes room on a full disk."""
         ...
 
     def close(self) -> None:
-        """Send the last lines, and wait for those of the other side. A second call does nothing."""
+        """Send the last lines and wait for those of the other side. A second call does nothing."""
         ...
 
 
 def mirror(run: RunDir, place: NodePlace, token: str) -> Mirror:
-    """Raises NodesError: node 0 cannot be called here."""
+    """Return this node's Mirror. Raises NodesError if node 0 cannot be called here."""
     return Hub(run, place, token) if place.rank == 0 else Spoke(run, place, token)
 
 
 class Link:
-    """One connection, both ways, from `serve` until it breaks or both sides have said goodbye."""
+    """One connection in both directions, from `serve` until it breaks or both sides have said goodbye."""
 
     def __init__(
         self,
         wire: Wire,
         outbox: Outbox,
         inbox: Inbox,
-        given_way: Callable[[], None],
-        heard: Callable[[Link], None],
+        make_room: Callable[[], None],
+        on_goodbye: Callable[[Link], None],
     ) -> None:
-        """`heard`: the other side has said goodbye, and sends nothing more."""
-        self.wire, self.outbox, self.inbox, self.given_way = wire, outbox, inbox, given_way
-        self.heard = heard
+        """`on_goodbye` is called when the other side has said goodbye and sends nothing more."""
+        self.wire, self.outbox, self.inbox, self.make_room = wire, outbox, inbox, make_room
+        self.on_goodbye = on_goodbye
         self.ending = threading.Event()
-        "Set from outside: send what is left, then goodbye."
+        "Set from outside: send what is left, then say goodbye."
         self.said_goodbye = threading.Event()
         self.heard_goodbye = threading.Event()
         self.why = ""
-        "It broke."
+        "Why the connection broke."
         self._left_out: set[str] = set()
 
     def serve(self) -> None:
-        """Blocks."""
+        """Send and receive until the connection ends."""
         reader = threading.Thread(target=self._receive, daemon=True)
         reader.start()
         try:
@@ -111,7 +111,7 @@ class Link:
                     self._take(about, data)
                 elif "goodbye" in about:
                     self.heard_goodbye.set()
-                    self.heard(self)
+                    self.on_goodbye(self)
         except (WireError, OSError, ValueError, KeyError) as error:
             self._broken(error)
         finally:
@@ -125,12 +125,12 @@ class Link:
         try:
             self.inbox.take(about, data)
         except OSError:
-            # The disk is full. What is given way for it is the room for heartbeats and verdicts; the rest of
-            # a log comes with the next connection.
+            # The disk is full. The reserve is for heartbeats and verdicts. A log's other pieces are dropped;
+            # they come with the next connection.
             if self.inbox.grows(path):
                 self._left_out.add(path)
                 return
-            self.given_way()
+            self.make_room()
             self.inbox.take(about, data)
 
     def _broken(self, error: Exception) -> None:
@@ -138,35 +138,35 @@ class Link:
 
 
 class Hub:
-    """Node 0: is called by the others."""
+    """Node 0, which the other nodes call."""
 
-    dismissed = False
+    closed_by_node_0 = False
 
     def __init__(self, run: RunDir, place: NodePlace, token: str) -> None:
-        """Raises NodesError."""
+        """Listen for the other nodes. Raises NodesError if that is not possible."""
         self.run, self.place, self.token = run, place, token
         self._links: dict[int, Link] = {}
         self._met: set[int] = set()
         self._gone: set[int] = set()
-        "Have said goodbye."
+        "Nodes that have said goodbye."
         self._ending = False
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
         host, port = place.rendezvous_host or "", place.mirror_port
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._server = socket.create_server((host, port), family=family)
         except OSError as error:
             raise NodesError(
-                f"the other hosts cannot call this one at port {port} of {host}: {error.strerror}; "
-                "start the run again, it takes another port then"
+                f"cannot listen for the other hosts at port {port} of {host}: {error.strerror}; "
+                "start the run again, which uses another port"
             ) from None
 
-    def start(self, given_way: Callable[[], None]) -> None:
-        self._given_way = given_way
+    def start(self, make_room: Callable[[], None]) -> None:
+        self._make_room = make_room
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        with self._one:
+        with self._lock:
             if self._ending:
                 return
             self._ending = True
@@ -177,14 +177,14 @@ class Hub:
             time.sleep(0.02)
         for node in set(range(1, self.place.count)) - self._gone:
             port = self.place.mirror_port
-            never = f"has never called this host at port {port}: open it between the hosts"
-            _say(f"node {node} {'did not say goodbye' if node in self._met else never}")
+            never = f"never connected to this host at port {port}: open this port between the hosts"
+            _print(f"node {node} {'did not finish sending its files' if node in self._met else never}")
         self._server.close()
         for link in list(self._links.values()):
             link.wire.close()
 
     def _awaited(self, seconds: float) -> list[int]:
-        with self._one:
+        with self._lock:
             left = self._met - self._gone
             return [node for node in left if node in self._links or seconds < AWAY_SECONDS]
 
@@ -195,7 +195,7 @@ class Hub:
             except OSError as error:
                 if self._ending:
                     return
-                _say(f"a call was not taken: {error}")
+                _print(f"cannot accept a connection: {error}")
                 time.sleep(AGAIN_SECONDS)
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
@@ -212,8 +212,8 @@ class Hub:
             connection.close()
             return
         outbox = Outbox(self.run, DOWN, {})
-        link = Link(wire, outbox, inbox, self._given_way, lambda link: link.ending.set())
-        with self._one:
+        link = Link(wire, outbox, inbox, self._make_room, lambda link: link.ending.set())
+        with self._lock:
             self._links[node] = link
             self._met.add(node)
             if self._ending:
@@ -224,9 +224,9 @@ class Hub:
             self._hang_up(node, link)
 
     def _end_earlier(self, node: int) -> None:
-        """What came by a broken connection is in its file before the size of that is asked for."""
+        """End an earlier connection of this node, so that all its data is written before sizes are read."""
         while True:
-            with self._one:
+            with self._lock:
                 earlier = self._links.get(node)
             if earlier is None:
                 return
@@ -234,78 +234,78 @@ class Hub:
             time.sleep(0.01)
 
     def _hang_up(self, node: int, link: Link) -> None:
-        with self._one:
+        with self._lock:
             if link.heard_goodbye.is_set():
                 self._gone.add(node)
             if self._links.get(node) is link:
                 del self._links[node]
             ended = node in self._gone or self._ending
         if not ended:
-            _say(f"node {node}: the connection broke ({link.why})")
+            _print(f"node {node}: the connection broke ({link.why})")
 
 
 class Spoke:
-    """Another node: calls node 0."""
+    """A node other than 0, which calls node 0."""
 
     def __init__(self, run: RunDir, place: NodePlace, token: str) -> None:
         self.run, self.place, self.token = run, place, token
-        self.dismissed = False
+        self.closed_by_node_0 = False
         self._link: Link | None = None
         self._met = False
         self._ending = threading.Event()
         self._done = threading.Event()
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
 
-    def start(self, given_way: Callable[[], None]) -> None:
-        self._given_way = given_way
-        self.run.cancel.unlink(missing_ok=True)  # of an earlier start; node 0 has the one that counts
+    def start(self, make_room: Callable[[], None]) -> None:
+        self._make_room = make_room
+        self.run.cancel.unlink(missing_ok=True)  # left by an earlier start; node 0 has the valid one
         threading.Thread(target=self._keep_calling, daemon=True).start()
 
     def close(self) -> None:
         self._ending.set()
-        with self._one:
+        with self._lock:
             if self._link is not None:
                 self._link.ending.set()
             seconds = END_SECONDS if self._link is not None else AWAY_SECONDS
         self._done.wait(seconds if self._met else 0)
 
     def _keep_calling(self) -> None:
-        told, began = "", time.monotonic()
+        printed, began = "", time.monotonic()
         while not self._done.is_set():
             try:
                 address = (self.place.rendezvous_host or "", self.place.mirror_port)
-                wire, told = call(address, self.token, self.place.rank), ""
+                wire, printed = call(address, self.token, self.place.rank), ""
                 why = self._serve(wire)
             except (WireError, OSError, ValueError, KeyError) as error:
                 why = str(error)
             if self._done.is_set():
                 return
             late = self._met or time.monotonic() > began + EARLY_SECONDS
-            if late and why != told:
-                _say(f"no connection to node 0 ({why}); trying again")
-                told = why
+            if late and why != printed:
+                _print(f"no connection to node 0 ({why}); trying again")
+                printed = why
             time.sleep(AGAIN_SECONDS)
 
     def _serve(self, wire: Wire) -> str:
-        """Gives why it broke."""
+        """Serve one connection. Return why it broke."""
         about, _ = wire.receive()
         outbox = Outbox(self.run, up(self.place.rank), about["have"])
-        link = Link(wire, outbox, Inbox(self.run, DOWN, 0), self._given_way, self._dismiss)
-        with self._one:
+        link = Link(wire, outbox, Inbox(self.run, DOWN, 0), self._make_room, self._node_0_closed)
+        with self._lock:
             self._link, self._met = link, True
             if self._ending.is_set():
                 link.ending.set()
         link.serve()
-        with self._one:
+        with self._lock:
             self._link = None
         if link.said_goodbye.is_set() and link.heard_goodbye.is_set():
             self._done.set()
         return link.why
 
-    def _dismiss(self, _link: Link) -> None:
-        self.dismissed = True
+    def _node_0_closed(self, _link: Link) -> None:
+        self.closed_by_node_0 = True
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with contextlib.suppress(OSError):
         print(f"[launcher] {text}", file=sys.stderr, flush=True)

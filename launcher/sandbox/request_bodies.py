@@ -1,4 +1,4 @@
-"""Bodies of requests as this server understands them; its OpenAPI document may add to that."""
+"""Request bodies that this server understands. RunPod's OpenAPI document, if given, adds further checks."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from pydantic import BaseModel, ConfigDict, Field
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Asked(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class NetworkMount(Asked):
+class NetworkMount(RequestBody):
     volumeId: str  # noqa: N815
     path: str
 
 
-class PersistentMount(Asked):
+class PersistentMount(RequestBody):
     size: int = Field(ge=10)
     path: str
 
 
-class Mounts(Asked):
+class Mounts(RequestBody):
     persistent: PersistentMount | None = None
     network: list[NetworkMount] = Field([], max_length=1)
 
 
-class GpuConfig(Asked):
+class GpuConfig(RequestBody):
     id: str
     count: int = Field(1, ge=1)
     allowedCudaVersions: list[str] = []  # noqa: N815
     minCudaVersion: str | None = None  # noqa: N815
 
 
-class CpuConfig(Asked):
+class CpuConfig(RequestBody):
     id: Text
     vcpuCount: int = Field(ge=2)  # noqa: N815
 
 
-class Container(Asked):
+class Container(RequestBody):
     name: Text
     image: Text
     args: str = ""
@@ -61,7 +61,7 @@ class CreatePod(Container):
     globalNetworking: bool = False  # noqa: N815
 
 
-class Compute(Asked):
+class Compute(RequestBody):
     gpuTypeId: Text  # noqa: N815
     gpuCountPerPod: int = Field(ge=1)  # noqa: N815
     podCount: int = Field(ge=2, le=250)  # noqa: N815
@@ -72,11 +72,11 @@ class CreateCluster(Container):
     compute: Compute
 
 
-class PodAction(Asked):
+class PodAction(RequestBody):
     action: Literal["start", "stop", "restart", "terminate"]
 
 
-class CreateVolume(Asked):
+class CreateVolume(RequestBody):
     name: Text
     size: int = Field(ge=10, le=4096)
     dataCenter: Text  # noqa: N815

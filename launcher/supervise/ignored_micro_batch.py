@@ -1,4 +1,7 @@
-"""Does a `command:` look at the micro-batch that launcher chooses? Nobody outside sees what it reads."""
+"""Detect a `command:` that ignores launcher's micro-batch.
+
+launcher cannot see what the command reads, so it compares failures with different micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,26 @@ from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import Verdict
 
 Earlier = Sequence[tuple[Recipe, Verdict]]
-"Attempts of this run since it was last submitted or resumed, the oldest first."
+"Attempts of this run since it was last submitted or resumed, oldest first."
 
 SAME_FAILURES = 3
-"Attempts, each with a smaller micro-batch, that fail at the same place."
+"Number of consecutive attempts, each with a smaller micro-batch, that must fail at the same place."
 SAME_FREE = 0.01
-"""Share of what was asked for by which what was left may differ from attempt to attempt. Whatever is refused
-finds less than that: what is left lies anywhere below it for one that fails elsewhere each time."""
+"""Maximum difference in free memory between two such failures, as a fraction of the requested bytes. Failures
+at different places differ more: free memory then lies anywhere below the requested bytes."""
 LEAST_TOLD = 20 * 2**20
-"""Bytes asked for below which what was left tells nothing: PyTorch's allocator takes up to so much for them
-at once (`kLargeBuffer` of its CUDACachingAllocator)."""
+"""Requests below this many bytes are ignored. PyTorch's allocator reserves up to this much for a small
+request (`kLargeBuffer` of its CUDACachingAllocator), so free memory tells nothing about the place."""
 
 
-def unread(command: tuple[str, ...], recipe: Recipe, verdict: Verdict, earlier: Earlier) -> str | None:
-    """Why another rung is pointless, in words. None while it may help: a placeholder is seen in the command,
-    the environment could be read."""
+def ignores_micro_batch(
+    command: tuple[str, ...], recipe: Recipe, verdict: Verdict, earlier: Earlier
+) -> str | None:
+    """Return why a smaller micro-batch cannot help, or None while it may.
+
+    A placeholder in the command shows that the command uses the value. Environment variables may be read
+    unseen.
+    """
     if uses(command, "micro_batch_size") or uses(command, "grad_accum"):
         return None
     latest = [*earlier[1 - SAME_FAILURES :], (recipe, verdict)]
@@ -42,25 +50,25 @@ def unread(command: tuple[str, ...], recipe: Recipe, verdict: Verdict, earlier: 
     assert verdict.memory is not None and verdict.memory.requested is not None
     return (
         f"the same failure with micro-batch {', '.join(map(str, sizes))}, each time asking for "
-        f"{format_bytes(verdict.memory.requested)} with as much free: the command uses neither "
-        f"{{micro_batch_size}} nor, as it seems, {environment_name('micro_batch_size')} of its environment, "
-        "so nothing in it can be lowered"
+        f"{format_bytes(verdict.memory.requested)} with as much free: the command seems to ignore the "
+        "micro-batch, so a smaller one does not help. It should use {micro_batch_size} or "
+        f"{environment_name('micro_batch_size')} of its environment"
     )
 
 
 def _same_place(a: Verdict, b: Verdict) -> bool:
-    """Only where both tell what was asked for and what was left; not every library does."""
+    """Return whether two failures look alike. False unless both report requested and free bytes."""
     if a.failure != b.failure or a.memory is None or b.memory is None:
         return False
     size, free, other = a.memory.requested, a.memory.free, b.memory.free
     if size is None or size != b.memory.requested or size < LEAST_TOLD or free is None or other is None:
         return False
-    # A weight's gradient has one size whatever the micro-batch, but what is left before it differs.
+    # A weight's gradient has the same size with every micro-batch, but the free memory before it differs.
     return abs(free - other) <= SAME_FREE * size
 
 
 def judged_since_start(run: RunDir) -> Earlier:
-    """Attempts with their verdicts, since somebody last submitted or resumed the run."""
+    """Return the attempts with verdicts since a user last submitted or resumed the run."""
     numbers: list[int] = []
     for event in run.read_events():
         if isinstance(event, Submitted):

@@ -1,6 +1,7 @@
-"""Which files of a run directory travel between nodes: what has changed here, and taking it up there.
+"""Copy changed files of a run directory between nodes: Outbox sends them and Inbox writes them.
 
-A file that grows is sent from where the other side has it; any other is sent whole and appears at once.
+A file that grows is sent from the end of the other side's copy. Any other file is sent whole and replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 from launcher.rundir.files import append_json, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.rundir.table import ATTEMPT, FILES, RunFile, expression
-from launcher.supervise.apart.wire import WireError
+from launcher.supervise.no_shared_folder.wire import WireError
 
 PART = 2**20
-"Bytes of one file that are sent before it is the next one's turn."
+"Maximum bytes of one file sent before the next file's turn."
 _EVENTS = "events.jsonl"
 
 
@@ -53,22 +54,22 @@ class Kind:
 
 
 def up(node: int) -> tuple[Kind, ...]:
-    """What another node sends to node 0.
+    """Return the files that another node sends to node 0.
 
-    Both sides may write `stop`, to the same end: rank 0, which is on node 0, sees to it.
+    Both sides may write `stop`. That is harmless, because rank 0 on node 0 handles it.
     """
     return tuple(Kind(row, node) for row in FILES if row.nodes == "to node 0")
 
 
 DOWN = tuple(Kind(row) for row in FILES if row.nodes == "from node 0")
-"What node 0 sends to the others."
+"Files that node 0 sends to the others."
 
 
 class Outbox:
-    """What the other side of one connection does not have yet."""
+    """The changes that the other side of one connection does not have yet."""
 
     def __init__(self, run: RunDir, kinds: Sequence[Kind], there: Mapping[str, int]) -> None:
-        """`there`: the size of each file that grows, as the other side has it."""
+        """`there`: the size of the other side's copy of each file that grows."""
         self.run, self.kinds = run, kinds
         self._ends = dict(there)
         self._known: set[str] = set()
@@ -76,10 +77,10 @@ class Outbox:
         self._first = True
 
     def news(self, *, final: bool = False) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Messages; each counts as sent when the next one is asked for. `final`: torn last lines as well.
+        """Yield messages. Each counts as sent when the next one is requested. `final`: send torn lines too.
 
-        Files are looked at in the reverse of the order in which they are sent: where one tells that others
-        are complete, these are looked at after it.
+        Files are read in the reverse of the order in which they are sent: if one shows that others are
+        complete, those are read after it.
         """
         attempts = [attempt.path.name for attempt in self.run.starts()]
         attempts, self._first = attempts if self._first else attempts[-2:], False
@@ -100,7 +101,7 @@ class Outbox:
                     self._ends[path] = start + len(data)
                 behind |= more
         for path, seen, data in reversed(wholes):
-            if not (behind and path.endswith(".ended.json")):  # the lines before it come first
+            if not (behind and path.endswith(".ended.json")):  # its node's lines are sent first
                 yield {"path": path}, data
                 self._seen[path] = seen
 
@@ -114,11 +115,11 @@ class Outbox:
             return None
 
     def _end(self, path: str, final: bool) -> tuple[int, bytes, bool]:
-        """From where on, what, and whether there is more: whole lines, unless one is longer than a part."""
+        """Return (start, data, whether there is more). Sends whole lines, unless a line exceeds PART."""
         with open(self.run.path / path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             start = self._ends.get(path, 0)
-            if start > size:  # this host's folder was emptied meanwhile
+            if start > size:  # this host's file was emptied in the meantime
                 start = 0
             file.seek(start)
             data = file.read(PART)
@@ -130,13 +131,13 @@ class Outbox:
 
 
 class Inbox:
-    """Takes up what another node's Outbox sends, and nothing outside of `kinds`."""
+    """Writes what another node's Outbox sends. Refuses files outside of `kinds`."""
 
     def __init__(self, run: RunDir, kinds: Sequence[Kind], node: int) -> None:
         self.run, self.kinds, self.node = run, kinds, node
 
     def sizes(self) -> dict[str, int]:
-        """Of what grows, as it is here."""
+        """Return the size of this node's copy of each file that grows."""
         attempts = [attempt.path.name for attempt in self.run.starts()]
         paths = [path for kind in self.kinds if kind.grows for path in kind.paths(self.run, attempts)]
         files = {path: self._file(path) for path in [*paths, _EVENTS]}
@@ -146,11 +147,11 @@ class Inbox:
         return any(kind.grows and kind.covers(path) for kind in self.kinds)
 
     def take(self, about: Mapping[str, Any], data: bytes) -> None:
-        """Raises OSError; WireError for a file that is not the other side's to write."""
+        """Write one message. Raises OSError, or WireError if the other side may not write the file."""
         path = str(about["path"])
         kind = next((kind for kind in self.kinds if kind.covers(path)), None)
         if kind is None:
-            raise WireError(f"{path!r} is not for node {self.node} to write")
+            raise WireError(f"node {self.node} may not write {path!r}")
         file = self._file(path)
         if not kind.grows:
             replace_bytes(file, data)
@@ -160,7 +161,7 @@ class Inbox:
             try:
                 self._append_events(data)
             except OSError:
-                os.truncate(file, about["from"])  # to be sent again, once
+                os.truncate(file, about["from"])  # so that the lines are sent again
                 raise
 
     def _write_piece(self, file: Path, path: str, start: int, data: bytes) -> None:
@@ -174,7 +175,10 @@ class Inbox:
             to.write(data)
 
     def _file(self, path: str) -> Path:
-        """Every node has events; this node's own stay the ones that are read, and get the others' lines."""
+        """Return where to write a file. Another node's events go into a file of their own.
+
+        Their lines are then appended to this node's events, which is the file that is read.
+        """
         return self.run.path / (f"nodes/events-{self.node:02d}.jsonl" if path == _EVENTS else path)
 
     def _append_events(self, lines: bytes) -> None:
@@ -183,6 +187,6 @@ class Inbox:
             try:
                 events.append(json.loads(line))
             except ValueError:
-                continue  # torn, when that node's disk was full
+                continue  # a torn line, because that node's disk was full
         if events:
             append_json(self.run.events, *events)

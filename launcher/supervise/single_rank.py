@@ -1,4 +1,4 @@
-"""The environment of a job's only rank, which has no torchrun."""
+"""The environment of a job's only rank, which is started without torchrun."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from launcher.spec import variables
 from launcher.supervise.attempt import free_port
 
 
-def environment_of_one(environ: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun sets for its ranks (documentation of torch 2.13, "torchrun", Environment Variables).
+def single_rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what torchrun sets for a rank (documentation of torch 2.13, "torchrun", Environment Variables).
 
-    `environ` has LAUNCHER_RUN_DIR, LAUNCHER_RUN_ID and LAUNCHER_ATTEMPT. The rank itself serves the store of
-    a process group that it makes; should another process take its port first, it fails at once, since it
-    connects to no store of others.
+    `environ` has LAUNCHER_RUN_DIR, LAUNCHER_RUN_ID and LAUNCHER_ATTEMPT. If the rank makes a process group,
+    it serves the store itself. If another process takes the port first, the rank fails at once instead of
+    joining that process's store.
     """
     attempt = RunDir(Path(environ[variables.RUN_DIR])).started(environ)
     zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")

@@ -336,4 +336,4 @@ def test_a_full_disk_of_one_host_costs_the_checkpoints_of_both_and_not_the_train
     (failed,) = events(ours.run, "checkpoint-failed")
     assert failed["step"] == 4 and "two: No space left on device: it takes" in failed["reason"]
     assert [line["step"] for line in metrics(ours.run)] == list(range(1, STEPS + 1)) and left == [[], []]
-    assert "found the disk full" in verdicts(ours.run)[-1]["reason"]
+    assert "ran out of disk space" in verdicts(ours.run)[-1]["reason"]

@@ -1,1 +1,0 @@
-"""Hosts that share no folder: what one node writes, the others find in their own run directory."""
