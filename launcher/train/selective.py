@@ -87,7 +87,7 @@ def compiled_contexts(every: int = 1) -> tuple[Any, Any]:
         keeps = choice.keeps(operator)
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-any-return]
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @contextmanager

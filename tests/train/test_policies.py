@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.rundir.layout import RunDir
-from launcher.train.activations import apply_activations, evenly, offloaded, outermost
+from launcher.train.activations import apply_activations, evenly, offloaded, outermost, recomputed
 from launcher.train.budget import MIB, MemoryBudget, Unlimited
 from launcher.train.compiling import apply_compile, missing_compiler
 from launcher.train.float8 import to_float8
@@ -51,8 +52,8 @@ def test_names_of_parameters_are_the_same_under_every_policy(measured: dict[str,
 @pytest.mark.slow
 def test_recomputation_lowers_the_peak_by_what_the_blocks_would_keep(measured: dict[str, Any]) -> None:
     """A block of this GPT keeps 20.6 hidden tensors (measured); its input stays. In the backward pass one
-    block's activations exist at a time. The results of matrix products and attention are 10 of them; the last one,
-    which is only added to the residual stream, is not kept. `every-second` keeps two of the four products."""
+    block's activations exist at a time. The results of matrix products and attention are 10 of
+    them, of which `every-second` leaves out two, the second and the fourth product."""
     for sharding, found in measured.items():
         peaks = found["peaks"]
         saved = {
@@ -61,6 +62,7 @@ def test_recomputation_lowers_the_peak_by_what_the_blocks_would_keep(measured: d
         }
         assert saved["checkpoint"] == pytest.approx((LAYERS - 1) * 20.6, rel=0.02), (sharding, peaks)
         assert saved["selective"] == pytest.approx((LAYERS - 1) * 8.5, rel=0.05), (sharding, peaks)
+        assert saved["every-second"] - saved["selective"] == pytest.approx(LAYERS * 2, rel=0.05)
         half = (peaks["keep"] - peaks["checkpoint, half"]) / HIDDEN
         assert half == pytest.approx(saved["checkpoint"] / 2, rel=0.02), (sharding, peaks)
         assert peaks["checkpoint, chunked"] < peaks["checkpoint"] < 0.4 * peaks["keep"]
@@ -246,3 +248,50 @@ def test_offload_copies_activations_and_leaves_weights(monkeypatch: pytest.Monke
 def _forget(run: RunDir, *steps: int) -> None:
     for step in steps:
         shutil.rmtree(run.checkpoints / f"step-{step:08d}")
+
+
+def test_selective_keeps_no_result_that_no_backward_pass_reads() -> None:
+    """The output of a block's last product is only added to the residual stream."""
+    live = {}
+    for last in (nn.Identity(), nn.Tanh()):  # tanh saves its output, and so needs the product again
+        torch.manual_seed(0)
+        block = Residual(last)
+        reference = copy.deepcopy(block)
+        x = torch.randn(64, 32, requires_grad=True)
+        block.forward = recomputed(block, recipe("none", micro=1, activations="selective"))
+        with MemoryBudget(2**30) as budget:
+            before = budget.live
+            out = block(x)
+            live[type(last)] = budget.live - before - out.untyped_storage().nbytes()
+            out.sum().backward()
+        reference(x.detach()).sum().backward()
+        for mine, theirs in zip(block.parameters(), reference.parameters(), strict=True):
+            assert torch.equal(mine.grad, theirs.grad)
+    assert live[nn.Tanh] - live[nn.Identity] == 64 * 32 * 4
+
+
+class Residual(nn.Module):
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.up, self.down, self.last = nn.Linear(32, 128, bias=False), nn.Linear(128, 32, bias=False), last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.last(self.down(torch.relu(self.up(x))))
+
+
+def test_a_block_that_computes_something_else_the_second_time_is_named() -> None:
+    block = Residual(nn.Identity())
+    calls: list[int] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > 1:
+            with torch.no_grad():
+                nn.functional.conv1d(x[None], torch.randn(64, 64, 1))
+        return block.up(x)
+
+    block.forward = forward  # type: ignore[method-assign]
+    again = recomputed(block, recipe("none", micro=1, activations="selective"))
+    out = again(torch.randn(64, 32, requires_grad=True)).relu()
+    with pytest.raises(RuntimeError, match=r"the recomputation of a block calls aten\.convolution"):
+        out.sum().backward()
