@@ -1,9 +1,9 @@
-"""PyTorch's CUDA caching allocator as a model: how many bytes it reserves for a sequence of allocations.
+"""A model of PyTorch's CUDA caching allocator: the bytes that it reserves for a sequence of allocations.
 
-The rules are those of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp, whose function is named at each) with
-default settings, and expandable_segments as asked. Not modelled: several streams, each of which has pools of
-its own; CUDA graphs; and that an expandable segment's addresses end at 9/8 of the GPU's memory. What it says
-has not been held against a GPU yet.
+The rules are those of torch 2.13 with default settings, with or without expandable_segments. Docstrings name
+the matching function of c10/cuda/CUDACachingAllocator.cpp. Not modelled: several streams, which have separate
+pools; CUDA graphs; the end of an expandable segment's addresses at 9/8 of the GPU's memory. The model has not
+been compared with a GPU yet.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from launcher.memory.blocks import BLOCK, LARGE, LARGE_SEGMENT, LARGE_STEP, PAGE
 
 
 class OutOfMemoryError(Exception):
-    """The capacity does not suffice, even after every cached segment was given back."""
+    """The capacity does not suffice, even after every cached segment was released."""
 
     def __init__(self, requested: int, reserved: int, capacity: int, event: int | None = None) -> None:
         self.requested, self.reserved, self.capacity = requested, reserved, capacity
         self.event = event
-        "Index of the event that asked; None while the tensors of `before` were allocated."
-        super().__init__(f"{requested} bytes asked for, {reserved} of {capacity} reserved")
+        "Index of the event that failed; None while the tensors of `before` were allocated."
+        super().__init__(f"{requested} bytes requested, {reserved} of {capacity} reserved")
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """Peaks, in bytes."""
+    """The peaks of a replay, in bytes."""
 
     allocated: int
-    "What tensors held, each rounded up as the allocator does: torch.cuda.max_memory_allocated()."
+    "Bytes of tensors, each rounded up as the allocator does: torch.cuda.max_memory_allocated()."
     reserved: int
-    "What the allocator held: torch.cuda.max_memory_reserved()."
+    "Bytes that the allocator held: torch.cuda.max_memory_reserved()."
     retries: int
-    "How often it gave its cache back to satisfy a request: num_alloc_retries."
+    "How often the allocator released its cache to satisfy a request: num_alloc_retries."
 
 
 def rounded(size: int) -> int:
-    """Bytes that a tensor of `size` bytes occupies: round_size."""
+    """Return the bytes that a tensor of `size` bytes occupies: round_size."""
     return -(-size // BLOCK) * BLOCK
 
 
@@ -49,9 +49,13 @@ def replay(
     expandable: bool = True,
     before: Iterable[int] = (),
 ) -> Replayed:
-    """`events`: i >= 0 allocates `sizes[i]` bytes, ~i frees them. `before`: bytes of tensors that stay.
+    """Replay a sequence of allocations and return its peaks.
 
-    `capacity`: bytes that can be reserved at most. Raises OutOfMemoryError when they do not suffice.
+    `events`: i >= 0 allocates `sizes[i]` bytes, ~i frees them. `before`: sizes of tensors that are allocated
+    first and never freed. `capacity`: the most bytes that can be reserved.
+
+    Raises:
+        OutOfMemoryError: The capacity does not suffice.
     """
     allocator = CachingAllocator(capacity, expandable=expandable)
     allocate, free = allocator.allocate, allocator.free
@@ -61,7 +65,7 @@ def replay(
         for size in before:
             allocate(size)
         peak = allocator.allocated
-        for index, event in enumerate(events):  # noqa: B007 - the error tells it
+        for index, event in enumerate(events):  # noqa: B007 - read in the except clause
             if event < 0:
                 free(live.pop(~event))
                 continue
@@ -74,20 +78,24 @@ def replay(
 
 
 class CachingAllocator:
-    """One GPU's, in use. All sizes in bytes."""
+    """The allocator of one GPU. All sizes are in bytes."""
 
     def __init__(self, capacity: int | None = None, *, expandable: bool = True) -> None:
         self.capacity = PAGES * LARGE_SEGMENT if capacity is None else capacity
         self.expandable = expandable
         self.small, self.large = Pool(small=True), Pool(small=False)
         self.allocated = 0
-        "By tensors, with what is left of a block and too little to be cut off."
+        "Bytes of tensors, including rests of blocks that are too small to be split off."
         self.reserved = self.peak_reserved = 0
         self.retries = 0
         self._address = 0
 
     def allocate(self, size: int) -> Block | None:
-        """None for an empty tensor. Raises OutOfMemoryError, which costs the cache and nothing else."""
+        """Return a block, or None for an empty tensor.
+
+        Raises:
+            OutOfMemoryError: The cache has been released; nothing else has changed.
+        """
         if size == 0:
             return None
         size = rounded(size)
@@ -101,7 +109,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block | None) -> None:
-        """What `allocate` returned; its bytes stay reserved."""
+        """Free a block that `allocate` returned. Its bytes stay reserved."""
         if block is None:
             return
         self.allocated -= block.size
@@ -110,7 +118,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def release(self) -> None:
-        """Give back segments that no tensor is on, or such pages of an expandable one: empty_cache()."""
+        """Release segments that hold no tensor, or such pages of an expandable segment: empty_cache()."""
         for pool in (self.small, self.large):
             for _, _, block in list(pool.free):
                 if self.expandable:
@@ -131,7 +139,7 @@ class CachingAllocator:
         return block
 
     def _segment(self, pool: Pool, size: int) -> Block | None:
-        """A new one, unless it goes beyond the capacity: get_allocation_size."""
+        """Reserve a new segment; return None if it exceeds the capacity: get_allocation_size."""
         whole = -(-size // LARGE_STEP) * LARGE_STEP if size >= LARGE else pool.page
         if not self._count(whole):
             return None
@@ -140,7 +148,7 @@ class CachingAllocator:
         return block
 
     def _map(self, pool: Pool, size: int) -> Block | None:
-        """Pages at the lowest place where they make up `size` bytes: try_allocate_expandable_block."""
+        """Map pages at the lowest address where they give `size` bytes: try_allocate_expandable_block."""
         block = pool.growable(size)
         while not block.mapped or block.size < size:
             unmapped, missing = (block.after, size - block.size) if block.mapped else (block, size)
@@ -159,7 +167,7 @@ class CachingAllocator:
         return block
 
     def _unmap(self, block: Block) -> None:
-        """The whole pages of a free block: unmap_block."""
+        """Unmap the whole pages of a free block: unmap_block."""
         pool = block.pool
         begin = -(-block.address // pool.page) * pool.page
         end = (block.address + block.size) // pool.page * pool.page

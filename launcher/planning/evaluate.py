@@ -11,7 +11,7 @@ from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN
 from launcher.memory.host import host_of
 from launcher.memory.ledger import Correction, Entry, correction, too_large
 from launcher.memory.states import states_of
-from launcher.memory.trace import Law, Work
+from launcher.memory.trace import Affine, Work
 from launcher.planning.batches import with_micro_batch
 from launcher.planning.choice import Candidate
 from launcher.planning.hardware import hardware_of
@@ -142,7 +142,7 @@ class Evaluator:
         if recipe.activations != "checkpoint":
             return work
         flops, again = work.backward_flops, _BLOCKS_AT_LEAST * recipe.checkpoint_ratio
-        more = Law(*(b + again * f for b, f in zip(flops, work.forward_flops, strict=True)))
+        more = Affine(*(b + again * f for b, f in zip(flops, work.forward_flops, strict=True)))
         return work._replace(backward_flops=more)
 
     def learnt(self, recipe: Recipe) -> Correction | None:
