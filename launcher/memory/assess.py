@@ -70,8 +70,8 @@ def assess(
         reserved = _reserved(model, profile, recipe, device, around.gpu, allocated, replayed)
     outside = overheads(around.gpu, recipe, ranks)
     if around.gpu is not None and states.managed:
-        room = max(0, around.gpu.memory - reserved - sum(outside.values()))
-        host["paged states without room on the GPU"] = ranks.per_node * max(0, states.managed - room)
+        free = max(0, around.gpu.memory - reserved - sum(outside.values()))
+        host["paged states without room on the GPU"] = ranks.per_node * max(0, states.managed - free)
     if not ranks.on_gpu:
         # Without a memory limit the training loop keeps gradients through the next forward pass.
         kept = ranks.per_node * states.gpu.gradients

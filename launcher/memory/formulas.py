@@ -294,8 +294,8 @@ class _Step(_Script):
         """Return the FLOPs and the memory traffic of one micro-batch.
 
         FLOPs per parameter and token: 2 forward, 4 backward, 2 to recompute. Kept activations are written and
-        read twice. Weights are read, and copied by autocast or by FSDP's gather: in traces 8 bytes forward per
-        16-bit weight, and backward 10 with autocast and 20 with FSDP.
+        read twice. Weights are read, and copied by autocast or by FSDP's gather. In traces this takes 8 bytes
+        per 16-bit weight in the forward pass; in the backward pass 10 with autocast and 20 with FSDP.
         """
         blocks, model = self.model.blocks, self.model
         numel = sum(part.numel for part in (model.root, *blocks)) - sum(p.numel for p in model.looked_up)
