@@ -68,7 +68,7 @@ class Asker:
             choice = decider.best()
         except PlanRefusedError as error:
             return Choice(chosen=None, reason=str(error).replace("\n", "; "), losers=())
-        misfit = choice.chosen and decider.room.misfit(choice.chosen.estimate)
+        misfit = choice.chosen and decider.capacity.misfit(choice.chosen.estimate)
         return choice.model_copy(update={"chosen": None, "reason": misfit}) if misfit else choice
 
     def changed(self, changes: Sequence[str]) -> Mapping[str, Job]:
@@ -172,11 +172,11 @@ class Asker:
 
     def max_micro_batch(self, decider: Decider, decision: Decision) -> Comparison:
         """The largest micro-batch of the chosen recipe. Accumulation stays, so the global batch grows."""
-        room, evaluate, recipe = decider.room, decider.evaluate, decision.plan.recipe
-        found = largest_micro_batch(recipe, evaluate, room, LARGEST_ASKED)
-        while found is not None and room.misfit(evaluate.confirm(found.recipe).estimate):
+        capacity, evaluate, recipe = decider.capacity, decider.evaluate, decision.plan.recipe
+        found = largest_micro_batch(recipe, evaluate, capacity, LARGEST_ASKED)
+        while found is not None and capacity.misfit(evaluate.confirm(found.recipe).estimate):
             # Confirmed answers are kept, so this micro-batch counts as too large from now on.
-            found = largest_micro_batch(recipe, evaluate, room, found.recipe.micro_batch_size)
+            found = largest_micro_batch(recipe, evaluate, capacity, found.recipe.micro_batch_size)
         if found is None:
             raise UsageError("--max-micro-batch: with its own accumulation not even a micro-batch of 1 fits")
         found = evaluate(found.recipe)

@@ -66,7 +66,7 @@ def answer(
     decider = asker.decider()
     if asked.min_gpus and not decider.layout.gpus_per_node:
         raise UsageError("--min-gpus: the job runs without GPUs here")
-    if asked.max_micro_batch and decider.room.card is None and decider.room.host is None:
+    if asked.max_micro_batch and decider.capacity.card is None and decider.capacity.host is None:
         raise UsageError(
             "--max-micro-batch: the profile says neither what a GPU nor what a node has (node.memory)"
         )

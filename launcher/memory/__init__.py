@@ -1,1 +1,1 @@
-"""What a recipe needs on the GPU and on the host."""
+"""The memory that a recipe needs on the GPU and on the host."""

@@ -1,9 +1,9 @@
-"""PyTorch's CUDA caching allocator as a model: how many bytes it reserves for a sequence of allocations.
+"""A model of PyTorch's CUDA caching allocator: the bytes that it reserves for a sequence of allocations.
 
-The rules are those of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp, whose function is named at each) with
-default settings, and expandable_segments as asked. Each CUDA stream has pools of its own: memory that was
-allocated on one stream is never reused on another one. Not modelled: CUDA graphs; and that an expandable
-segment's addresses end at 9/8 of the GPU's memory. It has not been compared with a GPU yet.
+The rules are those of torch 2.13 with default settings, with or without expandable_segments. Docstrings name
+the matching function of c10/cuda/CUDACachingAllocator.cpp. Each CUDA stream has pools of its own: memory that
+was allocated on one stream is never reused on another one. Not modelled: CUDA graphs; the end of an
+expandable segment's addresses at 9/8 of the GPU's memory. The model has not been compared with a GPU yet.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from launcher.memory.trace import COMPUTE
 
 
 class OutOfMemoryError(Exception):
-    """The capacity does not suffice, even after every cached segment was given back."""
+    """The capacity does not suffice, even after every cached segment was released."""
 
     def __init__(self, requested: int, reserved: int, capacity: int, event: int | None = None) -> None:
         self.requested, self.reserved, self.capacity = requested, reserved, capacity
         self.event = event
-        "Index of the event that asked; None while the tensors of `before` were allocated."
-        super().__init__(f"{requested} bytes asked for, {reserved} of {capacity} reserved")
+        "Index of the event that failed; None while the tensors of `before` were allocated."
+        super().__init__(f"{requested} bytes requested, {reserved} of {capacity} reserved")
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """Peaks, in bytes."""
+    """The peaks of a replay, in bytes."""
 
     allocated: int
-    "What tensors held, each rounded up as the allocator does: torch.cuda.max_memory_allocated()."
+    "Bytes of tensors, each rounded up as the allocator does: torch.cuda.max_memory_allocated()."
     reserved: int
-    "What the allocator held: torch.cuda.max_memory_reserved()."
+    "Bytes that the allocator held: torch.cuda.max_memory_reserved()."
     retries: int
-    "How often it gave its cache back to satisfy a request: num_alloc_retries."
+    "How often the allocator released its cache to satisfy a request: num_alloc_retries."
     pools: Mapping[str, int] = field(default_factory=dict)
     "Stream -> bytes that its pools held when `reserved` was reached."
 
 
 def rounded(size: int) -> int:
-    """Bytes that a tensor of `size` bytes occupies: round_size."""
+    """Return the bytes that a tensor of `size` bytes occupies: round_size."""
     return -(-size // BLOCK) * BLOCK
 
 
@@ -53,10 +53,14 @@ def replay(
     before: Iterable[int] = (),
     streams: Sequence[str] | None = None,
 ) -> Replayed:
-    """`events`: i >= 0 allocates `sizes[i]` bytes on the stream `streams[i]`, ~i frees them. Without
-    `streams` there is one. `before`: bytes of tensors that stay.
+    """Replay a sequence of allocations and return its peaks.
 
-    `capacity`: bytes that can be reserved at most. Raises OutOfMemoryError when they do not suffice.
+    `events`: i >= 0 allocates `sizes[i]` bytes on the stream `streams[i]`, ~i frees them; without `streams`
+    there is one stream. `before`: sizes of tensors that are allocated
+    first and never freed. `capacity`: the most bytes that can be reserved.
+
+    Raises:
+        OutOfMemoryError: The capacity does not suffice.
     """
     allocator = CachingAllocator(capacity, expandable=expandable)
     allocate, free = allocator.allocate, allocator.free
@@ -66,7 +70,7 @@ def replay(
         for size in before:
             allocate(size)
         peak = allocator.allocated
-        for index, event in enumerate(events):  # noqa: B007 - the error tells it
+        for index, event in enumerate(events):  # noqa: B007 - read in the except clause
             if event < 0:
                 free(live.pop(~event))
                 continue
@@ -79,7 +83,7 @@ def replay(
 
 
 class CachingAllocator:
-    """One GPU's, in use. All sizes in bytes."""
+    """The allocator of one GPU. All sizes are in bytes."""
 
     def __init__(self, capacity: int | None = None, *, expandable: bool = True) -> None:
         self.capacity = PAGES * LARGE_SEGMENT if capacity is None else capacity
@@ -87,7 +91,7 @@ class CachingAllocator:
         self.pools: dict[str, tuple[Pool, Pool]] = {}
         "Stream -> its pools for small and for large requests."
         self.allocated = 0
-        "By tensors, with what is left of a block and too little to be cut off."
+        "Bytes of tensors, including rests of blocks that are too small to be split off."
         self.reserved = self.peak_reserved = 0
         self.peak_pools: dict[str, int] = {}
         "Stream -> bytes that its pools held when `peak_reserved` was reached."
@@ -95,7 +99,11 @@ class CachingAllocator:
         self._address = 0
 
     def allocate(self, size: int, stream: str = COMPUTE) -> Block | None:
-        """None for an empty tensor. Raises OutOfMemoryError, which costs the cache and nothing else."""
+        """Return a block, or None for an empty tensor.
+
+        Raises:
+            OutOfMemoryError: The cache has been released; nothing else has changed.
+        """
         if size == 0:
             return None
         size = rounded(size)
@@ -112,7 +120,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block | None) -> None:
-        """What `allocate` returned; its bytes stay reserved."""
+        """Free a block that `allocate` returned. Its bytes stay reserved."""
         if block is None:
             return
         self.allocated -= block.size
@@ -121,7 +129,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def release(self) -> None:
-        """Give back segments that no tensor is on, or such pages of an expandable one: empty_cache()."""
+        """Release segments that hold no tensor, or such pages of an expandable segment: empty_cache()."""
         for pool in (pool for pools in self.pools.values() for pool in pools):
             for _, _, block in list(pool.free):
                 if self.expandable:
@@ -143,7 +151,7 @@ class CachingAllocator:
         return block
 
     def _segment(self, pool: Pool, size: int) -> Block | None:
-        """A new one, unless it goes beyond the capacity: get_allocation_size."""
+        """Reserve a new segment; return None if it exceeds the capacity: get_allocation_size."""
         whole = -(-size // LARGE_STEP) * LARGE_STEP if size >= LARGE else pool.page
         if not self._count(pool, whole):
             return None
@@ -152,7 +160,7 @@ class CachingAllocator:
         return block
 
     def _map(self, pool: Pool, size: int) -> Block | None:
-        """Pages at the lowest place where they make up `size` bytes: try_allocate_expandable_block."""
+        """Map pages at the lowest address where they give `size` bytes: try_allocate_expandable_block."""
         block = pool.growable(size)
         while not block.mapped or block.size < size:
             unmapped, missing = (block.after, size - block.size) if block.mapped else (block, size)
@@ -171,7 +179,7 @@ class CachingAllocator:
         return block
 
     def _unmap(self, block: Block) -> None:
-        """The whole pages of a free block: unmap_block."""
+        """Unmap the whole pages of a free block: unmap_block."""
         pool = block.pool
         begin = -(-block.address // pool.page) * pool.page
         end = (block.address + block.size) // pool.page * pool.page

@@ -1,4 +1,4 @@
-"""Shapes and a trace become an Estimate."""
+"""Compute an Estimate from a model's shapes and a trace."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from launcher.spec.cluster import Gpu
 from launcher.spec.recipe import Recipe
 
 BAND = 0.05
-"Of a traced estimate. Against real steps on the CPU its worst error is below (docs/accuracy.md)."
+"Error band of a traced estimate. Its worst error against real steps on the CPU is smaller: docs/accuracy.md."
 BAND_WIDER = 0.10
-"Where something of the recipe is not in the trace: compiled code, float8's casts."
+"Error band if the trace lacks a part of the recipe: compiled code, float8's casts."
 ROUNDING = 0.02
-"What the allocator adds to the tensors' own bytes, before its model has been asked."
+"Share that the allocator adds to the bytes of tensors, used if its model is not run."
 
 NEVER_MODELLED = (
-    "scratch inside kernels: cuDNN, flash attention's backward pass",
+    "scratch memory inside kernels: cuDNN, flash attention's backward pass",
     "other processes on the same GPU",
 )
 
 
 class Surroundings(NamedTuple):
-    """What an estimate depends on besides model, recipe and ranks."""
+    """The inputs of an estimate other than model, recipe and ranks."""
 
     gpu: Gpu | None = None
     workers: int = 0
-    "DataLoader processes of each rank."
+    "DataLoader processes per rank."
     on_meta: bool = True
     "The task builds its model without weights."
     copies: bool = True
@@ -52,9 +52,11 @@ def assess(
     *,
     replayed: bool = False,
 ) -> Estimate:
-    """`replayed`: what the allocator reserves comes from its model, which costs a fraction of a second;
-    else it is taken to be a little more than the tensors' bytes. Without GPUs the ranks' tensors are in the
-    host's memory, and no allocator of PyTorch's keeps more."""
+    """Estimate the memory of a recipe.
+
+    `replayed`: compute the reserved bytes by the allocator's model, in a fraction of a second. Otherwise they
+    are the bytes of tensors plus ROUNDING. Without GPUs, tensors count as host memory and nothing is added.
+    """
     device = Ranks(ranks.world, ranks.per_node, on_gpu=True)
     peaks = peaks_of(model, profile, recipe, device)
     allocated = max(peak.allocated for peak in peaks)
@@ -73,10 +75,10 @@ def assess(
             reserved = round(needed * (1 + ROUNDING))
     outside = overheads(around.gpu, recipe, ranks)
     if around.gpu is not None and states.managed:
-        room = max(0, around.gpu.memory - reserved - sum(outside.values()))
-        host["paged states without room on the GPU"] = ranks.per_node * max(0, states.managed - room)
+        free = max(0, around.gpu.memory - reserved - sum(outside.values()))
+        host["paged states without room on the GPU"] = ranks.per_node * max(0, states.managed - free)
     if not ranks.on_gpu:
-        # Where nothing bounds a rank's memory the loop lets gradients stay through the next forward pass.
+        # Without a memory limit the training loop keeps gradients through the next forward pass.
         kept = ranks.per_node * states.gpu.gradients
         tensors = {"tensors of the ranks": ranks.per_node * allocated, "gradients of the step before": kept}
         host = {**tensors, **host}
@@ -97,8 +99,10 @@ def assess(
 def assess_at_least(
     model: ModelShapes, kept: float, recipe: Recipe, ranks: Ranks, around: Surroundings
 ) -> Estimate:
-    """No more than `assess` says, without a trace of the recipe. `kept`: bytes that a forward pass keeps on
-    the GPU for the backward pass."""
+    """Return a lower bound of `assess` that needs no trace of the recipe.
+
+    `kept`: bytes that a forward pass keeps on the GPU for the backward pass.
+    """
     device = Ranks(ranks.world, ranks.per_node, on_gpu=True)
     missing = _not_modelled(recipe)
     return Estimate(
@@ -152,7 +156,7 @@ def _replayed(
 def failure_of(
     model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, gpu: Gpu
 ) -> Failure | None:
-    """Where it runs out of memory on this GPU. `profile`: of a complete trace."""
+    """Return where the recipe runs out of memory on this GPU, or None. `profile`: of a complete trace."""
     return first_failure(
         timeline(model, profile.trace, recipe, ranks),
         gpu.memory - sum(overheads(gpu, recipe, ranks).values()),
@@ -164,7 +168,7 @@ def failure_of(
 def _not_modelled(recipe: Recipe) -> tuple[str, ...]:
     found = []
     if recipe.compile:
-        found.append("torch.compile: fused kernels keep less than what was traced")
+        found.append("torch.compile: fused kernels keep less than the traced step")
     if recipe.precision == "float8":
         found.append("float8: copies of inputs and weights in 8 bit; traced as bf16-mixed")
     return tuple(found)

@@ -1,7 +1,7 @@
-"""The parts of the caching allocator's model: blocks of bytes, and the two pools of free ones.
+"""Parts of the caching allocator's model: blocks of bytes, and the two pools of free blocks.
 
-Constants are torch 2.13's (c10/core/AllocatorConfig.h), rules those of c10/cuda/CUDACachingAllocator.cpp,
-whose function is named at each.
+Constants are those of torch 2.13 (c10/core/AllocatorConfig.h). Rules are those of
+c10/cuda/CUDACachingAllocator.cpp; docstrings name the matching function.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from bisect import bisect_left, insort
 
 MIB = 2**20
 BLOCK = 512
-"kMinBlockSize: every size is rounded up to a multiple."
+"kMinBlockSize: every size is rounded up to a multiple of this."
 SMALL = 1 * MIB
 "kSmallSize: the largest request that the small pool serves."
 SMALL_SEGMENT = 2 * MIB
-"kSmallBuffer: the small pool's segments, and the pages of its expandable one."
+"kSmallBuffer: the small pool's segments, and the pages of its expandable segment."
 LARGE_SEGMENT = 20 * MIB
-"large_segment_size: segments for requests below LARGE, and the pages of the large pool's expandable one."
+"large_segment_size: segments for requests below LARGE, and the pages of the large pool's expandable segment."
 LARGE = 10 * MIB
-"kMinLargeAlloc: from here on a request gets a segment of its own size."
+"kMinLargeAlloc: a request of this size or more gets a segment of its own size."
 LARGE_STEP = 2 * MIB
-"kRoundLarge: such a segment is a multiple."
+"kRoundLarge: the size of such a segment is a multiple of this."
 PAGES = 2**32
-"Of an expandable segment's addresses: more than there is memory."
+"Number of pages in an expandable segment's address range: more than any GPU's memory."
 
 
 class Block:
-    """Adjacent bytes of one segment: a tensor's, free, or (in an expandable segment) not mapped."""
+    """Adjacent bytes of one segment: held by a tensor, free, or unmapped in an expandable segment."""
 
     __slots__ = ("address", "after", "before", "free", "mapped", "pool", "size")
 
@@ -37,7 +37,7 @@ class Block:
         self.after: Block | None = None
 
     def cut(self, size: int) -> Block:
-        """Keep the first `size` bytes; the rest is a new free block behind them."""
+        """Keep the first `size` bytes and return the rest as a new free block."""
         rest = Block(self.pool, self.address + size, self.size - size, mapped=self.mapped)
         rest.before, rest.after = self, self.after
         if rest.after is not None:
@@ -46,7 +46,7 @@ class Block:
         return rest
 
     def merge(self) -> None:
-        """Take in the free neighbours that are mapped, or not, as this one is: try_merge_blocks."""
+        """Absorb free neighbours if both are mapped or both are unmapped: try_merge_blocks."""
         other = self.before
         if other is not None and other.free and other.mapped is self.mapped:
             self.pool.remove(other)
@@ -72,9 +72,9 @@ class Pool:
         self.reserved = 0
         "Bytes of its segments, or of the mapped pages of its expandable one."
         self.free: list[tuple[int, int, Block]] = []
-        "By size, then address; an address is there once, so that blocks are never compared."
+        "Sorted by size, then address. Addresses are unique, so blocks are never compared."
         self.unmapped: list[tuple[int, Block]] = []
-        "By address."
+        "Sorted by address."
 
     def add(self, block: Block) -> None:
         if block.mapped:
@@ -89,7 +89,10 @@ class Pool:
             del self.unmapped[bisect_left(self.unmapped, (block.address,))]
 
     def take(self, size: int) -> Block | None:
-        """The best fit: get_free_block. Of an expandable segment's end counts what it can grow to."""
+        """Remove and return the best fit: get_free_block.
+
+        A block at the end of an expandable segment counts with the size that it can grow to.
+        """
         free = self.free
         index = bisect_left(free, (size,))
         if index == len(free):
@@ -101,7 +104,7 @@ class Pool:
         return free.pop(index)[2]
 
     def growable(self, size: int) -> Block:
-        """The lowest block from which `size` bytes can be had by mapping: find_expandable_block."""
+        """Return the lowest block that mapping can grow to `size` bytes: find_expandable_block."""
         for _, block in self.unmapped:
             before = block.before
             start = before if before is not None and before.free else block

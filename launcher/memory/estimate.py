@@ -1,4 +1,4 @@
-"""What a recipe needs: at each of its peaks on the GPU, and on the host. As plain values."""
+"""The memory that a recipe needs: its peaks on the GPU, and host memory. Plain values."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ When = Literal["first step", "steady state", "resume", "evaluation", "checkpoint
 
 
 class Peak(Value):
-    """The most that tensors hold on one GPU at one time."""
+    """The most bytes that tensors hold on one GPU in one phase."""
 
     when: When
     phase: str
     "forward, backward, optimizer, load or save."
     module: str
-    "That runs then, where the trace knows it."
+    "The module that runs at the peak, if the trace knows it."
     allocated: int
     parts: dict[str, int]
     "Category -> bytes; `allocated` is their sum."
 
 
 class Estimate(Value):
-    """Of one rank's GPU and one node's host memory, in bytes."""
+    """The memory of one rank's GPU and of one node's host, in bytes."""
 
     peaks: tuple[Peak, ...]
     reserved: int
-    "What PyTorch's allocator holds at the worst of them."
+    "Bytes that PyTorch's allocator holds at the highest peak."
     pools: dict[str, int] = {}
-    """CUDA stream -> bytes that the allocator holds for it; `reserved` is their sum. Empty before the
-    allocator's model has been asked."""
+    """CUDA stream -> bytes that the allocator holds for it; `reserved` is their sum. Empty if `reserved` was
+    not computed by the allocator's model."""
     overhead: dict[str, int]
-    "Outside of the allocator."
+    "GPU memory outside of the allocator, by category."
     host: dict[str, int]
-    "Of a node, by category."
+    "Host memory of a node, by category."
     managed: int = 0
-    "Of a rank's paged states: on the GPU while there is room, else on the host."
+    "Bytes of a rank's paged optimizer states: on the GPU while they fit, else on the host."
     nvme: int = 0
-    "Of a rank, in files."
+    "Bytes of a rank's scratch files."
     band: float
-    "The GPU's figures are right within this part of them."
+    "Relative error band of the figures for the GPU."
     correction: float = 1.0
-    "Measured / predicted of runs in the ledger: what the tensors are taken to need more, or less."
+    "Factor for the bytes of tensors: measured / predicted of runs in the ledger."
     basis: Literal["traced", "formulas"]
     not_modelled: tuple[str, ...] = ()
 
@@ -56,7 +56,7 @@ class Estimate(Value):
 
     @property
     def needed(self) -> int:
-        """Held against the card."""
+        """Bytes to compare with the GPU's memory."""
         return round(self.reserved * self.correction) + sum(self.overhead.values())
 
     @property

@@ -1,4 +1,4 @@
-"""Where a recipe that is too large would run out of memory: the moment, the phase, and the tensor."""
+"""The point at which a recipe runs out of memory: the moment, the phase and the tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.memory.timeline import Timeline
 from launcher.spec.base import Value, format_bytes
 
 WORDS = {
-    "init": "when the model is made",
+    "init": "while the model is built",
     "forward": "in the forward pass",
     "backward": "in the backward pass",
     "optimizer": "in the optimizer's update",
@@ -19,25 +19,29 @@ class Failure(Value):
     when: When
     phase: str
     tensor: str
-    "What is asked for, or the module that asks."
+    "Name of the tensor, or of the module that allocates it."
     requested: int
     "Bytes."
     reserved: int
-    "Bytes that the allocator holds then."
+    "Bytes that the allocator holds at this point."
     capacity: int
 
     def __str__(self) -> str:
         what = f" for {self.tensor}" if self.tensor else ""
         return (
-            f"memory runs out {WORDS[self.phase]} ({self.when}): {format_bytes(self.requested)}{what} asked "
-            f"for, {format_bytes(self.reserved)} of {format_bytes(self.capacity)} reserved"
+            f"memory runs out {WORDS[self.phase]} ({self.when}): cannot allocate "
+            f"{format_bytes(self.requested)}{what}; {format_bytes(self.reserved)} of "
+            f"{format_bytes(self.capacity)} are reserved"
         )
 
 
 def first_failure(
     line: Timeline, capacity: int, workspaces: tuple[int, ...], *, expandable: bool
 ) -> Failure | None:
-    """`capacity`: bytes that PyTorch's allocator can have. None: it runs."""
+    """Return the first allocation that exceeds the capacity, or None if everything fits.
+
+    `capacity`: bytes that PyTorch's allocator can reserve.
+    """
     try:
         replay(
             line.sizes,

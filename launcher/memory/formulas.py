@@ -1,6 +1,6 @@
-"""A step that cannot be traced, written down from the shapes of the model's parameters alone.
+"""Build the trace of a step that cannot be traced, from the shapes of the model's parameters alone.
 
-What comes out is a Trace like any other, with one storage where a real one has dozens.
+The result is an ordinary Trace, with one storage where a real trace has dozens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launcher.memory.trace import (
     GRADIENTS,
     REDUCE_SCATTER,
     TEMPORARIES,
-    Law,
+    Affine,
     Storage,
     Trace,
     Work,
@@ -28,17 +28,17 @@ from launcher.memory.trace import (
 from launcher.spec.recipe import SHARDED, Recipe
 
 FORMULA_BAND = 0.3
-"Relative half-width of an estimate made this way; tests/memory/test_formulas.py holds it against traces."
+"Relative error band of such an estimate; tests/memory/test_formulas.py compares it with traces."
 NOT_KNOWN = (
-    "the model was not run: its activations are those of matrices that each token passes once",
-    "FSDP's units: taken to be the modules with a number in their names",
+    "the model was not run: activations are estimated as if each token passes each matrix once",
+    "FSDP's units: assumed to be the modules with a number in their names",
 )
-NO_ACTIVATIONS = "activations, logits and the batch: not counted, as the tokens of a sample are not known"
+NO_ACTIVATIONS = "activations, logits and the batch: not counted, since the tokens per sample are unknown"
 
 TOKEN = 8
-"Bytes: int64."
+"Bytes of a token: int64."
 BETWEEN = 8
-"""Bytes that a block keeps more under autocast for each element of its width: two inputs of norms in fp32.
+"""Extra bytes that a block keeps under autocast per element of its width: two inputs of norms in fp32.
 Traces have 10 for Llama, 4 for GPT, and 33 for transformers' GPT-2, whose GELU is computed in pieces."""
 
 
@@ -50,19 +50,21 @@ def formula_trace(
     *,
     complete: bool = False,
 ) -> Trace:
-    """`model`: as `recipe.precision` stores it. `tokens_per_sample` None: without activations. `complete`:
-    with a second pass, where the recipe accumulates, and an evaluation. Always the law of all micro-batches.
+    """Return the trace of a step. Its sizes are affine in the micro-batch.
 
-    For the backward pass each matrix (out, in) keeps in + out elements of each token in the type it computes
-    in: its input, and its output as what follows has saved it. For a block of Llama (width h, feed-forward f,
-    keys k) in 16 bit that is 18h + 4k + 6f bytes, where its operators save 12h + 4k + 8f, and 24h + 4k + 8f
-    with a norm in pieces; for GPT's block 32h, where Korthikanti et al. (arXiv 2205.05198) have 34h. Autocast
-    computes in fp32 between the matrices: BETWEEN. Logits cost 14 bytes for each token and entry of the
-    vocabulary: one of 16 bit, one in fp32, log-softmax and its gradient.
+    `model`: shapes as `recipe.precision` stores them. `tokens_per_sample`: None leaves out activations.
+    `complete`: adds an evaluation, and a second pass if the recipe accumulates.
 
-    FSDP2, in compute precision: a unit's parameters beside two all-gather buffers in the forward pass;
-    parameters, the next unit's all-gather, gradients, and one reduce-scatter input in fp32 in the backward
-    pass: 6 and 10 bytes for each parameter of two equal units. The root's stay gathered between the passes.
+    Activations: each matrix (out, in) keeps in + out elements per token for the backward pass, in its compute
+    type: its input, and its output as the next operator saves it. For a block of Llama (width h, feed-forward
+    f, keys k) in 16 bit that is 18h + 4k + 6f bytes per token. Its operators save 12h + 4k + 8f, or
+    24h + 4k + 8f with a norm in pieces. For a block of GPT it is 32h; Korthikanti et al. (arXiv 2205.05198)
+    have 34h. Between matrices autocast computes in fp32: BETWEEN. Logits take 14 bytes per token and
+    vocabulary entry: one copy in 16 bit, one in fp32, log-softmax and its gradient.
+
+    FSDP2, in compute precision: the forward pass holds a unit's parameters and two all-gather buffers. The
+    backward pass holds parameters, the next unit's all-gather, gradients, and one reduce-scatter input in
+    fp32. For two equal units that is 6 and 10 bytes per parameter. The root stays gathered between passes.
     """
     passes = 2 if complete and recipe.grad_accum > 1 else 1
     step = _Step(parts_of(model), recipe, ranks, tokens_per_sample or 0, passes)
@@ -70,7 +72,7 @@ def formula_trace(
 
 
 class _Script:
-    """Storages and events in the making."""
+    """Collects storages, events and phases."""
 
     def __init__(self) -> None:
         self.storages: list[Storage] = []
@@ -83,7 +85,7 @@ class _Script:
     def make(
         self, category: str, module: str, fixed: int = 0, each: int = 0, stream: str = COMPUTE
     ) -> list[int]:
-        """Its number, or nothing when it has no size. `each`: bytes per sample."""
+        """Allocate a storage and return [its number], or [] if its size is 0. `each`: bytes per sample."""
         if not fixed and not each:
             return []
         self.storages.append(Storage(fixed, each, category, module, stream))
@@ -106,7 +108,7 @@ class _Step(_Script):
         self.between = FP32 if self.autocast else self.compute
         self.shards = ranks.shards(recipe)
         self.waits = self.sharded and passes > 1 and recipe.grad_sync == "last"
-        # Which blocks are recomputed makes no difference to the sum.
+        # The sum does not depend on which blocks are recomputed.
         ratio = recipe.checkpoint_ratio if recipe.activations == "checkpoint" else 1.0
         changed = 0 if recipe.activations == "keep" else max(1, round(ratio * len(model.blocks)))
         self.changed = {block.name for block in model.blocks[:changed]}
@@ -145,7 +147,7 @@ class _Step(_Script):
             self.kept[block.name] = self.make(ACTIVATIONS, block.name, each=self.kept_of(block))
             if block.name in self.changed:
                 self.free(self.passing(block))
-                cached += copies  # by autocast, until the pass ends; the recomputation makes its own
+                cached += copies  # autocast keeps them until the pass ends; recomputation makes new ones
             else:
                 self.kept[block.name] += copies
             if self.recipe.sharding != "fsdp-keep":
@@ -161,7 +163,7 @@ class _Step(_Script):
         root, looked_up = self.model.root, self.model.looked_up
         of_loss = self.make(TEMPORARIES, self.model.end, each=self.logits * FP32)
         self.free(of_loss)
-        # The head comes first and the embedding last; FSDP reduces both at the end.
+        # The head's gradient comes first and the embedding's last; FSDP reduces both at the end.
         early = self.gradient(root, [p for p in root.trained if p not in looked_up])
         self.free(self.kept.pop(""))
         prefetched: list[int] = []
@@ -204,12 +206,12 @@ class _Step(_Script):
             self.scatter(part)
 
     def whole(self, block: Part) -> int:
-        """Bytes per sample that it would keep if it kept all."""
+        """Bytes per sample that a block keeps without recomputation and offload."""
         between = BETWEEN * block.width if self.autocast else 0
         return self.tokens * (block.kept * self.compute + between)
 
     def kept_of(self, block: Part) -> int:
-        """Bytes per sample. The input of a block is what runs between the blocks."""
+        """Bytes per sample that a block keeps under the recipe. A recomputed block keeps its input."""
         if block.name not in self.changed:
             return self.whole(block)
         if self.recipe.activations == "offload":
@@ -218,23 +220,23 @@ class _Step(_Script):
         return self.tokens * (block.width * self.between + results)
 
     def passing(self, block: Part) -> list[int]:
-        """What goes into and out of the widest matrix, or the gradients of both."""
+        """Allocate the input and output of the widest matrix, or the gradients of both."""
         return self.make(TEMPORARIES, block.name, each=block.widest * self.tokens * self.compute)
 
     def loss(self, category: str) -> list[int]:
-        """Logits as computed and in fp32, and log-softmax."""
+        """Allocate the logits in compute type and in fp32, and log-softmax."""
         each = 2 * FP32 + (self.compute if self.compute < FP32 else 0)
         return self.make(category, self.model.end, each=self.logits * each)
 
     def copies(self, part: Part) -> list[int]:
-        """Autocast's, of the matrices that it multiplies with."""
+        """Allocate autocast's copies of the matrices that tokens are multiplied with."""
         if not self.autocast:
             return []
         numel = sum(p.numel for p in part.parameters if len(p.shape) > 1 and p not in self.model.looked_up)
         return self.make(ACTIVATIONS, part.module, numel * self.compute)
 
     def gather(self, part: Part) -> None:
-        """In the forward pass a unit's all-gather is let go when the next one's has been copied out."""
+        """Gather a unit. The forward pass frees its all-gather buffer after the next unit is copied out."""
         if self.sharded and part.name not in self.gathered:
             arrived = self.all_gather(part)
             self.unshard(part)
@@ -256,12 +258,15 @@ class _Step(_Script):
         self.free(self.gathered.pop(part.name, []))
 
     def padded(self, parameters: Iterable[Parameter]) -> int:
-        """Elements of a rank's part, with the rows that FSDP pads."""
+        """Elements of a rank's shards, including the rows that FSDP pads."""
         return sum(shard_of(p, self.shards, 0).padded for p in parameters)
 
     def gradient(self, part: Part, trained: Sequence[Parameter]) -> list[int]:
-        """Whole gradients that are not kept: all of them under FSDP; else one parameter's at a time, where it
-        is cast or added to the one before."""
+        """Allocate a part's whole gradients.
+
+        FSDP holds all of them until they are reduced. Otherwise one parameter's at a time is temporary, while
+        it is cast or added to the earlier gradient.
+        """
         module = part.module
         if self.sharded:
             return self.make(TEMPORARIES, module, sum(p.numel for p in trained) * self.compute)
@@ -271,7 +276,7 @@ class _Step(_Script):
         return [] if added else self.make(GRADIENTS, module, sum(p.nbytes for p in trained))
 
     def reduced(self, part: Part, whole: list[int], *, last: bool) -> None:
-        """A unit's gradients meet, or wait whole for the last micro-batch."""
+        """Reduce a unit's gradients, or keep them whole until the last micro-batch."""
         before = self.gradients.get(part.name, [])
         if not self.sharded:
             self.gradients[part.name] = before or whole
@@ -286,14 +291,17 @@ class _Step(_Script):
             self.free(whole, before if self.waits else [])
             made = self.make(GRADIENTS, part.module, mine, stream=REDUCE_SCATTER)
             if before and not self.waits:
-                self.free(made)  # added to the first micro-batch's
+                self.free(made)  # added to the gradients of the first micro-batch
             else:
                 self.gradients[part.name] = made
 
     def work(self) -> Work:
-        """2 FLOPs for each parameter and token forward, 4 backward, 2 to compute it again. Memory traffic:
-        what is kept is written and read twice; weights are read, and copied by autocast or FSDP's gathering
-        (8 bytes for each 16-bit one forward, 10 and 20 backward, as in traces)."""
+        """Return the FLOPs and the memory traffic of one micro-batch.
+
+        FLOPs per parameter and token: 2 forward, 4 backward, 2 to recompute. Kept activations are written and
+        read twice. Weights are read, and copied by autocast or by FSDP's gather. In traces this takes 8 bytes
+        per 16-bit weight in the forward pass; in the backward pass 10 with autocast and 20 with FSDP.
+        """
         blocks, model = self.model.blocks, self.model
         numel = sum(part.numel for part in (model.root, *blocks)) - sum(p.numel for p in model.looked_up)
         again = sum(block.numel for block in blocks if block.name in self.changed)
@@ -307,8 +315,8 @@ class _Step(_Script):
         forward, backward = (4, 10) if self.sharded else (4, 5) if self.autocast else (1, 2)
         weights = float(numel * self.compute)
         return Work(
-            forward_flops=Law(0.0, 2.0 * numel * self.tokens),
-            backward_flops=Law(0.0, (4.0 * numel + 2.0 * again) * self.tokens),
-            forward_bytes=Law(forward * weights, traffic),
-            backward_bytes=Law((backward + share) * weights, (1.5 + share) * traffic),
+            forward_flops=Affine(0.0, 2.0 * numel * self.tokens),
+            backward_flops=Affine(0.0, (4.0 * numel + 2.0 * again) * self.tokens),
+            forward_bytes=Affine(forward * weights, traffic),
+            backward_bytes=Affine((backward + share) * weights, (1.5 + share) * traffic),
         )

@@ -1,4 +1,4 @@
-"""Host memory of a node: what its ranks hold there, and what they are made of."""
+"""Host memory of a node: the tensors and the processes of its ranks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from launcher.spec.base import GIB
 from launcher.spec.recipe import Recipe
 
 PROCESS = 2 * GIB
-"""A rank without its model: Python, torch and the libraries of CUDA and NCCL, with the context's part on the
-host. On the CPU it is 0.3 GiB (import torch: 218 MiB); on a GPU not measured by us yet."""
+"""Bytes of a rank without its model: Python, torch, the libraries of CUDA and NCCL, and the host part of the
+CUDA context. On the CPU it is 0.3 GiB (import torch: 218 MiB); not measured with a GPU yet."""
 WORKER = GIB // 4
-"A DataLoader process, forked: what it does not share with its rank. Samples come on top."
+"Bytes of a forked DataLoader process that it does not share with its rank, without its samples."
 
 
 def host_of(
     model: ModelShapes, recipe: Recipe, ranks: Ranks, *, workers: int, on_meta: bool, copies: bool
 ) -> dict[str, int]:
-    """Bytes on the node that holds the most, by category, at the worse of two times: while every rank builds
-    its model, or in training. `on_meta`: the task builds it without weights. `copies`: checkpoints are
-    written from a copy on the host."""
+    """Return the bytes on the node that holds the most, by category.
+
+    The result is for the worse of two moments: while every rank builds its model, or in training. `on_meta`:
+    the task builds the model without weights. `copies`: checkpoints are written from a copy on the host.
+    """
     processes = {"processes": ranks.per_node * (PROCESS + workers * WORKER)}
     training = {**_training(model, recipe, ranks, copies=copies), **processes}
     building = {**processes}
@@ -48,8 +50,10 @@ def _training(model: ModelShapes, recipe: Recipe, ranks: Ranks, *, copies: bool)
 
 
 def _rounded_up(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
-    """torch gives pinned memory in powers of two (ATen/core/CachingHostAllocator.h): of each parameter's
-    shard and of its gradient, which come down one by one."""
+    """Return the bytes lost because torch allocates pinned memory in powers of two.
+
+    Each parameter's shard and each gradient has its own allocation. Source: ATen/core/CachingHostAllocator.h.
+    """
     shards = ranks.shards(recipe)
     more = 0
     for rank in range(ranks.per_node):

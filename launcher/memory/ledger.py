@@ -1,8 +1,8 @@
-"""What was measured is kept, and corrects later estimates.
+"""The ledger: memory that earlier runs measured, which corrects later estimates.
 
-One small JSON file per run in one folder, written whole and never changed, under a name that nobody else
-makes: any number of runs on any number of machines may share the folder. A file that is torn, foreign or of
-another version is left out.
+Each run writes one small JSON file to a folder. The file is written whole under a unique name and never
+changes, so any number of runs on any number of machines can share the folder. A file that is torn, foreign or
+of another version is skipped.
 """
 
 from __future__ import annotations
@@ -28,60 +28,60 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
 NEWEST = 200
-"Entries of one family that are read, the newest: enough for a median, and a bound on the time it takes."
+"Newest entries of one family that are read: enough for a median, and a bound on the time to read them."
 NEAREST = 9
-"Entries that a correction rests on, at most."
+"Maximum number of entries that a correction uses."
 SIZE_FIELDS = frozenset({"micro_batch_size", "grad_accum"})
 
 
 class Family(Value):
-    """What must be alike for one run's measurement to tell something of another's memory."""
+    """The properties that runs must share before one run's measurement can correct another's estimate."""
 
     task: str
-    "`package.module:Class`, whatever its arguments."
+    "`package.module:Class`, without its arguments."
     gpu: str
-    "As the vendor writes it; `cpu`."
+    "The vendor's name, or `cpu`."
     torch: str
     "Major and minor version."
 
     @property
     def prefix(self) -> str:
-        """How the names of its files begin."""
+        """The start of the names of this family's files."""
         text = "\0".join((self.task, self.gpu, self.torch))
         return hashlib.sha256(text.encode()).hexdigest()[:16] + "-"
 
 
 class Entry(Value):
-    """One run: what it needed, and what had been predicted. All sizes in bytes, of the rank with the most."""
+    """The measured and the predicted memory of one run, in bytes, for the rank that needed the most."""
 
     family: Family
     args: dict[str, JsonValue]
-    "Of the task: the model's and the batch's shapes follow from them."
+    "Arguments of the task, which determine the shapes of the model and of the batch."
     parameters: PositiveInt | None = None
-    "How many the model has, where the plan knew."
+    "Number of the model's parameters, if the plan knew it."
     recipe: Recipe
     ranks: PositiveInt
     ranks_per_node: PositiveInt
     measured: dict[str, PositiveInt]
-    "The most that tensors held in the `first step` (or `resume`), and in `steady state`."
+    "Peak bytes of tensors in the `first step` (or `resume`), and in `steady state`."
     predicted: dict[str, PositiveInt] = {}
-    "The same before the run, where it was estimated for this recipe."
+    "The same peaks as estimated before the run, if this recipe was estimated."
     reserved: PositiveInt | None = None
-    "The most that PyTorch's allocator held; only a GPU has one."
+    "Peak bytes that PyTorch's CUDA allocator held; None on a CPU."
     retries: NonNegativeInt = 0
-    "How often that allocator freed its cache to satisfy a request: `reserved` was at its limit."
+    "How often that allocator freed its cache to satisfy a request. `reserved` was then at its limit."
     ran_out: tuple[Recipe, ...] = ()
-    "Under which memory ran out in this run, before it went on with `recipe`."
+    "Recipes that ran out of memory in this run before it continued with `recipe`."
     capacity: PositiveInt | None = None
-    "Of each rank's device, where known."
+    "Memory of each rank's device, if known."
     versions: dict[str, str] = {}
     time: str = ""
-    "UTC, of the record."
+    "UTC time of the record."
     run: str = ""
 
     @property
     def ratio(self) -> float | None:
-        """Measured / predicted, the highest of the peaks that are known as both; None when there is none."""
+        """Highest measured / highest predicted peak, over peaks that have both; None if no peak has both."""
         both = self.measured.keys() & self.predicted.keys()
         if not both:
             return None
@@ -89,20 +89,20 @@ class Entry(Value):
 
 
 class Correction(Value):
-    """By what to multiply an estimate of what tensors hold."""
+    """A factor for the estimated bytes of tensors."""
 
     factor: float
-    "The median of measured / predicted."
+    "Median of measured / predicted."
     entries: int
-    "How many it rests on."
+    "Number of entries behind the factor."
     band: float | None
-    "The largest relative distance of one of them from the factor; None for a single entry, which has none."
+    "Largest relative distance of an entry from the factor; None for a single entry."
     differs: tuple[str, ...]
-    "Fields of the recipe, other than the sizes of batches, in which any of them differs."
+    "Fields of the recipe, except batch sizes, in which at least one entry differs."
 
 
 def family_of(job: Job, cluster: Cluster, *, on_gpu: bool) -> Family | None:
-    """None for a foreign command, and where torch's version is not known."""
+    """Return the family of the job's runs; None for a command, or if torch's version is unknown."""
     if job.task is None or (version := version_of("torch")) is None:
         return None
     gpu = cluster.node.gpu
@@ -111,17 +111,17 @@ def family_of(job: Job, cluster: Cluster, *, on_gpu: bool) -> Family | None:
 
 
 def minor(version: str) -> str:
-    """`"2.13.0+cpu"` -> `"2.13"`."""
+    """Return major and minor version: `"2.13.0+cpu"` -> `"2.13"`."""
     return ".".join(version.split(".")[:2])
 
 
 def default_folder(runs_root: Path) -> Path:
-    """`ledger/` beside the folder that holds the run directories."""
+    """Return `ledger/`, next to the folder that holds the run directories."""
     return runs_root.absolute().parent / "ledger"
 
 
 def record(folder: Path, entry: Entry) -> Path:
-    """Write an entry; its file. Raises OSError where the folder cannot be made or written."""
+    """Write an entry and return its path. Raises OSError if the folder cannot be made or written."""
     folder.mkdir(parents=True, exist_ok=True)
     entry = entry if entry.time else entry.model_copy(update={"time": now()})
     stamp = "".join(char for char in entry.time if char.isalnum())
@@ -131,7 +131,7 @@ def record(folder: Path, entry: Entry) -> Path:
 
 
 def entries(folder: Path, family: Family) -> tuple[Entry, ...]:
-    """The newest of a family, the oldest of them first; none where there is no folder."""
+    """Return the newest entries of a family, oldest first; empty if there is no folder."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -147,9 +147,9 @@ def entries(folder: Path, family: Family) -> tuple[Entry, ...]:
 
 
 def correction(known: Sequence[Entry], recipe: Recipe) -> Correction | None:
-    """From the entries nearest to `recipe`: fewest fields changed, then the micro-batch, then the newest.
+    """Return the correction for `recipe`, or None if no entry has a prediction for its measurement.
 
-    None when no entry has a prediction beside its measurement.
+    Uses the nearest entries: fewest changed fields first, then the nearest micro-batch, then the newest.
     """
     usable = [
         (
@@ -175,14 +175,17 @@ def correction(known: Sequence[Entry], recipe: Recipe) -> Correction | None:
 
 
 def too_large(known: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int | None) -> tuple[Entry, ...]:
-    """An entry of each run on as many devices of the same capacity that ran out of memory under this recipe
-    or a smaller micro-batch of it; or under a larger one, and went on with a smaller one. The newest first;
-    none that a later run contradicts. One alone may have met a failure that passed."""
+    """Return one entry of each run that shows this recipe to be too large, the newest first.
+
+    Such a run had as many devices of the same capacity. It ran out of memory under this recipe with this
+    micro-batch or a smaller one; or with a larger one, and continued with a micro-batch below this one.
+    Entries that a later run contradicts are left out. A single entry may be due to a transient failure.
+    """
     alike = [one for one in known if capacity and (one.capacity, one.ranks) == (capacity, ranks)]
     if all(_changed(one, recipe) for entry in alike for one in entry.ran_out):
-        return ()  # soon: most recipes are of no entry
+        return ()  # the common case, found early
     found: dict[str, Entry] = {}
-    held = 0  # samples at once, by a later run
+    held = 0  # largest micro-batch that a later run could hold
     for entry in reversed(alike):
         for one in entry.ran_out:
             fits = 0 if _changed(one, entry.recipe) else entry.recipe.micro_batch_size
@@ -196,15 +199,17 @@ def too_large(known: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int 
 
 
 def tells_more(entry: Entry, known: Sequence[Entry]) -> bool:
-    """Whether later plans can learn from it: a prediction beside its measurement, what ran out of memory, or
-    that its recipe held, which was known to be too large."""
+    """Return whether later plans can learn from an entry.
+
+    They can if it has a prediction or an OOM, or if its recipe ran although it was known to be too large.
+    """
     alike = [one for one in known if one.args == entry.args]
     holds = too_large(alike, entry.recipe, entry.ranks, entry.capacity)
     return bool(entry.predicted or entry.ran_out or holds)
 
 
 def capacity_of(job: Job, cluster: Cluster, *, on_gpu: bool) -> int | None:
-    """Bytes that each rank has on its device; on the CPU the budget of a trial. None: not known."""
+    """Return the bytes of each rank's device, or on a CPU the budget of a trial; None if unknown."""
     if on_gpu:
         return cluster.node.gpu.memory if cluster.node.gpu is not None else None
     return parse_budget(job.env.get(BUDGET, ""))

@@ -1,4 +1,4 @@
-"""What a run's own files tell of its memory, as an entry of the ledger."""
+"""Read a run's measured memory from its files, as an entry of the ledger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.spec.recipe import Recipe
 from launcher.spec.records import RunRecord
 
 HEAD = 2**20
-"Bytes that are read of each rank's file: some thousand steps, in which every peak has come."
+"Bytes that are read of each rank's file: some thousand steps, enough to contain every peak."
 MOMENTS = {
     "first step": "first step",
     "resume": "resume",
@@ -25,16 +25,16 @@ MOMENTS = {
     "evaluation": "steady state",
     "checkpoint": "steady state",
 }
-"""When a predicted peak comes -> where it is measured. A rank reads its peak once per step: what evaluation
-and checkpoints hold is part of a step's."""
+"""Moment of a predicted peak -> moment at which it is measured. A rank reads its peak once per step, so the
+peaks of evaluation and checkpoints are part of a step's peak."""
 
 
 def entry_of_run(run: RunDir, parameters: int | None = None) -> Entry | None:
-    """From the newest attempt that memory did not end. `parameters`: how many the model has, where known.
+    """Return the ledger entry of the run's newest attempt that did not end by OOM.
 
-    None for a run that measured nothing (a foreign command, a CPU without a budget, a single step), and for
-    one whose files cannot be read. A prediction is taken from plan.json, `estimate.peaks`, when the attempt
-    ran the plan's own recipe.
+    Returns None if the run measured nothing (a command, a CPU without a budget, a single step), or if its
+    files cannot be read. The prediction is `estimate.peaks` of plan.json, if the attempt ran the plan's
+    recipe. `parameters`: number of the model's parameters, if known.
     """
     try:
         about, plan, events = run.read_about(), read_record(run.plan), run.read_events()
@@ -52,7 +52,7 @@ def entry_of_run(run: RunDir, parameters: int | None = None) -> Entry | None:
 
 
 class Held(NamedTuple):
-    """By the rank with the most, in bytes."""
+    """Measured memory of an attempt, in bytes, for the rank with the most."""
 
     peaks: dict[str, int]
     reserved: int | None
@@ -60,7 +60,7 @@ class Held(NamedTuple):
 
 
 def _held(attempt: AttemptDir, after: int) -> Held | None:
-    """`after`: the step in which the recipe changed for the last time, 0 when it did not."""
+    """Read an attempt's memory. `after`: the step of the last change of the recipe, 0 if there was none."""
     peaks: dict[str, int] = {}
     reserved, retries = 0, 0
     for path in (attempt.path / "memory").glob("rank-*.jsonl"):
@@ -68,7 +68,7 @@ def _held(attempt: AttemptDir, after: int) -> Held | None:
             lines = [line for line in map(_line, file.read(HEAD).splitlines()) if "peak" in line]
         lines = [line for line in lines if line["step"] > after]
         for index, line in enumerate(lines):
-            # What came before the first reading is in it: the model's making, or a checkpoint's loading.
+            # The first reading includes what came before: building the model, or loading a checkpoint.
             start = "first step" if line["step"] == 1 else "resume"
             when = "steady state" if index or after else start
             peaks[when] = max(peaks.get(when, 0), line["peak"])
@@ -78,7 +78,7 @@ def _held(attempt: AttemptDir, after: int) -> Held | None:
 
 
 def _line(text: bytes) -> dict[str, Any]:
-    """{} for a torn one."""
+    """Parse one line; return {} for a torn line."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -118,7 +118,7 @@ def _entry(
         predicted=_predicted(plan) if as_planned else {},
         reserved=held.reserved,
         retries=held.retries,
-        ran_out=() if DRILLS in job.env else ran_out(events),  # a drill teaches nothing
+        ran_out=() if DRILLS in job.env else ran_out(events),  # a drill's OOM is not real
         capacity=capacity_of(job, cluster, on_gpu=on_gpu),
         versions=versions,
         run=run.id,

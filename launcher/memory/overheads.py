@@ -1,12 +1,12 @@
-"""What a rank holds on its GPU beside the tensors of the training step, as stated constants.
+"""Constants for GPU memory that a rank uses in addition to the tensors of the training step.
 
-Two kinds. Outside of PyTorch's caching allocator, and in none of its counters: the CUDA context and NCCL's
-buffers (`overheads`). Inside it, but made by no operator that a trace sees: cuBLAS's workspaces
-(`cublas_workspaces`).
+`overheads`: the CUDA context and NCCL's buffers. They are outside of PyTorch's caching allocator and not in
+its counters. `node.gpu.overhead` in a cluster's profile replaces them.
 
-None of these figures has been measured by us on a GPU yet: each is what its source reports of its own
-machine. A cluster's profile overrules the first kind (`node.gpu.overhead`). In neither: cuDNN's workspaces,
-scratch inside of fused kernels, other processes on the same GPU.
+`cublas_workspaces`: cuBLAS takes them from the allocator, but no traced operator shows them.
+
+Each figure is what its source reports for its own machine; we have not measured any of them on a GPU yet.
+Not included: cuDNN's workspaces, scratch memory inside fused kernels, other processes on the same GPU.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from launcher.spec.recipe import Recipe
 MIB = 2**20
 
 CONTEXT = 600 * MIB
-"""CUDA context with the code of the kernels loaded so far. 426 MiB with none on an RTX 6000 Ada
-(unslothai/unsloth-zoo#1053: torch 2.10, CUDA 13.0), "around 400 MB" (pytorch/pytorch#109888); the rest is
-room for the kernels of a training step, which CUDA loads at their first use (pytorch/pytorch#86509)."""
+"""The CUDA context with the code of loaded kernels. Without kernels 426 MiB on an RTX 6000 Ada
+(unslothai/unsloth-zoo#1053: torch 2.10, CUDA 13.0), "around 400 MB" (pytorch/pytorch#109888). The rest is for
+the kernels of a training step, which CUDA loads at their first use (pytorch/pytorch#86509)."""
 
 PAIR = 544 * MIB
-"A NCCL communicator of two ranks on one node: 4 x A100 with NVLink, all-reduce (NVIDIA/nccl#964)."
+"An NCCL communicator of two ranks on one node: 4 x A100 with NVLink, all-reduce (NVIDIA/nccl#964)."
 NODE = 688 * MIB
-"""Of three or more ranks on one node: the same source. NVIDIA/nccl#1685 has 1.06 GB for all but PyTorch's
-memory on 8 x H100, before an all-to-all."""
+"""An NCCL communicator of three or more ranks on one node, from the same source. NVIDIA/nccl#1685 has 1.06 GB
+for all memory outside of PyTorch on 8 x H100, before an all-to-all."""
 ACROSS = 1024 * MIB
-"""Of ranks on several nodes: 1.6 GB (NVIDIA/nccl#864), taken to be with the context. It grows with the
-network cards in use (NVIDIA/nccl#818), and no longer with the nodes beyond two (NVIDIA/nccl#986)."""
+"""An NCCL communicator of ranks on several nodes: 1.6 GB (NVIDIA/nccl#864), assumed to include the context.
+Grows with the network cards in use (NVIDIA/nccl#818), but not with more than two nodes (NVIDIA/nccl#986)."""
 
 WORKSPACE = (2 * 4096 + 8 * 16) * 1024
-"One of cuBLAS, CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8; bytes. aten/src/ATen/cuda/CublasHandlePool.cpp."
+"""Bytes of one cuBLAS workspace: CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8 in
+aten/src/ATen/cuda/CublasHandlePool.cpp."""
 WORKSPACE_HOPPER = 32 * MIB
-"The same on compute capability 9.0."
+"Bytes of one cuBLAS workspace on compute capability 9.0."
 HOPPER = re.compile(r"\bG?H(20|100|200|800)\b", re.IGNORECASE)
 
 
 def overheads(gpu: Gpu | None, recipe: Recipe, ranks: Ranks) -> dict[str, int]:
-    """Bytes on each GPU outside of PyTorch's allocator, by what holds them; none where the CPU computes."""
+    """Return the bytes on each GPU outside of PyTorch's allocator, by category; empty on a CPU."""
     if not ranks.on_gpu:
         return {}
     if gpu is not None and gpu.overhead is not None:
@@ -51,10 +52,10 @@ def overheads(gpu: Gpu | None, recipe: Recipe, ranks: Ranks) -> dict[str, int]:
 
 
 def communicators(recipe: Recipe, ranks: Ranks) -> list[tuple[int, bool]]:
-    """NCCL's, of one rank: how many ranks it joins, and whether they are on several nodes.
+    """Return a rank's NCCL communicators: the number of ranks, and whether they are on several nodes.
 
-    All ranks have one, for the sums of a step; DDP and FSDP use it. hybrid has two more, one for each of its
-    directions (launcher.train.sharding.device_mesh).
+    One communicator joins all ranks, for the sums of a step; DDP and FSDP also use it. `hybrid` has two more,
+    one for each dimension of its mesh (launcher.train.sharding.device_mesh).
     """
     nodes = ranks.world // ranks.per_node
     found = [(ranks.world, nodes > 1)]
@@ -70,10 +71,9 @@ def _buffers(members: int, across: bool) -> int:
 
 
 def cublas_workspaces(gpu_type: str) -> tuple[int, ...]:
-    """Bytes of each. PyTorch takes them from its caching allocator at a thread's first matrix product and
-    keeps them: one for the thread of the forward pass, one for that of the backward pass. They belong to
-    `before` of `launcher.memory.allocator.replay`.
+    """Return the bytes of each cuBLAS workspace, for the argument `before` of allocator.replay.
 
-    `gpu_type`: as nvidia-smi names it.
+    PyTorch takes a workspace from its caching allocator at a thread's first matrix product and keeps it. The
+    forward pass and the backward pass have one thread each. `gpu_type`: the name that nvidia-smi shows.
     """
     return (WORKSPACE_HOPPER if HOPPER.search(gpu_type) else WORKSPACE,) * 2

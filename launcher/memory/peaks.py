@@ -1,4 +1,4 @@
-"""The peaks of a recipe: its states, and what the traced step allocates on top of them."""
+"""The memory peaks of a recipe: its model states plus the allocations of the traced step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Like = Literal["cuda", "cpu"]
 
 
 def traced_as(recipe: Recipe) -> Recipe:
-    """What has to be traced for it: recipes that differ in nothing that a pass shows have one trace.
+    """Return the recipe to trace in place of `recipe`, so that recipes with equal passes share one trace.
 
-    The optimizer and what waits on the host are counted in closed form; DDP is one device with buckets;
-    gradients that wait for other micro-batches are added by `peaks_of`.
+    The optimizer and offloaded tensors are computed in closed form. DDP is traced as one device with buckets.
+    `peaks_of` adds the gradients that wait for other micro-batches.
     """
     return recipe.model_copy(
         update={
@@ -41,7 +41,7 @@ def traced_as(recipe: Recipe) -> Recipe:
 
 
 def completely_traced_as(recipe: Recipe) -> Recipe:
-    """The same for a complete trace, of the recipe's own micro-batch and with gradients that wait."""
+    """Like `traced_as` for a complete trace, which keeps the micro-batch and the gradients that wait."""
     accumulates = recipe.grad_accum > 1
     waits = accumulates and recipe.sharding in SHARDED
     return traced_as(recipe).model_copy(
@@ -54,10 +54,10 @@ def completely_traced_as(recipe: Recipe) -> Recipe:
 
 
 def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks) -> tuple[Peak, ...]:
-    """Sizes as asked for, without the allocator's rounding. `model`: in the recipe's precision; `profile`: of
-    its trace.
+    """Return the peaks of a recipe, with sizes as requested, without the allocator's rounding.
 
-    First step and steady state, forward, backward and in the optimizer's update; evaluation; resume; save.
+    Moments: forward, backward and update of the first step and of steady state; evaluation; resume; save.
+    `model`: in the recipe's precision. `profile`: of the recipe's trace.
     """
     states, micro = states_of(model, recipe, ranks), recipe.micro_batch_size
     found = []
@@ -65,15 +65,15 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     def add(
         when: When, phase: str, moments: Sequence[Moment], known: Mapping[str, int] = MappingProxyType({})
     ) -> None:
-        """`known`: categories that are not the trace's."""
+        """`known`: bytes that replace the trace's, by category."""
         moment = max(moments, key=lambda one: one.at(micro), default=None)
         if moment is None:
             return
-        # States of the optimizer come to be in the first update, those on the host before the first step.
+        # Optimizer states are created in the first update; on the host, before the first step.
         parts = standing(states, recipe, with_optimizer=when != "first step")
-        for category, law in profile.parts(moment.event).items():
+        for category, amount in profile.parts(moment.event).items():
             if category not in known:
-                parts[category] = parts.get(category, 0) + int(law.at(micro))
+                parts[category] = parts.get(category, 0) + int(amount.at(micro))
         for category, size in known.items():
             parts[category] = parts.get(category, 0) + size
         found.append(_peak(when, phase, parts, profile.module(moment.event)))
@@ -84,7 +84,7 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
         add("steady state", name, highest[name])
         if not accumulates or profile.adds_to_buckets:
             continue
-        # Every micro-batch but the first finds the gradients of those before, in the first step, too.
+        # Every micro-batch but the first runs beside earlier gradients, in the first step too.
         for when in ("first step", "steady state"):
             if f"{name} again" in highest:
                 add(when, name, highest[f"{name} again"])
@@ -94,19 +94,19 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     update = _update(model, states, recipe, ranks, profile)
     found += [update, update.model_copy(update={"when": "steady state"})]
     held = standing(states, recipe, with_optimizer=True)
-    # To load the optimizer's states, DCP makes them by an update with gradients of zeros: new ones, beside
-    # DDP's buckets. Those of an optimizer on the host are there already.
+    # Before DCP loads optimizer states, it creates them by an update with gradients of zeros. These are new
+    # tensors, in addition to DDP's buckets. The states of an optimizer on the host exist already.
     zeros = _reduced(model, recipe, ranks) if recipe.offload == "none" else 0
     temporaries, largest = update_temporaries(model, recipe, ranks)
     loading = {**held, GRADIENTS: held.get(GRADIENTS, 0) + zeros, TEMPORARIES: temporaries}
     found.append(_peak("resume", "load", loading, largest if temporaries else ""))
-    # Between two steps; what is saved is copied to the host piece by piece.
+    # A checkpoint is saved between two steps, and copied to the host tensor by tensor.
     found.append(_peak("checkpoint", "save", held))
     return _worst(found)
 
 
 def _worst(found: Sequence[Peak]) -> tuple[Peak, ...]:
-    """One for each moment and phase, in their order."""
+    """Return the highest peak of each moment and phase, in their order."""
     worst: dict[tuple[str, str], Peak] = {}
     for peak in found:
         key = (peak.when, peak.phase)
@@ -120,19 +120,19 @@ def _peak(when: When, phase: str, parts: Mapping[str, int], module: str = "") ->
 
 
 def standing(states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[str, int]:
-    """What a rank's GPU holds through a whole step, by category."""
+    """Return the bytes that stay on a rank's GPU through a whole step, by category."""
     gpu = states.gpu
     held = {"parameters": gpu.parameters, "buffers": gpu.buffers}
     if with_optimizer:
         held["optimizer states"] = gpu.optimizer
     if recipe.sharding == "ddp":
-        # Its buckets, which the gradients are views of, exist from the beginning.
+        # DDP's buckets exist from the beginning; the gradients are views of them.
         held[GRADIENTS] = _buckets(gpu, recipe)
     return {name: size for name, size in held.items() if size}
 
 
 def _waiting(states: States, recipe: Recipe) -> int:
-    """Gradients of the micro-batches before, on the GPU, beside DDP's buckets."""
+    """Return the bytes of earlier micro-batches' gradients on the GPU, without DDP's buckets."""
     if recipe.offload == "cpu":
         return 0
     return states.gpu.gradients - (_buckets(states.gpu, recipe) if recipe.sharding == "ddp" else 0)
@@ -144,14 +144,17 @@ def _buckets(gpu: Held, recipe: Recipe) -> int:
 
 
 def _reduced(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
-    """Gradients on the GPU when the last micro-batch is done: FSDP has reduced them, whatever it kept."""
+    """Return the bytes of gradients on the GPU after the last micro-batch, when FSDP has reduced them all."""
     each = recipe.model_copy(update={"grad_sync": "each"})
     return states_of(model, each, ranks).gpu.gradients
 
 
 def at_least(model: ModelShapes, recipe: Recipe, ranks: Ranks, kept: float) -> int:
-    """Bytes that the steady state needs on a GPU whatever else its trace would show: when the forward pass
-    ends, all that it has `kept` for the backward pass is there, and with `fsdp-keep` the whole model."""
+    """Return a lower bound of the bytes that the steady state needs on a GPU, without a trace.
+
+    The bound is the end of the forward pass: the states, the `kept` bytes for the backward pass, and with
+    `fsdp-keep` the whole model.
+    """
     states = states_of(model, recipe, ranks)
     held = sum(standing(states, recipe, with_optimizer=True).values())
     if recipe.grad_accum > 1:

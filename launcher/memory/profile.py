@@ -1,4 +1,4 @@
-"""A trace as one kind of recipe meets it, with its peaks found once for every micro-batch."""
+"""A trace adapted to one kind of recipe, with peaks that are computed once for all micro-batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.memory.trace import (
     COMPUTE,
     GRADIENTS,
     TEMPORARIES,
-    Law,
+    Affine,
     Moment,
     Storage,
     Trace,
@@ -21,19 +21,19 @@ from launcher.spec.recipe import Recipe
 
 
 class Profile:
-    """Of recipes with one trace and one `kind`."""
+    """The trace of all recipes with one trace and one `kind`."""
 
     def __init__(self, trace: Trace, recipe: Recipe) -> None:
         self._recipe = recipe
         self.adds_to_buckets = adds_to_buckets(recipe)
         self.trace = settled(trace) if self.adds_to_buckets else trace
-        # Reduced gradients go to the host at once with `offload: cpu`.
+        # With `offload: cpu` reduced gradients go to the host at once.
         self._left_out = GRADIENTS if recipe.offload == "cpu" else None
-        self._parts: dict[int, dict[str, Law]] = {}
+        self._parts: dict[int, dict[str, Affine]] = {}
 
     @staticmethod
     def kind(recipe: Recipe) -> tuple[bool, bool]:
-        """Recipes that are alike in it, and in their trace, have one profile."""
+        """Return a key: recipes with the same key and the same trace share one profile."""
         return adds_to_buckets(recipe), recipe.offload == "cpu"
 
     @cached_property
@@ -42,12 +42,12 @@ class Profile:
 
     @cached_property
     def highest_but_gradients(self) -> dict[str, tuple[Moment, ...]]:
-        """When all of them wait from micro-batches before, what comes and goes beside them makes the peak."""
+        """Peaks without gradients, for a pass in which the gradients of earlier micro-batches wait."""
         return self.trace.highest(lambda storage: storage.category != GRADIENTS)
 
     @cached_property
     def on_compute_stream(self) -> Profile:
-        """Without what other streams allocate, except gradients."""
+        """The same without what other streams allocate, except gradients."""
         storages = (
             storage
             if storage.stream == COMPUTE or storage.category == GRADIENTS
@@ -58,7 +58,7 @@ class Profile:
 
     @cached_property
     def other_streams(self) -> dict[str, tuple[Moment, ...]]:
-        """Stream -> the moments at which most is allocated on it, for each stream beside the compute stream.
+        """Stream -> the moments at which most is allocated on it, for each stream except the compute stream.
 
         Gradients that go to the host are left out.
         """
@@ -70,25 +70,25 @@ class Profile:
         return tuple(moment for moments in phases.values() for moment in moments)
 
     @cached_property
-    def batch(self) -> Law:
-        """Of one micro-batch on the device; each pass has its own."""
+    def batch(self) -> Affine:
+        """Bytes of one pass's micro-batch on the device."""
         return per_pass(self.trace, BATCH)
 
-    def parts(self, event: int) -> dict[str, Law]:
-        """Category -> live bytes after an event."""
+    def parts(self, event: int) -> dict[str, Affine]:
+        """Return category -> live bytes after an event."""
         if event not in self._parts:
-            sums: dict[str, Law] = {}
+            sums: dict[str, Affine] = {}
             for number in self.trace.live_at(event):
                 fixed, per_sample, category, *_ = self.trace.storages[number]
                 if category != self._left_out:
-                    before = sums.get(category, Law(0, 0))
-                    sums[category] = Law(before.fixed + fixed, before.per_sample + per_sample)
+                    before = sums.get(category, Affine(0, 0))
+                    sums[category] = Affine(before.fixed + fixed, before.per_sample + per_sample)
             self._parts[event] = sums
         return self._parts[event]
 
     @cached_property
     def of_blocks(self) -> Profile:
-        """Without the work before and behind the numbered blocks: embeddings, the head, the loss."""
+        """This profile without the activations and temporaries of embeddings, head and loss."""
         storages = (
             storage
             if storage.category not in (ACTIVATIONS, TEMPORARIES) or _numbered(storage)
@@ -102,22 +102,24 @@ class Profile:
 
 
 def adds_to_buckets(recipe: Recipe) -> bool:
-    """DDP adds a gradient to its bucket at once. With `grad_sync: last` gradients wait beside the buckets for
-    the last micro-batch."""
+    """Return whether each gradient is added to DDP's bucket at once.
+
+    With `grad_sync: last`, gradients wait beside the buckets until the last micro-batch.
+    """
     return recipe.sharding == "ddp" and not (recipe.grad_sync == "last" and recipe.grad_accum > 1)
 
 
-def per_pass(trace: Trace, category: str) -> Law:
-    """Bytes of all storages of a category that one pass makes."""
+def per_pass(trace: Trace, category: str) -> Affine:
+    """Return the bytes of all storages of a category that one pass allocates."""
     return _summed(trace, [storage for storage in trace.storages if storage.category == category])
 
 
 class Kept(NamedTuple):
     """Bytes that a forward pass keeps for the backward pass."""
 
-    everywhere: Law
-    in_blocks: Law | None
-    "Of the numbered blocks; None where there are none."
+    everywhere: Affine
+    in_blocks: Affine | None
+    "Bytes kept in the numbered blocks; None if there are none."
 
 
 def kept_of(trace: Trace) -> Kept:
@@ -130,13 +132,15 @@ def _numbered(storage: Storage) -> bool:
     return any(part.isdigit() for part in storage.module.split("."))
 
 
-def _summed(trace: Trace, storages: list[Storage]) -> Law:
+def _summed(trace: Trace, storages: list[Storage]) -> Affine:
     passes = sum(name.startswith("forward") for name, _ in trace.phases)
-    return Law(sum(one.fixed for one in storages) / passes, sum(one.per_sample for one in storages) / passes)
+    return Affine(
+        sum(one.fixed for one in storages) / passes, sum(one.per_sample for one in storages) / passes
+    )
 
 
 def settled(trace: Trace) -> Trace:
-    """The trace of one device as DDP changes it: a gradient dies before the next storage is born."""
+    """Return a one-device trace as DDP changes it: each gradient is freed before the next allocation."""
     events: list[int] = []
     starts = {start for _, start in trace.phases}
     moved: dict[int, int] = {}

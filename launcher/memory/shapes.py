@@ -1,4 +1,4 @@
-"""The shapes of a model: all that the arithmetic of its states needs, as plain values."""
+"""The shapes of a model, from which its states are computed. Plain values."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter. Tied weights are one, under the first of their names."""
+    """One parameter. Tied weights are one parameter, under the first of their names."""
 
     name: str
     shape: tuple[int, ...]
-    "Of the whole parameter, whatever the sharding."
+    "Shape of the whole parameter, before sharding."
     itemsize: int
-    "Bytes of an element, as the recipe's precision stores it."
+    "Bytes per element in the recipe's precision."
     requires_grad: bool = True
     embedding: bool = False
-    "8-bit optimizers keep its states in 32 bit."
+    "Embedding weights, whose states 8-bit optimizers keep in 32 bit."
 
     @property
     def numel(self) -> int:
@@ -30,7 +30,7 @@ class Parameter:
 
     @property
     def vector(self) -> bool:
-        """A gain, bias or norm: fewer than two dimensions."""
+        """True for fewer than two dimensions: a gain, bias or norm."""
         return len(self.shape) < 2
 
 
@@ -38,11 +38,14 @@ class Parameter:
 class ModelShapes:
     parameters: tuple[Parameter, ...]
     buffers: int
-    "Bytes of all buffers; every rank holds them whole."
+    "Bytes of all buffers; they are not sharded."
 
     @cached_property
     def distinct(self) -> tuple[tuple[Parameter, int], ...]:
-        """(one of those that differ in nothing but their name, how many): blocks repeat a few shapes."""
+        """Pairs of (parameter, count), where `count` parameters differ only in their names.
+
+        There are few pairs, because blocks repeat a few shapes.
+        """
         alike: dict[tuple[object, ...], tuple[Parameter, int]] = {}
         for p in self.parameters:
             key = (p.shape, p.itemsize, p.requires_grad, p.embedding)

@@ -1,8 +1,8 @@
-"""Model states in closed form: what a rank holds between two micro-batches, to the byte.
+"""Model states in closed form: the exact bytes that a rank holds between two micro-batches.
 
-Parameters, buffers, gradients, optimizer states and their copies on the host, for every recipe. Not in it:
-activations, temporaries, gathered parameters, and what allocators add (CUDA's to 512 bytes, the pinned one's
-to powers of two). A trained parameter is taken to have a gradient.
+Covers parameters, buffers, gradients, optimizer states and their copies on the host, for every recipe.
+Excludes activations, temporaries, gathered parameters and the rounding of allocators: CUDA's rounds to 512
+bytes, the pinned one to powers of two. Assumes that every trained parameter has a gradient.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from launcher.spec.optimizers import BLOCK, LEAST_EIGHT_BIT, LEAST_PAGED, OPTIMI
 from launcher.spec.recipe import SHARDED, Recipe
 
 FP32, BF16, CODE = 4, 2, 1
-"Bytes of an element."
+"Bytes per element."
 STEP = FP32
-"The count of a parameter's steps."
+"Bytes of a parameter's step counter."
 
 
 class Held(Value):
-    """Bytes by category, in one place."""
+    """Bytes by category, on the GPU or on the host."""
 
     parameters: int = 0
     buffers: int = 0
     gradients: int = 0
     optimizer: int = 0
     copies: int = 0
-    "The parameters a second time: those that an optimizer on the host updates."
+    "Second copies of parameters, which an optimizer on the host updates."
 
     @property
     def total(self) -> int:
@@ -43,26 +43,26 @@ class Held(Value):
 
 
 class States(Value):
-    """Of one rank, or of several together."""
+    """Model states of one rank, or the sum over several ranks."""
 
     gpu: Held = Held()
     host: Held = Held()
     managed: int = 0
-    "Bytes of paged optimizer states: on the GPU while there is room, else on the host."
+    "Bytes of paged optimizer states: on the GPU while they fit, else on the host."
     nvme: int = 0
     "Bytes of scratch files."
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many there are, and what they compute on."""
+    """The number of ranks and the device that they compute on."""
 
     world: int
     per_node: int
     on_gpu: bool
 
     def shards(self, recipe: Recipe) -> int:
-        """Parts that a parameter is cut into: hybrid cuts within a node and replicates over nodes."""
+        """Number of shards per parameter; `hybrid` shards within a node and replicates over nodes."""
         if recipe.sharding not in SHARDED:
             return 1
         return self.per_node if recipe.sharding == "hybrid" else self.world
@@ -70,13 +70,13 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's part of a parameter, cut by rows as torch.chunk does: the first ranks have the most."""
+    """One rank's part of a parameter. Rows are split as torch.chunk does: the first ranks get the most."""
 
     rows: int
     row: int
-    "Elements of a row."
+    "Elements per row."
     largest: int
-    "Rows of the first rank. FSDP2 pads parameters and reduced gradients to them, but no states."
+    "Rows of the first rank. FSDP2 pads parameters and reduced gradients to this number, but not states."
 
     @property
     def numel(self) -> int:
@@ -94,7 +94,10 @@ def shard_of(p: Parameter, shards: int, number: int) -> Shard:
 
 
 def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -> States:
-    """Of the rank with this number; rank 0 holds the most. `model`: as `recipe.precision` stores it."""
+    """Return the states of rank number `rank`; rank 0 holds the most.
+
+    `model`: shapes as `recipe.precision` stores them.
+    """
     shards = ranks.shards(recipe)
     cut = [(p, shard_of(p, shards, rank % shards), count) for p, count in model.distinct]
     trained = [(p, shard, count) for p, shard, count in cut if p.requires_grad]
@@ -112,13 +115,13 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
         gpu = gpu.model_copy(update={"optimizer": states + on_device})
         made = States(gpu=gpu, host=Held(optimizer=steps - on_device), managed=paged)
     elif recipe.offload == "cpu":
-        # Until the last micro-batch whole gradients stay where they were computed.
+        # Whole gradients stay on the GPU until the last micro-batch.
         made = States(
             gpu=Held(buffers=model.buffers, gradients=whole if _waits(recipe) else 0),
             host=Held(parameters=parameters, gradients=reduced, optimizer=states + steps),
         )
     else:
-        # launcher.train.offload.HostOptimizer: twins of the trained parameters, and one gradient at a time.
+        # launcher.train.offload.HostOptimizer keeps copies of trained parameters and one gradient at a time.
         sizes = [shard.numel * p.itemsize for p, shard, _ in trained]
         on_disk = states if recipe.offload == "nvme-optimizer" else 0
         host = Held(
@@ -131,8 +134,11 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
 
 
 def state_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
-    """Optimizer states of one shard, without the step. As launcher.train.optimizers makes them; not counted
-    are the two tables of 1 KiB from codes to values, which all 8-bit parameters of a rank share."""
+    """Return the bytes of one shard's optimizer states, as launcher.train.optimizers makes them.
+
+    Excludes the step counter, and two tables of 1 KiB that map codes to values: all 8-bit parameters of a
+    rank share them.
+    """
     return sum(_bytes(state, p, shard) for state in OPTIMIZERS[recipe.optimizer].states)
 
 
@@ -149,20 +155,27 @@ def _bytes(state: State, p: Parameter, shard: Shard) -> int:
 
 
 def in_eight_bits(p: Parameter) -> bool:
-    """By the global size, so on any number of ranks alike: launcher.train.optimizers.local_shards."""
+    """Return whether 8-bit optimizers store this parameter's states in 8 bit.
+
+    The global size decides, so the answer is the same for any number of ranks:
+    launcher.train.optimizers.local_shards.
+    """
     return not p.vector and not p.embedding and p.numel >= LEAST_EIGHT_BIT
 
 
 def _scales(shard: Shard) -> int:
-    """Rows of whole blocks carry their own scales; others share those of the largest shard, on every rank:
-    launcher.train.optimizers.blocks.scales_beside."""
+    """Return the number of scales of a shard.
+
+    If a row is a whole number of blocks, each row has its own scales. Otherwise every rank has as many scales
+    as the largest shard: launcher.train.optimizers.blocks.scales_beside.
+    """
     if shard.row % BLOCK == 0:
         return shard.rows * (shard.row // BLOCK)
     return math.ceil(shard.padded / BLOCK)
 
 
 def paged_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
-    """The codes alone; scales stay in ordinary GPU memory."""
+    """Return the paged bytes of a shard's states: the codes. Scales stay in ordinary GPU memory."""
     optimizer = OPTIMIZERS[recipe.optimizer]
     if not optimizer.paged or not in_eight_bits(p) or shard.numel < LEAST_PAGED:
         return 0
@@ -174,10 +187,10 @@ def _waits(recipe: Recipe) -> bool:
 
 
 def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
-    """The most at a time, as launcher.train.sharding.price_of_last has it.
+    """Return the peak bytes of gradients, as launcher.train.sharding.price_of_last counts them.
 
-    DDP: its buckets, which the gradients are views of; with `grad_sync: last` a second copy beside them.
-    FSDP: this rank's part; with `last` all of them whole, in the type of the shards.
+    DDP: the buckets, with the gradients as views of them; `grad_sync: last` adds a second copy.
+    FSDP: this rank's shards; with `grad_sync: last` all gradients whole, in the type of the shards.
     """
     if not _waits(recipe) or recipe.sharding == "none":
         return reduced
@@ -185,5 +198,5 @@ def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
 
 
 def host_of_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
-    """Bytes of host memory on the first node, which holds the most, all of its ranks together."""
+    """Return the host memory in bytes of all ranks of the first node, which holds the most."""
     return sum(states_of(model, recipe, ranks, rank).host.total for rank in range(ranks.per_node))

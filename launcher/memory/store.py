@@ -1,7 +1,7 @@
-"""Traces and shapes on disk: the second plan of a model needs neither torch nor the model's code.
+"""Traces and shapes on disk, so that a model's second plan needs neither torch nor the model's code.
 
-They hold as long as every file that the task's code was read from is as it was, with the same versions of
-the libraries. One folder per model; files are written atomically, a broken one counts as none.
+They are valid while the files of the task's code and the versions of the libraries are unchanged. Each model
+has one folder. Files are written atomically; a broken file is ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.memory.peaks import Like
 from launcher.memory.shapes import ModelShapes, Parameter
-from launcher.memory.trace import Law, Storage, Trace, Work
+from launcher.memory.trace import Affine, Storage, Trace, Work
 from launcher.rundir.files import read_json, replace_text
 from launcher.rundir.versions import version_of
 
@@ -25,7 +25,7 @@ LIBRARIES = ("torch", "transformers")
 
 
 class TraceStore:
-    """Of one model: a task with its arguments, in a directory."""
+    """The store of one model: a task with its arguments, in a working directory."""
 
     def __init__(
         self, root: Path, task: str, args: Mapping[str, Any], workdir: str, like: Like = "cuda"
@@ -36,15 +36,18 @@ class TraceStore:
         self.valid = self._unchanged()
 
     def get(self, key: Any) -> Any:
-        """What `put` was given; None when there is nothing, or nothing that still holds."""
+        """Return the stored value; None if it is missing or no longer valid."""
         return read_json(self._file(key)) if self.valid else None
 
     def put(self, key: Any, value: Any) -> None:
-        """Raises OSError."""
+        """Store a value. Raises OSError."""
         replace_text(self._file(key), json.dumps(value))
 
     def made_from(self, files: Iterable[Path]) -> None:
-        """Called before anything is put: what the model's code was read from. Raises OSError."""
+        """Empty the store and set the files that the model's code was read from. Raises OSError.
+
+        Call this before the first `put`.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in self.folder.glob("*.json"):
             old.unlink(missing_ok=True)
@@ -73,7 +76,10 @@ def _digest_of(file: Path) -> str:
 
 @functools.cache
 def _versions() -> list[Any]:
-    """Of the libraries, and of this package's own files, which a checkout changes between releases."""
+    """Return the versions of the libraries, and the sizes and times of this package's files.
+
+    In a checkout, the package's files change between releases.
+    """
     files = [file.stat() for file in sorted(PACKAGE.rglob("*.py"))]
     libraries = [version_of(name) for name in LIBRARIES]
     return [*libraries, sum(file.st_size for file in files), max(file.st_mtime_ns for file in files)]
@@ -106,7 +112,7 @@ def unpack_trace(packed: Mapping[str, Any]) -> Trace:
         storages=tuple(Storage(f, p, names[c], names[m], names[s]) for f, p, c, m, s in packed["storages"]),
         events=tuple(packed["events"]),
         phases=tuple((name, start) for name, start in packed["phases"]),
-        work=Work(*(Law(*law) for law in packed["work"])),
+        work=Work(*(Affine(*law) for law in packed["work"])),
     )
 
 

@@ -1,4 +1,4 @@
-"""The allocations of a run in order: what stays, the first step, its update, the second step, evaluation."""
+"""The allocations of a run in order: tensors that stay, two steps with their updates, an evaluation."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from launcher.spec.recipe import Recipe
 
 @dataclass
 class Timeline:
-    """For launcher.memory.allocator.replay."""
+    """The input of launcher.memory.allocator.replay, with names and phases."""
 
     sizes: list[int] = field(default_factory=list)
     "Bytes of each storage."
     names: list[str] = field(default_factory=list)
-    "The module that asks for it, or what it is."
+    "Name of each storage, or of the module that allocates it."
     streams: list[str] = field(default_factory=list)
     "The CUDA stream that each storage is allocated on."
     events: list[int] = field(default_factory=list)
-    "As a Trace's."
+    "As in Trace.events."
     spans: list[tuple[int, When, str]] = field(default_factory=list)
     "(first event, when, phase)"
 
@@ -32,10 +32,11 @@ class Timeline:
         self.spans.append((len(self.events), when, phase))
 
     def at(self, event: int) -> tuple[When, str]:
-        """When an event happens, and in which phase."""
+        """Return the moment and the phase of an event."""
         return next((when, phase) for start, when, phase in reversed(self.spans) if start <= event)
 
     def stays(self, tensors: Iterable[tuple[str, int]]) -> None:
+        """Allocate tensors that are never freed."""
         for name, size in tensors:
             if size:
                 self.events.append(len(self.sizes))
@@ -45,7 +46,7 @@ class Timeline:
 
 
 def timeline(model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks) -> Timeline:
-    """`trace`: a complete one, as a Profile has it."""
+    """Return the timeline of a recipe. `trace`: a Profile's complete trace."""
     line = Timeline()
     line.begin("first step", "init")
     line.stays(_standing(model, recipe, ranks))
@@ -58,7 +59,7 @@ def timeline(model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks) -> 
 def _step(
     line: Timeline, trace: Trace, recipe: Recipe, when: When, states: Iterable[tuple[str, int]]
 ) -> None:
-    """The update comes when all is computed and before the gradients are freed; it makes `states`."""
+    """Append one step. The update runs before the gradients are freed, and allocates `states`."""
     numbers: dict[int, int] = {}
     events: list[tuple[int, int]] = []
     for name, start, end in trace.spans():
@@ -87,7 +88,10 @@ def _evaluation(line: Timeline, trace: Trace, recipe: Recipe) -> None:
 def _follow(
     line: Timeline, trace: Trace, recipe: Recipe, events: Iterable[int], numbers: dict[int, int]
 ) -> None:
-    """`numbers`: traced storage -> its number here; what is not in it was freed before."""
+    """Append traced events.
+
+    `numbers`: traced storage -> storage of the timeline. A storage that is not in it has been freed.
+    """
     for event in events:
         if event < 0:
             if ~event in numbers:
@@ -124,7 +128,7 @@ def _standing(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Iterator[tupl
 
 
 def _states(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Iterator[tuple[str, int]]:
-    """Of the optimizer on the GPU, in the order of the update: matrices first."""
+    """Yield the optimizer states on the GPU in the order of the update: matrices first."""
     if recipe.offload != "none":
         return
     shards = ranks.shards(recipe)

@@ -1,4 +1,7 @@
-"""What one rank allocates in a training step, in order, as plain values: no torch, no sizes fixed yet."""
+"""The allocations of one rank in a training step, in order, as plain values without torch.
+
+Sizes are affine in the micro-batch: a fixed part plus a part per sample.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ on another one (FSDPCommContext in torch/distributed/fsdp/_fully_shard/_fsdp_par
 
 
 class NotAffineError(ValueError):
-    """Two traces of one step are not the same but for their sizes."""
+    """The allocations of a step are not an affine function of the micro-batch."""
 
 
-class Law(NamedTuple):
-    """`fixed + per_sample x micro-batch`."""
+class Affine(NamedTuple):
+    """A quantity that grows linearly with the micro-batch: `fixed + per_sample x micro-batch`."""
 
     fixed: float
     per_sample: float
@@ -34,7 +37,7 @@ class Storage(NamedTuple):
     per_sample: int
     category: str
     module: str
-    "The module that ran when it was allocated; the model's class for the root, `loss` outside of all."
+    "The module that allocated it: the model's class for the root, `loss` outside of the model."
     stream: str = COMPUTE
     "The CUDA stream that was current. PyTorch's allocator reuses its memory only on this stream."
 
@@ -43,14 +46,14 @@ class Storage(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Of one micro-batch on one rank."""
+    """FLOPs and memory traffic of one micro-batch on one rank."""
 
-    forward_flops: Law
-    backward_flops: Law
-    "With what is computed again."
-    forward_bytes: Law
-    "Memory traffic: what each kernel reads and writes."
-    backward_bytes: Law
+    forward_flops: Affine
+    backward_flops: Affine
+    "Includes recomputation."
+    forward_bytes: Affine
+    "Memory traffic: the bytes that all kernels read and write."
+    backward_bytes: Affine
 
 
 class Moment(NamedTuple):
@@ -66,26 +69,32 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """A pass forward and backward, and in a complete trace a second one with the gradients of the first,
-    where the recipe accumulates, and an evaluation. Not in it: sharded parameters, buffers, states of the
-    optimizer."""
+    """A traced forward and backward pass.
+
+    A complete trace also has an evaluation. If the recipe accumulates, it has a second forward and backward
+    pass, which runs beside the gradients of the first one. Sharded parameters, buffers and optimizer states
+    are not included.
+    """
 
     storages: tuple[Storage, ...]
     events: tuple[int, ...]
-    "i >= 0: storage i is allocated. ~i: it is freed."
+    "i >= 0: storage i is allocated. ~i: storage i is freed."
     phases: tuple[tuple[str, int], ...]
-    "(name, its first event): forward, backward, forward again, backward again, evaluation."
+    "(name, first event): forward, backward, forward again, backward again, evaluation."
     work: Work
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
-        """(phase, first event, event after its last)"""
+        """Yield (phase, first event, event after the last one)."""
         ends = [start for _, start in self.phases[1:]] + [len(self.events)]
         for (name, start), end in zip(self.phases, ends, strict=True):
             yield name, start, end
 
     def highest(self, counts: Callable[[Storage], bool] = lambda _: True) -> dict[str, tuple[Moment, ...]]:
-        """For each phase the moments that are its peak for some micro-batch. Sizes as asked for, without
-        the allocator's rounding. `counts`: whether a storage is on the GPU."""
+        """Return for each phase the moments that can be its peak, each for some micro-batch.
+
+        Sizes are as requested, without the allocator's rounding. `counts`: returns whether a storage is on
+        the GPU.
+        """
         moments: dict[str, tuple[Moment, ...]] = {}
         sizes = [(one.fixed, one.per_sample) if counts(one) else None for one in self.storages]
         fixed = per_sample = 0
@@ -104,11 +113,11 @@ class Trace:
                 per_sample += size[1]
                 if per_sample not in best or fixed > best[per_sample][0]:
                     best[per_sample] = fixed, event
-            moments[name] = _not_below_another(Moment(most, each, at) for each, (most, at) in best.items())
+            moments[name] = _pareto_front(Moment(most, each, at) for each, (most, at) in best.items())
         return moments
 
     def live_at(self, event: int) -> list[int]:
-        """Numbers of the storages that are alive after this event."""
+        """Return the numbers of the storages that are live after this event."""
         alive: dict[int, None] = {}
         for number in self.events[: event + 1]:
             if number >= 0:
@@ -118,7 +127,8 @@ class Trace:
         return list(alive)
 
 
-def _not_below_another(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+def _pareto_front(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+    """Drop each moment that another one reaches or exceeds in both fixed and per-sample bytes."""
     kept: list[Moment] = []
     for moment in sorted(moments, key=lambda one: (-one.per_sample, -one.fixed)):
         if not kept or moment.fixed > kept[-1].fixed:
@@ -127,7 +137,7 @@ def _not_below_another(moments: Iterable[Moment]) -> tuple[Moment, ...]:
 
 
 class Work4(NamedTuple):
-    """FLOPs and bytes, forward and backward, of one traced micro-batch."""
+    """FLOPs and bytes of memory traffic of one traced micro-batch, forward and backward."""
 
     forward_flops: float
     backward_flops: float
@@ -137,7 +147,7 @@ class Work4(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """A step traced with one micro-batch: sizes in bytes."""
+    """A step traced with one micro-batch. Sizes are in bytes."""
 
     micro_batch: int
     sizes: tuple[int, ...]
@@ -150,20 +160,20 @@ class Sample:
 
 
 def alone(sample: Sample) -> Trace:
-    """One micro-batch without a law: the figures hold for it only."""
+    """Return a trace whose figures hold only for the micro-batch of this sample."""
     storages = zip(sample.sizes, sample.categories, sample.modules, sample.streams, strict=True)
     return Trace(
         tuple(Storage(size, 0, category, module, stream) for size, category, module, stream in storages),
         sample.events,
         sample.phases,
-        Work(*(Law(value, 0.0) for value in sample.work)),
+        Work(*(Affine(value, 0.0) for value in sample.work)),
     )
 
 
 def combine(small: Sample, large: Sample) -> Trace:
-    """The law through two micro-batches. Raises NotAffineError when their events are not the same."""
+    """Fit the affine model through two micro-batches. Raises NotAffineError if it does not hold."""
     if small.events != large.events or small.phases != large.phases:
-        raise NotAffineError("the step allocates other things with another micro-batch")
+        raise NotAffineError("the order of allocations changes with the micro-batch")
     between = large.micro_batch - small.micro_batch
     storages = []
     for one, other, category, module, stream in zip(
@@ -171,11 +181,14 @@ def combine(small: Sample, large: Sample) -> Trace:
     ):
         per_sample, rest = divmod(other - one, between)
         if rest:
-            raise NotAffineError(f"{one} bytes in {module or 'the step'} become {other}: no whole bytes each")
+            place = module or "the step"
+            raise NotAffineError(
+                f"an allocation in {place} grows from {one} to {other} bytes: no whole number per sample"
+            )
         fixed = one - per_sample * small.micro_batch
         storages.append(Storage(fixed, per_sample, category, module, stream))
-    laws = []
+    work = []
     for a, b in zip(small.work, large.work, strict=True):
         slope = (b - a) / between
-        laws.append(Law(a - slope * small.micro_batch, slope))
-    return Trace(tuple(storages), small.events, small.phases, Work(*laws))
+        work.append(Affine(a - slope * small.micro_batch, slope))
+    return Trace(tuple(storages), small.events, small.phases, Work(*work))

@@ -1,8 +1,8 @@
-"""A model of 80 equal blocks is traced with 5 of them; here the one in the middle is repeated.
+"""Extend the trace of a few equal blocks to the whole model by repeating the middle block.
 
-A traced step is a row of segments: what happens in each block's forward and backward pass, and what happens
-between. A storage is born in one segment and dies in another one. In the repeated block's copies it dies as
-many blocks further on as it did in the trace.
+For example, a model of 80 equal blocks is traced with 5 of them. A traced step is a sequence of segments: the
+forward and backward pass of each block, and the parts between them. A storage is allocated in one segment and
+freed in another one. In each copy of the repeated block, it is freed as many blocks later as in the trace.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from typing import NamedTuple
 
 
 class NotUniformError(ValueError):
-    """The blocks do not behave alike, so none of them can stand for the others."""
+    """The blocks do not behave alike, so one cannot stand for the others."""
 
 
 class Run(NamedTuple):
-    """Equal blocks in one list, of which only some were traced: those before and after the repeated one."""
+    """A row of equal blocks in a module list. Some are traced, and one of these stands for the others."""
 
     prefix: str
     "Name of the list."
     first: int
-    "Position in the list of the first of the blocks."
+    "Index of the first block in the list."
     length: int
+    "Blocks in the model."
     kept: int
+    "Blocks that were traced."
     repeated: int
-    "Which of the kept ones stands for those left out."
+    "Index of the traced block that stands for the untraced ones."
 
     @property
     def extra(self) -> int:
         return self.length - self.kept
 
     def copies(self, block: int) -> range:
-        """The blocks of the whole model that a traced one stands for."""
+        """Return the blocks of the whole model that a traced block stands for."""
         if block < self.repeated:
             return range(block, block + 1)
         if block == self.repeated:
@@ -41,7 +43,7 @@ class Run(NamedTuple):
         return range(block + self.extra, block + self.extra + 1)
 
     def traced(self, block: int) -> int:
-        """The traced block that stands for one of the whole model."""
+        """Return the traced block that stands for a block of the whole model."""
         if block <= self.repeated:
             return block
         return max(self.repeated, block - self.extra)
@@ -49,23 +51,23 @@ class Run(NamedTuple):
 
 @dataclass
 class Segment:
-    """Events from one mark to the next."""
+    """The events of one block's pass, or between two blocks."""
 
     phase: str
     run: int | None = None
-    "Number of the run; None outside of all."
+    "Number of the block's Run; None outside of all blocks."
     block: int = 0
     backward: bool = False
     events: list[int] = field(default_factory=list)
-    "i >= 0: storage i is born; ~i: it dies."
+    "i >= 0: storage i is allocated. ~i: storage i is freed."
     flops: float = 0.0
     traffic: float = 0.0
-    "Bytes that its kernels read and write."
+    "Bytes that kernels read and write."
 
 
 @dataclass
 class Recorded:
-    """A traced step, as it was recorded or unrolled."""
+    """A traced step, before or after unrolling."""
 
     sizes: list[int]
     categories: list[str]
@@ -81,7 +83,7 @@ Place = tuple[int, int]
 
 
 def unroll(recorded: Recorded) -> Recorded:
-    """The step of the whole model. Raises NotUniformError."""
+    """Return the step of the whole model. Raises NotUniformError."""
     if not any(run.extra for run in recorded.runs):
         return recorded
     return _Unrolling(recorded).result()
@@ -92,14 +94,15 @@ class _Unrolling:
         self.trace = recorded
         self.made = Recorded([], [], [], [], [])
         self.birth: dict[int, tuple[int, int]] = {}
-        "Traced storage -> (its segment, its place among the births there)."
+        "Traced storage -> (the segment that allocates it, its index among the allocations there)."
         self.alive: dict[tuple[Place, int], int] = {}
-        "(where born, its place among the births there) -> number in the whole model's step."
+        "(place of the allocation, its index there) -> storage in the whole model's step."
         self.by_key: dict[tuple[str, bool, int, int], int] = {}
+        "(phase, backward, run, block) -> segment."
         self.births: list[list[int]] = []
-        "Of each segment."
+        "Segment -> the storages that it allocates."
         self.death: dict[int, int] = {}
-        "Traced storage -> the segment in which it dies."
+        "Traced storage -> the segment that frees it."
         for number, segment in enumerate(recorded.segments):
             self.births.append([event for event in segment.events if event >= 0])
             self.birth.update({storage: (number, place) for place, storage in enumerate(self.births[-1])})
@@ -138,13 +141,13 @@ class _Unrolling:
         place = 0
         for event in segment.events:
             if event >= 0:
-                made.events.append(self._born(event, (number, block), place, segment))
+                made.events.append(self._allocate(event, (number, block), place, segment))
                 place += 1
             else:
-                made.events += [~one for one in self._dying(~event, segment, block, repeated)]
+                made.events += [~one for one in self._freed(~event, segment, block, repeated)]
         self.made.segments.append(made)
 
-    def _born(self, storage: int, where: Place, place: int, segment: Segment) -> int:
+    def _allocate(self, storage: int, where: Place, place: int, segment: Segment) -> int:
         new = len(self.made.sizes)
         self.alive[where, place] = new
         self.made.sizes.append(self.trace.sizes[storage])
@@ -154,7 +157,10 @@ class _Unrolling:
         return new
 
     def _renamed(self, module: str, segment: Segment, block: int) -> str:
-        """Of the block that is as far away in the whole model as the named one was in the trace."""
+        """Return the module's name in the whole model.
+
+        The named block is as far from `block` as it was from the segment's block in the trace.
+        """
         if segment.run is None:
             return module
         run = self.trace.runs[segment.run]
@@ -165,28 +171,30 @@ class _Unrolling:
         away = run.traced(int(position) - run.first) - segment.block
         return f"{head}{run.first + block + away}{dot}{rest}"
 
-    def _dying(self, storage: int, segment: Segment, block: int, repeated: bool) -> list[int]:
+    def _freed(self, storage: int, segment: Segment, block: int, repeated: bool) -> list[int]:
         born_in, place = self.birth[storage]
         birth = self.trace.segments[born_in]
         if birth.run is None:
             if repeated:
-                raise NotUniformError("a block frees what no block has allocated")
+                raise NotUniformError("a block frees memory that was allocated outside of the blocks")
             return [self._take((born_in, 0), place)]
         run = self.trace.runs[birth.run]
         copies = run.copies(birth.block)
-        if self._dies_with_its_like(storage) or (segment.run != birth.run and len(copies) == 1):
+        if self._freed_together(storage) or (segment.run != birth.run and len(copies) == 1):
             return [self._take((born_in, copy), place) for copy in copies]
         if segment.run != birth.run:
-            raise NotUniformError("a block of one list frees what a block of another one has allocated")
+            raise NotUniformError("a block frees memory that a block of another list allocated")
         there = block + birth.block - segment.block
         key = (birth.phase, birth.backward, birth.run, run.traced(there))
         if key not in self.by_key:
-            raise NotUniformError("a block frees what a block outside of the list would have allocated")
+            raise NotUniformError("a block frees memory of a block beyond the end of the list")
         return [self._take((self.by_key[key], there), place)]
 
-    def _dies_with_its_like(self, storage: int) -> bool:
-        """Whether those of the neighbouring blocks die in the same segment, as gradients do, and not each
-        as many blocks further on."""
+    def _freed_together(self, storage: int) -> bool:
+        """Return whether all blocks' copies of a storage are freed in the same segment, as gradients are.
+
+        Otherwise each copy is freed a fixed number of blocks after its allocation.
+        """
         born_in, place = self.birth[storage]
         birth = self.trace.segments[born_in]
         neighbour = self.by_key.get((birth.phase, birth.backward, birth.run or 0, birth.block - 1))
@@ -197,5 +205,5 @@ class _Unrolling:
     def _take(self, where: Place, place: int) -> int:
         number = self.alive.pop((where, place), None)
         if number is None:
-            raise NotUniformError("a block frees what another one has freed already")
+            raise NotUniformError("a block frees memory that another block has already freed")
         return number

@@ -1,4 +1,4 @@
-"""Temporaries of the optimizer's update: one parameter's at a time."""
+"""Temporaries of the optimizer's update, which handles one parameter at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from launcher.spec.recipe import Recipe
 
 
 def update_temporaries(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> tuple[int, str]:
-    """The most bytes at a time on rank 0's device, and the parameter whose they are. An optimizer on the
-    host has its temporaries there."""
+    """Return the peak bytes of temporaries on rank 0's device, and the parameter that needs them.
+
+    An optimizer on the host has its temporaries there, so the result is (0, "").
+    """
     each = OPTIMIZERS[recipe.optimizer].temporaries
     if recipe.offload != "none":
         return 0, ""

@@ -1,1 +1,1 @@
-"""Which recipe: the valid ones, the choice, and the ladder below it."""
+"""Choose a recipe: the valid recipes, the choice among them, and the ladder below it."""

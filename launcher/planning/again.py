@@ -1,4 +1,4 @@
-"""Planning a run again that has begun: what memory has taught stays learnt, and what changes is said."""
+"""Plan a run again after it has begun: keep its fallbacks, and describe the changes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ Changes = Mapping[str, tuple[Any, Any]]
 
 _SCHEDULE = "the learning rate follows the new schedule"
 _CONSEQUENCES = {
-    "batch.global": "a step takes so many samples, the order of the samples goes on where that many steps of "
-    "the new size would have ended, and the learning rate is not scaled",
+    "batch.global": "each step takes this many samples; the order of the samples continues as if all steps "
+    "so far had this size; the learning rate is not scaled",
     "steps": _SCHEDULE,
     "epochs": _SCHEDULE,
     "train.lr": _SCHEDULE,
     "train.warmup_steps": _SCHEDULE,
     "train.seed": "the samples come in another order",
 }
-"Of a change that makes it another training than the one that was submitted."
+"Field -> the effect of changing it, for fields that change the training."
 
 
 def no_higher(plan: Plan, events: Sequence[Event], sets: Sequence[str]) -> Plan:
-    """This plan, begun no higher on its ladder than the run had to step down to, unless `sets` (texts of
-    `--set`) say so."""
+    """Return the plan, begun no higher on its ladder than the rung that the run has fallen back to.
+
+    `sets`: texts of `--set`, which take precedence.
+    """
     learnt = stepped_down([*events, Replanned(set=list(sets))])
     rungs = (plan.recipe, *plan.ladder)
     start = next((at for at, rung in enumerate(rungs) if _as_low(rung, learnt)), len(rungs) - 1)
     if start == 0:
         return plan
-    reason = f"{plan.reason}; it starts where memory had made the run step down to"
+    reason = f"{plan.reason}; it starts at the rung that the run fell back to"
     lower: dict[str, Any] = {"recipe": rungs[start], "ladder": rungs[start + 1 :], "reason": reason}
     if plan.ladder_speed:
         now, *below = plan.ladder_speed[start - 1 :]
@@ -45,13 +47,15 @@ def no_higher(plan: Plan, events: Sequence[Event], sets: Sequence[str]) -> Plan:
 
 
 def stepped_down(events: Sequence[Event]) -> dict[str, Any]:
-    """The fields of the recipe that running out of memory has changed, with their last value (after a climb
-    that from before), but for those that the user has set since."""
+    """Return the recipe's fields that OOMs have changed, with their last values.
+
+    After a climb, that is the earlier value. Fields that the user has set since are left out.
+    """
     learnt: dict[str, Any] = {}
     for event in events:
         if isinstance(event, RecipeChange):
             learnt |= new_values(event)
-        elif isinstance(event, Replanned):  # also one that was withdrawn: what was set was meant
+        elif isinstance(event, Replanned):  # also if withdrawn: the user meant what was set
             for path in (text.partition("=")[0] for text in event.set):
                 learnt.pop(path.removeprefix("recipe."), None)
                 if path == "recipe":
@@ -60,7 +64,10 @@ def stepped_down(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _as_low(recipe: Recipe, learnt: Mapping[str, Any]) -> bool:
-    """The micro-batch decides; the accumulation follows from it and from the number of ranks."""
+    """Return whether a recipe is as low as `learnt`.
+
+    The accumulation is ignored: it follows from the micro-batch and the number of ranks.
+    """
     return all(
         recipe.micro_batch_size <= value if name == "micro_batch_size" else getattr(recipe, name) == value
         for name, value in learnt.items()
@@ -69,7 +76,7 @@ def _as_low(recipe: Recipe, learnt: Mapping[str, Any]) -> bool:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Of two jobs as plain data."""
+    """Return the differences between two jobs, given as plain data."""
     old, new = dict(_leaves(before)), dict(_leaves(now))
     names = dict.fromkeys([*old, *new])
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
@@ -84,5 +91,5 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def consequences(changed: Changes) -> list[str]:
-    """A note for each change that makes it another training. Of a `task:` job: a command sees to itself."""
+    """Return a note for each change that changes the training. Only for a `task:` job, not for a command."""
     return [f"{name}: {_CONSEQUENCES[name]}" for name in changed if name in _CONSEQUENCES]

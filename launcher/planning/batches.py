@@ -1,4 +1,4 @@
-"""Smaller micro-batches at the same global batch: what a run can go down to without knowing its model."""
+"""Smaller micro-batches at the same global batch, for a run whose model is unknown."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules
 
 WITHIN_A_RUN = frozenset({"micro_batch_size", "grad_accum", "grad_sync", "loss_chunks"})
-"Fields that the training loop can change between two steps: nothing is built after them."
+"Fields that the training loop can change between two steps, since nothing is built from them."
 
 
 def ladder(recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
-    """Every rung below `recipe` that can be told without an estimate, the next one first."""
+    """Return every rung below `recipe` that needs no estimate, the next one first."""
     rungs: list[Recipe] = []
     below = one_lower(recipe, setting)
     while below is not None:
@@ -22,7 +22,7 @@ def ladder(recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
 
 
 def finely(recipe: Recipe, rungs: Sequence[Recipe]) -> tuple[Recipe, ...]:
-    """`recipe` and the `rungs` below it, with every divisor of the batch between their micro-batches."""
+    """Return `recipe` and its `rungs`, with every divisor of the batch between their micro-batches."""
     found = [recipe]
     for rung in rungs:
         sizes = range(found[-1].micro_batch_size - 1, rung.micro_batch_size, -1)
@@ -32,7 +32,7 @@ def finely(recipe: Recipe, rungs: Sequence[Recipe]) -> tuple[Recipe, ...]:
 
 
 def with_micro_batch(recipe: Recipe, size: int) -> Recipe:
-    """The same samples of each rank in micro-batches of `size`, a divisor of their number."""
+    """Return the recipe with micro-batches of `size`, which must divide the samples of each rank."""
     return recipe.model_copy(update={"micro_batch_size": size, "grad_accum": _per_rank(recipe) // size})
 
 
@@ -41,11 +41,11 @@ def _per_rank(recipe: Recipe) -> int:
 
 
 def one_lower(recipe: Recipe, setting: Setting) -> Recipe | None:
-    """The next rung of `ladder`; None at its end.
+    """Return the next rung of `ladder`; None at its end.
 
-    `grad_sync: last` is given up before the micro-batch under FSDP, where more micro-batches would bring
-    whole gradients, and where the micro-batch is to be kept. Otherwise DDP gives it up at the end: it costs
-    one more copy of the gradients and saves much traffic.
+    `grad_sync: last` is given up before the micro-batch in two cases: under FSDP, where more micro-batches
+    would keep whole gradients, and if the micro-batch is lowered last. Otherwise DDP gives it up at the end:
+    it costs one more copy of the gradients and saves much traffic.
     """
     smaller = smaller_micro_batch(recipe, setting)
     if not setting.entrypoint or recipe.grad_sync == "each" or recipe.sharding == "none":
@@ -57,9 +57,10 @@ def one_lower(recipe: Recipe, setting: Setting) -> Recipe | None:
 
 
 def smaller_micro_batch(recipe: Recipe, setting: Setting) -> Recipe | None:
-    """Half the micro-batch, or the largest valid divisor below; micro-batch x accumulation stays exact.
+    """Halve the micro-batch, or take the largest valid divisor below; micro-batch x accumulation stays exact.
 
-    Where all of those are too small, the smallest valid one above them. None where it may not be lowered.
+    If all of these are too small, take the smallest valid divisor above the half. Returns None if the
+    micro-batch cannot be lowered.
     """
     if setting.micro_batch_stays is not None:
         return None

@@ -1,4 +1,4 @@
-"""A source that asks another one only for what is not on disk yet."""
+"""A source that keeps the answers of another source on disk."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ T = TypeVar("T")
 
 class FromFiles(Source, Protocol):
     def files(self) -> list[Path]:
-        """What its answers follow from."""
+        """Return the files that determine the answers."""
 
 
 class CachedSource:
-    """`make`: the source behind, which may import torch and the user's code. Called once, when needed."""
+    """Answers from `store`, else from the source that `make` returns.
+
+    `make` may import torch and the user's code. It is called once, when needed.
+    """
 
     def __init__(self, store: TraceStore, make: Callable[[], FromFiles]) -> None:
         self.store, self._make = store, make
@@ -61,7 +64,7 @@ class CachedSource:
         if isinstance(found, kind):
             return found
         made = make()
-        # Without room on disk the next plan takes as long as this one, and that is all.
+        # If the disk is full, the next plan only takes longer.
         with suppress(OSError):
             if not self.store.valid:
                 self.store.made_from(self._source.files())

@@ -1,4 +1,4 @@
-"""What a job costs on hardware that is paid by the hour: the one place that makes these numbers."""
+"""The cost of a job on hardware that is paid by the hour. All such numbers are computed here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.spec.base import format_duration
 
-if TYPE_CHECKING:  # numbers are read from them, none is made here
+if TYPE_CHECKING:
     from launcher.planning.plan import Plan
     from launcher.spec.cluster import Cluster, RunPod
     from launcher.spec.job import Job
@@ -15,39 +15,39 @@ if TYPE_CHECKING:  # numbers are read from them, none is made here
 
 @dataclass(frozen=True)
 class Offered:
-    """What would be rented first, where the provider was asked."""
+    """The provider's offers: the one that is rented first, and the most expensive one."""
 
     what: str
     usd_per_hour: float
-    "Of all pods together."
+    "Price of all pods together."
     dearest_per_hour: float
-    "USD: of the offer that can cost most. It is rented where RunPod refuses the others."
+    "Price in USD of the offer that can cost the most. It is rented if RunPod refuses the others."
     dearest_seconds: int
-    "Limit of one pod of that offer."
+    "Time limit of one pod of that offer."
 
 
 @dataclass(frozen=True)
 class Cost:
-    """USD and hours of the whole job. None is an unknown number; the text beside it says why."""
+    """USD and hours of the whole job. None: unknown, for the reason given by a text field."""
 
     usd_per_hour: float | None
     price: str
-    "Where the price comes from, or why it is not known."
+    "Source of the price, or why it is unknown."
     hours: float | None
-    "Predicted."
+    "Predicted time."
     hours_unknown: str
-    "Why no time is predicted; empty where it is."
+    "Why no time is predicted; empty if a time is predicted."
     usd: float | None
-    "Predicted."
+    "Predicted cost."
     worst_usd: float | None
     worst: str
-    "What limits the cost, or why nothing does."
+    "What limits the cost, or why there is no limit."
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """(what, value) in plain text: what every verb that rents shows first."""
+        """Return pairs of (label, value) in plain text, which every verb that rents shows first."""
         price = self.price if self.usd_per_hour is None else f"{usd(self.usd_per_hour)}/h ({self.price})"
         total = "not known" if self.usd is None else usd(self.usd)
         worst = self.worst if self.worst_usd is None else f"{usd(self.worst_usd)}: {self.worst}"
@@ -63,7 +63,10 @@ class Cost:
 
 
 def cost_of(job: Job, cluster: Cluster, plan: Plan, offered: Offered | None = None) -> Cost | None:
-    """None where nothing is paid by the hour. Without `offered` the price is that of the profile."""
+    """Return the cost, or None if nothing is paid by the hour.
+
+    Without `offered`, the price is that of the profile.
+    """
     if cluster.runpod is None and cluster.usd_per_gpu_hour is None:
         return None
     price, source = _price(cluster, plan, offered)
@@ -108,9 +111,9 @@ def _why_no_time(job: Job, plan: Plan) -> str:
 def _worst_rented(
     job: Job, cluster: Cluster, plan: Plan, price: float | None, offered: Offered | None
 ) -> tuple[float | None, str]:
-    """Of the run as it is submitted: every pod that is rented without a further command of yours."""
+    """Return the worst cost of every pod that the submitted run rents without another command of yours."""
     section = cluster.runpod
-    assert section is not None  # the caller looks
+    assert section is not None  # checked by the caller
     seconds = max_seconds(cluster, job)
     limit = "resources.time" if seconds == job.resources.time else _named(section, "max_hours")
     first, paid = price, seconds
@@ -125,18 +128,18 @@ def _worst_rented(
     if pods > 1 and section.budget is None:
         most = f"{pods} pods of {most} each, one after the other (retries.preemptions)"
     if (why := no_server_limit(section, plan.layout.nodes)) is not None:
-        day = "what it costs by the hour" if price is None else f"{usd(24 * price)} a day"
+        day = "its hourly price" if price is None else f"{usd(24 * price)} a day"
         return None, (
-            f"no limit ({why}): {most} where its start script runs; one whose script never runs costs {day} "
+            f"no limit ({why}): {most} if the start script runs; if it never runs, the pod costs {day} "
             "until `launcher status` or `launcher runpod leaks --end` ends it"
         )
     if price is None and section.max_price is not None:
         price, most = section.max_price, f"{most} at max_price"
     elif price is not None and price != first:
-        most = f"{most} of the dearest offer, {usd(price)}/h"
+        most = f"{most} at the most expensive offer, {usd(price)}/h"
     total = None if price is None else price * seconds / 3600 * pods
     if section.budget is not None and (total is None or total > section.budget):
-        total, most = section.budget, f"{most}, within the budget"
+        total, most = section.budget, f"{most}, limited by the budget"
     if total is None:
         return None, f"not known without a price: {most}, then RunPod itself ends the pod"
     return total, f"{most}, then RunPod itself ends the pod"
@@ -157,23 +160,23 @@ def _worst_elsewhere(
 
 
 def no_server_limit(section: RunPod, nodes: int) -> str | None:
-    """Why RunPod itself does not end what is rented after its time; None where it does."""
+    """Return why RunPod itself does not end the pods at their time limit; None if it does."""
     if nodes > 1:
-        return "RunPod keeps none for a cluster of pods"
+        return "RunPod has no time limit for a cluster of pods"
     if not section.server_limit and section.bid_per_gpu is None:
         return "server_limit: false"
     return None
 
 
 def max_seconds(cluster: Cluster, job: Job) -> int:
-    """Limit of one pod: max_hours, or the job's own time limit where that is shorter."""
-    assert cluster.runpod is not None  # of a cluster that rents pods
+    """Return the time limit of one pod: max_hours, or the job's own time limit if that is shorter."""
+    assert cluster.runpod is not None  # only called for clusters that rent pods
     seconds = int(cluster.runpod.max_hours * 3600)
     return seconds if job.resources.time is None else min(seconds, job.resources.time)
 
 
 def affordable(section: RunPod, usd_per_hour: float, seconds: int, spent: float) -> int:
-    """Seconds that one pod may have. `spent`: USD of earlier pods of the run."""
+    """Return the seconds that the budget pays for. `spent`: USD of earlier pods of the run."""
     if section.budget is None or not usd_per_hour:
         return seconds
     return max(0, min(seconds, int((section.budget - spent) / usd_per_hour * 3600)))
@@ -190,7 +193,7 @@ def hours(number: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """With cents; amounts below one cent with two digits."""
+    """Format an amount with cents, or with two digits if it is below one cent."""
     return f"{amount:.2f} USD" if amount >= 0.01 or not amount else f"{amount:.2g} USD"
 
 

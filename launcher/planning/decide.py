@@ -1,4 +1,4 @@
-"""The plan of a job whose model is known: the fastest recipe that fits, and the ladder below it."""
+"""Plan a job whose model is known: the fastest recipe that fits, and the ladder below it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from launcher.planning.choice import Bounds, Candidate, Choice, Room, choose
+from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, ladder_of
 from launcher.planning.learnt import begin, begun_where_it_fitted, known_of
@@ -24,44 +24,43 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import changes_line
 
-KEPT = "which is not searched: another one changes what is learnt; --what-if precision=bf16 asks"
+KEPT = "not searched, because another one changes what is learnt; try --what-if precision=bf16"
 TRIES = 8
-"Recipes that the exact trace may find too large after the law said that they fit."
+"Maximum number of choices that are confirmed by an exact trace. The affine model may have let too much in."
 
 
 class Decision(Value):
-    """A Plan, with what it was decided from."""
+    """A Plan with the figures behind it."""
 
     plan: Plan
     trained: int
-    "How many of the parameters have gradients."
+    "Number of parameters that have gradients."
     chosen: Candidate
-    room: Room
+    room: Capacity
+    "The capacity. The field's name is a key in the output of `launcher plan --json`."
     explained: tuple[str, ...]
     rungs: tuple[Rung, ...] = ()
     notes: tuple[str, ...] = ()
-    "What was assumed, and what is not modelled."
+    "Assumptions, and what is not modelled."
 
     @property
     def parameters(self) -> int:
-        """Of the model, each of tied ones once."""
+        """Number of the model's parameters; tied ones count once."""
         assert self.plan.parameters is not None
         return self.plan.parameters
 
 
 class Decider:
-    """Of one job on one cluster. `ledger`: the folder of what earlier runs measured."""
+    """Plans one job on one cluster. `ledger`: the folder with measurements of earlier runs."""
 
     def __init__(self, job: Job, cluster: Cluster, source: Source, ledger: Path | None = None) -> None:
         about = source.about()
         self.notes: list[str] = []
         if about.batch_norm and not job.model.batch_norm:
-            self.notes.append(
-                "the model has BatchNorm: no micro-batch below 2 (write model.batch_norm: true)"
-            )
+            self.notes.append("the model has BatchNorm: no micro-batch below 2 (set model.batch_norm: true)")
         if about.couples_samples and not job.model.couples_samples:
             self.notes.append(
-                "the loss couples samples: the micro-batch shrinks last (write model.couples_samples: true)"
+                "the loss couples samples: the micro-batch shrinks last (set model.couples_samples: true)"
             )
         job = job.with_model(batch_norm=about.batch_norm, couples_samples=about.couples_samples)
         self.job, self.cluster, self.about = job, cluster, about
@@ -78,7 +77,7 @@ class Decider:
         )
         self.notes += self.evaluate.hardware.assumed if self.evaluate.hardware is not None else ()
         gpu = cluster.node.gpu
-        self.room = Room(
+        self.capacity = Capacity(
             card=gpu.memory if gpu is not None and self.layout.gpus_per_node else None,
             host=job.resources.memory_per_node or cluster.node.memory,
         )
@@ -97,30 +96,32 @@ class Decider:
         )
 
     def choose(self, space: Space) -> Choice:
-        """With the chosen recipe confirmed."""
+        """Choose a recipe and confirm it by an exact trace."""
         for _ in range(TRIES):
-            choice = choose(space, self.evaluate, self.room, self._bounds)
+            choice = choose(space, self.evaluate, self.capacity, self._bounds)
             if choice.chosen is None or self.evaluate.is_certain(choice.chosen.recipe):
                 return choice
-            self.evaluate.confirm(choice.chosen.recipe)  # and look again, knowing that
+            self.evaluate.confirm(choice.chosen.recipe)  # the next round uses the confirmed figures
         return choice
 
     def best(self) -> Choice:
-        """Of what the job leaves open; on a CPU its recipe as it stands, whether it fits or not: it has one
-        memory, and its speed is not known."""
+        """Choose among the recipes that the job leaves open.
+
+        On a CPU, return the job's recipe whether it fits or not: there is one memory, and no known speed.
+        """
         if self.layout.gpus_per_node:
             return self.choose(self.space())
         return Choice(chosen=self.evaluate.confirm(self.plan.recipe), reason=self.plan.reason, losers=())
 
     def decide(self, vary: Mapping[str, Sequence[JsonValue]] | None = None) -> Decision:
-        """Raises PlanRefusedError when nothing fits, with what would."""
+        """Return the plan with its ladder. Raises PlanRefusedError if nothing fits, with what would fit."""
         if self.layout.gpus_per_node == 0:
             return self._decision(self.evaluate.confirm(self.plan.recipe), self.plan, ())
         choice = self.best()
         if choice.chosen is None:
             raise PlanRefusedError(self._refusals(choice))
         chosen, above, reason = self._begun(choice.chosen, choice.reason)
-        rungs, left_out = ladder_of(chosen, self.space(), self.evaluate, self.room, vary)
+        rungs, left_out = ladder_of(chosen, self.space(), self.evaluate, self.capacity, vary)
         speeds = itertools.accumulate((1 - rung.slower for rung in rungs), operator.mul)
         plan = self.plan.model_copy(
             update={
@@ -139,16 +140,19 @@ class Decider:
         return self._decision(chosen, plan, explained, rungs, left_out)
 
     def _begun(self, chosen: Candidate, reason: str) -> tuple[Candidate, tuple[Recipe, ...], str]:
-        """What a run begins with, what it tries again, and why: fewer samples at once where an earlier run
-        ran out of memory under the chosen recipe. Not where the micro-batch stays, or is lowered last."""
+        """Return the candidate that a run begins with, the recipes that it tries again, and the reason.
+
+        The run begins with a smaller micro-batch if an earlier run ran out of memory under the chosen recipe.
+        Exceptions: the micro-batch is fixed or is lowered last.
+        """
         setting = self.layout.setting(self.job)
         if setting.keeps_micro_batch or setting.micro_batch_stays is not None:
             return chosen, (), reason
         most = chosen.recipe.micro_batch_size
         sizes = [one for one in self.space().sizes(chosen.recipe) if one.micro_batch_size <= most][::-1]
-        lower = begin(sizes, self._known, self.layout.ranks, self.room.card)
+        lower = begin(sizes, self._known, self.layout.ranks, self.capacity.card)
         begun = self.evaluate.confirm(sizes[lower.at]) if lower.at else chosen
-        if begun == chosen or self.room.misfit(begun.estimate) is not None:
+        if begun == chosen or self.capacity.misfit(begun.estimate) is not None:
             return chosen, (), reason
         return begun, lower.above, f"{reason}; {lower.reason}"
 
@@ -160,7 +164,7 @@ class Decider:
         rungs: tuple[Rung, ...] = (),
         left_out: tuple[str, ...] = (),
     ) -> Decision:
-        if misfit := self.room.misfit(chosen.estimate):
+        if misfit := self.capacity.misfit(chosen.estimate):
             raise PlanRefusedError([Problem("job", "recipe", misfit)])
         model = self.evaluate.traces.model(chosen.recipe)
         plan = plan.model_copy(
@@ -174,7 +178,7 @@ class Decider:
             plan=plan,
             trained=sum(p.numel for p in model.trained),
             chosen=chosen,
-            room=self.room,
+            room=self.capacity,
             explained=explained,
             rungs=rungs,
             notes=(*self.notes, *left_out, *self._about(chosen)),
@@ -183,16 +187,14 @@ class Decider:
     def _about(self, chosen: Candidate) -> list[str]:
         recipe, on_host = chosen.recipe, chosen.estimate.host_per_node
         found = [self.evaluate.traces.untraced] if self.evaluate.traces.untraced is not None else []
-        if self.room.host is None:
+        if self.capacity.host is None:
             found.append(
-                "the profile does not say how much host memory a node has (node.memory); "
-                f"the job needs {format_bytes(on_host)}"
+                "`node.memory` is not set in the profile; "
+                f"the job needs {format_bytes(on_host)} of host memory per node"
             )
         if (learnt := self.evaluate.learnt(recipe)) is not None:
             differs = f", which differ in {', '.join(learnt.differs)}" if learnt.differs else ""
-            found.append(
-                f"corrected by {learnt.factor:.3f}: what {learnt.entries} earlier run(s){differs} measured"
-            )
+            found.append(f"corrected by {learnt.factor:.3f}, from {learnt.entries} earlier run(s){differs}")
         return found
 
     def _refusals(self, choice: Choice) -> list[Problem]:
@@ -205,8 +207,8 @@ class Decider:
             change = changes_line(free.chosen.recipe, self.plan.recipe)
             problems.append(Problem("job", "recipe", f"fits: {change}"))
         else:
-            other = "no other recipe fits here: take more or larger GPUs"
+            other = "no other recipe fits: use more or larger GPUs"
             if self.job.task is None:
-                other = "a command's own sharding, offload and optimizer are what the job says: fix others"
+                other = "launcher does not change sharding, offload or optimizer of a command: set others"
             problems.append(Problem("job", "recipe", other))
         return problems

@@ -1,4 +1,4 @@
-"""A command's model of which nothing but its size is known."""
+"""The model of a command if only its number of parameters is known."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from launcher.planning.source import About, Args, NoTraceError
 from launcher.spec.recipe import Precision, Recipe
 
 ROW = 4096
-"Elements: whole 8-bit blocks of 256, and adam-mini's number for each row is what it is in common models."
+"Elements per row: a multiple of 8-bit blocks of 256, and as many rows for adam-mini as in common models."
 BLOCKS = 32
-"As in models of about 7 billion parameters: what is gathered or updated at a time is a part of that size."
+"Blocks, as in models of about 7 billion parameters. One block is gathered or updated at a time."
 
 
 class DeclaredParams:
-    """`plan.params`: equal blocks of one matrix each.
+    """A model from `plan.params`: equal blocks of one matrix each.
 
-    States are those of any model with as many parameters: rounded up by less than one row, and padded by no
-    more than a row of each block on a rank. Not so where one matrix is a large part of the model, and for
+    Its states are those of any model with as many parameters, rounded up by less than one row, and padded by
+    at most one row per block and rank. This does not hold if one matrix is a large part of the model, or for
     embeddings, which 8-bit optimizers keep in 32 bit.
     """
 
@@ -53,7 +53,7 @@ class DeclaredParams:
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
         """Raises NoTraceError."""
         raise NoTraceError(
-            "nothing is known of the model but its number of parameters; plan.model: hf:PATH tells its layers"
+            "only the model's number of parameters is known; plan.model: hf:PATH gives its layers"
         )
 
     def files(self) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What a recipe needs and how fast it is: one answer for each that the planner asks about."""
+"""The memory and the speed of a recipe, computed once for each recipe that the planner asks about."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN
 from launcher.memory.host import host_of
 from launcher.memory.ledger import Correction, Entry, correction, too_large
 from launcher.memory.states import states_of
-from launcher.memory.trace import Law, Work
+from launcher.memory.trace import Affine, Work
 from launcher.planning.batches import with_micro_batch
 from launcher.planning.choice import Candidate
 from launcher.planning.hardware import hardware_of
@@ -24,20 +24,20 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
 
 LEAST_BAND = 0.02
-"However well earlier runs agree."
+"Minimum error band, even if earlier runs agree better."
 _BLOCKS_AT_LEAST = 0.7
-"Of a forward pass, in the blocks: what is not is an output head, mostly."
+"Minimum share of a forward pass in the blocks. Most of the rest is an output head."
 
 
 class Evaluator:
-    """Of one job on one layout of a cluster."""
+    """Computes the memory and the speed of recipes for one job on one layout of a cluster."""
 
     def __init__(
         self, source: Source, job: Job, cluster: Cluster, layout: Layout, known: Sequence[Entry] = ()
     ) -> None:
-        """`known`: what earlier runs of the same family have measured."""
+        """`known`: the ledger's entries of the same family."""
         self.source, self.ranks, self._known = source, ranks_of(layout), known
-        # FSDP is what a job comes to when memory is short, so its traces are wanted anyway.
+        # A job that is short of memory needs FSDP's traces anyway.
         self.traces = Traces(
             source, self.ranks, job.recipe.sharding or ("fsdp" if self.ranks.world > 1 else "none")
         )
@@ -66,8 +66,10 @@ class Evaluator:
         return (recipe, args_key(args)) in self._certain
 
     def confirm(self, recipe: Recipe, args: Args | None = None) -> Candidate:
-        """From here on the answer for this recipe: of a complete trace of its very micro-batch, and with what
-        the model of the allocator reserves."""
+        """Estimate a recipe from a complete trace of its own micro-batch and the allocator's model.
+
+        Later calls for this recipe return this answer.
+        """
         profile, model = self.traces.complete(recipe, args), self.traces.model(recipe, args)
         estimate = assess(model, profile, recipe, self.ranks, self.around, replayed=True)
         estimate = self._said(recipe, estimate)
@@ -77,14 +79,14 @@ class Evaluator:
         return candidate
 
     def failure(self, recipe: Recipe) -> Failure | None:
-        """Where it runs out of the GPU's memory; None: nowhere."""
+        """Return where the recipe runs out of GPU memory, or None if it fits."""
         gpu = self.around.gpu
         if gpu is None or not self.ranks.on_gpu:
             return None
         return failure_of(self.traces.model(recipe), self.traces.complete(recipe), recipe, self.ranks, gpu)
 
     def least(self, recipe: Recipe) -> tuple[int, int]:
-        """(bytes on a GPU, bytes of a node's host memory) of the states alone."""
+        """Return (bytes on a GPU, bytes of a node's host memory) of the states alone."""
         model, around = self.traces.model(recipe), self.around
         on_host = host_of(
             model, recipe, self.ranks, workers=around.workers, on_meta=around.on_meta, copies=around.copies
@@ -92,8 +94,10 @@ class Evaluator:
         return states_of(model, recipe, self.ranks).gpu.total, sum(on_host.values())
 
     def speed(self, recipe: Recipe) -> float:
-        """Samples per second that it does not pass, whether it fits or not, told from the trace of a step
-        that recomputes nothing; 0 where nothing is known of the hardware."""
+        """Return an upper bound of samples per second, whether the recipe fits or not; 0 if unknown.
+
+        The bound comes from the trace of a step that recomputes nothing.
+        """
         if self.hardware is None:
             return 0.0
         work, moved = self._least_work(recipe), 0.0
@@ -104,22 +108,24 @@ class Evaluator:
         return self._time(recipe, work, moved, None).samples_per_second
 
     def roughly(self, recipe: Recipe) -> Candidate:
-        """It needs no less than this, at this speed: told from a trace of the same activations, whatever the
-        sharding."""
+        """Return the speed and a lower bound of the memory, from a trace of the same activations.
+
+        That trace may have another sharding.
+        """
         kept, sharded = 0.0, recipe.sharding in SHARDED
         alike = sharded == (self.traces.plain in SHARDED)
         if recipe.activations != "offload" and alike:
             everywhere, in_blocks = self.traces.kept(recipe)
-            law = everywhere if recipe.loss_chunks == 1 else in_blocks
-            # Without what no micro-batch changes, which may be the other sharding's.
-            if law is not None and self.traces.untraced is None:
-                kept = law.per_sample * recipe.micro_batch_size
+            kept_bytes = everywhere if recipe.loss_chunks == 1 else in_blocks
+            # Only the part per sample counts: the fixed part may depend on the sharding.
+            if kept_bytes is not None and self.traces.untraced is None:
+                kept = kept_bytes.per_sample * recipe.micro_batch_size
         model = self.traces.model(recipe)
         estimate = assess_at_least(model, kept, recipe, self.ranks, self.around)
         return Candidate(recipe=recipe, estimate=self._said(recipe, estimate), time=self.time(recipe))
 
     def time(self, recipe: Recipe, args: Args | None = None) -> StepTime | None:
-        """None where nothing is known of the hardware's speed, or of what is computed."""
+        """Return the time of a step, or None if the hardware's speed or the computation is unknown."""
         if self.hardware is None:
             return None
         work, moved = self.traces.work(recipe, args), 0.0
@@ -136,17 +142,17 @@ class Evaluator:
         return step_time(recipe, work, model, self.ranks, self.hardware, offloaded=moved)
 
     def _least_work(self, recipe: Recipe) -> Work:
-        if self._one_policy:  # nothing else will be traced
+        if self._one_policy:  # no other policy will be traced
             return self.traces.work(recipe.model_copy(update={"loss_chunks": 1}))
         work = self.traces.work(keeping(recipe).model_copy(update={"loss_chunks": 1}))
         if recipe.activations != "checkpoint":
             return work
         flops, again = work.backward_flops, _BLOCKS_AT_LEAST * recipe.checkpoint_ratio
-        more = Law(*(b + again * f for b, f in zip(flops, work.forward_flops, strict=True)))
+        more = Affine(*(b + again * f for b, f in zip(flops, work.forward_flops, strict=True)))
         return work._replace(backward_flops=more)
 
     def learnt(self, recipe: Recipe) -> Correction | None:
-        """From earlier runs with the same arguments of the task."""
+        """Return the correction from earlier runs with the same task arguments."""
         return correction(self._known, recipe) if self._known else None
 
     def _said(self, recipe: Recipe, estimate: Estimate) -> Estimate:
@@ -158,17 +164,20 @@ class Evaluator:
         if (learnt := self.learnt(recipe)) is not None:
             band = estimate.band if learnt.band is None else max(LEAST_BAND, learnt.band)
             estimate = estimate.model_copy(update={"correction": learnt.factor, "band": band})
-        card = self.around.gpu.memory if self.around.gpu is not None else None
-        if card is not None and self._too_large(recipe, card):
-            least = card / estimate.reserved  # it ran out of memory before, whatever was predicted
+        memory = self.around.gpu.memory if self.around.gpu is not None else None
+        if memory is not None and self._too_large(recipe, memory):
+            least = memory / estimate.reserved  # earlier runs ran out of memory, so raise the estimate
             estimate = estimate.model_copy(update={"correction": max(estimate.correction, least)})
         return estimate
 
-    def _too_large(self, recipe: Recipe, card: int) -> bool:
-        """One run alone may have met a failure that passed: then its plan begins with fewer samples at once,
-        unless these are known to be too many, too."""
+    def _too_large(self, recipe: Recipe, gpu_memory: int) -> bool:
+        """Return whether earlier runs show the recipe to be too large.
+
+        A single run may have met a transient failure. It counts only if a micro-batch of 1 is known to be too
+        large as well. Otherwise the plan begins with a smaller micro-batch.
+        """
         runs, least = (
-            too_large(self._known, one, self.ranks.world, card)
+            too_large(self._known, one, self.ranks.world, gpu_memory)
             for one in (recipe, with_micro_batch(recipe, 1))
         )
         return len(runs) > 1 or bool(runs and least)

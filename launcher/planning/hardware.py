@@ -1,4 +1,4 @@
-"""Data sheets: what a GPU and its links can do at most."""
+"""Data sheets: the peak rates of GPUs and their links."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ TERA, GIGA = 1e12, 1e9
 # Bytes per second in one direction, 16 lanes: PCI-SIG's rates after encoding, rounded.
 PCIE_3, PCIE_4, PCIE_5 = 16.0, 32.0, 64.0
 NO_NVLINK = 0.0
-"Also of cards that a bridge joins in pairs: a ring over more than two of them goes over PCIe."
+"Also for GPUs that a bridge joins in pairs: a ring over more than two of them goes over PCIe."
 
 DEFAULT_INTER_NODE = 100e9 / 8
-"Bytes/s of a node whose profile does not say `network.inter_node`: 100 Gb/s, an assumption."
+"Bytes/s between nodes if the profile does not set `network.inter_node`: 100 Gb/s, an assumption."
 
 Architecture = Literal["Volta", "Ampere", "Ada", "Hopper", "Blackwell"]
 
 
 class Card(NamedTuple):
-    """One type of GPU. FLOP/s are dense and accumulate in fp32, as PyTorch does; data sheets often give
-    the figure with 2:4 sparsity, twice this one."""
+    """One type of GPU.
+
+    FLOP/s are dense and accumulate in fp32, as in PyTorch. Data sheets often give twice this figure, for 2:4
+    sparsity.
+    """
 
     names: str
-    "Regular expression of what torch.cuda.get_device_name() says."
+    "Regular expression that matches torch.cuda.get_device_name()."
     label: str
-    "What people call it."
+    "Its common name."
     architecture: Architecture
     half: float
     "TFLOP/s of 16-bit matrix products."
     tf32: float | None
     fp32: float
-    "Without tensor cores: torch's default for fp32 matrix products."
+    "TFLOP/s of fp32 without tensor cores: torch's default for fp32 matrix products."
     float8: float | None
     bandwidth: float
     "GB/s of the GPU's memory."
@@ -49,16 +52,16 @@ class Card(NamedTuple):
     "GB/s to the host in one direction."
 
     def flops(self, precision: Precision) -> float | None:
-        """FLOP/s of matrix products; None where the card has no such products."""
+        """Return the FLOP/s of matrix products; None if the GPU does not support the precision."""
         if precision == "float8":
             return None if self.float8 is None else self.float8 * TERA
         if precision == "fp32" or (self.architecture == "Volta" and precision != "fp16-mixed"):
-            return self.fp32 * TERA  # Volta's tensor cores know no bf16
+            return self.fp32 * TERA  # Volta's tensor cores have no bf16
         return self.half * TERA
 
 
-# The first match counts. Sources of a row: NVIDIA's data sheet of the card, or the white paper named. A name
-# that is not here (MIG slices, laptops, AMD) has no peak.
+# The first match counts. Source of a row: NVIDIA's data sheet of the GPU, or the named white paper. GPUs that
+# are not listed (MIG slices, laptops, AMD) have no known peak.
 # fmt: off
 CARDS: tuple[Card, ...] = (
     # DGX B200 data sheet, of 8: 72 PFLOPS float8 with sparsity, 64 TB/s, NVLink 14.4 TB/s in both directions
@@ -125,24 +128,24 @@ CARDS: tuple[Card, ...] = (
 
 
 class Hardware(Value):
-    """What a job runs on, as far as its speed depends on it."""
+    """The hardware properties that determine a job's speed."""
 
     card: Card
     inter_node: float
     "Bytes/s of one node's network, in one direction."
     threads: int
-    "Of each rank on the host."
+    "CPU threads of each rank."
     assumed: tuple[str, ...] = ()
-    "What neither the job nor the profile says."
+    "Assumptions for figures that neither the job nor the profile gives."
 
     @property
     def intra_node(self) -> float:
-        """Bytes/s from one GPU to another one of its node."""
+        """Bytes/s from one GPU to another GPU of its node."""
         return (self.card.nvlink or self.card.pcie) * GIGA
 
 
 def card_of(name: str) -> Card | None:
-    """By its label in CARDS, or by what the device or the profile calls it; None when it is not known."""
+    """Find a GPU by its label, or by the name of the device or profile; None if it is unknown."""
     if "MIG" in name:  # a part of the GPU
         return None
     plain = name.removeprefix("NVIDIA ").casefold()
@@ -152,13 +155,16 @@ def card_of(name: str) -> Card | None:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense 16-bit FLOP/s of one GPU: the denominator of MFU. None when it is not known."""
+    """Return the dense 16-bit FLOP/s of one GPU, the denominator of MFU; None if unknown."""
     card = card_of(device_name)
     return None if card is None else card.half * TERA
 
 
 def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = None) -> Hardware | None:
-    """`env`: the job's. None where the speed of the profile's GPU is not known, and without GPUs."""
+    """Return the hardware of a job; None without GPUs, or if the speed of the profile's GPU is unknown.
+
+    `env`: the job's environment variables.
+    """
     gpu = cluster.node.gpu
     card = card_of(gpu.type) if gpu is not None and ranks.on_gpu else None
     if card is None:
@@ -167,7 +173,7 @@ def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = 
     inter_node = cluster.network.inter_node
     if inter_node is None and ranks.world > ranks.per_node:
         assumed.append("100 Gb/s between nodes, since the profile has no network.inter_node")
-    # torchrun sets OMP_NUM_THREADS to 1 for several ranks of a node, unless somebody has set it.
+    # torchrun sets OMP_NUM_THREADS to 1 if a node has several ranks and the variable is not set.
     told = {**cluster.env, **(env or {})}.get("OMP_NUM_THREADS", "")
     alone = (cluster.node.cpus or 1) if ranks.per_node == 1 else 1
     return Hardware(
@@ -179,5 +185,5 @@ def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = 
 
 
 def memory_of(card: Card) -> int:
-    """Bytes that a process sees."""
+    """Return the bytes of GPU memory that a process sees."""
     return int(card.memory * GIB)

@@ -1,4 +1,4 @@
-"""The ladder of a planned recipe: what to fall back to when memory runs out, rung by rung."""
+"""The ladder of a planned recipe: the recipes that a run falls back to after an OOM, in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from launcher.planning.batches import smaller_micro_batch
-from launcher.planning.choice import Candidate, Evaluate, Room
+from launcher.planning.choice import Candidate, Capacity, Evaluate
 from launcher.planning.lower import shards_of, words_of
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
@@ -17,7 +17,7 @@ from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, as_yaml
 
 LEAST_SAVED = 0.02
-"Of the memory above: a restart for less would likely be followed by the next one."
+"Minimum share of memory that a rung saves. After a smaller saving, another restart would likely follow."
 
 
 class Rung(Value):
@@ -25,11 +25,11 @@ class Rung(Value):
 
     candidate: Candidate
     args: dict[str, JsonValue] = {}
-    "Arguments of the task that are not the job's."
+    "Task arguments that differ from the job's."
     saved: int
     "Bytes on the GPU."
     slower: float
-    "Share of the samples per second that is lost; negative when it is faster."
+    "Share of the samples per second that is lost; negative if the rung is faster."
     words: str
 
     @property
@@ -41,16 +41,15 @@ def ladder_of(
     chosen: Candidate,
     space: Space,
     evaluate: Evaluate,
-    room: Room,
+    capacity: Capacity,
     knobs: Mapping[str, Sequence[JsonValue]] | None = None,
 ) -> tuple[tuple[Rung, ...], tuple[str, ...]]:
-    """The rungs below `chosen`, each the change of one field that loses least speed for each byte it saves;
-    and a line for each value of `knobs` that is none.
+    """Return the rungs below `chosen`, and a line for each value of `knobs` that is not a rung.
 
-    Every rung needs less of the GPU than the one above and fits the host. `knobs`: arguments of the task with
-    their values in falling order, the job's own first, such as `{"max_frames": [100, 75, 50]}`. They change
-    what is learnt, so they come after everything that does not; so does a smaller micro-batch, for a model
-    with BatchNorm and for a loss that couples samples.
+    Each rung changes one field: the one that loses the least speed per byte saved. Each rung needs less GPU
+    memory than the one above, and fits the host. `knobs`: task arguments with their values in falling order,
+    the job's own first, such as `{"max_frames": [100, 75, 50]}`. They change what is learnt, so they come
+    last. So does a smaller micro-batch if the model has BatchNorm or the loss couples samples.
     """
     rungs: list[Rung] = []
     left_out: dict[str, str] = {}
@@ -59,11 +58,11 @@ def ladder_of(
         rung = None
         for recipes in _kinds_of_change(at.recipe, space):
             made = [_rung(evaluate(recipe, args or None), args, at, args, space) for recipe in recipes]
-            rung = _cheapest(made, room)
+            rung = _cheapest(made, capacity)
             if rung is not None:
                 break
         if rung is None:
-            rung = _cheapest(_turned(at, args, evaluate, space, room, knobs or {}, left_out), room)
+            rung = _cheapest(_turned(at, args, evaluate, space, capacity, knobs or {}, left_out), capacity)
         if rung is None:
             return tuple(rungs), tuple(f"plan.vary: {name} {why}" for name, why in left_out.items())
         rungs.append(rung)
@@ -71,7 +70,7 @@ def ladder_of(
 
 
 def _kinds_of_change(recipe: Recipe, space: Space) -> Iterator[list[Recipe]]:
-    """A list is looked at when nothing in those before it saves anything."""
+    """Yield lists of recipes. A list is used only if nothing in the earlier lists saves memory."""
     smaller = smaller_micro_batch(recipe, space.setting)
     fewer = [smaller] if smaller is not None else []
     same = [one for one in space.below(recipe) if can_go_on(one, recipe, space.setting)]
@@ -85,19 +84,19 @@ def _turned(
     args: dict[str, JsonValue],
     evaluate: Evaluate,
     space: Space,
-    room: Room,
+    capacity: Capacity,
     knobs: Mapping[str, Sequence[JsonValue]],
     left_out: dict[str, str],
 ) -> list[Rung]:
-    """For each knob its next value that helps. Those before it, which do not, come into `left_out`."""
+    """Return a rung for the next helpful value of each knob. Values without a saving go to `left_out`."""
     made = []
     for name, values in knobs.items():
         for value in values[_after(values, args.get(name)) :]:
             new = {**args, name: value}
             rung = _rung(evaluate(at.recipe, new), new, at, args, space)
             left_out.pop(f"{name} {as_yaml(value)}", None)
-            if why := _no_help(rung, room):
-                left_out[f"{name} {as_yaml(value)}"] = f"is no rung of the ladder: it {why}"
+            if why := _no_help(rung, capacity):
+                left_out[f"{name} {as_yaml(value)}"] = f"is not in the ladder: it {why}"
                 continue
             made.append(rung)
             break
@@ -105,17 +104,17 @@ def _turned(
 
 
 def _after(values: Sequence[JsonValue], value: JsonValue) -> int:
-    """The first value is the job's own."""
+    """Return the index after `value`. The job's own value is the first one."""
     return values.index(value) + 1 if value in values else 1
 
 
 def can_go_on(recipe: Recipe, before: Recipe, setting: Setting) -> bool:
-    """Whether a run may go on under `recipe` from a checkpoint of `before` without losing anything.
+    """Return whether a run can continue under `recipe` from a checkpoint of `before` without losing anything.
 
-    Sharding, offload, activations, micro-batch: docs/checkpoints.md. Not another optimizer: its states have
-    other names or types, and loading would fail or lose them; the paged one alone saves as the unpaged does.
-    Not another precision: fp32 parameters would be rounded for good. And 8-bit states are read in as many
-    shards as they were saved in (launcher.train.optimizers.blocks.other_shards), whatever the rows are.
+    Sharding, offload, activations and micro-batch can change: docs/checkpoints.md. The optimizer cannot: its
+    states have other names or types, so loading would fail or lose them. Only a paged optimizer saves the
+    same states as the unpaged one. The precision cannot change: fp32 parameters would be rounded for good.
+    8-bit states need the number of shards that saved them: launcher.train.optimizers.blocks.other_shards.
     """
     optimizer = saved_as(recipe.optimizer) == saved_as(before.optimizer)
     reshards = shards_of(recipe, setting) != shards_of(before, setting)
@@ -130,7 +129,7 @@ def _rung(
     slower = 1 - candidate.speed / above.speed if above.speed else 0.0
     if args != before:
         changed = (f"{name} {as_yaml(new)}" for name, new in args.items() if before.get(name) != new)
-        words = f"{', '.join(changed)}: another input, not the same training"
+        words = f"{', '.join(changed)}: changes the input and the training"
     else:
         words = words_of(candidate.recipe, above.recipe, space.setting)
     price = f", {slower:.0%} slower" if slower >= 0.005 else ""
@@ -138,15 +137,15 @@ def _rung(
     return Rung(candidate=candidate, args=args, saved=saved, slower=slower, words=words)
 
 
-def _no_help(rung: Rung, room: Room) -> str | None:
+def _no_help(rung: Rung, capacity: Capacity) -> str | None:
     above = rung.candidate.estimate.needed + rung.saved
     if rung.saved <= LEAST_SAVED * above:
         saved = format_bytes(max(0, rung.saved))
         return f"saves {saved} of {format_bytes(above)}, not more than {LEAST_SAVED:.0%}"
-    return Room(host=room.host).misfit(rung.candidate.estimate)
+    return Capacity(host=capacity.host).misfit(rung.candidate.estimate)
 
 
-def _cheapest(made: Sequence[Rung], room: Room) -> Rung | None:
-    helpful = [rung for rung in made if _no_help(rung, room) is None]
-    # Of those that lose nothing the one that saves most.
+def _cheapest(made: Sequence[Rung], capacity: Capacity) -> Rung | None:
+    helpful = [rung for rung in made if _no_help(rung, capacity) is None]
+    # Of rungs that lose no speed, take the one that saves most.
     return min(helpful, key=lambda one: (max(one.slower, 0.0) / one.saved, -one.saved), default=None)

@@ -1,4 +1,4 @@
-"""A plan that is not chosen by memory, begun where an earlier run of the same job came to fit."""
+"""Begin a plan that has no estimate at the recipe that fitted in earlier runs of the same job."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from launcher.spec.recipe import Recipe
 
 
 def known_of(job: Job, cluster: Cluster, ledger: Path, *, on_gpu: bool) -> tuple[Entry, ...]:
-    """What earlier runs of this very model have told, the oldest first."""
+    """Return the ledger's entries for this model and these arguments, the oldest first."""
     family = family_of(job, cluster, on_gpu=on_gpu)
     found = entries(ledger, family) if family is not None else ()
     return tuple(entry for entry in found if entry.args == job.args)
 
 
 def begun_where_it_fitted(plan: Plan, job: Job, cluster: Cluster, known: Sequence[Entry]) -> Plan:
-    """As it is, where the job fixes its micro-batch or nothing is known."""
+    """Return the plan, begun at the first rung that is not known to be too large.
+
+    The plan is unchanged if the job fixes its micro-batch or if there are no entries.
+    """
     fixed = job.recipe.micro_batch_size is not None or job.recipe.grad_accum is not None
     if fixed or not known:
         return plan
@@ -37,18 +40,20 @@ def begun_where_it_fitted(plan: Plan, job: Job, cluster: Cluster, known: Sequenc
 class Begin(NamedTuple):
     at: int
     above: tuple[Recipe, ...]
-    "Those before it that the run tries again: one earlier run alone ran out of memory under them."
+    "Larger recipes that the run tries again: only one earlier run ran out of memory under them."
     reason: str
 
 
 def begin(rungs: Sequence[Recipe], known: Sequence[Entry], ranks: int, capacity: int | None) -> Begin:
-    """With which of these, in falling order of their memory, a run begins: the first that is not known to be
-    too large, else the last."""
+    """Choose the rung that a run begins with: the first that is not known to be too large, else the last.
+
+    `rungs`: in falling order of their memory.
+    """
     found = [too_large(known, rung, ranks, capacity) for rung in rungs]
     start = next((at for at, runs in enumerate(found) if not runs), len(rungs) - 1)
     if start == 0:
         return Begin(0, (), "")
     above = tuple(rung for rung, runs in zip(rungs, found[:start], strict=False) if len(runs) == 1)
     size, runs = rungs[start].micro_batch_size, " and ".join(entry.run for entry in found[start - 1][:2])
-    reason = f"micro-batch {size}: memory ran out above it in {runs} on the same devices"
-    return Begin(start, above, reason + (", which the run tries again when nothing fails" if above else ""))
+    reason = f"micro-batch {size}: larger ones ran out of memory in {runs} on the same devices"
+    return Begin(start, above, reason + ("; the run tries them again if nothing fails" if above else ""))

@@ -1,4 +1,4 @@
-"""What to try when memory ran out: the rungs below a recipe, and why one of them is passed over."""
+"""Choose the recipe to fall back to after an OOM: the rungs below a recipe, and why rungs are skipped."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from launcher.spec.rules import Setting, as_yaml, broken_rules, changes_line
 from launcher.spec.verdict import Verdict
 
 STATES_ALONE = frozenset({"init", "optimizer", "checkpoint"})
-"""Phases with no activations, that of loading a checkpoint included: what does not fit are parameters and
-optimizer states, whatever the micro-batch."""
+"""Phases without activations, including the loading of a checkpoint. Parameters and optimizer states do not
+fit, so a smaller micro-batch does not help."""
 
 COUPLED = "the loss couples samples: with a smaller micro-batch the objective may have changed"
 
 
 @dataclass(frozen=True)
 class Excluded:
-    """A rung of the plan that is not taken, and why."""
+    """A rung of the plan that is skipped."""
 
     rung: Recipe
     why: str
     restart: str = ""
-    "What it changes that takes a restart, where the run tries it in no form."
+    "The rung's changes that need a restart, if the run tries them in no form."
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """`recipe` is None at the bottom of the ladder."""
+    """The recipe to fall back to; None at the bottom of the ladder."""
 
     recipe: Recipe | None
     reason: str
     excluded: tuple[Excluded, ...] = ()
-    "The plan's rungs that are passed over on the way to `recipe`; without one, all that are left."
+    "The plan's rungs that are skipped before `recipe`; all remaining rungs if `recipe` is None."
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """A line for each change with a restart that is not tried."""
+        """A line for each change that needs a restart and is not tried."""
         return tuple(dict.fromkeys(f"{one.restart} ({one.why})" for one in self.excluded if one.restart))
 
 
 def within_a_run(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = ()) -> tuple[Recipe, ...]:
-    """Every rung below `recipe` that needs no restart, the next one first.
+    """Return every rung below `recipe` that needs no restart, the next one first.
 
-    These are the plan's rungs, as far as they change WITHIN_A_RUN, and then those of `ladder`. Where a
-    smaller micro-batch changes what is learnt, they end before it as long as a restart can keep it.
+    First come the plan's rungs, restricted to WITHIN_A_RUN, then those of `ladder`. If a smaller micro-batch
+    changes what is learnt, the rungs end before it while a restart can still keep the micro-batch.
     """
     found, below = [recipe], _below(recipe, planned)
 
@@ -67,20 +67,20 @@ def within_a_run(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = (
 
 
 def why_none_within(recipe: Recipe, setting: Setting) -> str:
-    """Why `within_a_run` has nothing below `recipe`."""
+    """Return why `within_a_run` has nothing below `recipe`."""
     if recipe.micro_batch_size > setting.least_micro_batch and _keeps(setting):
         what = "a model with BatchNorm" if setting.batch_norm else "a loss that couples samples"
-        first = f"{what} gives up first what else the plan has, which takes a restart"
+        first = f"{what} lowers its micro-batch last, and the plan's other changes need a restart"
         return setting.micro_batch_stays or first
     return "nothing is left to give up without a restart"
 
 
 def lower(recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[Recipe] = ()) -> Lowered:
-    """The rung that fits the failure: of `planned` (the plan's recipe and its ladder), else of `ladder`.
+    """Return the next rung for a failure, from `planned` (the plan's recipe and ladder), else from `ladder`.
 
-    A smaller micro-batch shrinks activations only. States that do not fit, or a full host while the
-    activations are on a GPU, would meet the same end again, more slowly. A probe that ran out of memory has
-    tried all of `within_a_run`; the next one does so again under whatever else changes.
+    A smaller micro-batch shrinks only activations. It does not help if the states do not fit, or if the host
+    is full while activations are on a GPU. A probe that ran out of memory has tried all of `within_a_run`;
+    after another change, the next probe tries them again.
     """
     passed: dict[Recipe, Excluded] = {}
     for rung, made in _candidates(recipe, verdict, setting, planned):
@@ -106,8 +106,10 @@ def lower(recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[
 def _candidates(
     recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[Recipe]
 ) -> Iterator[tuple[Recipe, Recipe]]:
-    """The plan's rungs below, each with what the run would take for it: it takes nothing back of what it has
-    given up at `recipe`."""
+    """Yield the plan's rungs below `recipe`, each with the recipe that the run would use for it.
+
+    That recipe keeps everything that the run has already given up at `recipe`.
+    """
     below = _below(recipe, planned)
     if _in_vain(verdict):
         yield from ((rung, _like(rung, recipe)) for rung in below)
@@ -122,40 +124,40 @@ def _candidates(
 def _why_no_change(
     rung: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[Recipe]
 ) -> str:
-    """Why a rung is passed over of which nothing is left to change."""
+    """Return why a rung is skipped that would change nothing."""
     tried = [recipe]
     if verdict.phase in STATES_ALONE:
-        return f"changes nothing that is in memory in {verdict.phase}"
+        return f"changes nothing that is in memory during {verdict.phase}"
     if _in_vain(verdict):
         tried += within_a_run(recipe, setting, planned)
     if any(_with_less(rung, one) == one for one in tried):
-        return "needs no less than what ran out of memory"
-    return setting.micro_batch_stays or "a smaller micro-batch comes after everything else"
+        return "needs no less than the recipe that ran out of memory"
+    return setting.micro_batch_stays or "the micro-batch is lowered last"
 
 
 def _why_not(made: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> str | None:
-    """Why `made` is of no use; None where it is. Of the GPU as a whole every rung below needs less."""
+    """Return why `made` does not help, or None. Every lower rung needs less GPU memory in total."""
     if broken := broken_rules(made, setting):
         return broken[0].rule.reason
     if _full_host_of_gpus(verdict, setting):
         relieved = recipe.activations == "offload" != made.activations and made.offload == recipe.offload
-        return None if relieved else "takes nothing off the host"
+        return None if relieved else "frees no host memory"
     if verdict.failure == "host-oom" and _moves_more_to_host(made, recipe):
-        return "moves more to the host, whose memory ran out"
+        return "moves more to host memory, which ran out"
     if verdict.phase not in STATES_ALONE or shards_of(made, setting) > shards_of(recipe, setting):
         return None
     if verdict.phase == "init":  # parameters alone: states come with the first step
-        return None if made.offload == "cpu" != recipe.offload else "needs as much for the parameters"
+        return None if made.offload == "cpu" != recipe.offload else "needs as much memory for parameters"
     fewer = made.offload != recipe.offload or made.optimizer != recipe.optimizer
-    return None if fewer else "needs as much for parameters and optimizer states"
+    return None if fewer else "needs as much memory for parameters and optimizer states"
 
 
 def _why_nothing(recipe: Recipe, verdict: Verdict, setting: Setting) -> str:
-    """Why the run ends at `recipe`."""
+    """Return why no recipe below `recipe` is left to try."""
     if _full_host_of_gpus(verdict, setting):
         return (
-            "host memory ran out, which a smaller micro-batch on the GPU does not help: "
-            "ask for more memory_per_node, fewer DataLoader workers, or less offload"
+            "host memory ran out, where a smaller micro-batch on the GPU does not help: "
+            "use more memory_per_node, fewer DataLoader workers, or less offload"
         )
     if verdict.phase in STATES_ALONE:
         place = "the optimizer step" if verdict.phase == "optimizer" else verdict.phase
@@ -163,16 +165,16 @@ def _why_nothing(recipe: Recipe, verdict: Verdict, setting: Setting) -> str:
         return f"memory ran out in {place}, where a smaller micro-batch does not help: {cure}"
     size, least = recipe.micro_batch_size, setting.least_micro_batch
     if setting.micro_batch_stays is not None and size > least:
-        return f"micro-batch {size} does not fit with all else given up, and {setting.micro_batch_stays}"
+        return f"micro-batch {size} does not fit after all other changes, and {setting.micro_batch_stays}"
     if _in_vain(verdict):
-        return "no micro-batch fits, and the plan has nothing else to give up"
+        return "no micro-batch fits, and the plan has no other change left"
     return f"the micro-batch is {size} already, the least here is {least}"
 
 
 def _below(recipe: Recipe, planned: Sequence[Recipe]) -> list[Recipe]:
-    """The plan's rungs that a run at `recipe` has not left behind; `recipe` itself may be none of them.
+    """Return the plan's rungs that are still open to a run at `recipe`, which need not be a rung itself.
 
-    What takes a restart is given up in the order of the plan and does not come back.
+    Changes that need a restart are made in the plan's order and are not undone.
     """
     order = list(dict.fromkeys(map(_built, planned)))
     if (mine := _built(recipe)) not in order:
@@ -182,21 +184,24 @@ def _below(recipe: Recipe, planned: Sequence[Recipe]) -> list[Recipe]:
 
 
 def _built(recipe: Recipe) -> Recipe:
-    """The same for all recipes among which a run can change without a restart."""
+    """Return a key that is equal for all recipes among which a run can change without a restart."""
     least = {"micro_batch_size": 1, "grad_accum": 1, "grad_sync": "each", "loss_chunks": 1}
     return recipe.model_copy(update=least)
 
 
 def _like(recipe: Recipe, other: Recipe) -> Recipe:
-    """`recipe`, with WITHIN_A_RUN of `other`."""
+    """Return `recipe` with the fields WITHIN_A_RUN of `other`."""
     return recipe.model_copy(update={name: getattr(other, name) for name in WITHIN_A_RUN})
 
 
 def _with_less(rung: Recipe, recipe: Recipe, *, keep: bool = False) -> Recipe:
-    """`rung`, with no more of WITHIN_A_RUN than `recipe` has; `keep` its micro-batch."""
+    """Return `rung`, with the fields WITHIN_A_RUN no larger than in `recipe`.
+
+    `keep`: keep the micro-batch of `recipe`.
+    """
     size = recipe.micro_batch_size
     smaller = with_micro_batch(rung, size if keep else min(size, rung.micro_batch_size))
-    # With one micro-batch in a step gradients are reduced once, either way.
+    # With one micro-batch per step, both values of grad_sync reduce gradients once.
     gives_up = rung.grad_sync == "each" and smaller.grad_accum > 1
     each = "each" if recipe.grad_sync == "each" or gives_up else "last"
     chunks = max(recipe.loss_chunks, rung.loss_chunks)
@@ -204,17 +209,17 @@ def _with_less(rung: Recipe, recipe: Recipe, *, keep: bool = False) -> Recipe:
 
 
 def _keeps(setting: Setting) -> bool:
-    """Whether everything else is given up before the micro-batch, or it never is."""
+    """Return whether the micro-batch is lowered last, or never."""
     return setting.keeps_micro_batch or setting.micro_batch_stays is not None
 
 
 def _of_same_size(recipe: Recipe, setting: Setting) -> list[Recipe]:
-    """The rungs of `ladder` with the micro-batch of `recipe`."""
+    """Return the rungs of `ladder` with the micro-batch of `recipe`."""
     return [one for one in ladder(recipe, setting) if one.micro_batch_size == recipe.micro_batch_size]
 
 
 def _in_vain(verdict: Verdict) -> bool:
-    """Whether nothing helps that could change within a run: it was tried, or it is not in memory."""
+    """Return whether no change within a run helps: all were tried, or they free nothing in this phase."""
     probed = verdict.phase == "probe" and verdict.failure == "gpu-oom"
     return probed or verdict.phase in STATES_ALONE
 
@@ -224,11 +229,11 @@ def _full_host_of_gpus(verdict: Verdict, setting: Setting) -> bool:
 
 
 def less_for_states(verdict: Verdict) -> str:
-    """What a user can do when memory runs out in one of STATES_ALONE."""
-    ways = ["more ranks under sharding: fsdp"]
+    """Return what a user can do after an OOM in one of STATES_ALONE."""
+    ways = ["more ranks with sharding: fsdp"]
     ways += ["an 8-bit optimizer"] if verdict.phase != "init" else []
     ways += ["offload: cpu"] if verdict.failure == "gpu-oom" else ["more memory_per_node"]
-    return f"what helps is {', '.join(ways)}, or a smaller model"
+    return f"use {', '.join(ways)}, or a smaller model"
 
 
 def _moves_more_to_host(rung: Recipe, recipe: Recipe) -> bool:
@@ -237,14 +242,14 @@ def _moves_more_to_host(rung: Recipe, recipe: Recipe) -> bool:
 
 
 def shards_of(recipe: Recipe, setting: Setting) -> int:
-    """Parts that states are cut into, as launcher.memory.states.Ranks.shards counts them."""
+    """Return the number of shards of the states, as launcher.memory.states.Ranks.shards counts them."""
     if recipe.sharding not in SHARDED:
         return 1
     return setting.ranks // setting.nodes if recipe.sharding == "hybrid" else setting.ranks
 
 
 def words_of(new: Recipe, old: Recipe, setting: Setting) -> str:
-    """What changes, for a person."""
+    """Return the changes from `old` to `new` as text for a user."""
     changes = {name: pair for name, pair in new.changes_from(old).items() if name != "grad_accum"}
     parts = []
     if changes.pop("micro_batch_size", None):

@@ -1,4 +1,4 @@
-"""Plan: what will run, on what, and why. Made from a Job and a Cluster without side effects."""
+"""The Plan: the layout, the recipe and the reason. Made from a Job and a Cluster without side effects."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from launcher.spec.rules import Setting, broken_rules, changes_line, nearest_val
 from launcher.spec.supported import unsupported
 
 PRETENDED = frozenset({BUDGET, DRILLS})
-"In the job's `env:`: memory runs out on a CPU as if it were a GPU's."
+"Variables in the job's `env:` that limit memory on a CPU as if it were a GPU."
 
 
 class Layout(Value):
-    """How many processes, where. One process per GPU."""
+    """The number of processes and their places. One process per GPU."""
 
     nodes: int
     ranks_per_node: int
@@ -53,21 +53,21 @@ class Plan(Value):
     layout: Layout
     recipe: Recipe
     ladder: tuple[Recipe, ...]
-    "What an out-of-memory failure falls back to, in order."
+    "Recipes to fall back to after an OOM, in order."
     ladder_speed: tuple[float, ...] = ()
-    "Samples per second of each rung, those of `recipe` being 1; empty where the model is not known."
+    "Samples per second of each rung, relative to `recipe`; empty if the model is unknown."
     above: tuple[Recipe, ...] = ()
-    """Larger micro-batches that it would begin with, had not one earlier run, and no second, run out of
-    memory under them: the run tries them again, the last one first."""
+    """Larger micro-batches under which exactly one earlier run ran out of memory. The run tries them again,
+    the last one first."""
     reason: str
     warnings: tuple[str, ...] = ()
     estimate: Estimate | None = None
-    "Of the recipe, where the model is known."
+    "The memory of the recipe; None if the model is unknown."
     parameters: int | None = None
-    "Of the model, each of tied ones once."
+    "Number of the model's parameters; tied ones count once."
     usd_per_hour: float | None = None
     samples_per_second: float | None = None
-    "Predicted, where the model and the hardware are known."
+    "Predicted speed; None if the model or the hardware is unknown."
 
 
 class PlanRefusedError(SpecError, RefusedError):
@@ -75,7 +75,7 @@ class PlanRefusedError(SpecError, RefusedError):
 
 
 def make_plan(job: Job, cluster: Cluster) -> Plan:
-    """Choose the layout and the recipe. Raises PlanRefusedError with every reason why not."""
+    """Choose the layout and the recipe. Raises PlanRefusedError with every reason against the job."""
     problems: list[Problem] = []
     layout = _layout(job, cluster, problems)
     _check_node(job, cluster, problems)
@@ -104,7 +104,7 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
         valid = nearest_valid(recipe, setting)
         if valid is not None and len(broken) > 1:
             fields = changes_line(valid, recipe)
-            refusals.append(_refusal("recipe", f"all of it together, nearest valid: {fields}"))
+            refusals.append(_refusal("recipe", f"nearest recipe that breaks no rule: {fields}"))
         raise PlanRefusedError(refusals)
     price = cluster.usd_per_gpu_hour
     gpus = layout.nodes * layout.gpus_per_node
@@ -163,13 +163,16 @@ def _check_node(job: Job, cluster: Cluster, problems: list[Problem]) -> None:
     if wanted.memory_per_node and wanted.memory_per_node < GIB // 16:
         problems.append(
             _refusal(
-                "resources.memory_per_node", f"{wanted.memory_per_node} bytes is no host memory to run in"
+                "resources.memory_per_node", f"{wanted.memory_per_node} bytes of host memory are too few"
             )
         )
 
 
 def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
-    """What the job fixes, and for the rest the choice that loses nothing until memory says otherwise."""
+    """Return the job's fixed fields plus defaults that give nothing up, and the reason.
+
+    The run falls back from these defaults after an OOM.
+    """
     fixed = {name: value for name, value in job.recipe.model_dump().items() if value is not None}
     per_rank = job.batch.global_ // layout.ranks
     micro, accum = fixed.get("micro_batch_size"), fixed.get("grad_accum")
@@ -204,21 +207,23 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
         chosen.setdefault("grad_scaler", True)
     if "checkpoint_ratio" in fixed:
         chosen.setdefault("activations", "checkpoint")
-    # DDP keeps one copy of the gradients more for it; elsewhere they would be most of a rank's memory.
+    # `last` costs DDP one more copy of the gradients. Elsewhere it would take most of a rank's memory.
     chosen.setdefault("grad_sync", "last" if chosen["sharding"] == "ddp" else "each")
     named = ", ".join(fixed) or "nothing"
     reason = (
         f"the job fixes {named}; the rest starts at the largest micro-batch "
         f"({job.batch.global_} / {layout.ranks} ranks / {accum} accumulated) "
-        "and steps down when memory runs out"
+        "and falls back when memory runs out"
     )
     return Recipe(**chosen), reason
 
 
 def _ladder(job: Job, recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
-    """Smaller micro-batches, and below them the host's memory, unless the job says what is offloaded; the
-    other way round where a smaller micro-batch changes what is learnt. The host's memory on a CPU only where
-    a budget or a drill pretends that there are two."""
+    """Return the ladder of a plan without an estimate: smaller micro-batches, then offload to the host.
+
+    Offload comes first if a smaller micro-batch changes what is learnt. There is no offload if the job fixes
+    it, or on a CPU, unless a budget or a drill limits the memory there.
+    """
     rungs = ladder(recipe, setting)
     two_memories = setting.gpus_per_node > 0 or not PRETENDED.isdisjoint(job.env)
     if job.task is None or job.recipe.offload is not None or not two_memories:
@@ -236,15 +241,15 @@ def _warnings(job: Job) -> tuple[str, ...]:
     command = " ".join(job.command or ())
     if job.command and "{micro_batch_size}" not in command:
         warnings.append(
-            "the command does not use {micro_batch_size}: the smaller micro-batch of a restart after an "
-            "out-of-memory failure reaches it only if it reads LAUNCHER_MICRO_BATCH_SIZE of its environment"
+            "the command does not use {micro_batch_size}: it gets the smaller micro-batch after an OOM only "
+            "if it reads the environment variable LAUNCHER_MICRO_BATCH_SIZE"
         )
     elif job.command and "{grad_accum}" not in command:
         warnings.append(
             "the command does not use {grad_accum}: a smaller micro-batch would change the effective batch"
         )
     if job.command and "{checkpoint_dir}" not in command:
-        warnings.append("the command does not use {checkpoint_dir}: a restart begins from the start")
+        warnings.append("the command does not use {checkpoint_dir}: a restart begins at step 0")
     nothing, environment = job.unread()
     if nothing:
         warnings.append(
@@ -253,7 +258,8 @@ def _warnings(job: Job) -> tuple[str, ...]:
     if environment:
         names = ", ".join(f"${environment_name(str(seen_as(field)))}" for field in environment)
         warnings.append(
-            f"the command has no placeholder for {', '.join(environment)}: it finds the value as {names} only"
+            f"the command has no placeholder for {', '.join(environment)}: "
+            f"the value is only in the environment, as {names}"
         )
     if job.resources.time:
         warnings.append(f"time limit {format_duration(job.resources.time)} for one submission")
@@ -261,7 +267,7 @@ def _warnings(job: Job) -> tuple[str, ...]:
 
 
 def _costs(recipe: Recipe, setting: Setting) -> tuple[str, ...]:
-    """What runs, and costs more than it brings."""
+    """Return warnings about settings that cost more than they gain."""
     costs = []
     if setting.gpus_per_node == 0:
         moved = [("offload", "cpu"), ("offload", "cpu-optimizer"), ("activations", "offload")]
@@ -271,7 +277,7 @@ def _costs(recipe: Recipe, setting: Setting) -> tuple[str, ...]:
             if getattr(recipe, field) == value
         ]
     if recipe.precision == "float8" and not recipe.compile:
-        costs.append("precision: float8 without compile: true: the casts alone can cost what float8 gains")
+        costs.append("precision: float8 without compile: true: the casts can cost as much as float8 gains")
     return tuple(costs)
 
 

@@ -1,23 +1,26 @@
-"""What people ask before they queue: the largest micro-batch, the fewest GPUs, which card, what it costs."""
+"""Questions before you submit: the largest micro-batch, the fewest GPUs, the best GPU, the cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from launcher.planning.choice import Candidate, Choice, Evaluate, Room
+from launcher.planning.choice import Candidate, Capacity, Choice, Evaluate
 from launcher.spec.base import Value
 from launcher.spec.recipe import Recipe
 
 
 def largest_micro_batch(
-    recipe: Recipe, evaluate: Evaluate, room: Room, limit: int = 2**16
+    recipe: Recipe, evaluate: Evaluate, capacity: Capacity, limit: int = 2**16
 ) -> Candidate | None:
-    """Of the recipe with its own accumulation: the global batch grows with it. None: not even 1 fits."""
+    """Return the largest micro-batch at the recipe's accumulation, or None if not even 1 fits.
+
+    The global batch grows with the micro-batch.
+    """
 
     def fitting(micro: int) -> Candidate | None:
         candidate = evaluate(recipe.model_copy(update={"micro_batch_size": micro}))
-        return candidate if room.misfit(candidate.estimate) is None else None
+        return candidate if capacity.misfit(candidate.estimate) is None else None
 
     largest, low, high = None, 0, 1
     while high <= limit and (found := fitting(high)) is not None:
@@ -32,29 +35,29 @@ def largest_micro_batch(
 
 
 class Answer(NamedTuple):
-    """Of one of several places to run."""
+    """The choice for one of several places to run."""
 
     label: str
     choice: Choice
 
     @property
     def speed(self) -> float:
-        """Samples per second; 0 where nothing fits."""
+        """Samples per second; 0 if nothing fits."""
         return self.choice.chosen.speed if self.choice.chosen is not None else 0.0
 
 
 class Comparison(NamedTuple):
-    """A question, and an answer for each place or change that was asked about."""
+    """A question with one answer for each place or change."""
 
     question: str
     answers: tuple[Answer, ...]
     conclusion: str
     costs: tuple[Cost, ...] = ()
-    "By the labels of the answers, where the question is about money."
+    "Cost of each answer, by label, if the question is about money."
 
 
 def least_gpus(counts: Iterable[int], choice_on: Callable[[int], Choice]) -> tuple[int, Choice] | None:
-    """The first of `counts` (ascending: each is planned) on which something fits."""
+    """Return the first of `counts` on which a recipe fits. `counts` ascends; each one is planned."""
     for count in counts:
         choice = choice_on(count)
         if choice.chosen is not None:
@@ -63,7 +66,7 @@ def least_gpus(counts: Iterable[int], choice_on: Callable[[int], Choice]) -> tup
 
 
 def compare_cards(labels: Iterable[str], choice_on: Callable[[str], Choice]) -> list[Answer]:
-    """The fastest first; those on which nothing fits last."""
+    """Return an answer for each GPU, the fastest first; GPUs on which nothing fits come last."""
     answers = [Answer(label, choice_on(label)) for label in labels]
     return sorted(answers, key=lambda one: (one.choice.chosen is None, -one.speed))
 
@@ -73,7 +76,7 @@ class Offer(NamedTuple):
     candidate: Candidate
     gpus: int
     usd_per_gpu_hour: float | None
-    "None where the profile does not say."
+    "None if the profile has no price."
 
 
 class Cost(Value):
@@ -83,10 +86,10 @@ class Cost(Value):
 
 
 def cheapest_for_tokens(offers: Sequence[Offer], tokens: float, tokens_per_sample: float) -> list[Cost]:
-    """What so many tokens cost with each, the cheapest first and those without a price last; offers of
-    unknown speed are left out.
+    """Return the cost of training on `tokens` tokens, the cheapest offer first.
 
-    Not in it: setting up, evaluation, checkpoints, failures.
+    Offers without a price come last; offers of unknown speed are left out. Excludes set-up, evaluation,
+    checkpoints and failures.
     """
     costs = []
     for offer in offers:

@@ -1,4 +1,4 @@
-"""Where the planner's knowledge of a model comes from, without knowing how it is made."""
+"""The interface through which the planner asks about a model."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from launcher.memory.trace import Trace
 from launcher.spec.recipe import Precision, Recipe
 
 Args = Mapping[str, Any]
-"Arguments of the task, where they are not the job's own."
+"Task arguments that differ from the job's."
 
 
 class NoTraceError(Exception):
-    """The step cannot be traced. The message says why, and what its author can do."""
+    """The step cannot be traced. The message says why, and what the task's author can do."""
 
 
 class About(NamedTuple):
-    """What a plan has to know of a task besides its steps."""
+    """Properties of a task that a plan needs in addition to its traces."""
 
     on_meta: bool
-    "It builds its model without weights."
+    "The task builds its model without weights."
     loss_chunks: bool
-    "It can compute its loss in parts."
+    "The task can compute its loss in parts."
     batch_norm: bool
     tokens_per_sample: int | None
-    "That it trains on; None when no tensor of it is a row of integers."
+    "Number of tokens per sample; None if no tensor of a sample is a row of integers."
     blocks: bool = True
-    "It names blocks, which recomputation and offload of activations work by."
+    "The task names blocks, which are the units of recomputation and of activation offload."
     couples_samples: bool = False
     "The loss of one sample depends on the other samples of its micro-batch."
 
@@ -42,7 +42,14 @@ class Source(Protocol):
     def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes: ...
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
-        """For recipes that launcher.memory.peaks.traced_as gives, a pass as a law of the micro-batch. It is
-        drawn from 2 on: a micro-batch of 1 often has views where others have copies. `exact`: for those of
-        completely_traced_as, a complete trace of the very micro-batch.
-        Raises NotAffineError where there is no law, and NoTraceError."""
+        """Trace a recipe.
+
+        Without `exact`, `recipe` comes from launcher.memory.peaks.traced_as, and the trace is affine in the
+        micro-batch. It is fitted to micro-batches from 2 on, since a micro-batch of 1 often has views where
+        others have copies. With `exact`, `recipe` comes from completely_traced_as, and the trace is complete,
+        for the recipe's own micro-batch.
+
+        Raises:
+            NotAffineError: The step is not affine in the micro-batch.
+            NoTraceError: The step cannot be traced.
+        """

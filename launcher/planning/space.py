@@ -1,4 +1,4 @@
-"""The recipes that are valid for a job on a cluster, the one that loses least first."""
+"""The valid recipes for a job on a cluster, in the order of what they give up."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules, nearest_valid
 from launcher.spec.supported import unsupported
 
-# Field -> values to try, the one that loses least first; but for the optimizer's, those behind need less
-# memory as a rule. A product varies the last field fastest. Not in it: the micro-batch, whose sizes are
-# searched for each of the rest; precision, which changes numbers; compile, which costs minutes at each start
-# and fails on models of which nothing here knows.
+# Field -> values to try, the one that gives up least first. Except for the optimizer, later values usually
+# need less memory. A product varies the last field fastest. Not listed: the micro-batch, which is searched
+# for each combination; precision, which changes numbers; compile, which costs minutes at each start and fails
+# on some models.
 AXES: Mapping[str, tuple[Any, ...]] = {
     "optimizer": SEARCHED,
     "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),
@@ -30,33 +30,33 @@ AXES: Mapping[str, tuple[Any, ...]] = {
 @dataclass(frozen=True)
 class Space:
     base: Recipe
-    "What the job fixes, and the planner's defaults for the rest."
+    "The fields that the job fixes, and the planner's defaults for the rest."
     fixed: frozenset[str]
     "Fields that the job fixes."
     setting: Setting
     chunks: bool = False
     "The task can compute its loss in parts."
     blocks: bool = True
-    "The task names the blocks that recomputation and offload of activations work by."
+    "The task names blocks, which are the units of recomputation and of activation offload."
 
     @functools.cached_property
     def axes(self) -> Mapping[str, tuple[Any, ...]]:
-        """Free fields and their values."""
+        """The free fields and their values."""
         given = set(self.fixed)
         if not self.chunks:
             given.add("loss_chunks")
         if not self.blocks:
             given.add("activations")
         if not self.setting.entrypoint:
-            # A command of the user's own takes from a recipe what it likes: nothing can be known of the rest.
+            # The planner does not know which fields of a recipe the user's command reads.
             given.update(AXES)
         if "checkpoint_ratio" in given:
             given.add("activations")
         free = {name: values for name, values in AXES.items() if name not in given}
         pointless: dict[str, set[str]] = {}
-        if self.setting.gpus_per_node == 0:  # there is nothing to offload from
+        if self.setting.gpus_per_node == 0:  # there is no GPU to offload from
             pointless = {"offload": {*AXES["offload"]} - {"none"}, "activations": {"offload"}}
-        if self.setting.ranks == 1:  # FSDP alone can offload parameters
+        if self.setting.ranks == 1:  # only FSDP can offload parameters
             pointless["sharding"] = {*AXES["sharding"]} - {"none", "fsdp"}
         return {
             name: tuple(value for value in values if value not in pointless.get(name, ()))
@@ -65,7 +65,7 @@ class Space:
 
     @functools.cached_property
     def rests(self) -> tuple[Recipe, ...]:
-        """Every valid combination of the axes, each with the largest micro-batch that is valid here."""
+        """Every valid combination of the axes, each with its largest valid micro-batch."""
         made: list[Recipe] = []
         for values in itertools.product(*self.axes.values()):
             sizes = self.sizes(self.base.model_copy(update=dict(zip(self.axes, values, strict=True))))
@@ -73,7 +73,7 @@ class Space:
         return tuple(made)
 
     def sizes(self, recipe: Recipe) -> list[Recipe]:
-        """The recipe with each micro-batch that keeps the global batch and is valid, the smallest first."""
+        """Return the recipe with each valid micro-batch at the same global batch, the smallest first."""
         per_rank = recipe.micro_batch_size * recipe.grad_accum
         if self.fixed & {"micro_batch_size", "grad_accum"}:
             made = [recipe]
@@ -85,8 +85,10 @@ class Space:
         return [one for one in made if self.has(one)]
 
     def below(self, recipe: Recipe) -> list[Recipe]:
-        """Valid recipes with a later value of one axis, which may need less memory, and with what that needs:
-        parameters offloaded from DDP want FSDP."""
+        """Return the valid recipes with a later value of one axis, which may need less memory.
+
+        Other axes change if that value needs it: offload of parameters needs FSDP instead of DDP.
+        """
         made = []
         for name, values in self.axes.items():
             later = values[values.index(getattr(recipe, name)) + 1 :] if name != "grad_sync" else ("each",)
@@ -110,5 +112,5 @@ def _waits(recipe: Recipe) -> bool:
 
 @functools.lru_cache
 def divisors(of: int) -> tuple[int, ...]:
-    """In ascending order."""
+    """Return the divisors in ascending order."""
     return tuple(n for n in range(1, of + 1) if of % n == 0)

@@ -1,8 +1,8 @@
-"""How long a step takes: a roofline over the work of the trace, the states, and the data sheets.
+"""The time of a step: a roofline from the work of the trace, the model states and the data sheets.
 
-Kernels run one after the other: those that FLOPs bound and those that memory traffic bounds add up. A pass
-and the communication beside it overlap, but for a stated share. docs/speed.md compares this with published
-throughputs. Not in it: the time to launch a kernel, which bounds small models on fast GPUs; the data loader;
+Kernels run one after the other, so the time of kernels bound by FLOPs and of kernels bound by memory traffic
+adds up. Communication overlaps with a pass, except for a stated share. docs/speed.md compares this with
+published throughputs. Excludes kernel launches, which bound small models on fast GPUs; the data loader;
 evaluation and checkpoints.
 """
 
@@ -19,56 +19,57 @@ from launcher.spec.errors import Problem, SpecError
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import SHARDED, Recipe
 
-# Shares of a data sheet's figure that training reaches. "Fitted": to rows of the table in benchmarks/results.
+# Share of the data sheet's FLOP/s that training reaches. "Fitted" means to the tables in benchmarks/results.
 REACHED = {
     "Ampere": 0.77,  # fitted (A100)
-    "Hopper": 0.57,  # fitted (H100): its power limit holds it below the clock of the data sheet
-    "Ada": 0.65,  # assumption: between the two
-    "Volta": 0.65,  # assumption: between the two
+    "Hopper": 0.57,  # fitted (H100): the power limit keeps the clock below that of the data sheet
+    "Ada": 0.65,  # assumption: between Ampere and Hopper
+    "Volta": 0.65,  # assumption: between Ampere and Hopper
     "Blackwell": 0.57,  # assumption: as Hopper
 }
 MEMORY_REACHED = 0.85
-"Of the GPU's memory bandwidth, by elementwise kernels. Fitted."
+"Share of the GPU's memory bandwidth that elementwise kernels reach. Fitted."
 COMPILED = 0.45
-"Of the memory traffic that is left when torch.compile has fused kernels. Fitted."
+"Share of the memory traffic that is left after torch.compile has fused kernels. Fitted."
 FLOAT8_GAIN = 1.37
-"Over 16-bit products; attention, head and casts stay as they are. Fitted."
+"Speed-up over 16-bit products; attention, head and casts stay as they are. Fitted."
 EXPOSED = 0.5
-"Of communication beside kernels, which slows them down or waits for them. Fitted."
+"Share of overlapping communication that slows kernels down or waits for them. Fitted."
 NVLINK_REACHED = 0.80
-"About what nccl-tests show as bus bandwidth of large all-gathers: 360 of 450 GB/s on 8 H100."
+"Share of NVLink's rate. nccl-tests show about 360 of 450 GB/s bus bandwidth for large all-gathers on 8 H100."
 PCIE_RING_REACHED = 0.40
-"Assumption: a ring over PCIe shares host bridges, and without peer access every byte goes through the host."
+"""Share of PCIe's rate in a ring. Assumption: a ring shares host bridges, and without peer access every byte
+goes through the host."""
 NETWORK_REACHED = 0.80
-"Assumption."
+"Share of the network's rate. Assumption."
 PCIE_REACHED = 0.80
-"Of pinned copies: about 25 of 32 GB/s on PCIe 4."
+"Share of PCIe's rate for pinned copies: about 25 of 32 GB/s on PCIe 4."
 NVME = 2e9
 "Bytes/s of a node's disk, read or written. Assumption: one PCIe 4 drive under a sustained mixed load."
 HOST_BANDWIDTH = 200e9
-"Bytes/s of a node's memory, all ranks together. Assumption: 8 channels of DDR4-3200 are 205 GB/s."
+"Bytes/s of a node's memory, shared by all ranks. Assumption: 8 channels of DDR4-3200 are 205 GB/s."
 
 PLAIN_TRAFFIC = 3.0
-"Of a fused kernel's memory traffic, where plain operators make an optimizer. Assumption: from their number."
+"Memory traffic of an optimizer of plain operators / that of a fused kernel. Assumption from their number."
 
 
 class StepTime(Value):
-    """Seconds of one optimizer step; every rank does the same at the same time."""
+    """Seconds of one optimizer step. All ranks work in parallel and do the same."""
 
     compute: float
-    "Matrix products, recomputed ones too."
+    "Matrix products, including recomputed ones."
     memory: float
     "Kernels that wait for the GPU's memory."
     communication: float
-    "Between GPUs, whether anything else runs meanwhile or not."
+    "Communication between GPUs, overlapping or not."
     exposed: float
-    "The part of it in which nothing else runs."
+    "The part of `communication` in which nothing else runs."
     offload: float
     "Copies over PCIe or to NVMe in which nothing else runs."
     optimizer: float
-    "On the GPU or on the host, with gradient clipping."
+    "The update, on the GPU or on the host, with gradient clipping."
     samples: int
-    "Of the step: the global batch."
+    "Samples of the step: the global batch."
 
     @property
     def total(self) -> float:
@@ -80,7 +81,7 @@ class StepTime(Value):
 
 
 class _Links(NamedTuple):
-    """Seconds on links during one pass: between GPUs, and over PCIe."""
+    """Seconds that one pass spends on links between GPUs and on PCIe."""
 
     ring: float = 0.0
     pcie: float = 0.0
@@ -104,8 +105,11 @@ def step_time(
     hardware: Hardware,
     offloaded: float = 0.0,
 ) -> StepTime:
-    """Of the slowest rank, rank 0. `model`: as `recipe.precision` stores it. `offloaded`: bytes of
-    activations that one micro-batch moves to the host. Raises SpecError: the card has no float8."""
+    """Return the time of a step of rank 0, the slowest rank.
+
+    `model`: shapes as `recipe.precision` stores them. `offloaded`: bytes of activations that one micro-batch
+    moves to the host. Raises SpecError if the GPU has no float8.
+    """
     states = states_of(model, recipe, ranks)
     gather = _gather(recipe, model, states, ranks, hardware)
     sync = _synchronise(recipe, model, states, ranks, hardware)
@@ -123,7 +127,7 @@ def step_time(
         ),
     )
     sums = _Pass(*(sum(n * of[i] for n, of in passes) for i in range(len(_Pass._fields))))
-    # The copies of activations wait in the stream of the kernels: launcher.train.activations.offloaded.
+    # Copies of activations run in the kernels' stream: launcher.train.activations.offloaded.
     moved = 2 * accum * offloaded / _pcie(hardware)
     optimizer, copies = _optimizer(recipe, model, states, ranks, hardware)
     return StepTime(
@@ -141,7 +145,7 @@ def _pass(recipe: Recipe, hardware: Hardware, flops: float, traffic: float, link
     card = hardware.card
     peak = card.flops("bf16-mixed" if recipe.precision == "float8" else recipe.precision)
     if card.flops(recipe.precision) is None or peak is None:
-        message = f"float8 needs compute capability 8.9 or newer, which {card.label} has not; bf16-mixed runs"
+        message = f"float8 needs compute capability 8.9 or newer; use bf16-mixed on {card.label}"
         raise SpecError([Problem("job", "recipe.precision", message)])
     if recipe.precision == "float8":
         peak *= FLOAT8_GAIN
@@ -154,7 +158,7 @@ def _pass(recipe: Recipe, hardware: Hardware, flops: float, traffic: float, link
 
 
 def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware) -> _Links:
-    """All parameters, once, in the type of the computation; from the host where they are offloaded."""
+    """Return the time to gather all parameters once, in compute type; from the host if offloaded."""
     if recipe.sharding not in SHARDED:
         return _Links()
     width = _computes_in(recipe)
@@ -166,8 +170,8 @@ def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, ha
 def _synchronise(
     recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware
 ) -> _Links:
-    """The gradients of one micro-batch, once: reduce-scatter over the shards, all-reduce over replicas."""
-    # FSDP reduces in the type of the shards, DDP in that of the gradients: both that of the parameters.
+    """Return the time to reduce gradients once: reduce-scatter over shards, all-reduce over replicas."""
+    # FSDP reduces in the type of the shards, DDP in that of the gradients. Both are the parameters' type.
     whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
     if recipe.sharding == "ddp":
         return _Links(2 * _ring(whole, ranks.world, ranks, hardware))
@@ -175,7 +179,7 @@ def _synchronise(
         return _Links()
     ring = _ring(whole, ranks.shards(recipe), ranks, hardware)
     if recipe.sharding == "hybrid":
-        # Each GPU's shard meets its replicas on other nodes; all of a node's shards share its network.
+        # Each GPU's shard is reduced with its replicas on other nodes. A node's shards share its network.
         nodes = ranks.world // ranks.per_node
         ring += 2 * (nodes - 1) / nodes * whole / (hardware.inter_node * NETWORK_REACHED)
     down = states.host.gradients if recipe.offload == "cpu" else 0
@@ -183,13 +187,16 @@ def _synchronise(
 
 
 def _computes_in(recipe: Recipe) -> int:
-    """Bytes of an element of gathered parameters: launcher.train.precision."""
+    """Return the bytes per element of gathered parameters: launcher.train.precision."""
     return FP32 if recipe.precision == "fp32" else FP32 // 2
 
 
 def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware) -> float:
-    """Seconds of an all-gather or a reduce-scatter of `whole` bytes over so many ranks: each of them sends
-    (N - 1) / N of it, at the rate of the slowest link. A ring enters and leaves each node once."""
+    """Return the seconds of an all-gather or a reduce-scatter of `whole` bytes over `over` ranks.
+
+    Each of N ranks sends (N - 1) / N of the bytes at the rate of the slowest link. A ring enters and leaves
+    each node once.
+    """
     if over == 1:
         return 0.0
     rates = []
@@ -204,19 +211,20 @@ def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware) -> float:
 def _optimizer(
     recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware
 ) -> tuple[float, float]:
-    """Seconds of the step itself, and of the copies around it."""
+    """Return the seconds of the optimizer's update, and of the copies around it."""
     optimizer, shards = OPTIMIZERS[recipe.optimizer], ranks.shards(recipe)
     cut = [(p, count * shard_of(p, shards, 0).numel) for p, count in model.distinct if p.requires_grad]
     numel = sum(mine for _, mine in cut)
     parameters = sum(mine * p.itemsize for p, mine in cut)
     kept = states.gpu.optimizer + states.host.optimizer + states.managed + states.nvme
-    # Parameters and states are read and written, gradients read; clipping reads them, and writes them again.
+    # The update reads and writes parameters and states, and reads gradients. Clipping reads gradients twice
+    # and writes them once.
     once = 2 * parameters + 2 * kept + parameters
     clipping = 3 * parameters
     on_gpu = hardware.card.bandwidth * GIGA * MEMORY_REACHED
     if recipe.offload == "none":
         traffic = once * (PLAIN_TRAFFIC if optimizer.temporaries is not None else 1.0) + clipping
-        # Paged states are taken to be on the host, where the paging puts them when the GPU is full.
+        # Assume that paged states are on the host, where paging puts them if the GPU is full.
         return traffic / on_gpu, 2 * states.managed / _pcie(hardware)
     node = HOST_BANDWIDTH / ranks.per_node
     on_host = max(numel / (optimizer.host_rate * hardware.threads), once / node)
@@ -227,5 +235,5 @@ def _optimizer(
 
 
 def _pcie(hardware: Hardware) -> float:
-    """Bytes/s of pinned copies, in one direction."""
+    """Return the bytes/s of pinned copies in one direction."""
     return hardware.card.pcie * GIGA * PCIE_REACHED

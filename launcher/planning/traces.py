@@ -1,4 +1,4 @@
-"""What is known of one model: its shapes, and its steps as traces or, where it cannot be traced, formulas."""
+"""The shapes and traces of one model, with formulas in place of traces if it cannot be traced."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from launcher.planning.source import Args, NoTraceError, Source
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
 
 _WORTH_A_TRACE = 0.1
-"Of the highest peak: what a loss in parts could save at most, for it to be traced."
+"A loss in parts is traced only if it could save this share of the highest peak."
 _DECIDE_WORK = ("activations", "checkpoint_ratio", "loss_chunks", "precision")
 
 
 class _Key(NamedTuple):
-    """Of a trace: the recipe it was made of, and arguments of the task."""
+    """The key of a trace: the recipe that was traced, and the task's arguments."""
 
     recipe: Recipe
     args: Hashable
 
 
 class Traces:
-    """Asks the source for each thing once, and only for what an answer needs.
+    """Asks the source for each shape and trace at most once, when an answer needs it.
 
-    `plain`: the sharding whose traces tell what does not depend on sharding.
+    `plain`: the sharding to trace for figures that do not depend on sharding.
     """
 
     def __init__(self, source: Source, ranks: Ranks, plain: Sharding) -> None:
@@ -37,10 +37,10 @@ class Traces:
         self._models: dict[Hashable, ModelShapes] = {}
         self._traces: dict[_Key, Trace] = {}
         self._passes: dict[Hashable, tuple[Work, Kept]] = {}
-        self._lawless: set[_Key] = set()
+        self._not_affine: set[_Key] = set()
         self._profiles: dict[Hashable, Profile] = {}
         self.untraced: str | None = None
-        "Why formulas stand for a trace."
+        "Why formulas replace traces; None if the model can be traced."
 
     def model(self, recipe: Recipe, args: Args | None = None) -> ModelShapes:
         key = (recipe.precision, args_key(args))
@@ -59,21 +59,23 @@ class Traces:
         return self._profiles[key]
 
     def complete(self, recipe: Recipe, args: Args | None = None) -> Profile:
-        """Of the recipe's very micro-batch."""
+        """Return the profile of a complete trace with the recipe's own micro-batch."""
         return Profile(self._ask(completely_traced_as(recipe), args, exact=True), recipe)
 
     def work(self, recipe: Recipe, args: Args | None = None) -> Work:
-        """FLOPs and traffic are a rank's own, so any sharding's trace tells them; and nothing is computed
-        again for activations that wait on the host."""
+        """Return a rank's FLOPs and memory traffic, which are the same for every sharding.
+
+        Offloaded activations are not recomputed, so `activations: offload` counts as `keep`.
+        """
         return self._pass(keeping(recipe) if recipe.activations == "offload" else recipe, args)[0]
 
     def kept(self, recipe: Recipe, args: Args | None = None) -> Kept:
-        """What waits for the backward pass, on the GPU or on the host, with the loss in one part."""
+        """Return the bytes kept for the backward pass, on GPU and host, with the loss in one part."""
         return self._pass(recipe.model_copy(update={"loss_chunks": 1}), args)[1]
 
     def kept_under(self, recipe: Recipe, args: Args | None = None) -> Kept:
-        """The same with what the recipe's kind of sharding adds: autocast keeps copies of weights, where
-        FSDP has gathered them in 16 bit."""
+        """Like `kept`, under the recipe's sharding: autocast keeps copies of weights, while FSDP gathers them
+        in 16 bit."""
         if (recipe.sharding in SHARDED) == (self.plain in SHARDED):
             return self.kept(recipe, args)
         return kept_of(self._trace(recipe.model_copy(update={"loss_chunks": 1}), args))
@@ -82,7 +84,7 @@ class Traces:
         plain = recipe.model_copy(update={"sharding": self.plain})
         if recipe.loss_chunks > 1:
             known = (one for one in (recipe, plain) if self._traced(one, args) in self._traces)
-            # Where there is no such trace: but for the head, computed once more.
+            # Without such a trace, take the loss in one part. This leaves out the head's recomputation.
             plain = next(known, plain.model_copy(update={"loss_chunks": 1}))
         wanted = traced_as(plain)
         key = (args_key(args), *(getattr(wanted, name) for name in _DECIDE_WORK))
@@ -92,8 +94,10 @@ class Traces:
         return self._passes[key]
 
     def _most_saved(self, whole: Profile, recipe: Recipe, args: Args | None) -> float:
-        """The share of the highest peak that a loss in parts may save: of what is outside of the blocks,
-        where the logits are."""
+        """Return an upper bound of the share of the highest peak that a loss in parts saves.
+
+        The bound is everything outside of the blocks, which includes the logits.
+        """
         model, ranks = self.model(recipe, args), Ranks(self.ranks.world, self.ranks.per_node, on_gpu=True)
         of_all, of_blocks = (
             max(peak.allocated for peak in peaks_of(model, profile, recipe, ranks))
@@ -105,14 +109,14 @@ class Traces:
         key = self._traced(recipe, args)
         if key not in self._traces:
             try:
-                self._traces[key] = self._ask(key.recipe, args, exact=key in self._lawless)
+                self._traces[key] = self._ask(key.recipe, args, exact=key in self._not_affine)
             except NotAffineError:
-                self._lawless.add(key)
+                self._not_affine.add(key)
                 return self._trace(recipe, args)
         return self._traces[key]
 
     def _ask(self, recipe: Recipe, args: Args | None, *, exact: bool) -> Trace:
-        """The source, or where it has no trace the formulas."""
+        """Return the source's trace, or the formulas' trace if there is none."""
         if self.untraced is None:
             try:
                 return self.source.trace(recipe, self.ranks, args, exact=exact)
@@ -122,11 +126,11 @@ class Traces:
         return formula_trace(self.model(recipe, args), recipe, self.ranks, tokens, complete=exact)
 
     def _traced(self, recipe: Recipe, args: Args | None) -> _Key:
-        law = _Key(traced_as(recipe), args_key(args))
-        if law not in self._lawless:
-            return law
-        alone = _Key(completely_traced_as(recipe), law.args)
-        self._lawless.add(alone)
+        affine = _Key(traced_as(recipe), args_key(args))
+        if affine not in self._not_affine:
+            return affine
+        alone = _Key(completely_traced_as(recipe), affine.args)
+        self._not_affine.add(alone)
         return alone
 
 

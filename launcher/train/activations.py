@@ -72,8 +72,9 @@ def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
 def recomputed(block: nn.Module, recipe: Recipe) -> Forward:
     """Return a forward that keeps the block's inputs and recomputes the rest in the backward pass.
 
-    `selective` and `every-second` also keep results that launcher.train.selective names. The recomputation uses the same random numbers
-    and autocast state, and does not update BatchNorm's running statistics a second time.
+    `selective` and `every-second` also keep results that launcher.train.selective names. The recomputation
+    uses the same random numbers and autocast state, and does not count the micro-batch in BatchNorm's
+    running statistics a second time.
     """
     forward: Forward = block.forward
     options: dict[str, Any] = {"use_reentrant": False}

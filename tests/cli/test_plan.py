@@ -211,7 +211,7 @@ def test_one_sample_more_than_the_largest_micro_batch_does_not_fit(lab: Lab) -> 
     fixed += [f"recipe.micro_batch_size={micro}", f"batch.global={2 * micro * recipe['grad_accum']}"]
     sets = [text for one in fixed for text in ("--set", one)]
     done = plan(lab, "-c", "two.yaml", *sets)
-    assert done.returncode == 4 and "more than there is" in done.stderr
+    assert done.returncode == 4 and "more than it has" in done.stderr
 
 
 @pytest.mark.slow

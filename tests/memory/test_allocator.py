@@ -143,7 +143,7 @@ def test_pages_given_back_are_mapped_again_where_they_were():
 
 
 def test_memory_may_run_out_before_the_first_event():
-    with pytest.raises(OutOfMemoryError, match="2097152 bytes asked for, 0 of 1048576 reserved") as caught:
+    with pytest.raises(OutOfMemoryError, match="2097152 bytes requested, 0 of 1048576 reserved") as caught:
         replay([], [], before=[2 * MIB], capacity=MIB)
     assert caught.value.event is None
 

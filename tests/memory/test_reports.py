@@ -113,7 +113,7 @@ def test_405_billion_on_128_h100_need_more_than_their_states(plan: Plan) -> None
     are gathered, one's gradients wait in bf16 and again in fp32."""
     wide = plan("llama-405b", "slurm-h100.yaml", "recipe.precision=bf16-mixed")
     assert gib(wide.evaluate.least(wide.plan.recipe)[0]) == pytest.approx(30, abs=1)
-    assert "more than there is" in (wide.room.misfit(wide.evaluate(wide.plan.recipe).estimate) or "")
+    assert "more than it has" in (wide.capacity.misfit(wide.evaluate(wide.plan.recipe).estimate) or "")
     decision = plan("llama-405b", "slurm-h100.yaml").decide()
     assert decision.parameters == pytest.approx(405.9e9, rel=0.01)
     assert decision.plan.layout.ranks == 128 and decision.plan.recipe.offload == "none"

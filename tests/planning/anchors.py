@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks
-from launcher.memory.trace import Law, Work
+from launcher.memory.trace import Affine, Work
 from launcher.planning.hardware import Card, Hardware, card_of
 from launcher.planning.speed import step_time
 from launcher.spec.recipe import Recipe
@@ -86,10 +86,10 @@ def work(model: Decoder, length: int, activations: str) -> Work:
     loss = length * model.vocabulary
     products, kernels = RECOMPUTED[activations]
     return Work(
-        forward_flops=Law(0, layer + head),
-        backward_flops=Law(0, (2 + products) * layer + 2 * head),
-        forward_bytes=Law(weights, traffic + 16 * loss),
-        backward_bytes=Law((2 + kernels) * weights, (2 + kernels) * traffic + 18 * loss),
+        forward_flops=Affine(0, layer + head),
+        backward_flops=Affine(0, (2 + products) * layer + 2 * head),
+        forward_bytes=Affine(weights, traffic + 16 * loss),
+        backward_bytes=Affine((2 + kernels) * weights, (2 + kernels) * traffic + 18 * loss),
     )
 
 

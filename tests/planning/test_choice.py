@@ -41,10 +41,10 @@ def test_nothing_that_fits_is_faster_than_the_choice(place):
     choice = toy.choice
     asked = len(toy.asked)
     all_of_it = everything(toy, toy.space())
-    fits = [one for one in all_of_it if toy.room.misfit(one.estimate) is None]
+    fits = [one for one in all_of_it if toy.capacity.misfit(one.estimate) is None]
     default = max((one.speed for one in fits if one.recipe.optimizer == "adamw"), default=0.0)
     other = max((one.speed for one in fits), default=0.0)
-    assert choice.chosen is not None and toy.room.misfit(choice.chosen.estimate) is None
+    assert choice.chosen is not None and toy.capacity.misfit(choice.chosen.estimate) is None
     assert choice.chosen.speed == (other if other > ANOTHER_OPTIMIZER * default else default)
     assert asked < 0.15 * len(all_of_it)
 
@@ -98,14 +98,14 @@ def test_another_optimizer_is_not_taken_for_a_little():
     choice = Toy(card="H100").choice
     assert choice.chosen is not None and choice.chosen.recipe.optimizer == "adamw"
     [line] = [line for line in choice.explain() if line.startswith("optimizer: ")]
-    assert "too little to train with another optimizer than adamw" in line
+    assert "not enough to replace the optimizer adamw" in line
 
 
 def test_when_nothing_fits_the_nearest_is_named_with_what_is_missing():
     toy = Toy(gpus=2, card="RTX A5000", decoder=LLAMA["13B"], host=300 * GIB, length=2**20, per_rank=2)
     choice = toy.choice
     assert choice.chosen is None
-    assert "nothing fits; " in choice.reason and "more than there is" in choice.reason
+    assert "nothing fits; " in choice.reason and "more than it has" in choice.reason
     assert choice.explain() == (choice.reason,)
 
 
@@ -113,7 +113,7 @@ def test_states_that_do_not_fit_are_not_traced():
     toy = Toy(gpus=2, card="RTX A5000", decoder=LLAMA["13B"], host=62 * GIB)
     choice = toy.choose(toy.space(optimizer="adamw"))
     assert choice.chosen is None and not toy.asked
-    assert choice.reason.startswith("nothing fits: the nearest takes ")
+    assert choice.reason.startswith("nothing fits: the nearest needs ")
     assert choice.reason.endswith(f" of {format_bytes(62 * GIB)} of host memory")
 
 
@@ -123,7 +123,7 @@ def test_the_neighbours_are_explained_in_a_line_for_each_field():
     fields = [line.split(":")[0] for line in lines[1:]]
     assert len(set(fields)) == len(fields)
     text = "\n".join(lines)
-    assert "sharding: ddp has states of 100.4 GiB on each GPU alone" in text
+    assert "sharding: ddp needs 100.4 GiB on each GPU for model states alone" in text
     assert "micro_batch_size: 8 needs" in text
 
 
@@ -133,7 +133,7 @@ def test_where_nothing_is_known_of_the_speed_what_loses_least_is_taken():
     assert choice.chosen is not None
     recipe = choice.chosen.recipe
     assert (recipe.optimizer, recipe.offload, recipe.activations) == ("adamw", "none", "keep")
-    assert "loses least" in choice.reason and len(toy.asked) < 10
+    assert "gives up least" in choice.reason and len(toy.asked) < 10
 
 
 def test_a_larger_micro_batch_without_accumulation_may_fit_where_a_smaller_one_does_not():
@@ -148,7 +148,7 @@ def test_a_larger_micro_batch_without_accumulation_may_fit_where_a_smaller_one_d
         estimate = candidate.estimate.model_copy(update={"reserved": held})
         return candidate.model_copy(update={"estimate": estimate})
 
-    found, _ = largest_that_fits(space.sizes(recipe), evaluate, toy.room)
+    found, _ = largest_that_fits(space.sizes(recipe), evaluate, toy.capacity)
     assert found is not None and found.recipe.micro_batch_size == 2
 
 

@@ -101,7 +101,7 @@ def test_every_pod_that_replaces_an_interruptible_one_counts() -> None:
 
 @pytest.mark.parametrize(
     ("more", "why"),
-    [({"server_limit": False}, "server_limit: false"), ({"nodes": 2}, "none for a cluster of pods")],
+    [({"server_limit": False}, "server_limit: false"), ({"nodes": 2}, "no time limit for a cluster of pods")],
 )
 def test_without_a_limit_of_runpods_the_worst_case_has_no_total(more: dict[str, Any], why: str) -> None:
     found = cost(**more)

@@ -133,7 +133,7 @@ def checked(walk: Walk) -> Iterator[str]:
     for rung in walk.planned:
         if rung not in walk.tried and not walk.why.get(rung):
             yield f"neither tried nor excluded: {rung}"
-        needs_no_less = walk.why.get(rung) == "needs no less than what ran out of memory"
+        needs_no_less = walk.why.get(rung) == "needs no less than the recipe that ran out of memory"
         if needs_no_less and not any(covers(one, rung) for one in walk.tried):
             yield f"excluded, though nothing that needs less was tried: {rung}"
     if not walk.end:

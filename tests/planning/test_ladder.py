@@ -33,7 +33,7 @@ def rungs(
     space = toy.space(**fixed)
     chosen = toy.choose(space).chosen
     assert chosen is not None
-    return chosen.recipe, ladder_of(chosen, space, toy, toy.room, knobs)[0]
+    return chosen.recipe, ladder_of(chosen, space, toy, toy.capacity, knobs)[0]
 
 
 @pytest.mark.parametrize("toy", PLACES.values(), ids=PLACES)
@@ -73,7 +73,7 @@ def test_knobs_come_after_what_trains_the_same_and_in_their_order():
     _, ladder = rungs(PLACES["7B on 8 H100"], {"length": [2048, 1024, 512]})
     lengths = [rung.args.get("length", 2048) for rung in ladder]
     assert lengths == sorted(lengths, reverse=True) and lengths[-2:] == [1024, 512]
-    assert "another input" in ladder[-1].words and ladder[-1].recipe.micro_batch_size == 1
+    assert "changes the input" in ladder[-1].words and ladder[-1].recipe.micro_batch_size == 1
 
 
 def test_a_knob_that_saves_too_little_is_told_of_and_the_next_one_is_tried():
@@ -81,11 +81,11 @@ def test_a_knob_that_saves_too_little_is_told_of_and_the_next_one_is_tried():
     chosen = toy.choice.chosen
     assert chosen is not None
     knobs = {"length": [2048, 2047, 1024], "unknown": [1, 2]}
-    ladder, left_out = ladder_of(chosen, toy.space(), toy, toy.room, knobs)
+    ladder, left_out = ladder_of(chosen, toy.space(), toy, toy.capacity, knobs)
     assert [rung.args["length"] for rung in ladder if rung.args] == [1024]
     nearly, useless = left_out
-    assert nearly.startswith("plan.vary: length 2047 is no rung of the ladder: it saves ")
-    assert "plan.vary: unknown 2 is no rung of the ladder: it saves 0 B of " in useless and "2%" in useless
+    assert nearly.startswith("plan.vary: length 2047 is not in the ladder: it saves ")
+    assert "plan.vary: unknown 2 is not in the ladder: it saves 0 B of " in useless and "2%" in useless
 
 
 def test_with_batch_norm_a_smaller_micro_batch_comes_after_the_rest_and_never_below_two():
@@ -93,7 +93,7 @@ def test_with_batch_norm_a_smaller_micro_batch_comes_after_the_rest_and_never_be
     space = toy.space(batch_norm=True)
     chosen = toy.choose(space).chosen
     assert chosen is not None
-    ladder, _ = ladder_of(chosen, space, toy, toy.room)
+    ladder, _ = ladder_of(chosen, space, toy, toy.capacity)
     sizes = [chosen.recipe.micro_batch_size, *(rung.recipe.micro_batch_size for rung in ladder)]
     first_smaller = next(i for i, size in enumerate(sizes) if size < sizes[0])
     assert first_smaller > 1 and sizes[-1] == 2

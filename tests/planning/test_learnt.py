@@ -76,7 +76,7 @@ def test_the_next_one_begins_there_and_says_so(tmp_path):
     plan = planned(tmp_path, job())
     assert (plan.recipe.micro_batch_size, plan.recipe.grad_accum) == (4, 4)
     assert [rung.micro_batch_size for rung in plan.ladder] == [2, 1, 1]
-    assert "ran out above it in again-1 on the same devices, which the run tries again" in plan.reason
+    assert "ran out of memory in again-1 on the same devices; the run tries them again" in plan.reason
     assert [rung.micro_batch_size for rung in plan.above] == [16, 8]
 
 
@@ -85,11 +85,11 @@ def test_what_ran_out_in_a_second_run_is_not_tried_again_until_a_run_holds_it(tm
     ran(tmp_path, fitted=4, run="again-2", out=8)
     plan = planned(tmp_path, job())
     assert [rung.micro_batch_size for rung in (plan.recipe, *plan.above)] == [4, 8]
-    assert "ran out above it in again-2 on" in plan.reason
+    assert "ran out of memory in again-2 on" in plan.reason
     ran(tmp_path, fitted=4, run="again-3", out=8)
     plan = planned(tmp_path, job())
     assert plan.recipe.micro_batch_size == 4 and plan.above == ()
-    assert plan.reason.endswith("ran out above it in again-3 and again-2 on the same devices")
+    assert plan.reason.endswith("ran out of memory in again-3 and again-2 on the same devices")
     ran(tmp_path, fitted=16, run="again-4", out=0)
     assert planned(tmp_path, job()).recipe.micro_batch_size == 16
 
@@ -136,8 +136,8 @@ def test_a_plan_by_estimate_also_tells_the_run_what_to_try_again(tmp_path):
         if number == 1:
             assert (plan.recipe, plan.above) == (half, (first.recipe,))
             assert plan.reason.endswith(
-                "ran out above it in again-1 on the same devices, which the run "
-                "tries again when nothing fails"
+                "larger ones ran out of memory in again-1 on the same devices; "
+                "the run tries them again if nothing fails"
             )
         else:
             assert plan.above == () and plan.recipe not in (first.recipe, half), "chosen among all others"

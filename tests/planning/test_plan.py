@@ -226,8 +226,8 @@ def test_a_command_without_the_micro_batch_is_told_how_a_smaller_one_reaches_it(
         ({"train": {"lr": 1e-3, "seed": 3}}, "nothing reads train.lr, train.seed: with `command:`"),
         ({"recipe": {"compile": True}}, "nothing reads recipe.compile: with `command:`"),
         ({"recipe": {"compile": True}, "plan": {"params": 10}}, ""),
-        ({"steps": 10}, "no placeholder for steps: it finds the value as $LAUNCHER_STEPS only"),
-        ({"recipe": {"sharding": "fsdp"}}, "for recipe.sharding: it finds the value as $LAUNCHER_SHARDING"),
+        ({"steps": 10}, "no placeholder for steps: the value is only in the environment, as $LAUNCHER_STEPS"),
+        ({"recipe": {"sharding": "fsdp"}}, "recipe.sharding: the value is only in the environment, as $LAUN"),
         ({"steps": 10, "command": "train {steps} {micro_batch_size} {grad_accum} {checkpoint_dir}"}, ""),
         ({"recipe": {"expandable_segments": True}, "tags": ["a"], "train": {"seed": 0}}, ""),
         ({"env": {"A": "1"}, "recipe": {"micro_batch_size": 2}}, ""),
@@ -239,6 +239,6 @@ def test_fields_that_nothing_reads_in_a_job_with_a_command_are_named(
     base = {"command": "train {micro_batch_size} {grad_accum} {checkpoint_dir}", "batch": {"global": 8}}
     job = Job.model_validate({"name": "x", **base, "resources": {"gpus_per_node": 0}, **fields})
     text = " ".join(make_plan(job, Cluster(name="here", scheduler="local")).warnings)
-    assert said in text and bool(said) == ("it finds" in text or "nothing reads" in text)
+    assert said in text and bool(said) == ("only in the environment" in text or "nothing reads" in text)
     again = Job.model_validate(job.model_dump(by_alias=True))  # as a run keeps it: every field is set
     assert again.unread() == job.unread()

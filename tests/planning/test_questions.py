@@ -14,22 +14,22 @@ from tests.planning.toy import Toy
 def test_the_largest_micro_batch_fits_and_one_more_does_not():
     toy = Toy()
     recipe = toy.space().base.model_copy(update={"activations": "checkpoint"})
-    found = largest_micro_batch(recipe, toy, toy.room)
+    found = largest_micro_batch(recipe, toy, toy.capacity)
     assert found is not None and found.recipe.micro_batch_size > 1
     more = recipe.model_copy(update={"micro_batch_size": found.recipe.micro_batch_size + 1})
-    assert toy.room.misfit(toy(more).estimate) is not None
+    assert toy.capacity.misfit(toy(more).estimate) is not None
     tried = [one.micro_batch_size for one in toy.asked[:-1]]
     assert len(tried) < 14 and len(set(tried)) == len(tried)
 
 
 def test_no_micro_batch_fits_where_the_states_do_not():
     toy = Toy(gpus=1, decoder=LLAMA["70B"])
-    assert largest_micro_batch(toy.space().base, toy, toy.room) is None
+    assert largest_micro_batch(toy.space().base, toy, toy.capacity) is None
 
 
 def test_the_limit_ends_the_search_where_memory_has_none():
     toy = Toy()
-    unlimited = toy.room.model_copy(update={"card": None, "host": None})
+    unlimited = toy.capacity.model_copy(update={"card": None, "host": None})
     found = largest_micro_batch(toy.space().base, toy, unlimited, limit=100)
     assert found is not None and found.recipe.micro_batch_size == 100
 

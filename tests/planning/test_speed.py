@@ -10,7 +10,7 @@ import pytest
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks
-from launcher.memory.trace import Law, Work
+from launcher.memory.trace import Affine, Work
 from launcher.planning import speed
 from launcher.planning.hardware import Hardware, card_of
 from launcher.planning.speed import StepTime, step_time
@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "benchmarks/results/speed-published.md"
 OUTLIER = "KempnerForge benchmarks"
 PARAMETERS = 1_000_000
 MODEL = ModelShapes((Parameter("weight", (1000, 1000), 4),), 0)
-NOTHING = Work(*[Law(0, 0)] * 4)
+NOTHING = Work(*[Affine(0, 0)] * 4)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_one_rank_communicates_nothing():
 
 
 def test_communication_beside_long_kernels_costs_its_exposed_share():
-    busy = timed(does=Work(Law(0, 1e12), Law(0, 2e12), Law(0, 0), Law(0, 0)))
+    busy = timed(does=Work(Affine(0, 1e12), Affine(0, 2e12), Affine(0, 0), Affine(0, 0)))
     assert busy.exposed == pytest.approx(speed.EXPOSED * busy.communication)
     idle = timed()
     assert idle.exposed == pytest.approx(idle.communication)
 
 
 def test_work_grows_with_the_micro_batch_and_adds_up_over_the_step():
-    todo = Work(Law(1e12, 2e12), Law(0, 4e12), Law(1e9, 1e9), Law(0, 0))
+    todo = Work(Affine(1e12, 2e12), Affine(0, 4e12), Affine(1e9, 1e9), Affine(0, 0))
     time = timed(does=todo)
     assert time.compute == pytest.approx(3 * (1e12 + 4 * 6e12) / (312e12 * speed.REACHED["Ampere"]))
     assert time.memory == pytest.approx(3 * 5e9 / (2039e9 * speed.MEMORY_REACHED))
@@ -174,5 +174,5 @@ def test_offloaded_activations_go_down_and_up_again():
 
 
 def test_float8_on_a_card_without_it_is_refused_with_what_runs():
-    with pytest.raises(SpecError, match="A100 80GB has not; bf16-mixed runs"):
+    with pytest.raises(SpecError, match="use bf16-mixed on A100 80GB"):
         timed(precision="float8")

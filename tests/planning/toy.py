@@ -10,7 +10,7 @@ from typing import Any
 from launcher.memory.estimate import Estimate
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, host_of_node, states_of
-from launcher.planning.choice import Bounds, Candidate, Choice, Room, choose
+from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.hardware import Hardware, card_of, memory_of
 from launcher.planning.space import Space
 from launcher.planning.speed import StepTime, step_time
@@ -48,8 +48,8 @@ class Toy:
         return Hardware(card=card, inter_node=12.5e9, threads=1)
 
     @property
-    def room(self) -> Room:
-        return Room(card=memory_of(self.hardware.card), host=self.host)
+    def capacity(self) -> Capacity:
+        return Capacity(card=memory_of(self.hardware.card), host=self.host)
 
     def space(self, chunks: bool = False, batch_norm: bool = False, **fixed: Any) -> Space:
         fields = {
@@ -80,7 +80,7 @@ class Toy:
         return self.choose(self.space())
 
     def choose(self, space: Space) -> Choice:
-        return choose(space, self, self.room, Bounds(self.least, self.speed, self.roughly))
+        return choose(space, self, self.capacity, Bounds(self.least, self.speed, self.roughly))
 
     def speed(self, recipe: Recipe) -> float:
         time = self.time(recipe, self.length)
