@@ -155,7 +155,7 @@ def in_eight_bits(p: Parameter) -> bool:
 
 def _scales(shard: Shard) -> int:
     """Rows of whole blocks carry their own scales; others share those of the largest shard, on every rank:
-    launcher.train.optimizers.blocks.scales_beside."""
+    launcher.train.optimizers.blocks.scales_sharded_like."""
     if shard.row % BLOCK == 0:
         return shard.rows * (shard.row // BLOCK)
     return math.ceil(shard.padded / BLOCK)

@@ -16,7 +16,7 @@ from torch import nn
 
 from launcher.spec.base import format_bytes
 from launcher.train.budget import Budget
-from launcher.train.optimizers.state import beside, local
+from launcher.train.optimizers.state import local, sharded_like
 from launcher.train.rank import SetupError
 
 Groups = list[dict[str, Any]]
@@ -102,7 +102,7 @@ class HostOptimizer(torch.optim.Optimizer):
         """One parameter at a time: new states are put away before the next ones are made, and of the
         gradients one needs host memory."""
         groups = self._inner.param_groups
-        twin.grad = beside(twin, gradient, twin.shape)
+        twin.grad = sharded_like(twin, gradient, twin.shape)
         self._inner.param_groups = [{**group, "params": [twin]}]
         try:
             self._inner.step()
@@ -114,7 +114,7 @@ class HostOptimizer(torch.optim.Optimizer):
         state = self._inner.state[twin]
         for name, value in state.items():
             if value.ndim:
-                state[name] = beside(value, self._keep(local(value)), value.shape)
+                state[name] = sharded_like(value, self._keep(local(value)), value.shape)
 
     def _lead_inner(self) -> None:
         """Today's learning rate is set here."""
@@ -197,7 +197,7 @@ class ScratchFiles:
 
 def _twin(p: torch.Tensor) -> nn.Parameter:
     """On the host and sharded as `p`; without its values."""
-    return nn.Parameter(beside(p, _on_host(local(p)), p.shape))
+    return nn.Parameter(sharded_like(p, _on_host(local(p)), p.shape))
 
 
 def _on_host(like: torch.Tensor) -> torch.Tensor:

@@ -37,27 +37,27 @@ from launcher.train.checkpoints.folder import (
     OtherTrainingError,
     PartsError,
     RefusedError,
-    beside,
     complete_checkpoints,
     directory,
+    partial_path,
     read_marker,
 )
-from launcher.train.checkpoints.own import OwnState, own_name
 from launcher.train.checkpoints.parts import (
     NodePlanner,
     NodeWriter,
     PartsReader,
     discard,
+    newest_on_all_nodes,
     set_aside,
-    whole_on_all,
 )
+from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.optimizers.state import without_states
 from launcher.train.rank import Rank
-from launcher.train.recovery.sent import BESIDE
+from launcher.train.recovery.sent import BACKGROUND_GROUP
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
@@ -108,7 +108,7 @@ class Checkpoints:
         self._behind = ThreadPoolExecutor(1)
         "For what follows a save in the background."
         self._stager: DefaultStager | None = None
-        self.own = OwnState(model, rank.device, task)
+        self.rank_state = RankState(model, rank.device, task)
 
     def save(self, step: int) -> Saved | None:
         """On every rank, when none is under way. None: it goes on in the background; ask `finished`."""
@@ -200,7 +200,7 @@ class Checkpoints:
     def _own_group(self) -> dist.ProcessGroup:
         """A thread's collectives must not mix with the training's, and a slow disk may take its time."""
         if self._group is None:
-            self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT, group_desc=BESIDE)
+            self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT, group_desc=BACKGROUND_GROUP)
         return self._group
 
     def _save_now(self, step: int) -> Saved:
@@ -250,7 +250,7 @@ class Checkpoints:
         final = directory(self.folder, step)
         problem = f"checkpoint of step {step} could not be written: {_cause_on_disk(error, self.folder)}"
         if self.rank.leads:
-            shutil.rmtree(beside(final), ignore_errors=True)
+            shutil.rmtree(partial_path(final), ignore_errors=True)
         return Saved(step, final, problem)
 
     def _writer(self, step: int) -> Writer:
@@ -270,8 +270,8 @@ class Checkpoints:
             kind = partial(NodeWriter, node=self.rank.node, per_node=self.rank.per_node, host=host)
         return kind(
             directory(self.folder, step),
-            own_name(self.rank.number),
-            self.own.pack(),
+            rank_file_name(self.rank.number),
+            self.rank_state.pack(),
             marker,
             keep=self.rank.job.train.keep_checkpoints,
             first=self.rank.leads,
@@ -289,7 +289,7 @@ class Checkpoints:
         """DCP takes each replica from any rank; buffers are no replicas, so only rank 0 offers its own; where
         the nodes are apart, the first rank of each."""
         state = self._state()
-        return state if self.rank.leads else {**state, "model": self.own.shared(state["model"])}
+        return state if self.rank.leads else {**state, "model": self.rank_state.shared(state["model"])}
 
     def make_states(self) -> None:
         """Every state of the optimizer exists from here on; its first step would make them."""
@@ -321,7 +321,7 @@ class Checkpoints:
         answers: list[Any] = [None] * rank.world
         dist.all_gather_object(answers, (rank.node, mine, told))
         found = {node: steps for node, steps, _ in answers if steps is not None}
-        newest = whole_on_all(list(found.values()))
+        newest = newest_on_all_nodes(list(found.values()))
         lost = [
             step for step in answers[0][2] if step > newest and any(step in one for one in found.values())
         ]
@@ -342,15 +342,15 @@ class Checkpoints:
             return CheckpointReader(path)
         same_ranks = read_marker(path).get("world") == rank.world
         return PartsReader(
-            path, rank.host(rank.node), [own_name(rank.number if same_ranks else 0)], rank.hosts
+            path, rank.host(rank.node), [rank_file_name(rank.number if same_ranks else 0)], rank.hosts
         )
 
     def _restore_own(self, path: Path, step: int, *, same_ranks: bool) -> None:
         """Another number of ranks has no old state of its own: a new stream, the same in every try."""
         rank = self.rank
-        file = path / own_name(rank.number if same_ranks else 0)
+        file = path / rank_file_name(rank.number if same_ranks else 0)
         try:
-            self.own.restore(file, rng=same_ranks)
+            self.rank_state.restore(file, rng=same_ranks)
         except pickle.UnpicklingError as error:
             raise RefusedError(f"{file} holds what no checkpoint needs: {error}") from None
         except (OSError, RuntimeError) as error:

@@ -45,7 +45,7 @@ def directory(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def beside(final: Path) -> Path:
+def partial_path(final: Path) -> Path:
     """Where a checkpoint is written before it gets its name."""
     return final.with_name(f".{final.name}.partial")
 
@@ -70,7 +70,7 @@ def publish(final: Path, content: dict[str, Any]) -> None:
 
     Raises OSError.
     """
-    partial = beside(final)
+    partial = partial_path(final)
     replace_json(partial / MARKER, content)
     sync_directory(partial)
     shutil.rmtree(final, ignore_errors=True)  # an incomplete one of that name

@@ -24,8 +24,8 @@ from torch.futures import Future
 
 from launcher.train.checkpoints.folder import (
     PartsError,
-    beside,
     complete_checkpoints,
+    partial_path,
     publish,
     read_marker,
     remove_all_but,
@@ -159,7 +159,7 @@ def _whose(names: Sequence[str], marker: Mapping[str, Any], hosts: Sequence[str]
     return f"these are of {', '.join(named)}"
 
 
-def whole_on_all(found: Sequence[Mapping[int, str]]) -> int:
+def newest_on_all_nodes(found: Sequence[Mapping[int, str]]) -> int:
     """The newest step of which every node has its part of one save; 0: there is none. `found`: for each node
     `{step: id of the save}`."""
     common = {step for step, save in found[0].items() if all(one.get(step) == save for one in found)}
@@ -179,4 +179,4 @@ def set_aside(folder: Path, newest: int) -> None:
 def discard(final: Path) -> None:
     """On the first rank of a node: another node could not publish its part."""
     shutil.rmtree(final, ignore_errors=True)
-    shutil.rmtree(beside(final), ignore_errors=True)
+    shutil.rmtree(partial_path(final), ignore_errors=True)

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from launcher.train.checkpoints.folder import beside, publish, remove_all_but
+from launcher.train.checkpoints.folder import partial_path, publish, remove_all_but
 from launcher.train.checkpoints.space import bytes_of, make_room
 
 
@@ -27,11 +27,11 @@ class Writer(FileSystemWriter):
     """
 
     def __init__(
-        self, final: Path, own_name: str, own: bytes, marker: dict[str, Any], *, keep: int, first: bool
+        self, final: Path, rank_file_name: str, own: bytes, marker: dict[str, Any], *, keep: int, first: bool
     ) -> None:
-        """`own`: the content of this rank's file `own_name`. `keep` checkpoints stay in the folder."""
-        super().__init__(beside(final))
-        self.final, self.own_name, self.own, self.marker = final, own_name, own, marker
+        """`own`: the content of this rank's file `rank_file_name`. `keep` checkpoints stay in the folder."""
+        super().__init__(partial_path(final))
+        self.final, self.rank_file_name, self.own, self.marker = final, rank_file_name, own, marker
         self.keep, self.first = keep, first
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -48,7 +48,7 @@ class Writer(FileSystemWriter):
         return super().prepare_global_plan([replace(plan, storage_data=None) for plan in plans])
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        with open(Path(self.path) / self.own_name, "wb") as file:
+        with open(Path(self.path) / self.rank_file_name, "wb") as file:
             file.write(self.own)
             file.flush()
             os.fsync(file.fileno())

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from launcher.train.optimizers.state import KeepsDtypes, local, rows_beside, zeros_beside
+from launcher.train.optimizers.state import KeepsDtypes, local, rows_sharded_like, zeros_sharded_like
 
 
 class AdamMini(KeepsDtypes):
@@ -34,9 +34,11 @@ class AdamMini(KeepsDtypes):
                 if not state:
                     ones = (1,) * (p.ndim - 1)
                     state["step"] = torch.zeros(())
-                    state["exp_avg"] = zeros_beside(p, p.dtype)
+                    state["exp_avg"] = zeros_sharded_like(p, p.dtype)
                     state["exp_avg_sq"] = (
-                        rows_beside(p, ones, torch.float32) if p.ndim else zeros_beside(p, torch.float32)
+                        rows_sharded_like(p, ones, torch.float32)
+                        if p.ndim
+                        else zeros_sharded_like(p, torch.float32)
                     )
                 state["step"] += 1
                 _update(p, state, group)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from launcher.train.optimizers.state import KeepsDtypes, local, zeros_beside
+from launcher.train.optimizers.state import KeepsDtypes, local, zeros_sharded_like
 
 
 class AdamWBf16(KeepsDtypes):
@@ -33,8 +33,8 @@ class AdamWBf16(KeepsDtypes):
                 state = self.state[p]
                 if not state:
                     state["step"] = torch.zeros(())
-                    state["exp_avg"] = zeros_beside(p, torch.bfloat16)
-                    state["exp_avg_sq"] = zeros_beside(p, torch.bfloat16)
+                    state["exp_avg"] = zeros_sharded_like(p, torch.bfloat16)
+                    state["exp_avg_sq"] = zeros_sharded_like(p, torch.bfloat16)
                 state["step"] += 1
                 seed = int(state["step"]) * len(self._numbers) + self._numbers[id(p)]
                 _update(p, state, group, seed)

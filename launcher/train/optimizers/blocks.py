@@ -18,11 +18,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from launcher.spec.optimizers import BLOCK
 from launcher.train.checkpoints.reader import read_metadata
-from launcher.train.optimizers.state import beside, local, rows_beside
+from launcher.train.optimizers.state import local, rows_sharded_like, sharded_like
 from launcher.train.rank import SetupError
 
 
-def scales_beside(p: torch.Tensor) -> torch.Tensor:
+def scales_sharded_like(p: torch.Tensor) -> torch.Tensor:
     """Zero scales for the shard of `p`, as a checkpoint saves them; `p` has at least one dimension.
 
     Shape `(rows, blocks per row)` where rows are whole blocks, else `(shards, blocks of the largest shard)`.
@@ -30,10 +30,10 @@ def scales_beside(p: torch.Tensor) -> torch.Tensor:
     """
     row, shards = p.numel() // p.shape[0], _shards(p)
     if row % BLOCK == 0:
-        return rows_beside(p, (row // BLOCK,), torch.float32)
+        return rows_sharded_like(p, (row // BLOCK,), torch.float32)
     largest = math.ceil(p.shape[0] / shards) * row
     part = torch.zeros((1, math.ceil(largest / BLOCK)), device=local(p).device)
-    return beside(p, part, (shards, part.shape[1]))
+    return sharded_like(p, part, (shards, part.shape[1]))
 
 
 def scales_in_use(scales: torch.Tensor, elements: int) -> torch.Tensor:

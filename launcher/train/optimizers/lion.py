@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from launcher.train.optimizers.state import local, zeros_beside
+from launcher.train.optimizers.state import local, zeros_sharded_like
 
 
 class Lion(torch.optim.Optimizer):
@@ -26,7 +26,7 @@ class Lion(torch.optim.Optimizer):
                     continue
                 state = self.state[p]
                 if not state:
-                    state["exp_avg"] = zeros_beside(p, p.dtype)
+                    state["exp_avg"] = zeros_sharded_like(p, p.dtype)
                 shard, gradient, average = local(p), local(p.grad), local(state["exp_avg"])
                 direction = average.lerp(gradient, 1 - beta1).sign_()
                 shard.mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-lr)

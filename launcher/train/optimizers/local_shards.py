@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 
 from launcher.spec.optimizers import LEAST_EIGHT_BIT, LEAST_PAGED
-from launcher.train.optimizers.blocks import scales_beside, scales_in_use
-from launcher.train.optimizers.state import KeepsDtypes, beside, local, zeros_beside
+from launcher.train.optimizers.blocks import scales_in_use, scales_sharded_like
+from launcher.train.optimizers.state import KeepsDtypes, local, sharded_like, zeros_sharded_like
 from launcher.train.rank import SetupError
 
 Kernel = Literal["adam", "lion"]
@@ -73,23 +73,23 @@ class EightBit(KeepsDtypes):
         state["step"] = torch.zeros(())
         for number in (1, 2) if self._kernel == "adam" else (1,):
             if not self.in_eight_bits(p):
-                state[f"state{number}"] = zeros_beside(p, torch.float32)
+                state[f"state{number}"] = zeros_sharded_like(p, torch.float32)
                 continue
             state[f"state{number}"] = self._codes(p)
-            state[f"absmax{number}"] = scales_beside(p)
+            state[f"absmax{number}"] = scales_sharded_like(p)
         return state
 
     def _codes(self, p: torch.Tensor) -> torch.Tensor:
         """Zero codes mean nothing without scales; zero scales make them zeros."""
         shard = local(p)
         if not self.paged or shard.numel() < LEAST_PAGED:
-            return zeros_beside(p, torch.uint8)
+            return zeros_sharded_like(p, torch.uint8)
         if shard.device.type != "cuda":
             raise SetupError("paged optimizer states are CUDA managed memory; choose optimizer: adamw-8bit")
         pages = self._functional.get_paged(*shard.shape, dtype=torch.uint8, device=shard.device)
         pages.zero_()
         self._pages.setdefault(id(p), []).append(pages)
-        return beside(p, torch.as_tensor(_OnGpu(pages), device=shard.device), p.shape)
+        return sharded_like(p, torch.as_tensor(_OnGpu(pages), device=shard.device), p.shape)
 
     def _update(
         self,

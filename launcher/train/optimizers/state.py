@@ -21,7 +21,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def beside(p: torch.Tensor, part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def sharded_like(p: torch.Tensor, part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """`part` as this rank's piece of a tensor of `shape`, cut and spread over the ranks as `p` is.
 
     torch.distributed.checkpoint takes a plain tensor for a replica and keeps that of one rank only: the
@@ -35,17 +35,17 @@ def beside(p: torch.Tensor, part: torch.Tensor, shape: Sequence[int]) -> torch.T
     return DTensor(part, DTensorSpec(p.device_mesh, p.placements, whole), requires_grad=False)  # type: ignore[no-untyped-call]
 
 
-def rows_beside(p: torch.Tensor, row: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def rows_sharded_like(p: torch.Tensor, row: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Zeros of shape `(p.shape[0], *row)`, each row on the rank that has the row of `p`."""
     mine = local(p)
     part = torch.zeros((mine.shape[0], *row), dtype=dtype, device=mine.device)
-    return beside(p, part, (p.shape[0], *row))
+    return sharded_like(p, part, (p.shape[0], *row))
 
 
-def zeros_beside(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def zeros_sharded_like(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Zeros of the shape of `p`, contiguous whatever `p` is."""
     mine = local(p)
-    return beside(p, torch.zeros(mine.shape, dtype=dtype, device=mine.device), p.shape)
+    return sharded_like(p, torch.zeros(mine.shape, dtype=dtype, device=mine.device), p.shape)
 
 
 def without_states(states: Iterable[str], checkpoint: Path, prefix: str) -> list[str]:

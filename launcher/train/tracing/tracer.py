@@ -31,9 +31,9 @@ from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, device_mesh
 from launcher.train.task import Task
 from launcher.train.tracing.as_cuda import as_cuda
-from launcher.train.tracing.empty import empty, unnoticed
+from launcher.train.tracing.fake_model import make_fake, no_packed_mask
 from launcher.train.tracing.folding import fold
-from launcher.train.tracing.watch import Watch
+from launcher.train.tracing.storage_recorder import StorageRecorder
 
 
 class UntraceableError(Exception):
@@ -48,7 +48,7 @@ PASSES = (("forward", "backward"), ("forward again", "backward again"))
 
 
 @dataclass(frozen=True)
-class _Imagined(Rank):
+class _FakeRank(Rank):
     """Rank 0 of ranks that do not exist."""
 
     def say(self, text: str) -> None:
@@ -111,26 +111,26 @@ class Tracer:
         rank = self._rank(recipe, ranks)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
         self.task.loss_chunks = recipe.loss_chunks
-        with _pretended(ranks.world), ExitStack() as stack:
+        with _fake_ranks(ranks.world), ExitStack() as stack:
             # A mesh holds values: it is made before tensors have none.
             mesh = device_mesh(rank) if recipe.sharding in SHARDED else None
             fake = FakeTensorMode()
             model, names, runs, blocks = self._built(recipe, whole)
             stack.enter_context(fake)
-            empty(model, fake)
-            stack.enter_context(unnoticed())
+            make_fake(model, fake)
+            stack.enter_context(no_packed_mask())
             if self.like == "cuda":
                 stack.enter_context(as_cuda())
             units = set(outermost(self.task.blocks(model)))
             model = arranged(model, self.task, rank, Unlimited(), mesh)
-            watch = Watch(names, units, blocks, runs)
-            watch.leave_out([*model.parameters(), *model.buffers()])
+            recorder = StorageRecorder(names, units, blocks, runs)
+            recorder.leave_out([*model.parameters(), *model.buffers()])
             try:
-                with watch.following():
-                    self._step(model, rank, watch, batch, complete=complete)
+                with recorder.following():
+                    self._step(model, rank, recorder, batch, complete=complete)
             except Exception as error:
-                raise UntraceableError(watch.module, error) from error
-        return watch.recorded
+                raise UntraceableError(recorder.module, error) from error
+        return recorder.recorded
 
     def _built(self, recipe: Recipe, whole: bool) -> _Built:
         """On the meta device, and one of its own for each trace: copies of what was built once, where the
@@ -146,22 +146,24 @@ class Tracer:
             return copy.deepcopy(self._models[key])
         return self._models.pop(key)
 
-    def _step(self, model: nn.Module, rank: Rank, watch: Watch, batch: Any, *, complete: bool) -> None:
+    def _step(
+        self, model: nn.Module, rank: Rank, recorder: StorageRecorder, batch: Any, *, complete: bool
+    ) -> None:
         passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
         for number, (forward, backward) in enumerate(passes, start=1):
-            watch.begin(forward)
-            arrived = _arriving(batch, watch)
+            recorder.begin(forward)
+            arrived = _arriving(batch, recorder)
             with accumulate(model, rank.recipe, last=number == len(passes)):
                 loss, _ = loss_of(self.task, model, arrived, rank)
-                watch.begin(backward)
+                recorder.begin(backward)
                 loss.backward()  # type: ignore[no-untyped-call]
             del arrived
-            watch.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
+            recorder.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
         model.zero_grad(set_to_none=True)
         if complete:
-            watch.begin("evaluation")
+            recorder.begin("evaluation")
             model.eval()
-            arrived = _arriving(batch, watch)
+            arrived = _arriving(batch, recorder)
             with torch.no_grad():
                 loss_of(self.task, model, arrived, rank)
 
@@ -172,7 +174,7 @@ class Tracer:
 
     def _rank(self, recipe: Recipe, ranks: Ranks) -> Rank:
         run = RunDir(Path("/nowhere"))
-        return _Imagined(
+        return _FakeRank(
             run=run,
             attempt=run.attempt(0),
             number=0,
@@ -189,7 +191,7 @@ class Tracer:
 
 
 @contextmanager
-def _pretended(world: int) -> Iterator[None]:
+def _fake_ranks(world: int) -> Iterator[None]:
     """Ranks that do not exist: their collectives return at once."""
     hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
@@ -200,10 +202,10 @@ def _pretended(world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _arriving(batch: Any, watch: Watch) -> Any:
+def _arriving(batch: Any, recorder: StorageRecorder) -> Any:
     """A new one of its shapes; the one before is gone."""
     made = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), batch)
-    watch.arrive(made)
+    recorder.arrive(made)
     return made
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-def empty(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
+def make_fake(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
     """Exchanges the tensors of a model that was built on the meta device, in place, also those that are
     plain attributes. Tied ones stay tied. Modules cannot move fake tensors by themselves: `to_empty()` and
     `to()` swap them, which tensors with weak references refuse."""
@@ -38,7 +38,7 @@ def empty(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
 
 
 @contextmanager
-def unnoticed() -> Iterator[None]:
+def no_packed_mask() -> Iterator[None]:
     """transformers builds a whole mask for tensors whose values it cannot see, in case a sample is several
     packed ones; with values it sees that there are none, and needs no mask."""
     masks = sys.modules.get("transformers.masking_utils")

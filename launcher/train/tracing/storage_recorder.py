@@ -31,7 +31,7 @@ _LABELS = (
 )
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every storage that an operator makes while it is on, with sizes in bytes.
 
     `names`: of the modules of the whole model. `units`: its blocks. `blocks`: (number of the run, number of

@@ -15,11 +15,11 @@ from launcher.train.rng import rng_state, set_rng_state
 from launcher.train.task import Task, TaskError
 
 
-def own_name(rank: int) -> str:
+def rank_file_name(rank: int) -> str:
     return f"rank-{rank:03d}.pt"
 
 
-class OwnState:
+class RankState:
     """Of one rank. Create it when the model is whole and before it trains.
 
     BatchNorm's statistics come from the rank's own micro-batches, so each rank's are saved. A non-persistent
