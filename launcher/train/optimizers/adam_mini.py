@@ -11,12 +11,12 @@ from launcher.train.optimizers.state import KeepsDtypes, local, rows_sharded_lik
 
 
 class AdamMini(KeepsDtypes):
-    """The blocks are the rows of a parameter: its output neurons, or the tokens of an embedding.
+    """Adam-mini with one block per row of a parameter: an output neuron, or a token of an embedding.
 
-    The paper partitions so too, but for query and key, which it cuts by attention head. Which parameters
-    those are cannot be seen from outside a model; rows are the finer cut, nearer to Adam. A vector (gain,
-    bias) has rows of one element: there it is Adam. Rows stay whole under FSDP, so the update does not
-    depend on the number of ranks. The first moment has the parameter's type, the second is fp32.
+    The paper does the same, except for query and key, which it partitions by attention head. These cannot be
+    identified from outside the model; rows are finer and closer to Adam. The rows of a vector (gain, bias)
+    have one element, so its update is Adam's. FSDP keeps rows whole, so the update does not depend on the
+    number of ranks. The first moment has the parameter's type, the second is fp32.
     """
 
     def __init__(

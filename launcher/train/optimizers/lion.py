@@ -10,7 +10,7 @@ from launcher.train.optimizers.state import local, zeros_sharded_like
 
 
 class Lion(torch.optim.Optimizer):
-    """The update is a sign, so its learning rate is usually a third to a tenth of AdamW's."""
+    """Lion. Its update is a sign, so the learning rate is usually a third to a tenth of AdamW's."""
 
     def __init__(
         self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.99)
