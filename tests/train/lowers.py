@@ -20,7 +20,7 @@ from launcher.train.drill import Drills, parse_drills
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.recovery import descent
+from launcher.train.recovery import fallback
 from launcher.train.recovery.current_recipe import CurrentRecipe
 from launcher.train.where import Where
 from runs import HERE, job, recipe
@@ -149,7 +149,7 @@ def _between_example_and_longest(rank: Rank, folder: Path, asked: Recipe, **fiel
 
 def climbs(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str, Any]:
     """A failure that passes; and one that comes again."""
-    descent.CLIMB_AFTER = 3
+    fallback.CLIMB_AFTER = 3
     once, twice = "rank=last,step=2,phase=forward", "rank=last,step=6,phase=backward"
     found = {}
     for name, text in {"passes": once, "comes again": f"{once};{twice}"}.items():

@@ -205,7 +205,7 @@ def alone(rank: Rank, folder: Path) -> dict[str, Any]:
     """Rank 0 probes while rank 1 waits for a file that rank 0 writes when it is done."""
     done = folder / "done"
     probes = {
-        sharding: trainer(rank, job(task="changing:ChangingTask"), recipe(sharding, 2, 2)).in_force.probe
+        sharding: trainer(rank, job(task="changing:ChangingTask"), recipe(sharding, 2, 2)).current.probe
         for sharding in ("ddp", "fsdp", "fsdp-keep")
     }
     dist.barrier()

@@ -25,7 +25,7 @@ from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local
 from launcher.train.rank import join_ranks, this_place, this_rank
-from launcher.train.recovery import descent
+from launcher.train.recovery import fallback
 from launcher.train.where import Where
 from runs import HERE, job, recipe
 from saves import everywhere
@@ -122,7 +122,7 @@ def main(out: Path) -> None:
     fields = {"run": RunDir(out.parent / "ours"), "recipe": chosen, "job": asked, "workdir": str(HERE)}
     if rank.first:
         (out.parent / "ours").mkdir()
-    where, descent.CLIMB_AFTER = Where(), 0
+    where, fallback.CLIMB_AFTER = Where(), 0
     drill = parse_drills("rank=all,phase=probe,allocation=4", rank.world)
     with MemoryBudget(PLENTY, where, Drills([], where, 4)) as budget:
         made = Trainer(replace(rank, **fields), where, budget)
