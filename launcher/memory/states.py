@@ -167,7 +167,7 @@ def _scales(shard: Shard) -> int:
     """Return the number of scales of a shard.
 
     If a row is a whole number of blocks, each row has its own scales. Otherwise every rank has as many scales
-    as the largest shard: launcher.train.optimizers.blocks.scales_beside.
+    as the largest shard: launcher.train.optimizers.blocks.scales_sharded_like.
     """
     if shard.row % BLOCK == 0:
         return shard.rows * (shard.row // BLOCK)

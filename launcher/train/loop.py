@@ -45,9 +45,9 @@ from launcher.train.optimizers.build import build_optimizer
 from launcher.train.optimizers.state import put_back, settings
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.collectives import kind_of
+from launcher.train.recovery.current_recipe import CurrentRecipe
+from launcher.train.recovery.grace_period import GracePeriod
 from launcher.train.recovery.handover import Handover
-from launcher.train.recovery.in_force import InForce
-from launcher.train.recovery.in_time import InTime
 from launcher.train.recovery.probe import Probe
 from launcher.train.recovery.progress import Progress
 from launcher.train.recovery.recovery import Recovery
@@ -99,7 +99,7 @@ class Trainer:
         self.handover = Handover(self.checkpoints, self.progress)
         if restart is not None:
             restart.handover = self.handover
-        self.in_time = InTime(rank, restart)
+        self.grace_period = GracePeriod(rank, restart)
         self.logged = open_logged(self.task.metrics)
         self.recorder = Recorder(rank, self.steps, self.task, budget)
         closing = partial(self.recorder.close, failed=True)
@@ -115,13 +115,13 @@ class Trainer:
         self.progress.begin(0, recovery.undo)
         probe = Probe(
             self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
-            recovery.undo, recovery.collectives, recovery.gate,
+            recovery.undo, recovery.collectives, recovery.agreement,
         )  # fmt: skip
         setting = rank.setting(
             batch_norm=self.undeclared_batch_norm or job.model.batch_norm,
             couples_samples=self.undeclared_coupling or job.model.couples_samples,
         )
-        self.in_force = InForce(rank, setting, recovery, probe, self.recorder, self._follow)
+        self.current = CurrentRecipe(rank, setting, recovery, probe, self.recorder, self._follow)
         # Pages returned to the system must be faulted in again: 3 % of a step of 100 ms on a CPU. Without a
         # budget the gradients stay allocated until the next backward pass.
         self._keeps_gradients = rank.device.type == "cpu" and isinstance(budget, Unlimited)
@@ -140,22 +140,22 @@ class Trainer:
             with self.budget.host_side():
                 self.recovery.undo.secure(1 / self.rank.per_node)
         if done < self.steps:
-            self.in_force.look_at_loss(lambda: self._first_samples(done + 1))
+            self.current.look_at_loss(lambda: self._first_samples(done + 1))
         if self._probes():
-            self.in_force.probed()
+            self.current.probed()
         self.where.phase = "data"
-        self.in_time.watch()
+        self.grace_period.watch()
         for step in range(done + 1, self.steps + 1):
             self.where.step = step
-            self.in_time.step_begins()
-            self.in_force.climb(step)
+            self.grace_period.step_begins()
+            self.current.climb(step)
             started = time.perf_counter()
             result = self.train_step(step)
             self._evaluate_and_record(step, result, time.perf_counter() - started - result.lost)
             self._report_unsaved()
             self._report_checkpoint(self.checkpoints.finished())
             if step == self.steps:
-                self.in_time.leaves_by_itself()
+                self.grace_period.stop_watching()
                 self._save(step, leaving=True)
                 return True
             stop = result.stop
@@ -166,7 +166,7 @@ class Trainer:
             if stop:
                 # torchrun ends the other ranks when the first one leaves; ignoring SIGHUP lets them finish.
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)
-                self.in_time.leaves_by_itself()
+                self.grace_period.stop_watching()
                 self._save(step, leaving=True)
                 self.rank.say(f"asked to stop: checkpoint of step {step} written")
                 return False
@@ -215,19 +215,19 @@ class Trainer:
     def train_step(self, step: int) -> StepResult:
         """Run one optimizer step over the global batch; repeat it with a lower recipe after an OOM."""
         began = started = time.perf_counter()
-        with self.recovery.told():
+        with self.recovery.raising_oom():
             while (sums := self._gradients(step)) is None:
-                self.in_force.lower(step, began)
+                self.current.lower(step, began)
                 began = time.perf_counter()
         self.recovery.done()
         total_loss, total_weight, stop, *logged = sums
-        self.in_force.step_done()
+        self.current.step_done()
         with self.where.during("optimizer"):
             # DDP and FSDP average over the ranks; the step's gradient is the sum divided by the total weight.
             factor = self.rank.world / total_weight if total_weight else 0.0
             factor /= self.scaler.factor
             grad_norm = divide_and_clip(self.model, factor, self.rank.job.train.clip_norm)
-            self.recovery.meet_before_update()
+            self.recovery.wait_before_update()
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
             loss, lost = _mean(total_loss, total_weight), began - started
@@ -254,14 +254,14 @@ class Trainer:
 
         One small collective adds them up. None means that every rank must discard its gradients.
         """
-        recovery, recipe = self.recovery, self.in_force.recipe
+        recovery, recipe = self.recovery, self.current.recipe
         recovery.begin()
         self.logged.clear()
         loss, weight = self._zero(), self._zero()
         for index, batch in enumerate(self._fetched(self.data.micro_batches(step), "data"), start=1):
             if recovery.some_rank_outgrows(batch, recipe.micro_batch_size):
                 if recovery.outgrows(batch, recipe.micro_batch_size):
-                    self.in_force.outgrown(batch, self.data.samples(step, index))
+                    self.current.outgrown(batch, self.data.samples(step, index))
                 return None
             last = index == recipe.grad_accum
             found = recovery.attempt(
@@ -289,7 +289,7 @@ class Trainer:
         self, batch: Any, *, first: bool, last: bool
     ) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Run forward and backward of one micro-batch; return (loss sum, weight)."""
-        where, recipe = self.where, self.in_force.recipe
+        where, recipe = self.where, self.current.recipe
         with where.during("data", users=True):
             batch = self._on_device(batch)
         self.recorder.micro_batch(batch, recipe.grad_accum)

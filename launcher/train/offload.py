@@ -16,7 +16,7 @@ from torch import nn
 
 from launcher.spec.base import format_bytes
 from launcher.train.budget import Budget
-from launcher.train.optimizers.state import beside, local
+from launcher.train.optimizers.state import local, sharded_like
 from launcher.train.rank import SetupError
 
 Groups = list[dict[str, Any]]
@@ -101,7 +101,7 @@ class HostOptimizer(torch.optim.Optimizer):
     def _step_alone(self, group: dict[str, Any], twin: torch.Tensor, gradient: torch.Tensor) -> None:
         """Update one twin only, so that the host holds one gradient and one set of new states at a time."""
         groups = self._inner.param_groups
-        twin.grad = beside(twin, gradient, twin.shape)
+        twin.grad = sharded_like(twin, gradient, twin.shape)
         self._inner.param_groups = [{**group, "params": [twin]}]
         try:
             self._inner.step()
@@ -113,7 +113,7 @@ class HostOptimizer(torch.optim.Optimizer):
         state = self._inner.state[twin]
         for name, value in state.items():
             if value.ndim:
-                state[name] = beside(value, self._keep(local(value)), value.shape)
+                state[name] = sharded_like(value, self._keep(local(value)), value.shape)
 
     def _lead_inner(self) -> None:
         """Copy this optimizer's settings, such as the learning rate, to the inner optimizer."""
@@ -196,7 +196,7 @@ class ScratchFiles:
 
 def _twin(p: torch.Tensor) -> nn.Parameter:
     """Return an uninitialised parameter on the host, sharded as `p`."""
-    return nn.Parameter(beside(p, _on_host(local(p)), p.shape))
+    return nn.Parameter(sharded_like(p, _on_host(local(p)), p.shape))
 
 
 def _on_host(like: torch.Tensor) -> torch.Tensor:

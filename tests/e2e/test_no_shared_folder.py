@@ -297,7 +297,7 @@ def test_a_host_that_drops_out_ends_the_run_and_parts_that_are_missing_are_named
     ours.start()
     ours.wait(17, 17)
     said = lab.cli("why", str(ours.run.path)).stdout.replace("\n", " ")
-    assert f"{newest} was whole, and two has no part of it any more" in said, said
+    assert f"{newest} was complete, but two has lost its part" in said, said
     away.rename(ours.other.checkpoints / newest)
     (ours.other.checkpoints / newest / "__1_0.distcp").rename(away)
     ours.start()

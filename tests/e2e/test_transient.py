@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.train.recovery.descent import CLIMB_AFTER
+from launcher.train.recovery.fallback import CLIMB_AFTER
 from tests.lab import Lab, events, metrics, wait_for
 
 pytestmark = pytest.mark.e2e

@@ -134,12 +134,12 @@ def test_a_run_that_lost_every_step_says_so_and_why(log: Log) -> None:
     log.event("handover", attempt=0, step=4, bytes=2**20, seconds=0.1)
     log.event("downgrade", in_process=False, phase="forward", rank=1, step=5, **to(8, 16))
     log.event("attempt", attempt=1, recipe=recipe(8))
-    log.event("handover-skipped", reason="the state is laid out in another way: other shapes, sharding")
+    log.event("handover-skipped", reason="the state has another layout: other shapes, sharding")
     log.event("resumed", step=0, **{"from": "nothing"})
     log.steps(1, 1, 6, 1.0)
     assert history(log.run)[-3:] == [
         "    handed over in shared memory: step 4, 1 MiB",
-        "    no handover: the state is laid out in another way: other shapes, sharding",
+        "    no handover: the state has another layout: other shapes, sharding",
         "    attempt 1 begins again with step 1: nothing is left of the steps before",
     ]
     assert "begins again with step 1" in Story(log.run).news()[-1]

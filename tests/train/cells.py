@@ -41,7 +41,7 @@ from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks
-from launcher.train.recovery.in_force import InForce
+from launcher.train.recovery.current_recipe import CurrentRecipe
 from launcher.train.where import Where
 from observed import observed
 from runs import HERE, job, one_rank, recipe
@@ -173,14 +173,14 @@ class Trained:
         rank, self.where = Rank(**{**vars(rank), **changes}), Where()
         trainer = Trainer(rank, self.where, Unlimited())
         if change is not None:
-            trainer.in_force.look_at_loss = lambda _: None  # type: ignore[method-assign]
-            trainer.in_force.climb = partial(_change, trainer.in_force, *change)  # type: ignore[method-assign]
+            trainer.current.look_at_loss = lambda _: None  # type: ignore[method-assign]
+            trainer.current.climb = partial(_change, trainer.current, *change)  # type: ignore[method-assign]
         if fails is not None:
             arm(trainer, fails)
         trainer._save = lambda *_, **__: None  # type: ignore[method-assign]  # what is compared is in memory
         trainer.train()
         self.bits: Bits = observed(trainer)
-        self.recipe = trainer.in_force.recipe
+        self.recipe = trainer.current.recipe
         if rank.world > 1:
             dist.barrier()
         self.steps = [line["step"] for line in read_json_lines(rank.run.metrics)]
@@ -196,9 +196,9 @@ class Trained:
         }
 
 
-def _change(in_force: InForce, at: int, recipe: Recipe, step: int) -> None:
+def _change(current: CurrentRecipe, at: int, recipe: Recipe, step: int) -> None:
     if step == at:
-        in_force._take(recipe)
+        current._take(recipe)
 
 
 def tried(rank: Rank, folder: Path, cell: Cell) -> dict[str, Any]:

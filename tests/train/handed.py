@@ -147,7 +147,7 @@ def _in_the_next_forward(made: Trainer, call: Any) -> list[Any]:
         thread.start()
         thread.join()
 
-    inner = made.checkpoints.own.model.layers[1][2]
+    inner = made.checkpoints.rank_state.model.layers[1][2]
     handle = inner.register_forward_hook(hook)
     return done
 

@@ -20,8 +20,8 @@ from launcher.train.drill import Drills, parse_drills
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.recovery import descent
-from launcher.train.recovery.in_force import InForce
+from launcher.train.recovery import fallback
+from launcher.train.recovery.current_recipe import CurrentRecipe
 from launcher.train.where import Where
 from runs import HERE, job, recipe
 from saves import Bits, bits, different, everywhere
@@ -62,20 +62,20 @@ class Training:
         with open_budget(rank.device, where, Drills(mine, where, asked.micro_batch_size)) as budget:
             trainer = Trainer(rank, where, budget)
             if change is not None:
-                trainer.in_force.climb = partial(_change, trainer.in_force, *change)
+                trainer.current.climb = partial(_change, trainer.current, *change)
             trainer.train()
             self.live = getattr(budget, "live", 0)
         self.bits: Bits = bits(trainer)
-        self.recipe = trainer.in_force.recipe
+        self.recipe = trainer.current.recipe
         dist.barrier()
         self.losses = [line["loss"] for line in read_json_lines(trainer.rank.run.metrics)]
         self.steps = [line["step"] for line in read_json_lines(trainer.rank.run.metrics)]
         self.events = trainer.rank.run.read_events()
 
 
-def _change(in_force: InForce, at: int, recipe: Recipe, step: int) -> None:
+def _change(current: CurrentRecipe, at: int, recipe: Recipe, step: int) -> None:
     if step == at:
-        in_force._take(recipe)
+        current._take(recipe)
 
 
 def lowered(rank: Rank, folder: Path, first: Recipe, **fields: Any) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _between_example_and_longest(rank: Rank, folder: Path, asked: Recipe, **fiel
     rank = Rank(**{**vars(rank), **changes, "job": job(task="ragged:Ragged", **fields)})
     with MemoryBudget(2**40) as budget:
         trainer = Trainer(rank, Where(), budget)
-        probe, found = trainer.in_force.probe, []
+        probe, found = trainer.current.probe, []
         for sample in (trainer.task.example(), max(trainer.task.data("train"), key=lambda one: len(one[0]))):
             probe.sample, low, high = sample, 0, 2**24
             while high - low > 2**10:
@@ -149,7 +149,7 @@ def _between_example_and_longest(rank: Rank, folder: Path, asked: Recipe, **fiel
 
 def climbs(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str, Any]:
     """A failure that passes; and one that comes again."""
-    descent.CLIMB_AFTER = 3
+    fallback.CLIMB_AFTER = 3
     once, twice = "rank=last,step=2,phase=forward", "rank=last,step=6,phase=backward"
     found = {}
     for name, text in {"passes": once, "comes again": f"{once};{twice}"}.items():

@@ -16,8 +16,8 @@ from launcher.rundir.files import replace_json
 from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.rank import join_ranks, this_place, this_rank
+from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.collectives import Collectives
-from launcher.train.recovery.gate import Gate
 from launcher.train.sharding import device_mesh
 from saves import everywhere
 
@@ -65,7 +65,7 @@ def main(out: Path) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(2)  # what a step has changed
-    collectives.others.collect(Gate(rank.world, Unlimited()))
+    collectives.others.collect(Agreement(rank.world, Unlimited()))
     sent = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
     with collectives.local():
         loss = model(torch.ones(1, requires_grad=True)).sum()

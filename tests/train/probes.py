@@ -85,7 +85,7 @@ def untouched(rank: Rank, folder: Path, sharding: str, optimizer: str, offload: 
         losses, traces = [], list[str]()
         with MemoryBudget(PLENTY) as budget:
             made = trainer(rank, asked, chosen, budget)
-            probe = made.in_force.probe
+            probe = made.current.probe
             for step in (1, 2, 3):
                 if probed:
                     before = bits(made)
@@ -143,7 +143,7 @@ def exact(
     answers, live = [], []
     with MemoryBudget(PLENTY) as budget:
         made = trainer(rank, asked(chosen[0]), chosen[0], budget)
-        probe = made.in_force.probe
+        probe = made.current.probe
         gc.collect()
         before = budget.live
         slack = GLOO if sharding in SHARDED else 1
@@ -173,7 +173,7 @@ def really(rank: Rank) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for limit in range(900_000, 2_400_001, 300_000):
         with _limited(rank, chosen, limit) as made:
-            index = made.in_force.probe.largest(rungs)
+            index = made.current.probe.largest(rungs)
         runs = []
         for one in rungs[max(0, (index or 0) - 1) :][:2] if index is not None else rungs[-1:]:
             with _limited(rank, one, limit) as made:
@@ -205,7 +205,7 @@ def alone(rank: Rank, folder: Path) -> dict[str, Any]:
     """Rank 0 probes while rank 1 waits for a file that rank 0 writes when it is done."""
     done = folder / "done"
     probes = {
-        sharding: trainer(rank, job(task="changing:ChangingTask"), recipe(sharding, 2, 2)).in_force.probe
+        sharding: trainer(rank, job(task="changing:ChangingTask"), recipe(sharding, 2, 2)).current.probe
         for sharding in ("ddp", "fsdp", "fsdp-keep")
     }
     dist.barrier()
@@ -218,7 +218,7 @@ def alone(rank: Rank, folder: Path) -> dict[str, Any]:
         time.sleep(0.02)
     for name, fields in {"gathering": {}, "gathering, compiled": {"compile": True}}.items():
         made = trainer(rank, job(task="changing:Gathering"), recipe("ddp", 4, 1, **fields))
-        probe = made.in_force.probe
+        probe = made.current.probe
         if rank.first:
             found[name] = [probe.largest([probe.rank.recipe, lower(probe.rank.recipe, 2)]), probe.off]
     dist.barrier()
@@ -232,7 +232,7 @@ def timed(rank: Rank) -> dict[str, list[float]]:
     for sharding in ("none", "ddp", "fsdp"):
         asked = job(task="launcher.tasks.gpt:PydocGPT", args={"layers": 4, "dim": 128, "context": 64})
         made = trainer(rank, asked, recipe(sharding, 8 if sharding == "none" else 4, 1))
-        probe = made.in_force.probe
+        probe = made.current.probe
         seconds: list[list[float]] = [[], []]
         for step in (1, 2, 3, 4):
             dist.barrier()

@@ -19,7 +19,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.checkpoints.export import ExportError, export
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
-from launcher.train.checkpoints.own import OwnState, own_name
+from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.space import NoSpaceError, free_bytes, make_room
 from tests.train.normed import Network
 from tests.train.runs import job, losses, measure, prepare, recipe, start
@@ -48,18 +48,18 @@ def test_constants_stay_the_codes_and_what_training_changes_is_saved(
     measured: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     path = complete_checkpoints(folder / "fsdp/checkpoints")[3]
-    first, second = (torch.load(path / own_name(rank))["buffers"] for rank in (0, 1))
+    first, second = (torch.load(path / rank_file_name(rank))["buffers"] for rank in (0, 1))
     assert "seen" in first and "scale" not in first
     assert not torch.equal(first["layers.0.1.running_mean"], second["layers.0.1.running_mean"])
 
     model, cpu = Network(16), torch.device("cpu")
-    own = OwnState(model, cpu)
-    own.restore(path / own_name(0), rng=False)  # as another number of ranks does
+    own = RankState(model, cpu)
+    own.restore(path / rank_file_name(0), rng=False)  # as another number of ranks does
     assert torch.equal(model.seen, first["seen"])
     model.seen = torch.ones(5)  # replaced, and of another shape
     (tmp_path / "own.pt").write_bytes(own.pack())
     again = Network(16)
-    OwnState(again, cpu).restore(tmp_path / "own.pt", rng=False)
+    RankState(again, cpu).restore(tmp_path / "own.pt", rng=False)
     assert torch.equal(again.seen, torch.ones(5))
 
 
@@ -187,9 +187,9 @@ def test_a_buffer_that_a_model_makes_in_its_forward_pass_is_registered_when_it_i
             model.register_buffer("cache", torch.ones(2), persistent=persistent)
 
     trained, fresh = nn.Linear(2, 2), nn.Linear(2, 2)
-    own = OwnState(trained, torch.device("cpu"))
+    own = RankState(trained, torch.device("cpu"))
     forward(trained)
-    OwnState(fresh, torch.device("cpu")).load(
+    RankState(fresh, torch.device("cpu")).load(
         torch.load(io.BytesIO(own.pack()), weights_only=True), rng=False
     )
     forward(fresh)

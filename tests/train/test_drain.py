@@ -43,8 +43,8 @@ def test_the_self_test_passes_and_would_notice_an_incomplete_clean_up(measured: 
 def test_what_is_missing_is_known_unless_the_model_sends_something_else_each_time(
     measured: dict[str, Any],
 ) -> None:
-    changing = "the model does not send the same in every micro-batch"
-    own = "the task calls collectives itself, and nobody else knows which are missing"
+    changing = "the model does not issue the same collectives in every micro-batch"
+    own = "the task calls collectives itself, so the missing ones are unknown"
     assert measured["why not"] == [None, None, changing, own, own], (
         "second step, after an evaluation, a block left out, the task's own just now, and in the step before"
     )

@@ -11,9 +11,9 @@ import torch
 from launcher.rundir import shared
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import handover_folder, make_handover_folder, remove_handover
+from launcher.train.recovery.host_memory import free_for_handover
 from launcher.train.recovery.packed import read_packed, write_packed
 from launcher.train.recovery.restart import Offer, refusal
-from launcher.train.recovery.room import free_for_handover
 from tests.train.runs import measure
 
 
@@ -38,7 +38,7 @@ def test_under_another_sharding_each_rank_takes_its_part_of_the_same_state(measu
     assert len(measured["resharded"]) == 4
     for name, found in measured["resharded"].items():
         if "8 bit" in name:  # whose scales are of the blocks of each shard
-            layout = "the state is laid out in another way: other shapes, sharding"
+            layout = "the state has another layout: other shapes, sharding"
             assert found["resumed"] == [0, None, layout]
             continue
         assert found["resumed"] == [2, "shared-memory", None], name
@@ -50,7 +50,7 @@ def test_under_another_sharding_each_rank_takes_its_part_of_the_same_state(measu
 def test_on_two_nodes_each_has_all_unless_the_shards_are_spread_over_both(tmp_path: Path) -> None:
     found = measure("handed.py", tmp_path, ranks=4)["resharded"]
     spread = found.pop("fsdp, hybrid")
-    assert spread["resumed"] == [0, None, "the state is laid out in another way: other shapes, sharding"]
+    assert spread["resumed"] == [0, None, "the state has another layout: other shapes, sharding"]
     for name, one in found.items():
         assert one["resumed"] == [2, "shared-memory", None] and one["different"] == [[]] * 4, name
         assert one["losses"][0] == pytest.approx(one["losses"][1], rel=1e-5), name
@@ -63,9 +63,9 @@ def test_what_is_read_does_not_count_against_a_budget(measured: dict[str, Any]) 
 
 def test_what_does_not_fit_together_is_taken_by_no_rank(measured: dict[str, Any]) -> None:
     assert measured["refused"] == {
-        "other states": [0, None, "the state is laid out in another way: other optimizer, shapes, sharding"],
+        "other states": [0, None, "the state has another layout: other optimizer, shapes, sharding"],
         "other steps": [0, None, "the ranks' states in shared memory are of different steps"],
-        "rank 1 is missing": [0, None, "rank 1 has nothing of the attempt before in shared memory"],
+        "rank 1 is missing": [0, None, "rank 1 has no state of the previous attempt in shared memory"],
         "as new": [1, "checkpoint", "the checkpoint of step 1 is as new"],
     }
 
@@ -98,7 +98,7 @@ def offers(*steps: int, **fields: Any) -> dict[int, Offer]:
     ("those", "reason"),
     [
         (offers(4, 4, bytes=500), None),
-        (offers(4, 4), "the state takes 1.172 KiB of the memory of node 0, where 1000 B are free for it"),
+        (offers(4, 4), "the state takes 1.172 KiB of shared memory on node 0, where 1000 B are free"),
         (offers(4), "rank 1 did not answer"),
         (offers(4, 5), "the ranks were between steps 4 and 5"),
         (offers(2, 2, torn=True), "rank 0 was in the middle of the update of step 3"),

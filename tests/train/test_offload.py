@@ -22,9 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from launcher.spec.recipe import Optimizer
 from launcher.train.budget import MIB, MemoryBudget
 from launcher.train.offload import HostOptimizer, ScratchFiles, in_host_memory
-from launcher.train.optimizers.blocks import scales_beside
+from launcher.train.optimizers.blocks import scales_sharded_like
 from launcher.train.optimizers.build import builder
-from launcher.train.optimizers.state import beside, local, zeros_beside
+from launcher.train.optimizers.state import local, sharded_like, zeros_sharded_like
 from launcher.train.rank import SetupError
 from tests.train.runs import job, measure, prepare, recipe, start
 
@@ -186,7 +186,11 @@ def test_the_state_of_a_shard_on_the_host_stays_there_though_the_ranks_meet_on_g
         mesh = DeviceMesh("cuda", torch.arange(2), _init_backend=False, _rank=0)
         whole = TensorMeta(torch.Size((8, 512)), (512, 1), torch.float32)
         p = DTensor(torch.ones(4, 512), DTensorSpec(mesh, (Shard(0),), whole), requires_grad=False)
-        for state in (zeros_beside(p, torch.uint8), scales_beside(p), beside(p, torch.ones(4, 3), (8, 3))):
+        for state in (
+            zeros_sharded_like(p, torch.uint8),
+            scales_sharded_like(p),
+            sharded_like(p, torch.ones(4, 3), (8, 3)),
+        ):
             assert isinstance(state, DTensor) and local(state).device.type == "cpu"
             assert state.device_mesh is mesh and state.shape[0] == 8
     finally:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.train.checkpoints.folder import beside, complete_checkpoints, directory, publish, remove_all_but
-from launcher.train.checkpoints.parts import set_aside, whole_on_all
+from launcher.train.checkpoints.folder import (
+    complete_checkpoints,
+    directory,
+    partial_path,
+    publish,
+    remove_all_but,
+)
+from launcher.train.checkpoints.parts import newest_on_all_nodes, set_aside
 
 
 def test_the_newest_is_of_one_save_on_every_node() -> None:
-    assert whole_on_all([{100: "a", 200: "b"}, {100: "a", 200: "b"}]) == 200
+    assert newest_on_all_nodes([{100: "a", 200: "b"}, {100: "a", 200: "b"}]) == 200
     # A crash left step 200 of an earlier history on one node; or it came before the other had published.
-    assert whole_on_all([{100: "a", 200: "b"}, {100: "a", 200: "c"}]) == 100
-    assert whole_on_all([{100: "a", 200: "b"}, {100: "a"}, {100: "a", 200: "b"}]) == 100
-    assert whole_on_all([{100: "a"}, {}]) == whole_on_all([{}]) == 0
+    assert newest_on_all_nodes([{100: "a", 200: "b"}, {100: "a", 200: "c"}]) == 100
+    assert newest_on_all_nodes([{100: "a", 200: "b"}, {100: "a"}, {100: "a", 200: "b"}]) == 100
+    assert newest_on_all_nodes([{100: "a"}, {}]) == newest_on_all_nodes([{}]) == 0
 
 
 def test_a_part_that_others_lack_pushes_out_no_whole_one_and_is_not_deleted(tmp_path: Path) -> None:
     for step in (2, 4):
-        beside(directory(tmp_path, step)).mkdir(parents=True)
+        partial_path(directory(tmp_path, step)).mkdir(parents=True)
         publish(directory(tmp_path, step), {"step": step})
     set_aside(tmp_path, newest=2)
     assert list(complete_checkpoints(tmp_path)) == [2]

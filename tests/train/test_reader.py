@@ -117,7 +117,7 @@ def test_a_piece_in_another_folder_is_refused(checkpoint: Path, path: object) ->
         return metadata
 
     rewritten(checkpoint, change)
-    with pytest.raises(CheckpointError, match="no file of the checkpoint"):
+    with pytest.raises(CheckpointError, match="not a file of the checkpoint"):
         read_metadata(checkpoint)
 
 

@@ -153,7 +153,7 @@ def test_memory_that_ran_out_in_the_probe_is_told_like_any_other(tmp_path: Path)
     assert memory.snapshot == str(run.attempt(0).oom_snapshot(0))
     assert read_json(Path(memory.snapshot))["phase"] == "probe"
     for text in (failure["traceback"], ended.output):
-        assert "ragged.py" in text and "in_force.py" not in text
+        assert "ragged.py" in text and "current_recipe.py" not in text
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_a_full_memory_is_told_with_the_users_own_lines_and_why_no_step_was_repe
         ended = start(run, chosen, ranks=2 if name == "ddp" else 1, env=drill)
         assert EXIT_OOM in ended.codes.values(), ended.output
         first = next(rank for rank, code in ended.codes.items() if code == EXIT_OOM)
-        assert "ragged.py" in ended.output and "in_force.py" not in ended.output, ended.output
+        assert "ragged.py" in ended.output and "current_recipe.py" not in ended.output, ended.output
         assert "launcher/train/budget.py" not in ended.output, ended.output
         why_not = {
             "ddp": "sharding: ddp cannot be retried after a failure in backward",

@@ -214,7 +214,7 @@ def test_a_diverged_training_ends_before_it_is_written_over_the_good_checkpoint(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"frozen": True}, "no parameter that is to be trained"),
+        ({"frozen": True}, "no trainable parameter"),
         ({"sign": -1}, "they must be 0 or more"),
     ],
 )

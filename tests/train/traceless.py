@@ -25,7 +25,7 @@ from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local
 from launcher.train.rank import join_ranks, this_place, this_rank
-from launcher.train.recovery import descent
+from launcher.train.recovery import fallback
 from launcher.train.where import Where
 from runs import HERE, job, recipe
 from saves import everywhere
@@ -122,11 +122,11 @@ def main(out: Path) -> None:
     fields = {"run": RunDir(out.parent / "ours"), "recipe": chosen, "job": asked, "workdir": str(HERE)}
     if rank.first:
         (out.parent / "ours").mkdir()
-    where, descent.CLIMB_AFTER = Where(), 0
+    where, fallback.CLIMB_AFTER = Where(), 0
     drill = parse_drills("rank=all,phase=probe,allocation=4", rank.world)
     with MemoryBudget(PLENTY, where, Drills([], where, 4)) as budget:
         made = Trainer(replace(rank, **fields), where, budget)
-        in_force = made.in_force
+        current = made.current
 
         def left_by(call: Callable[[], object]) -> list[list[str]]:
             before = everything(made)
@@ -136,8 +136,8 @@ def main(out: Path) -> None:
         found: dict[str, Any] = {}
         made.data.start(1)
         samples = made.data.samples(1, 1)
-        found["by the comparison"] = left_by(lambda: in_force.look_at_loss(lambda: samples))
-        found["by the probe"] = left_by(in_force.probed)
+        found["by the comparison"] = left_by(lambda: current.look_at_loss(lambda: samples))
+        found["by the probe"] = left_by(current.probed)
         before = everything(made)
         made.train_step(1)
         after = everything(made)
@@ -145,12 +145,12 @@ def main(out: Path) -> None:
         found["all"] = sorted(before.keys() | after.keys())
         assert budget.drills is not None
         budget.drills.coming = list(drill)
-        found["by a probe that finds less"] = left_by(in_force.probed)
-        assert in_force.recipe.micro_batch_size < 4, "the drill has struck"
-        in_force.descent._left = {chosen: 0}
+        found["by a probe that finds less"] = left_by(current.probed)
+        assert current.recipe.micro_batch_size < 4, "the drill has struck"
+        current.fallback._may_retry = {chosen: 0}
         budget.drills.coming = list(drill)
-        found["by a refused climb"] = left_by(lambda: in_force.climb(2))
-        assert in_force.recipe.micro_batch_size < 4
+        found["by a refused climb"] = left_by(lambda: current.climb(2))
+        assert current.recipe.micro_batch_size < 4
     if rank.first:
         replace_json(out, found)
     leave(0)

@@ -1,2 +1,2 @@
-"""Checkpoints: what is in one (`own`), where they lie (`folder`), writing (`writer`, `space`), reading
-(`checkpoints`) and giving the weights away (`export`)."""
+"""Checkpoints: their folder (`folder`), saving and restoring (`checkpoints`), state per rank (`rank_state`),
+writing (`writer`, `space`), reading (`reader`), nodes without a shared folder (`parts`), and `export`."""

@@ -1,6 +1,6 @@
-"""Saving and restoring one model, its optimizer, its loss scale, and what each rank has for itself.
+"""Saving and restoring one model, its optimizer, its loss scale, and the state of each rank.
 
-The tensors are torch.distributed.checkpoint's (DCP), so another world size or sharding can read them.
+Tensors are written with torch.distributed.checkpoint (DCP), so another world size or sharding can read them.
 """
 
 from __future__ import annotations
@@ -37,50 +37,51 @@ from launcher.train.checkpoints.folder import (
     OtherTrainingError,
     PartsError,
     RefusedError,
-    beside,
     complete_checkpoints,
     directory,
+    partial_path,
     read_marker,
 )
-from launcher.train.checkpoints.own import OwnState, own_name
 from launcher.train.checkpoints.parts import (
     NodePlanner,
     NodeWriter,
     PartsReader,
     discard,
+    newest_on_all_nodes,
     set_aside,
-    whole_on_all,
 )
+from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.optimizers.state import without_states
 from launcher.train.rank import Rank
-from launcher.train.recovery.sent import BESIDE
+from launcher.train.recovery.sent import BACKGROUND_GROUP
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
 from launcher.train.task import Task
 
-# One rank may have written its part long before the slowest has.
+# One rank may finish its part long before the slowest one.
 UPLOAD_TIMEOUT = timedelta(hours=2)
 TRIES, PAUSE_SECONDS = 3, 5.0
-"Of the last save."
+"Number of tries of the last save, and the pause between them."
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The end of one save, the same on every rank."""
+    """The outcome of one save, the same on every rank."""
 
     step: int
     path: Path
     problem: str | None
-    "Why there is no such checkpoint; None when it is complete."
+    "Why the checkpoint was not written; None if it is complete."
 
 
 class Checkpoints:
-    """`save` and `finished` agree on all ranks and raise nothing for a disk that is full or not writable."""
+    """The checkpoints of a run. `save` and `finished` return the same on all ranks. They do not raise if the
+    disk is full or not writable."""
 
     def __init__(
         self,
@@ -91,27 +92,29 @@ class Checkpoints:
         samples: int | None = None,
         task: Task | None = None,
     ) -> None:
-        """`samples`: in the training data. Raises TaskError for a state of the task that no file can hold."""
+        """`samples` is the number in the training data. Raises TaskError if the task's state cannot be
+        saved."""
         self.model, self.optimizer, self.scaler, self.rank = model, optimizer, scaler, rank
         self.folder = rank.run.checkpoints
         self.saved = 0
         "The step of the newest checkpoint that this attempt has read or completed."
         self.evaluated: tuple[int, float | None] = (0, None)
-        "The latest step, and its held-out loss if it was evaluated."
+        "The last step, and its held-out loss if it was evaluated."
         self.made_with = made_with(rank.job, rank.recipe, samples)
         self.before: dict[str, Any] = {}
-        "The marker of what this attempt goes on from; of a handover what it was made with."
+        "The marker of the checkpoint that this attempt starts from, or `made_with` of the handover."
         asked = rank.job.train.async_checkpoints
         self._in_background = rank.device.type == "cuda" if asked is None else asked
         self._upload: tuple[int, Future[Any]] | None = None
         self._group: dist.ProcessGroup | None = None
-        self._behind = ThreadPoolExecutor(1)
-        "For what follows a save in the background."
+        self._background = ThreadPoolExecutor(1)
+        "Runs the steps after a save in the background."
         self._stager: DefaultStager | None = None
-        self.own = OwnState(model, rank.device, task)
+        self.rank_state = RankState(model, rank.device, task)
 
     def save(self, step: int) -> Saved | None:
-        """On every rank, when none is under way. None: it goes on in the background; ask `finished`."""
+        """Save a checkpoint. Every rank calls this while no save is in progress. None means that the save
+        continues in the background: call `finished` for its outcome."""
         if not self._in_background:
             return self._save_now(step)
         self._stager = self._stager or _stager(self.rank.device)
@@ -123,12 +126,16 @@ class Checkpoints:
             process_group=self._own_group(),
             async_stager=self._stager,
         )
-        # The stager copies before it returns: from here on the training may change everything.
-        self._upload = step, self._behind.submit(self._published, cast("Future[Any]", upload).result, writer)
+        # The stager has copied everything before it returns, so training may continue.
+        self._upload = (
+            step,
+            self._background.submit(self._published, cast("Future[Any]", upload).result, writer),
+        )
         return None
 
     def finished(self, *, wait: bool = False) -> Saved | None:
-        """How the save in the background ended, once; None: there is none, or (without `wait`) not yet."""
+        """Return the outcome of the background save, once. None if there is none or, without `wait`, if it is
+        still in progress."""
         if self._upload is None or not (wait or self._upload[1].done()):
             return None
         step, upload = self._upload
@@ -140,20 +147,23 @@ class Checkpoints:
         return self._ended(step, problem)
 
     def save_last(self, step: int) -> Saved:
-        """What is not saved now is lost: try again a few times. Raises NotSavedError on every rank."""
+        """Save the last checkpoint, with retries. Raises NotSavedError on every rank."""
         for left in reversed(range(TRIES)):
             outcome = self._save_now(step)
             if outcome.problem is None:
-                # Ranks that leave at once after a stop must all know that it is complete.
+                # Ranks may exit at once after a stop, so all must first know that the checkpoint is complete.
                 dist.barrier(self._own_group())
                 return outcome
             if left:
-                self.rank.say(f"{outcome.problem}. Trying again in {PAUSE_SECONDS:.0f} s")
+                self.rank.say(f"{outcome.problem}. Retrying in {PAUSE_SECONDS:.0f} s")
                 time.sleep(PAUSE_SECONDS)
         raise NotSavedError(outcome.problem)
 
     def restore(self) -> int:
-        """Load the newest complete checkpoint. Returns its step, or 0. Raises CheckpointError."""
+        """Load the newest complete checkpoint. Return its step, or 0 if there is none.
+
+        Raises: CheckpointError.
+        """
         step = self.newest()
         if step == 0:
             return 0
@@ -184,8 +194,8 @@ class Checkpoints:
         return step
 
     def _forget_states(self, names: Container[str], groups: list[dict[str, Any]]) -> None:
-        """Of parameters that never had a gradient: the optimizer makes them when one comes. `groups`: as its
-        own, with names in the place of parameters."""
+        """Drop the states of parameters that never had a gradient; the optimizer creates them later.
+        `groups` are the optimizer's groups with names in place of parameters."""
         for group, named in zip(self.optimizer.param_groups, groups, strict=True):
             for p, name in zip(group["params"], named["params"], strict=True):
                 if name in names:
@@ -198,9 +208,10 @@ class Checkpoints:
         return marker
 
     def _own_group(self) -> dist.ProcessGroup:
-        """A thread's collectives must not mix with the training's, and a slow disk may take its time."""
+        """Return the group for checkpoints. It is separate because a thread's collectives must not mix with
+        those of the training, and because a slow disk needs a longer timeout."""
         if self._group is None:
-            self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT, group_desc=BESIDE)
+            self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT, group_desc=BACKGROUND_GROUP)
         return self._group
 
     def _save_now(self, step: int) -> Saved:
@@ -219,10 +230,13 @@ class Checkpoints:
         return self._ended(step, problem)
 
     def _published(self, saved: Callable[[], Metadata], writer: Writer) -> str | None:
-        """Why there is no such checkpoint, the same on every rank. Raises CheckpointException."""
+        """Wait for the save and publish it. Return why that failed, or None; the same on every rank.
+
+        Raises: CheckpointException.
+        """
         metadata = saved()
         if not isinstance(writer, NodeWriter):
-            return None  # rank 0 has published it, within DCP's last step
+            return None  # rank 0 has published it in DCP's last step
         problem = None
         if self.rank.leads:
             try:
@@ -246,11 +260,11 @@ class Checkpoints:
         return Saved(step, directory(self.folder, step), problem)
 
     def _failed(self, step: int, error: CheckpointException) -> Saved:
-        """Every rank has given up when DCP raises this: what they wrote can go."""
+        """Remove the partial checkpoint. When DCP raises `error`, every rank has stopped writing."""
         final = directory(self.folder, step)
         problem = f"checkpoint of step {step} could not be written: {_cause_on_disk(error, self.folder)}"
         if self.rank.leads:
-            shutil.rmtree(beside(final), ignore_errors=True)
+            shutil.rmtree(partial_path(final), ignore_errors=True)
         return Saved(step, final, problem)
 
     def _writer(self, step: int) -> Writer:
@@ -270,15 +284,15 @@ class Checkpoints:
             kind = partial(NodeWriter, node=self.rank.node, per_node=self.rank.per_node, host=host)
         return kind(
             directory(self.folder, step),
-            own_name(self.rank.number),
-            self.own.pack(),
+            rank_file_name(self.rank.number),
+            self.rank_state.pack(),
             marker,
             keep=self.rank.job.train.keep_checkpoints,
             first=self.rank.leads,
         )
 
     def _planner(self) -> NodePlanner | None:
-        """None: DCP's own."""
+        """Return the planner; None means DCP's default."""
         return NodePlanner(self.rank.per_node) if self.rank.apart else None
 
     def _state(self) -> dict[str, Any]:
@@ -286,19 +300,19 @@ class Checkpoints:
         return {"model": model, "optimizer": optimizer}
 
     def _state_to_save(self) -> dict[str, Any]:
-        """DCP takes each replica from any rank; buffers are no replicas, so only rank 0 offers its own; where
-        the nodes are apart, the first rank of each."""
+        """Return the state that this rank saves. DCP takes a replica from any rank, but buffers are no
+        replicas: only rank 0 saves its own, or the first rank of each node if nodes share no folder."""
         state = self._state()
-        return state if self.rank.leads else {**state, "model": self.own.shared(state["model"])}
+        return state if self.rank.leads else {**state, "model": self.rank_state.shared(state["model"])}
 
     def make_states(self) -> None:
-        """Every state of the optimizer exists from here on; its first step would make them."""
+        """Create all optimizer states, which otherwise the first step creates."""
         self._state()
 
     def newest(self) -> int:
-        """The step of the newest complete checkpoint, or 0.
+        """Return the step of the newest complete checkpoint, or 0.
 
-        Chosen by rank 0 for all: on a network file system ranks may see different directories.
+        Rank 0 decides for all: on a network file system ranks may see different directories.
         """
         if self.rank.apart:
             return self._newest_on_all()
@@ -310,7 +324,7 @@ class Checkpoints:
         return choice[0]
 
     def _newest_on_all(self) -> int:
-        """Where each node has its own folder. Raises PartsError where one has lost its part."""
+        """Return `newest` if each node has its own folder. Raises PartsError if a node has lost its part."""
         rank, mine, told = self.rank, None, set[int]()
         if rank.leads:
             complete = complete_checkpoints(self.folder)
@@ -321,7 +335,7 @@ class Checkpoints:
         answers: list[Any] = [None] * rank.world
         dist.all_gather_object(answers, (rank.node, mine, told))
         found = {node: steps for node, steps, _ in answers if steps is not None}
-        newest = whole_on_all(list(found.values()))
+        newest = newest_on_all_nodes(list(found.values()))
         lost = [
             step for step in answers[0][2] if step > newest and any(step in one for one in found.values())
         ]
@@ -329,8 +343,8 @@ class Checkpoints:
             without = ", ".join(rank.host(node) for node, steps in found.items() if max(lost) not in steps)
             final = directory(self.folder, max(lost))
             raise PartsError(
-                f"{final.name} was whole, and {without or 'a host'} has no part of it any more: put {final} "
-                f"back there, or delete it on the other hosts to go on from step {newest}"
+                f"{final.name} was complete, but {without or 'a host'} has lost its part: restore {final} "
+                f"there, or delete it on the other hosts to resume from step {newest}"
             )
         if rank.leads:
             set_aside(self.folder, newest)
@@ -342,17 +356,18 @@ class Checkpoints:
             return CheckpointReader(path)
         same_ranks = read_marker(path).get("world") == rank.world
         return PartsReader(
-            path, rank.host(rank.node), [own_name(rank.number if same_ranks else 0)], rank.hosts
+            path, rank.host(rank.node), [rank_file_name(rank.number if same_ranks else 0)], rank.hosts
         )
 
     def _restore_own(self, path: Path, step: int, *, same_ranks: bool) -> None:
-        """Another number of ranks has no old state of its own: a new stream, the same in every try."""
+        """Restore this rank's own state. If the number of ranks changed, take rank 0's buffers and seed new
+        random numbers, the same in every attempt."""
         rank = self.rank
-        file = path / own_name(rank.number if same_ranks else 0)
+        file = path / rank_file_name(rank.number if same_ranks else 0)
         try:
-            self.own.restore(file, rng=same_ranks)
+            self.rank_state.restore(file, rng=same_ranks)
         except pickle.UnpicklingError as error:
-            raise RefusedError(f"{file} holds what no checkpoint needs: {error}") from None
+            raise RefusedError(f"{file} contains objects that no checkpoint needs: {error}") from None
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{path.name} could not be read: {error}") from error
         if not same_ranks:
@@ -364,7 +379,7 @@ class Checkpoints:
 
 
 def _stager(device: torch.device) -> DefaultStager:
-    """Copies into host memory, which it keeps for the next save: pinning takes longer than copying."""
+    """Return a stager that copies into host memory and reuses it: pinning takes longer than copying."""
     gpu = device.type == "cuda"
     return DefaultStager(
         StagingOptions(
@@ -377,7 +392,7 @@ def _stager(device: torch.device) -> DefaultStager:
 
 
 def _cause_on_disk(error: CheckpointException, folder: Path) -> str:
-    """torch reports a full disk as an `inline_container` assertion, which tells a user nothing."""
+    """Return the cause, and name a full disk: torch reports it only as an `inline_container` assertion."""
     cause = _first_cause(error)
     try:
         free = free_bytes(folder)
@@ -389,7 +404,7 @@ def _cause_on_disk(error: CheckpointException, folder: Path) -> str:
 
 
 def _first_cause(error: CheckpointException) -> str:
-    """DCP wraps what failed on each rank: name the first."""
+    """Return the failure of the first rank that DCP reports."""
     if not error.failures:
         return f"{type(error).__name__}: {error}"
     rank, (cause, _) = min(error.failures.items())

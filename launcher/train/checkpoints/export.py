@@ -1,4 +1,4 @@
-"""The weights of a checkpoint as safetensors, without process group or model, one file at a time."""
+"""Export of a checkpoint's weights to safetensors, one file at a time, without process group or model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReade
 from launcher.train.checkpoints.space import MARGIN_BYTES, free_bytes
 
 FILE_BYTES = 5 * 10**9
-"Of one file, unless a single tensor is larger. Names and index as huggingface_hub's split_torch_state_dict."
+"""Maximum size of a file, unless one tensor is larger. File names and index are those of huggingface_hub's
+split_torch_state_dict."""
 _PREFIX = "model."
 
 
@@ -38,10 +39,10 @@ class ExportError(Exception):
 @dataclass(frozen=True)
 class Weight:
     name: str
-    "As in the user's model."
+    "Name in the user's model."
     shape: torch.Size
     dtype: torch.dtype
-    "In the file that is written."
+    "Type in the exported file."
 
     @property
     def bytes(self) -> int:
@@ -51,10 +52,12 @@ class Weight:
 def export(
     checkpoint: Path, to: Path, dtype: torch.dtype | None = None, file_bytes: int = FILE_BYTES
 ) -> list[Path]:
-    """Write parameters and persistent buffers (of rank 0) into the new or empty directory `to`.
+    """Write parameters and rank 0's persistent buffers into the new or empty directory `to`.
 
-    `dtype`: of the floating-point ones; None leaves them as they were trained. Tied weights are written
-    under each of their names. Returns the files of weights. Raises ExportError, OSError.
+    Floating-point tensors are converted to `dtype`; None keeps their type. Tied weights are written under
+    each of their names. Returns the weight files.
+
+    Raises: ExportError, OSError.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ExportError(f"{to} is not an empty directory; give another one")
@@ -66,8 +69,8 @@ def export(
     to.parent.mkdir(parents=True, exist_ok=True)
     if (free := free_bytes(to.parent)) < total + MARGIN_BYTES:
         raise ExportError(
-            f"the weights take {format_bytes(total)}, {format_bytes(free)} are free in "
-            f"{to.parent.absolute()}; make room there or give another directory"
+            f"the weights take {format_bytes(total)}, but {format_bytes(free)} are free in "
+            f"{to.parent.absolute()}; free some space or give another directory"
         )
     partial = beside(to, "partial")
     partial.mkdir()
@@ -92,7 +95,7 @@ def _weights(checkpoint: Path, dtype: torch.dtype | None) -> Iterator[Weight]:
 
 
 def in_files(weights: list[Weight], limit: int) -> list[list[Weight]]:
-    """One after the other; a new file where `limit` bytes would be passed."""
+    """Split the weights into files in their order. A file ends before it exceeds `limit` bytes."""
     files: list[list[Weight]] = [[]]
     size = 0
     for weight in weights:
@@ -119,7 +122,7 @@ def _write(checkpoint: Path, weights: list[Weight], into: Path, file_bytes: int)
             save_file(_read(checkpoint, group), into / name, metadata={"format": "pt"})
         except SafetensorError as error:
             raise ExportError(f"{name} could not be written: {error}") from error
-        # safetensors gives the file to its owner alone; whoever may enter the directory may read it.
+        # safetensors restricts the file to its owner; give it the permissions of the directory.
         (into / name).chmod(into.stat().st_mode & 0o666)
         _sync_file(into / name)
     if many:
@@ -134,14 +137,14 @@ def _write(checkpoint: Path, weights: list[Weight], into: Path, file_bytes: int)
 
 
 def _copy_files(folder: Path, to: Path) -> None:
-    """Those that the task wrote for this purpose."""
+    """Copy the files that the task wrote for the export."""
     for file in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
         if stat.S_ISREG(file.lstat().st_mode) and not (to / file.name).exists():
             shutil.copyfile(file, to / file.name)
 
 
 def say_dtype(config: Path, weights: list[Weight]) -> None:
-    """A config of Hugging Face says which type the weights have: that of most of their bytes, as written."""
+    """Set the dtype in a Hugging Face config to the type of most of the exported bytes."""
     sizes: Counter[torch.dtype] = Counter()
     for weight in weights:
         if weight.dtype.is_floating_point:
@@ -152,7 +155,7 @@ def say_dtype(config: Path, weights: list[Weight]) -> None:
 
 
 def _set_dtype(config: dict[str, Any], name: str) -> bool:
-    """Whether the config, or that of a part of the model in it, says a type at all."""
+    """Set the dtype in the config and its sub-configs. Return whether any of them has such a key."""
     keys = [key for key in ("dtype", "torch_dtype") if isinstance(config.get(key), str)]
     config.update(dict.fromkeys(keys, name))
     parts = [
@@ -164,7 +167,7 @@ def _set_dtype(config: dict[str, Any], name: str) -> bool:
 
 
 def _read(checkpoint: Path, weights: list[Weight]) -> dict[str, torch.Tensor]:
-    """DCP puts the shards together, and converts while it copies."""
+    """Read the weights. DCP assembles the shards, and converts types while it copies."""
     tensors = {weight.name: torch.empty(weight.shape, dtype=weight.dtype) for weight in weights}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")

@@ -1,4 +1,4 @@
-"""The folder of checkpoints: complete directories `step-00000100`, written beside and renamed."""
+"""The folder of checkpoints: directories `step-00000100`, written under another name and then renamed."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from launcher.rundir.files import read_record, replace_json
 
 MARKER = "complete.json"
 BESIDE_WEIGHTS = "beside-weights"
-"A folder beside the checkpoints: what `Task.export_files` has written."
+"Folder for the files of `Task.export_files`, next to the checkpoints."
 _NAME = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointError(Exception):
-    """A checkpoint could not be written or read. Older ones are as they were."""
+    """A checkpoint could not be written or read. Older ones are unchanged."""
 
 
 class OtherShardsError(CheckpointError):
-    """It is whole, but what was saved cannot be cut into as many shards as there are now."""
+    """The checkpoint is complete, but its states cannot be resharded to the current number of shards."""
 
 
 class OtherTrainingError(CheckpointError):
-    """It is whole, but of a training that this job cannot go on with."""
+    """The checkpoint is complete, but this job cannot continue that training."""
 
 
 class RefusedError(CheckpointError):
-    """It is damaged, or holds what no checkpoint of a training needs: nothing of it is loaded."""
+    """The checkpoint is damaged or contains objects that no checkpoint needs. Nothing of it is loaded."""
 
 
 class PartsError(CheckpointError):
-    """The hosts of the run share no folder, and one lacks files that others have."""
+    """The hosts of the run share no folder, and one of them lacks files."""
 
 
 class NotSavedError(CheckpointError):
-    """The last checkpoint of an attempt could not be written: the training since the one before is lost."""
+    """The last checkpoint of an attempt could not be written; the steps since the previous one are lost."""
 
 
 def directory(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def beside(final: Path) -> Path:
-    """Where a checkpoint is written before it gets its name."""
+def partial_path(final: Path) -> Path:
+    """Return the path at which a checkpoint is written before it is renamed to `final`."""
     return final.with_name(f".{final.name}.partial")
 
 
 def complete_checkpoints(folder: Path) -> dict[int, Path]:
-    """`{step: directory}` in order of step, of those whose marker says that everything is there."""
+    """Return `{step: directory}` of the checkpoints with a valid marker, in order of step."""
     found = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
@@ -61,25 +61,25 @@ def complete_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def read_marker(path: Path) -> dict[str, Any]:
-    """{} when there is none."""
+    """Return the content of the marker; {} if there is none."""
     return read_record(path / MARKER)
 
 
 def publish(final: Path, content: dict[str, Any]) -> None:
-    """The marker is written last; a directory without it does not count, whatever its name.
+    """Write the marker and rename the checkpoint to `final`. A directory without a marker does not count.
 
-    Raises OSError.
+    Raises: OSError.
     """
-    partial = beside(final)
+    partial = partial_path(final)
     replace_json(partial / MARKER, content)
     sync_directory(partial)
-    shutil.rmtree(final, ignore_errors=True)  # an incomplete one of that name
+    shutil.rmtree(final, ignore_errors=True)  # an incomplete checkpoint with that name
     partial.rename(final)
     sync_directory(final.parent)
 
 
 def remove_all_but(folder: Path, keep: int) -> None:
-    """Only the newest `keep` >= 1 complete checkpoints stay, and the best where it is to be kept."""
+    """Remove all complete checkpoints but the newest `keep` >= 1 and the best, if a marker has a loss."""
     complete = complete_checkpoints(folder)
     for step in list(complete)[:-keep]:
         if step != best(complete):
@@ -87,8 +87,8 @@ def remove_all_but(folder: Path, keep: int) -> None:
 
 
 def best(complete: Mapping[int, Path]) -> int | None:
-    """The step with the lowest held-out loss, the earliest of equals. None: no marker tells one, as without
-    `train.keep_best`."""
+    """Return the step with the lowest held-out loss, the earliest of equals. None if no marker has a loss, as
+    without `train.keep_best`."""
     losses = {step: read_marker(path).get("eval_loss") for step, path in complete.items()}
     known = {step: loss for step, loss in losses.items() if isinstance(loss, float)}
     return min(known, key=known.__getitem__, default=None)

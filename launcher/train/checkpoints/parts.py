@@ -1,8 +1,7 @@
-"""A checkpoint of nodes that share no folder: each node has its ranks' part, and its own `.metadata`.
+"""Checkpoints of nodes that share no folder: each node has its ranks' part and its own `.metadata`.
 
-What all nodes have alike (replicas, values that are no tensors) each of them writes, so that the same ranks
-find on their own host all that they read. Files have other names on each node: parts that are copied into
-one folder are a whole checkpoint.
+Each node writes a copy of replicas and non-tensor values, so that the same ranks find everything they read on
+their own host. File names differ between nodes: the parts copied into one folder are a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from torch.futures import Future
 
 from launcher.train.checkpoints.folder import (
     PartsError,
-    beside,
     complete_checkpoints,
+    partial_path,
     publish,
     read_marker,
     remove_all_but,
@@ -35,18 +34,18 @@ from launcher.train.checkpoints.space import NoSpaceError, bytes_of, make_room
 from launcher.train.checkpoints.writer import Writer
 
 SHOWN = 3
-"Files that a message names."
+"Number of files that a message names."
 
 
 class NodePlanner(DefaultSavePlanner):
-    """Each node writes what its ranks have, once; the metadata tell of each piece once."""
+    """Each node writes each piece of its ranks once. The metadata lists each piece once for all nodes."""
 
     def __init__(self, per_node: int) -> None:
         super().__init__()
         self.per_node = per_node
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """On rank 0."""
+        """Remove duplicates within each node. Runs on rank 0."""
         _, metadata = super().create_global_plan(all_plans)
         plans = []
         for first in range(0, len(all_plans), self.per_node):
@@ -56,7 +55,7 @@ class NodePlanner(DefaultSavePlanner):
 
 
 def _once(plans: Sequence[SavePlan]) -> list[SavePlan]:
-    """Of what several of these ranks have, the one with the least to write keeps it."""
+    """Remove duplicates: a piece stays with the rank that has the fewest bytes to write."""
     owners: dict[Any, list[int]] = defaultdict(list)
     for number, plan in enumerate(plans):
         for item in plan.items:
@@ -65,7 +64,7 @@ def _once(plans: Sequence[SavePlan]) -> list[SavePlan]:
     for number, plan in enumerate(plans):
         for item in plan.items:
             if owners[item.index][0] != number:
-                continue  # decided when its first owner came
+                continue  # already assigned when its first owner was visited
             owner = min(owners[item.index], key=load.__getitem__)
             kept[owner].append(item)
             load[owner] += bytes_of([SavePlan([item])])
@@ -73,15 +72,15 @@ def _once(plans: Sequence[SavePlan]) -> list[SavePlan]:
 
 
 class NodeWriter(Writer):
-    """As Writer, but what rank 0 does there for all, the first rank of each node does for its own node:
-    `publish`, and when all have done so, `clean`."""
+    """A Writer for nodes that share no folder. The first rank of each node calls `publish` for its node, and
+    `clean` once all have published."""
 
     def __init__(self, *args: Any, node: int, per_node: int, host: str, **more: Any) -> None:
         super().__init__(*args, **more)
         self.node, self.per_node, self.host = node, per_node, host
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On rank 0, which cannot look at other hosts' disks: it tells each rank what its node writes."""
+        """Send each rank the bytes that its node writes. Rank 0 cannot check the disks of other hosts."""
         bare = [replace(plan, storage_data=None) for plan in plans]
         named = FileSystemWriter.prepare_global_plan(self, bare)
         told = []
@@ -95,9 +94,8 @@ class NodeWriter(Writer):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name, needed = plan.storage_data
         if self.first:
-            written = sum(
-                file.stat().st_size for file in Path(self.path).iterdir()
-            )  # the node's others began
+            # Other ranks of the node may already be writing.
+            written = sum(file.stat().st_size for file in Path(self.path).iterdir())
             try:
                 make_room(self.final.parent, max(0, needed - written), self.keep)
             except NoSpaceError as error:
@@ -105,11 +103,12 @@ class NodeWriter(Writer):
         return super().write_data(replace(plan, storage_data=name), planner)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On rank 0. What is stored here goes to all ranks, as the outcome of DCP's save."""
+        """Store the results on rank 0. DCP's save returns this metadata on all ranks."""
         metadata.storage_data, metadata.storage_meta = results, self.storage_meta()
 
     def publish(self, metadata: Metadata) -> None:
-        """On the first rank of each node. Of a piece that several nodes have, its own file counts."""
+        """Publish the node's part. Call this on the first rank of each node. If several nodes have a piece,
+        the metadata refers to this node's file."""
         results: list[list[WriteResult]] = metadata.storage_data
         own = range(self.node * self.per_node, (self.node + 1) * self.per_node)
         ours = [result for number, result in enumerate(results) if number in own]
@@ -119,21 +118,22 @@ class NodeWriter(Writer):
         publish(self.final, {**self.marker, "save": save, "per_node": self.per_node})
 
     def clean(self) -> None:
+        """Remove the node's older checkpoints."""
         remove_all_but(self.final.parent, self.keep)
 
 
 class PartsReader(CheckpointReader):
-    """Says which files are missing on this host before any rank begins to read."""
+    """Reports files that are missing on this host before any rank begins to read."""
 
     def __init__(
         self, path: Path, host: str = "this host", own: Sequence[str] = (), hosts: Sequence[str] = ()
     ) -> None:
-        """`own`: files that are needed besides. `hosts`: names of the nodes, as far as they are known."""
+        """`own` lists additional files that are needed. `hosts` has the known names of the nodes."""
         super().__init__(path)
         self.host, self.own, self.hosts = host, own, hosts
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Raises PartsError."""
+        """Check that all files exist. Raises PartsError."""
         folder = Path(self.path)
         needed = {self.storage_data[item.storage_index].relative_path for item in plan.items}
         missing = sorted(name for name in {*needed, *self.own} if not (folder / name).exists())
@@ -141,7 +141,7 @@ class PartsReader(CheckpointReader):
             whose = _whose(missing, read_marker(folder), self.hosts)
             raise PartsError(
                 f"{self.host} lacks {_named(missing)} of {folder}: the hosts of the run share no folder, and "
-                f"each has the files of its own ranks ({whose}); go on with the same hosts and ranks, or "
+                f"each has the files of its own ranks ({whose}); resume with the same hosts and ranks, or "
                 "copy these files into the same folder here"
             )
         return super().prepare_local_plan(plan)
@@ -159,16 +159,19 @@ def _whose(names: Sequence[str], marker: Mapping[str, Any], hosts: Sequence[str]
     return f"these are of {', '.join(named)}"
 
 
-def whole_on_all(found: Sequence[Mapping[int, str]]) -> int:
-    """The newest step of which every node has its part of one save; 0: there is none. `found`: for each node
-    `{step: id of the save}`."""
+def newest_on_all_nodes(found: Sequence[Mapping[int, str]]) -> int:
+    """Return the newest step of which every node has its part of the same save, or 0. `found` has a dict
+    `{step: id of the save}` for each node."""
     common = {step for step, save in found[0].items() if all(one.get(step) == save for one in found)}
     return max(common, default=0)
 
 
 def set_aside(folder: Path, newest: int) -> None:
-    """On the first rank of a node: a part after `newest`, which one host published as another one died, would
-    be its newest and push out whole ones. It is kept under another name: the other parts may come back."""
+    """Rename parts after `newest`. Call this on the first rank of a node.
+
+    If a host publishes its part while another one dies, the part is incomplete, but would count as the newest
+    and displace complete checkpoints. It is not deleted: the other parts may come back.
+    """
     for step, path in complete_checkpoints(folder).items():
         if step > newest:
             aside = path.with_name(f"set-aside-{path.name}")
@@ -177,6 +180,6 @@ def set_aside(folder: Path, newest: int) -> None:
 
 
 def discard(final: Path) -> None:
-    """On the first rank of a node: another node could not publish its part."""
+    """Remove the node's part after another node failed to publish. Call this on the first rank of a node."""
     shutil.rmtree(final, ignore_errors=True)
-    shutil.rmtree(beside(final), ignore_errors=True)
+    shutil.rmtree(partial_path(final), ignore_errors=True)

@@ -1,6 +1,6 @@
-"""Reading a checkpoint that anybody may have written: no code of it is run.
+"""Reading an untrusted checkpoint without running code from it.
 
-DCP's own reader unpickles `.metadata` without limits, and its planner every value that is no tensor.
+DCP's reader unpickles `.metadata` without restrictions, and its planner does so for every non-tensor value.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ _ALLOWED = {
     "pathlib._local": {"PosixPath"},  # Python 3.13
     "torch": {"Size"} | {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
 }
-"What `.metadata` of torch 2.6 to 2.13 refers to."
+"Names that `.metadata` of torch 2.6 to 2.13 refers to."
 
 
 _TUPLE_OPCODES = (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
 _STACK_PER_TUPLE = 512
-"Bytes of stack; Python 3.11 takes less than 105 to hash one more tuple within a tuple."
+"Stack bytes per nested tuple; Python 3.11 takes less than 105 to hash one."
 _USUAL_STACK = 2**21
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name not in _ALLOWED.get(module, ()):
-            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no checkpoint needs")
+            raise pickle.UnpicklingError(f"the file refers to {module}.{name}, which no checkpoint needs")
         return super().find_class(module, name)
 
 
 def read_metadata(checkpoint: Path) -> Metadata:
-    """What DCP has written beside the tensors. Raises CheckpointError, RefusedError for anything else."""
+    """Return the metadata that DCP wrote. Raises CheckpointError, and RefusedError for any other content."""
     file = checkpoint / ".metadata"
     try:
         content = file.read_bytes()
@@ -70,15 +70,17 @@ def read_metadata(checkpoint: Path) -> Metadata:
         raise CheckpointError(f"{file} could not be read: {error}") from None
     try:
         return _with_stack_for(content, lambda: _checked(_Unpickler(io.BytesIO(content)).load()))
-    except Exception as error:  # a damaged pickle raises what it likes
+    except Exception as error:  # a damaged pickle may raise any type
         raise RefusedError(f"{file} is not what torch.distributed.checkpoint writes: {error}") from None
 
 
 def _with_stack_for(content: bytes, call: Callable[[], T]) -> T:
-    """`call()`, with a stack on which the hash of any tuple in this pickle can be computed.
+    """Return `call()`, run on a stack large enough to hash every tuple in this pickle.
 
-    Python hashes a tuple as a key of a dictionary by a recursion in C that has no limit: nested 3 million
-    deep, it ends the process by a segmentation fault. Raises what `call` raises, MemoryError.
+    Python hashes a tuple by recursion in C without a limit: 3 million nested tuples as a dictionary key end
+    the process with a segmentation fault.
+
+    Raises: MemoryError, and the exceptions of `call`.
     """
     wanted = _STACK_PER_TUPLE * sum(map(content.count, _TUPLE_OPCODES))
     if wanted < _USUAL_STACK:
@@ -97,7 +99,7 @@ def _with_stack_for(content: bytes, call: Callable[[], T]) -> T:
     try:
         thread.start()
     except RuntimeError as error:
-        raise MemoryError(f"it may need a stack of {wanted} bytes: {error}") from None
+        raise MemoryError(f"reading it may need a stack of {wanted} bytes: {error}") from None
     finally:
         threading.stack_size(before)
     thread.join()
@@ -124,12 +126,12 @@ def _checked(metadata: object) -> Metadata:
             raise ValueError("its list of pieces is damaged")
         name = piece.relative_path if isinstance(piece, _StorageInfo) else None
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
-            raise ValueError(f"a piece of it is in {name!r}, which is no file of the checkpoint")
+            raise ValueError(f"a piece is in {name!r}, which is not a file of the checkpoint")
     return metadata
 
 
 class CheckpointReader(FileSystemReader):
-    """As DCP's, with `.metadata` read by `read_metadata`."""
+    """DCP's reader, with `.metadata` read by `read_metadata`."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Raises CheckpointError."""
@@ -140,7 +142,7 @@ class CheckpointReader(FileSystemReader):
 
 
 class CheckpointPlanner(DefaultLoadPlanner):
-    """As DCP's, but a value that is no tensor is a number, a text or a collection of them."""
+    """DCP's planner, with non-tensor values restricted to numbers, strings and collections of them."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         plain = io.BytesIO()
@@ -148,6 +150,6 @@ class CheckpointPlanner(DefaultLoadPlanner):
             content = torch.load(value, weights_only=True)
         except pickle.UnpicklingError as error:
             raise RefusedError(f"{read_item.storage_index.fqn}: {error}") from None
-        torch.save(content, plain)  # the parent reads it again, without limits
+        torch.save(content, plain)  # the base class reads it again, without restrictions
         plain.seek(0)
         super().load_bytes(read_item, plain)

@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits on the disk, asked before it is written."""
+"""Check that a checkpoint fits on the disk before it is written."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from launcher.spec.base import format_bytes
 from launcher.train.checkpoints.folder import complete_checkpoints, remove_all_but
 
 ITEM_BYTES = 2048
-"For what is around each tensor or value: 1.5 KiB of torch.save's archive, 0.3 KiB of metadata (measured)."
+"Overhead per tensor or value: 1.5 KiB of torch.save's archive, 0.3 KiB of metadata (measured)."
 MARGIN_BYTES = 2**20
-"Left for logs, metrics and events."
+"Bytes left free for logs, metrics and events."
 
 
 class NoSpaceError(Exception):
-    """The file system has less free than the checkpoint takes."""
+    """The file system has less free space than the checkpoint takes."""
 
 
 def bytes_of(plans: Iterable[SavePlan]) -> int:
-    """Of all that these plans write."""
+    """Return the number of bytes that these plans write."""
     return sum(_bytes(item) + ITEM_BYTES for plan in plans for item in plan.items)
 
 
 def _bytes(item: WriteItem) -> int:
-    """Of this rank's part alone: `item.tensor_storage_size()` is that of the whole tensor."""
+    """Return the bytes of this rank's part; `item.tensor_storage_size()` is the size of the whole tensor."""
     data = item.tensor_data
     return prod(data.chunk.sizes) * data.properties.dtype.itemsize if data is not None else 0
 
 
 def free_bytes(folder: Path) -> int:
-    """For this user, without what is reserved for root. Quotas do not show here. Raises OSError."""
+    """Return the bytes free for this user, without the reserve for root. Ignores quotas. Raises OSError."""
     return shutil.disk_usage(folder).free
 
 
 def make_room(folder: Path, needed: int, keep: int) -> None:
-    """Check that `needed` bytes fit into `folder`. Raises NoSpaceError, OSError.
+    """Check that `needed` bytes fit into `folder`. If not, first remove the checkpoint that the new one
+    replaces, but never the last complete one.
 
-    When they do not, the checkpoint that the new one replaces goes first, but never the last good one.
+    Raises: NoSpaceError, OSError.
     """
     needed += MARGIN_BYTES
     if free_bytes(folder) < needed:

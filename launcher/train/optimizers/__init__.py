@@ -1,1 +1,1 @@
-"""The optimizers of a recipe. `spec/optimizers.py` lists them; `build.py` makes one."""
+"""The optimizers that a recipe can name. `spec/optimizers.py` lists them; `build.py` creates one."""

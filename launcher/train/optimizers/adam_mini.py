@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from launcher.train.optimizers.state import KeepsDtypes, local, rows_beside, zeros_beside
+from launcher.train.optimizers.state import KeepsDtypes, local, rows_sharded_like, zeros_sharded_like
 
 
 class AdamMini(KeepsDtypes):
-    """The blocks are the rows of a parameter: its output neurons, or the tokens of an embedding.
+    """Adam-mini with one block per row of a parameter: an output neuron, or a token of an embedding.
 
-    The paper partitions so too, but for query and key, which it cuts by attention head. Which parameters
-    those are cannot be seen from outside a model; rows are the finer cut, nearer to Adam. A vector (gain,
-    bias) has rows of one element: there it is Adam. Rows stay whole under FSDP, so the update does not
-    depend on the number of ranks. The first moment has the parameter's type, the second is fp32.
+    The paper does the same, except for query and key, which it partitions by attention head. These cannot be
+    identified from outside the model; rows are finer and closer to Adam. The rows of a vector (gain, bias)
+    have one element, so its update is Adam's. FSDP keeps rows whole, so the update does not depend on the
+    number of ranks. The first moment has the parameter's type, the second is fp32.
     """
 
     def __init__(
@@ -34,9 +34,11 @@ class AdamMini(KeepsDtypes):
                 if not state:
                     ones = (1,) * (p.ndim - 1)
                     state["step"] = torch.zeros(())
-                    state["exp_avg"] = zeros_beside(p, p.dtype)
+                    state["exp_avg"] = zeros_sharded_like(p, p.dtype)
                     state["exp_avg_sq"] = (
-                        rows_beside(p, ones, torch.float32) if p.ndim else zeros_beside(p, torch.float32)
+                        rows_sharded_like(p, ones, torch.float32)
+                        if p.ndim
+                        else zeros_sharded_like(p, torch.float32)
                     )
                 state["step"] += 1
                 _update(p, state, group)

@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from launcher.train.optimizers.state import KeepsDtypes, local, zeros_beside
+from launcher.train.optimizers.state import KeepsDtypes, local, zeros_sharded_like
 
 
 class AdamWBf16(KeepsDtypes):
-    """The arithmetic is fp32, with temporaries of the largest parameter's size.
+    """AdamW with bf16 states and fp32 arithmetic. Temporaries have the size of the largest parameter.
 
-    The second moment is rounded stochastically. With beta2 = 0.999 it shrinks by a thousandth a step, which
-    is below half of bf16's last place (2^-9): rounded to the nearest it could grow but never shrink again.
+    The second moment is rounded stochastically. With beta2 = 0.999 it shrinks by a thousandth per step, which
+    is less than half of bf16's last place (2^-9): with rounding to nearest it could grow but never shrink.
     """
 
     def __init__(
         self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.999)
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0})
-        # Kept from here on: offload steps one parameter at a time.
+        # The numbers stay fixed: offload runs a step for one parameter at a time.
         self._numbers = {id(p): n for n, p in enumerate(p for g in self.param_groups for p in g["params"])}
 
     @torch.no_grad()
@@ -33,8 +33,8 @@ class AdamWBf16(KeepsDtypes):
                 state = self.state[p]
                 if not state:
                     state["step"] = torch.zeros(())
-                    state["exp_avg"] = zeros_beside(p, torch.bfloat16)
-                    state["exp_avg_sq"] = zeros_beside(p, torch.bfloat16)
+                    state["exp_avg"] = zeros_sharded_like(p, torch.bfloat16)
+                    state["exp_avg_sq"] = zeros_sharded_like(p, torch.bfloat16)
                 state["step"] += 1
                 seed = int(state["step"]) * len(self._numbers) + self._numbers[id(p)]
                 _update(p, state, group, seed)
@@ -52,17 +52,17 @@ def _update(p: torch.Tensor, state: dict[str, Any], group: dict[str, Any], seed:
 
     root = square.sqrt_().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
     update = mean.div_(root).div_(1 - beta1**step)
-    # Decay and update in one subtraction: in bf16 the decay alone would be rounded away.
+    # Decay and update are one subtraction: in bf16 the decay alone would be rounded to nothing.
     shard.sub_(update.add_(shard, alpha=group["weight_decay"]), alpha=lr)
 
 
 def round_stochastically(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """fp32 -> the bf16 neighbours, the nearer one more often, so that the mean of many roundings is `x`.
+    """Round fp32 to one of the two bf16 neighbours, so that the mean of many roundings is `x`.
 
-    The same `seed` rounds the same way on every rank: replicas of a parameter stay equal, and a resumed run
-    repeats what an undisturbed one does.
+    Rounding depends only on `seed`: replicas of a parameter stay equal, and a resumed run gets the same
+    results as an uninterrupted one.
     """
     generator = torch.Generator(x.device).manual_seed(seed)
     noise = torch.randint(2**16, x.shape, dtype=torch.int32, device=x.device, generator=generator)
-    # bf16 is the upper half of fp32: the carry out of the lower half happens as often as that half is large.
+    # bf16 is the upper half of fp32. The lower half carries with a probability proportional to its value.
     return noise.add_(x.view(torch.int32)).bitwise_and_(-(2**16)).view(torch.float32).bfloat16()

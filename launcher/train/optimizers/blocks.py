@@ -1,8 +1,8 @@
 """The scales of 8-bit states: one fp32 number per block of 256 elements of a rank's shard.
 
-Where the rows of a parameter are whole blocks, a scale belongs to a piece of one row and goes where the row
-goes: the state can be read by any number of ranks. Elsewhere blocks cross rows, and where they begin depends
-on where the shard begins: only as many shards as wrote them can read them.
+If a row consists of whole blocks, each scale belongs to one row and is sharded with it: any number of ranks
+can read the state. Otherwise blocks cross rows and start at the beginning of the shard: only the same number
+of shards can read them.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from launcher.spec.optimizers import BLOCK
 from launcher.train.checkpoints.reader import read_metadata
-from launcher.train.optimizers.state import beside, local, rows_beside
+from launcher.train.optimizers.state import local, rows_sharded_like, sharded_like
 from launcher.train.rank import SetupError
 
 
-def scales_beside(p: torch.Tensor) -> torch.Tensor:
-    """Zero scales for the shard of `p`, as a checkpoint saves them; `p` has at least one dimension.
+def scales_sharded_like(p: torch.Tensor) -> torch.Tensor:
+    """Return zero scales for the shard of `p`, in the form that a checkpoint saves; `p.ndim` >= 1.
 
-    Shape `(rows, blocks per row)` where rows are whole blocks, else `(shards, blocks of the largest shard)`.
-    Raises SetupError for a parameter that is cut otherwise than by rows.
+    The shape is `(rows, blocks per row)` if rows are whole blocks, else `(shards, blocks of the largest
+    shard)`.
+
+    Raises: SetupError if the parameter is not sharded by rows.
     """
     row, shards = p.numel() // p.shape[0], _shards(p)
     if row % BLOCK == 0:
-        return rows_beside(p, (row // BLOCK,), torch.float32)
+        return rows_sharded_like(p, (row // BLOCK,), torch.float32)
     largest = math.ceil(p.shape[0] / shards) * row
     part = torch.zeros((1, math.ceil(largest / BLOCK)), device=local(p).device)
-    return beside(p, part, (shards, part.shape[1]))
+    return sharded_like(p, part, (shards, part.shape[1]))
 
 
 def scales_in_use(scales: torch.Tensor, elements: int) -> torch.Tensor:
-    """Those of a shard of `elements`, flat, as the kernels want them; memory shared with `scales`."""
+    """Return the scales of a shard with `elements` as a flat view of `scales`, as the kernels need them."""
     return local(scales).view(-1)[: math.ceil(elements / BLOCK)]
 
 
@@ -46,14 +48,15 @@ def _shards(p: torch.Tensor) -> int:
         return 1
     cut = [dim for dim, placement in enumerate(p.placements) if not isinstance(placement, Replicate)]
     if len(cut) > 1 or any(p.placements[dim] != Shard(0) for dim in cut):
-        raise SetupError(f"8-bit states are for parameters sharded by rows, not {p.placements}")
+        raise SetupError(f"8-bit states need parameters sharded by rows, not {p.placements}")
     return p.device_mesh.size(cut[0]) if cut else 1
 
 
 def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, prefix: str) -> str | None:
-    """Why `checkpoint` cannot be read into the 8-bit `states` (`{parameter: {name: tensor}}`), or None.
+    """Return why `checkpoint` cannot be read into the 8-bit `states`, or None if it can.
 
-    `prefix` is the path of `states` in the checkpoint, such as "optimizer.state".
+    `states` is `{parameter: {name: tensor}}`; `prefix` is its path in the checkpoint, such as
+    "optimizer.state".
     """
     wanted = {
         f"{prefix}.{parameter}.absmax1": state["absmax1"].shape
@@ -64,7 +67,7 @@ def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, pref
         return None
     metadata = read_metadata(checkpoint).state_dict_metadata
     saved = {key: entry.size for key, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
-    # A key that is missing altogether, as after a change of the optimizer, torch reports by itself.
+    # torch itself reports a missing key, as after a change of the optimizer.
     differ = [key for key, shape in wanted.items() if key in saved and saved[key] != shape]
     if not differ:
         return None

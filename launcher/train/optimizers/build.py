@@ -1,4 +1,4 @@
-"""The optimizer that a recipe asks for."""
+"""Creation of the recipe's optimizer."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from launcher.train.rank import Rank, SetupError
 
 
 def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim.Optimizer:
-    """Raises SetupError: a library or the directory on NVMe is missing, or there is nothing to train."""
+    """Return the optimizer of the recipe.
+
+    Raises: SetupError if a library or the NVMe directory is missing, or if no parameter is trained.
+    """
     recipe, training = rank.recipe, rank.job.train
     make = builder(recipe.optimizer, training.lr)
     groups, wide = parameter_groups(model, training), embeddings(model)
     if not groups:
-        raise SetupError(
-            "the model has no parameter that is to be trained: all of them have requires_grad=False"
-        )
+        raise SetupError("the model has no trainable parameter: all of them have requires_grad=False")
     if recipe.offload in ("none", "cpu"):
         made = make(groups, wide)
-        if recipe.offload == "cpu":  # its states are made in a step
+        if recipe.offload == "cpu":  # the step creates the states
             made.step = budget.host_side()(made.step)  # type: ignore[method-assign]
         return made
     keep: Keep = in_host_memory
@@ -41,7 +42,8 @@ def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim
 
 
 def builder(name: str, lr: float) -> Make:
-    """Return what makes this optimizer of groups of parameters and those whose states stay in 32 bit."""
+    """Return a function that creates this optimizer. Its arguments are parameter groups and the parameters
+    whose states stay in 32 bit."""
     row = OPTIMIZERS[name]
     module, _, attribute = row.builder.partition(":")
     make = partial(getattr(importlib.import_module(module), attribute), lr=lr, **row.arguments)
@@ -49,14 +51,15 @@ def builder(name: str, lr: float) -> Make:
 
 
 def embeddings(model: nn.Module) -> list[nn.Parameter]:
-    """Their states stay in 32 bit, as bitsandbytes advises: a rare token's gradient is an outlier."""
+    """Return the embedding weights. bitsandbytes advises 32-bit states for them: the gradient of a rare token
+    is an outlier."""
     tables = (nn.Embedding, nn.EmbeddingBag)
     found = [module.weight for module in model.modules() if isinstance(module, tables)]
     return [weight for weight in found if isinstance(weight, nn.Parameter)]
 
 
 def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:
-    """Matrices decay; gains, biases and norms do not."""
+    """Return the parameter groups. Weight decay applies to matrices, not to gains, biases and norms."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
     groups = [

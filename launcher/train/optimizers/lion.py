@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from launcher.train.optimizers.state import local, zeros_beside
+from launcher.train.optimizers.state import local, zeros_sharded_like
 
 
 class Lion(torch.optim.Optimizer):
-    """The update is a sign, so its learning rate is usually a third to a tenth of AdamW's."""
+    """Lion. Its update is a sign, so the learning rate is usually a third to a tenth of AdamW's."""
 
     def __init__(
         self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.99)
@@ -26,7 +26,7 @@ class Lion(torch.optim.Optimizer):
                     continue
                 state = self.state[p]
                 if not state:
-                    state["exp_avg"] = zeros_beside(p, p.dtype)
+                    state["exp_avg"] = zeros_sharded_like(p, p.dtype)
                 shard, gradient, average = local(p), local(p.grad), local(state["exp_avg"])
                 direction = average.lerp(gradient, 1 - beta1).sign_()
                 shard.mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-lr)

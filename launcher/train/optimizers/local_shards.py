@@ -1,7 +1,7 @@
 """bitsandbytes' 8-bit optimizers on each rank's local shard.
 
-bitsandbytes knows no DTensor: its optimizers fail on FSDP2's parameters. Its kernels are given the local
-shards here, and the states are kept as DTensors, which torch.distributed.checkpoint saves and reshards.
+bitsandbytes does not support DTensor: its optimizers fail on FSDP2's parameters. This module passes the local
+shards to its kernels and keeps the states as DTensors, which torch.distributed.checkpoint saves and reshards.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from typing import Any, Literal
 import torch
 
 from launcher.spec.optimizers import LEAST_EIGHT_BIT, LEAST_PAGED
-from launcher.train.optimizers.blocks import scales_beside, scales_in_use
-from launcher.train.optimizers.state import KeepsDtypes, beside, local, zeros_beside
+from launcher.train.optimizers.blocks import scales_in_use, scales_sharded_like
+from launcher.train.optimizers.state import KeepsDtypes, local, sharded_like, zeros_sharded_like
 from launcher.train.rank import SetupError
 
 Kernel = Literal["adam", "lion"]
 
 
 class EightBit(KeepsDtypes):
-    """Blockwise 8-bit states: 2 x (1 + 4/256) bytes per parameter for "adam", half of it for "lion".
+    """Optimizer with blockwise 8-bit states: 2 x (1 + 4/256) bytes per parameter for "adam", half for "lion".
 
-    `wide`: parameters whose states stay in 32 bit whatever their size, such as embeddings. So do vectors:
-    they are a tiny part, and their blocks would tie the checkpoint to the number of ranks. Whether a
-    parameter is 8-bit depends on its global size, so it is so on any number of ranks.
+    States of the parameters in `wide`, such as embeddings, stay in 32 bit. So do those of vectors: they are a
+    tiny part, and their blocks would tie the checkpoint to the number of ranks. The choice depends on the
+    global size of a parameter, so it does not depend on the number of ranks.
 
-    `paged`: large states in CUDA managed memory, which moves to the host when the GPU runs out.
-    Raises SetupError without bitsandbytes.
+    `paged` puts large states into CUDA managed memory, which moves to the host if the GPU runs out of memory.
+
+    Raises: SetupError if bitsandbytes is missing.
     """
 
     def __init__(
@@ -47,15 +48,16 @@ class EightBit(KeepsDtypes):
         self._wide = {id(p) for p in wide}
         self.paged = paged
         self._pages: dict[int, list[torch.Tensor]] = {}
-        # The two tables from codes to values are constants: never saved, shared by all parameters.
+        # The two tables from codes to values are constants: not saved, and shared by all parameters.
         self._maps: dict[bool, torch.Tensor] = {}
 
     def in_eight_bits(self, p: torch.Tensor) -> bool:
+        """Return whether the states of `p` are 8-bit."""
         return p.ndim >= 2 and p.numel() >= LEAST_EIGHT_BIT and id(p) not in self._wide
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """`closure` is never called: torch.distributed.checkpoint passes None by name."""
+        """Update the parameters. `closure` is never called; torch.distributed.checkpoint passes None."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -63,7 +65,7 @@ class EightBit(KeepsDtypes):
                 state = self.state[p] or self._begin(p)
                 state["step"] += 1
                 shard = local(p)
-                if shard.numel():  # with fewer rows than ranks some ranks hold nothing
+                if shard.numel():  # with fewer rows than ranks, some shards are empty
                     self._update(p, shard, local(p.grad).contiguous(), state, group)
         if self._pages:
             torch.cuda.synchronize()  # the kernels write managed memory that the host may read next
@@ -73,23 +75,23 @@ class EightBit(KeepsDtypes):
         state["step"] = torch.zeros(())
         for number in (1, 2) if self._kernel == "adam" else (1,):
             if not self.in_eight_bits(p):
-                state[f"state{number}"] = zeros_beside(p, torch.float32)
+                state[f"state{number}"] = zeros_sharded_like(p, torch.float32)
                 continue
             state[f"state{number}"] = self._codes(p)
-            state[f"absmax{number}"] = scales_beside(p)
+            state[f"absmax{number}"] = scales_sharded_like(p)
         return state
 
     def _codes(self, p: torch.Tensor) -> torch.Tensor:
-        """Zero codes mean nothing without scales; zero scales make them zeros."""
+        """Return zero codes. Together with zero scales they represent zeros."""
         shard = local(p)
         if not self.paged or shard.numel() < LEAST_PAGED:
-            return zeros_beside(p, torch.uint8)
+            return zeros_sharded_like(p, torch.uint8)
         if shard.device.type != "cuda":
             raise SetupError("paged optimizer states are CUDA managed memory; choose optimizer: adamw-8bit")
         pages = self._functional.get_paged(*shard.shape, dtype=torch.uint8, device=shard.device)
         pages.zero_()
         self._pages.setdefault(id(p), []).append(pages)
-        return beside(p, torch.as_tensor(_OnGpu(pages), device=shard.device), p.shape)
+        return sharded_like(p, torch.as_tensor(_OnGpu(pages), device=shard.device), p.shape)
 
     def _update(
         self,
@@ -101,7 +103,7 @@ class EightBit(KeepsDtypes):
     ) -> None:
         for pages in self._pages.get(id(p), ()):
             self._functional.prefetch_tensor(pages)
-        # The kernels go through memory in order: a shard that is not contiguous is updated in a copy.
+        # The kernels need contiguous memory: other shards are updated in a copy.
         whole = shard.contiguous()
         states = [local(state[name]) if name in state else None for name in ("state1", "state2")]
         beta1, beta2 = group["betas"]
@@ -129,7 +131,7 @@ class EightBit(KeepsDtypes):
 
 
 class _OnGpu:
-    """bitsandbytes hands out managed memory as a CPU tensor; the same memory for torch as a CUDA one."""
+    """Managed memory as a CUDA tensor: bitsandbytes returns it as a CPU tensor."""
 
     def __init__(self, pages: torch.Tensor) -> None:
         self.__cuda_array_interface__ = {
@@ -141,7 +143,7 @@ class _OnGpu:
 
 
 def _bitsandbytes() -> Any:
-    """Imported when a recipe needs it: it costs seconds."""
+    """Import bitsandbytes, which takes seconds. Raises SetupError if it is missing."""
     try:
         return importlib.import_module("bitsandbytes.functional")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""How one rank reaches all others, whatever they are doing, when the attempt is to end."""
+"""A signal from one rank to all others that the attempt must end. It reaches ranks that are blocked."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from launcher.train.rank import Rank
 
 LISTENING = timedelta(days=20)
-"At a time, then the thread listens again: the store counts milliseconds in 31 bits."
+"Timeout of one wait, after which the thread waits again: the store counts milliseconds in 31 bits."
 CONNECTING = timedelta(seconds=30)
 
 
 class Alarm:
-    """Connections of its own to torchrun's store, which lives outside all ranks.
+    """Separate connections to torchrun's store, which lives outside all ranks.
 
-    A thread waits there without holding the interpreter: it hears while the main thread is blocked in a
-    collective or waits for the GPU. A single rank has nobody to tell, and no thread.
+    A thread waits on the store without holding the interpreter lock, so the signal arrives while the main
+    thread is blocked in a collective or waits for the GPU. A single rank needs no thread.
     """
 
     def __init__(self, rank: Rank) -> None:
         """Raises dist.DistError."""
         self.rank = rank
         self.rung = False
-        "By this rank."
-        self._talking = self._connect()
+        "This rank has rung the alarm."
+        self._store = self._connect()
 
     def listen(self, heard: Callable[[str], object]) -> None:
-        """`heard` is called on the thread, with the reason, when another rank rings."""
+        """Start the thread. It calls `heard` with the reason if another rank rings."""
         if self.rank.world > 1:
             arguments = (self._connect(), heard)
             threading.Thread(target=self._listen, args=arguments, name="alarm", daemon=True).start()
 
     def ring(self, why: str) -> None:
-        """Raises dist.DistError when the store is gone."""
+        """Signal all other ranks. Raises dist.DistError if the store is gone."""
         self.rung = True
-        self._talking.set("alarm", why)
+        self._store.set("alarm", why)
 
     def exchange(self, topic: str, mine: Any, seconds: float) -> dict[int, Any]:
-        """What every rank said on `topic`, as JSON; after `seconds`, of those that have said something.
+        """Return each rank's value for `topic`, by rank. Ranks without one after `seconds` are left out.
 
-        Raises dist.DistError when the store is gone.
+        `mine` must fit into JSON. Raises dist.DistError if the store is gone.
         """
-        self._talking.set(_key(topic, self.rank.number), json.dumps(mine))
+        self._store.set(_key(topic, self.rank.number), json.dumps(mine))
         keys = [_key(topic, number) for number in range(self.rank.world)]
         ranks = list(range(self.rank.world))
         try:
-            self._talking.wait(keys, timedelta(seconds=seconds))
+            self._store.wait(keys, timedelta(seconds=seconds))
         except dist.DistNetworkError:
             raise
         except dist.DistStoreError:
-            ranks = [number for number in ranks if self._talking.check([keys[number]])]
-        return {number: json.loads(self._talking.get(keys[number])) for number in ranks}
+            ranks = [number for number in ranks if self._store.check([keys[number]])]
+        return {number: json.loads(self._store.get(keys[number])) for number in ranks}
 
     def _listen(self, store: Store, heard: Callable[[str], object]) -> None:
         while True:
             try:
                 store.wait(["alarm"], LISTENING)
             except dist.DistNetworkError:
-                return  # torchrun is gone, and takes the ranks with it
+                return  # torchrun is gone and ends the ranks
             except dist.DistStoreError:
                 continue
             if not self.rung:
@@ -73,7 +73,7 @@ class Alarm:
             return
 
     def _connect(self) -> Store:
-        """A client does one thing at a time: whoever waits with it can say nothing meanwhile."""
+        """Return a new connection. A connection that waits cannot send at the same time."""
         if self.rank.world == 1:
             return HashStore()
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -1,4 +1,4 @@
-"""Gradients in memory as DistributedDataParallel has them, for a backward pass without it."""
+"""The gradient memory of DistributedDataParallel, reproduced in a backward pass without it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_map_only
 
 @contextmanager
 def as_in_buckets(model: DistributedDataParallel, *, met: bool) -> Iterator[None]:
-    """Around one micro-batch on `model.module`, on whose parameters DDP's hooks stay idle.
+    """Run one micro-batch on `model.module` with the memory that DDP would use. DDP's own hooks stay idle.
 
-    The buckets exist from the beginning. Where gradients are `met`, DDP copies each into them and drops it.
+    The buckets already exist. If gradients are reduced in this micro-batch (`met`), DDP copies each gradient
+    into its bucket and frees it.
     """
     hooks: list[Any] = []
     if met:
@@ -32,8 +33,10 @@ def as_in_buckets(model: DistributedDataParallel, *, met: bool) -> Iterator[None
 
 
 def bytes_of_new_buckets(model: DistributedDataParallel) -> int:
-    """In the second forward pass that it sees, DDP makes its buckets anew, in the order in which gradients
-    came. Those of the first micro-batch of the same step are then still in the old ones."""
+    """Return the bytes of the buckets that DDP is still going to rebuild, or 0.
+
+    DDP rebuilds its buckets once, in its second forward pass, in the order in which gradients arrived. The
+    old buckets then still hold the gradients of the first micro-batch of the same step."""
     if model.find_unused_parameters or getattr(model, "_has_rebuilt_buckets", False):
         return 0
     return sum(p.nbytes for p in model.parameters() if p.requires_grad)
@@ -44,5 +47,5 @@ def _drop(p: torch.Tensor) -> None:
 
 
 def _copied(_: nn.Module, __: Any, outputs: Any) -> Any:
-    """DDP returns copies where it looks for unused parameters."""
+    """Return a copy of the outputs, as DDP does with `find_unused_parameters`."""
     return tree_map_only(torch.Tensor, lambda t: t.clone() if t.grad_fn is not None else t, outputs)

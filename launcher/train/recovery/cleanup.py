@@ -1,4 +1,4 @@
-"""Making a model fit for use again after a forward or backward pass that was cut short."""
+"""Reset of a model after a forward or backward pass that failed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-# Everything here that begins with an underscore is FSDP2's own. `self_test` finds out whether it is as
-# expected: torch 2.13 and newer have a public reset, which leaves gradients behind.
+# Attributes with a leading underscore are private in FSDP2. `self_test` checks that they work as expected.
+# torch 2.13 and newer have a public reset, which does not remove gradients.
 
 
 def clean(model: nn.Module) -> None:
-    """Forget the pass: no gathered parameter, no gradient, whole or sharded. DDP has only its gradients."""
+    """Drop gathered parameters and all gradients, whole or sharded. Under DDP there are only gradients."""
     if isinstance(model, FSDPModule):
         _clean_fsdp(model)
     for parameter in model.parameters():
@@ -23,39 +23,42 @@ def clean(model: nn.Module) -> None:
 
 
 def drop_partial_sums(model: nn.Module) -> None:
-    """Gradients that were reduced within the node and wait for the other nodes (hybrid)."""
+    """Drop gradients that are reduced within the node but not yet across nodes (hybrid sharding)."""
     for group in _groups(model):
         group._partial_reduce_output = None
 
 
 def replication(model: nn.Module) -> tuple[dist.ProcessGroup | None, int]:
-    """The group over which gradients are added once more (hybrid), and the number of shards.
+    """Return the group of the second gradient reduction, or None without hybrid sharding, and the number of
+    shards.
 
-    Not from a parameter's `device_mesh`: that may be an equal mesh of another model, with other groups.
+    A parameter's `device_mesh` is no substitute: it may be an equal mesh of another model, with other groups.
     """
     mesh = next(_groups(model)).mesh_info
     return getattr(mesh, "replicate_process_group", None), mesh.shard_mesh_size
 
 
 def partial_sums(model: nn.Module) -> list[torch.Tensor]:
+    """Return the gradients that `drop_partial_sums` would drop."""
     return [g._partial_reduce_output for g in _groups(model) if g._partial_reduce_output is not None]
 
 
 def _clean_fsdp(model: Any) -> None:
     state = model._get_fsdp_state()
     if state._is_root is None:
-        return  # no pass has come as far as this model
+        return  # no pass has reached this model yet
     if state._device.type != "cpu":
-        state._device_handle.synchronize()  # nothing is in flight any more: no event is to be waited for
+        state._device_handle.synchronize()  # all kernels are done, so pending events can be dropped
     if hasattr(model, "reset_iter_state"):
         model.reset_iter_state()
     else:
         _reset(state)
     for group in _groups(model):
         if state._is_root:
-            group.lazy_init()  # the first pass may have failed in it; again it does nothing
+            group.lazy_init()  # the first pass may have failed in it; a repeated call does nothing
         for parameter in group.fsdp_params:
-            # A gather that failed half-way: the group counts as sharded, but some parameters have memory.
+            # After a gather that failed half-way, the group counts as sharded, but some parameters still have
+            # gathered memory.
             if hasattr(parameter, "_unsharded_inner_tensors"):
                 parameter.to_sharded()
             if hasattr(parameter, "_unsharded_param"):
@@ -67,7 +70,7 @@ def _clean_fsdp(model: Any) -> None:
 
 
 def _reset(root: Any) -> None:
-    """What `FSDPModule.reset_iter_state` of torch 2.13 does, for 2.11 and 2.12."""
+    """Do the same as `FSDPModule.reset_iter_state` of torch 2.13, for torch 2.11 and 2.12."""
     context = root._comm_ctx
     context.all_gather_state = None
     if hasattr(context, "reduce_scatter_states"):
@@ -102,12 +105,12 @@ def _groups(model: nn.Module) -> Iterator[Any]:
 
 
 def parameter_groups(unit: FSDPModule) -> list[Any]:
-    """What FSDP2 gathers at once in this unit, each with its `fsdp_params`."""
+    """Return the parameter groups that FSDP2 gathers at once in this unit; each has `fsdp_params`."""
     return _groups_of(unit._get_fsdp_state())
 
 
 def _groups_of(state: Any) -> list[Any]:
-    """One for each unit that has parameters; several in newer versions, for several meshes."""
+    """Return one group if the unit has parameters. Newer versions may have several, for several meshes."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []

@@ -1,7 +1,8 @@
-"""What FSDP2 sends in one micro-batch: counted, replaced by copies, or finished with zeros.
+"""The collectives that FSDP2 issues in a micro-batch: recorded, replaced by copies, or completed with zeros.
 
-A rank that runs out of memory has issued fewer collectives than the others, which wait for it. As the same
-ones come in every micro-batch, it can issue the missing ones, with any content: the step is thrown away.
+A rank that runs out of memory has issued fewer collectives than the other ranks, which wait for it. Every
+micro-batch issues the same collectives, so the rank can issue the missing ones. Their content does not
+matter: the step is repeated.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ from launcher.train.recovery.other_shards import OtherShards
 from launcher.train.recovery.sent import sent
 from launcher.train.sharding import meets
 
-# New names from torch 2.13 on, where the old ones warn.
+# torch 2.13 and newer have the new names; their old names warn.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Entry(NamedTuple):
-    """One collective, as far as the other ranks can tell."""
+    """The properties of one collective that must be equal on all ranks."""
 
     name: Literal["all-gather", "reduce-scatter", "all-reduce"]
     group: dist.ProcessGroup
     device: torch.device
     dtype: torch.dtype
     entering: int
-    "Elements that this rank gives."
+    "Input elements of this rank."
     leaving: int
-    "Elements that it receives."
+    "Output elements of this rank."
     operation: Any = None
-    "dist.ReduceOp of those that add."
+    "dist.ReduceOp of a reduction."
 
 
 def kind_of(recipe: Recipe, *, last: bool) -> Hashable:
-    """What the sequence of a micro-batch depends on: whether gradients meet in it, and how often a head that
-    is an FSDP unit of its own is called."""
+    """Return the key for micro-batches with the same sequence of collectives. The sequence depends on whether
+    gradients are reduced, and on how often a head that is a separate FSDP unit is called."""
     return meets(recipe, last=last), recipe.loss_chunks
 
 
 class Collectives:
-    """The collectives of one FSDP2 model's micro-batches. Counts nothing between `finish` and `begin`.
+    """The collectives of one FSDP2 model. Those between `finish` and `begin` are not recorded.
 
-    Construct it on every rank, before the first forward pass.
+    Construct this on every rank, before the first forward pass.
     """
 
     def __init__(self, model: FSDPModule, device: torch.device) -> None:
@@ -58,20 +59,20 @@ class Collectives:
         self.model, self.device = model, device
         self.units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self.static = True
-        "False once a micro-batch has sent something else than the one before of its kind."
+        "False once two micro-batches of one kind have issued different collectives."
         self.foreign = False
-        "True once a micro-batch has sent something that is not FSDP2's."
+        "True once a micro-batch has issued a collective that is not FSDP2's."
         self._known: dict[Hashable, tuple[Entry, ...]] = {}
         self._kind: Hashable = None
         self._issued: list[Entry] | None = None
         self._local = False
         self._sending = False
-        "Left by an exception, it is not known whether the collective was issued."
+        "Still True after an exception: it is then unknown whether the collective was issued."
         self._sent_before = self._own = 0
-        "Collectives of this process when the micro-batch began, and those of FSDP2 since."
+        "Collectives of this process before the micro-batch, and FSDP2's collectives since then."
         self._replicas, shards = replication(model)
-        "The ranks that hold the same shard (hybrid)."
-        # One rank on each node: FSDP2 sends nothing but all-reduces, of which `local` sees none.
+        "The ranks that hold the same shard (hybrid sharding)."
+        # With one rank per node FSDP2 issues only all-reduces, and `local` sees none of them.
         self._unseen = self._replicas is not None and shards == 1
         self.others = OtherShards(model)
         for unit in self.units:
@@ -81,15 +82,15 @@ class Collectives:
                 unit.set_all_reduce_hook(self._after_all_reduce)
 
     def begin(self, kind: Hashable) -> None:
-        """A new micro-batch. `kind`: what its sequence depends on, such as whether gradients meet in it."""
+        """Begin a micro-batch. `kind` is the key from `kind_of`."""
         self._kind, self._issued, self._sending = kind, [], False
         self._sent_before, self._own = sent(), 0
-        # Evaluation leaves parameters gathered, which would spare the next micro-batch a collective.
+        # Evaluation leaves parameters gathered: the next micro-batch would issue one collective less.
         for unit in self.units:
             unit.reshard()
 
     def finish(self) -> None:
-        """The micro-batch is complete."""
+        """End a complete micro-batch, and remember its sequence if it is the first of its kind."""
         assert self._issued is not None
         self.foreign |= self._others()
         if not (self._local and self._unseen):
@@ -99,29 +100,29 @@ class Collectives:
 
     @property
     def issued(self) -> int:
-        """Collectives of the micro-batch that has begun, so far."""
+        """Number of collectives issued so far in the current micro-batch."""
         return len(self._issued or ())
 
     @property
     def why_not(self) -> str | None:
-        """Why the rest of the micro-batch that has begun is not known; None: `drain` can finish it."""
+        """Why the remaining collectives of the micro-batch are unknown; None if `drain` can issue them."""
         if self._sending:
-            return "it came in the middle of a collective"
+            return "the failure came in the middle of a collective"
         if self.foreign or (self._issued is not None and self._others()):
-            return "the task calls collectives itself, and nobody else knows which are missing"
+            return "the task calls collectives itself, so the missing ones are unknown"
         if not self.static:
-            return "the model does not send the same in every micro-batch"
+            return "the model does not issue the same collectives in every micro-batch"
         if self._issued is None or self._kind not in self._known:
-            return "what the ranks send in a micro-batch was not known yet, this is the first of its kind"
+            return "the collectives of a micro-batch of this kind were not known yet: it was the first one"
         return None
 
     def _others(self) -> bool:
-        """Whether the micro-batch has sent what FSDP2 has not."""
+        """Return whether the micro-batch has issued collectives that are not FSDP2's."""
         return not self._local and sent() - self._sent_before != self._own
 
     def drain(self) -> None:
-        """Issue the rest of the micro-batch with zeros. First free what the failed pass held: it needs memory
-        for one unit's parameters or gradients at a time."""
+        """Issue the remaining collectives of the micro-batch with zeros. This needs memory for the parameters
+        or gradients of one unit at a time, so free what the failed pass held first."""
         assert self.why_not is None and self._issued is not None
         rest = self._known[self._kind][len(self._issued) :]
         self._issued = None
@@ -131,10 +132,10 @@ class Collectives:
 
     @contextmanager
     def local(self) -> Iterator[None]:
-        """No collective: in a gather `others` stand for the other ranks, and a rank keeps its own part of its
-        own gradients. What would have been issued is learnt all the same.
+        """Issue no collective, but record them as if they were issued. A gather uses the values in `others`
+        for the other ranks, and a reduction keeps this rank's part of its own gradients.
 
-        With replicas (hybrid) the gradients do not reach `.grad`, and are dropped at the end.
+        With hybrid sharding the gradients do not reach `.grad` and are dropped at the end.
         """
         self._local = True
         hooks = [unit.register_forward_pre_hook(_no_all_reduce) for unit in self._replicated()]
@@ -171,7 +172,7 @@ class Collectives:
             self._sending, before = True, sent()
             work = _reduce_scatter(output=output, input=whole, group=group, op=op, async_op=later)
             self._own += sent() - before
-            self._sending = self._replicas is not None  # FSDP2 goes on with an all-reduce
+            self._sending = self._replicas is not None  # FSDP2 issues an all-reduce next
             self._count(entry)
             return work
         output.copy_(whole.chunk(group.size())[group.rank()])
@@ -181,14 +182,14 @@ class Collectives:
         return None
 
     def _after_all_reduce(self, reduced: torch.Tensor) -> None:
-        """FSDP2 calls dist.all_reduce itself, and this directly behind it."""
+        """Record FSDP2's all-reduce. FSDP2 calls this hook directly after dist.all_reduce."""
         self._sending, self._own = False, self._own + 1
         self._count(self._all_reduce_of(reduced))
 
     def _all_reduce_of(self, reduced: torch.Tensor) -> Entry:
         assert self._replicas is not None
         size, issued = reduced.numel(), self._issued or []
-        # Behind its reduce-scatter, FSDP2 adds as there; it has none where a node has one rank.
+        # FSDP2 uses the operation of the reduce-scatter before. With one rank per node there is none.
         op = issued[-1].operation if issued and issued[-1].operation is not None else dist.ReduceOp.AVG
         return Entry("all-reduce", self._replicas, reduced.device, reduced.dtype, size, size, op)
 
@@ -205,7 +206,7 @@ class Collectives:
 
 
 class AllGather:
-    """FSDP2's interface, whose base class has no public name; allocates as its default does."""
+    """FSDP2's interface for an all-gather; its base class has no public name. Allocates like the default."""
 
     def __init__(self, collectives: Collectives, unit: nn.Module) -> None:
         self.collectives, self.unit = collectives, unit
@@ -238,12 +239,12 @@ class ReduceScatter(AllGather):
 
 
 def _no_all_reduce(unit: Any, _: Any) -> None:
-    # At each forward pass: gradient accumulation switches it on again for its last micro-batch.
+    # Needed in each forward pass: gradient accumulation enables the all-reduce for its last micro-batch.
     unit.set_requires_all_reduce(False, recurse=False)
 
 
 def _issue_zeros(entry: Entry) -> None:
-    """On the current stream, where the buffers are used again only behind the collective."""
+    """Issue `entry` with zeros on the current stream, so buffers are reused only after the collective."""
 
     def zeros(size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=entry.dtype, device=entry.device)

@@ -1,4 +1,4 @@
-"""How long a rank that ran out of memory waits until all ranks have met again."""
+"""Time limit for the ranks to reach the next agreement after one of them failed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 
 SECONDS, STEPS = 10.0, 2
-"A rank that is behind has less than a step to go: so many times the last one, and the seconds."
+"The limit is SECONDS plus STEPS times the last step: a rank that is behind has less than one step to go."
 
 
 class Deadline:
-    """It comes on a thread of its own: the main thread may be blocked in a collective that never ends.
+    """A timer on its own thread: the main thread may be blocked in a collective that never ends.
 
-    `timeout`: of a collective, in seconds. The others must not give up before.
+    `timeout` is that of a collective, in seconds. The limit is at most half of it, so that the other ranks do
+    not time out first.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -28,7 +29,7 @@ class Deadline:
         self._step = time.monotonic() - self._began
 
     def set(self, missed: Callable[[], object]) -> None:
-        """`missed` is called on the thread unless `lift` is called in time."""
+        """Start the timer. Its thread calls `missed` unless `lift` is called in time."""
         self.lift()
         self._timer = threading.Timer(min(self._most, SECONDS + STEPS * self._step), missed)
         self._timer.daemon = True

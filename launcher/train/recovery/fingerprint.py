@@ -1,4 +1,4 @@
-"""Whether the content of a tensor has changed, without a copy of it."""
+"""Hashes of tensors, to detect changes without a copy."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from functools import lru_cache
 import torch
 
 ROW = 1024
-"32-bit words that share one 64-bit sum."
+"Number of 32-bit words per 64-bit sum."
 CHUNK = 2**22
-"Words that are widened to 64 bits at a time: 32 MiB of temporary memory."
+"Number of words converted to 64 bits at a time: 32 MiB of temporary memory."
 
 
 @torch.no_grad()
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a small tensor, on the device of this plain one, that is another one when the content is
-    another.
+    """Return a small tensor, on the same device, that differs if the content of this plain tensor differs.
 
-    A version counter would not do: it does not move when a model writes through `tensor.data`. On the CPU
-    this is SHA-256, on a GPU `row_sums`, which needs neither a copy nor the processor.
+    It is SHA-256 on the CPU and `row_sums` on a GPU, which needs neither a copy nor the CPU. torch's version
+    counter is not enough: it does not change if a model writes through `tensor.data`.
     """
     data = tensor.detach().contiguous().view(-1)
     if data.device.type != "cpu":
@@ -33,9 +32,9 @@ def row_sums(data: torch.Tensor) -> torch.Tensor:
     """Return one 64-bit sum for every ROW words of a contiguous tensor of one dimension.
 
     Each sum is a multilinear hash: the words times random odd 64-bit factors, modulo 2^64. A change within a
-    row leaves its sum as it was with a probability of about 2^-32: if word i differs by d_i, |d_i| < 2^32,
-    then the sum of all d_i times the factors is 0 modulo 2^64 for at most one in 2^32 choices of any one
-    factor (Carter and Wegman 1979).
+    row keeps its sum with a probability of about 2^-32: if word i differs by d_i, |d_i| < 2^32, then the sum
+    of all d_i times the factors is 0 modulo 2^64 for at most one in 2^32 choices of any one factor (Carter
+    and Wegman 1979).
     """
     if data.storage_offset() * data.element_size() % 4:
         data = data.clone()
@@ -54,7 +53,7 @@ def row_sums(data: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=8)
 def _factors(device: torch.device) -> torch.Tensor:
-    """ROW odd numbers of 64 bits, the same in every process."""
+    """Return ROW odd 64-bit numbers, the same in every process."""
     generator = torch.Generator().manual_seed(0)
     halves = torch.randint(0, 2**32, (2, ROW), generator=generator)
     return ((halves[0] << 32) | halves[1] | 1).to(device)

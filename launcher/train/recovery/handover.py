@@ -1,8 +1,8 @@
-"""The state of a rank for the next attempt, in its node's shared memory: giving it and taking it up.
+"""Handover of a rank's state to the next attempt, through the shared memory of its node.
 
-Giving needs no other rank and no collective: they may be stuck. What is written are the rank's own plain
-tensors, in the order of the model's parameters; the same recipe of layout cuts and orders them alike. Under
-another sharding a rank takes its part out of the files of its node, where they have everything (`reshard`).
+Writing needs no other rank and no collective, because the others may be stuck. Each rank writes its own plain
+tensors in the order of the model's parameters; an equal layout has the same shards in the same order. Under
+another sharding, a rank reads its part from the files of its node if these are complete (`reshard`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from launcher.rundir.shared import handover_folder, make_handover_folder, remove
 from launcher.spec.optimizers import OPTIMIZERS, saved_as
 from launcher.spec.recipe import SHARDED
 from launcher.train.checkpoints.checkpoints import Checkpoints
-from launcher.train.checkpoints.own import not_persistent
+from launcher.train.checkpoints.rank_state import not_persistent
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.packed import Packed, packed_bytes, read_packed, write_packed
@@ -35,42 +35,42 @@ Layout = dict[str, Any]
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where an attempt begins, the same on every rank."""
+    """The state that an attempt starts from; the same on every rank."""
 
     step: int
     source: Literal["shared-memory", "checkpoint"] | None
-    "None: at the beginning."
+    "None if the attempt starts from scratch."
     unrecorded: dict[str, Any] | None = None
-    "Of `step`, whose evaluation and metrics are still to be done (see Progress)."
+    "Result of `step` if its evaluation and metrics are still to be done (see Progress)."
     skipped: str | None = None
-    "Why there is a handover that was not taken."
+    "Why a handover exists but was not used."
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the attempt before has left for this rank."""
+    """The handover of the previous attempt for this rank."""
 
     own: Packed
     states: list[list[str]]
-    "Names of the optimizer's states of each parameter that is trained."
+    "Names of the optimizer states of each trained parameter."
     copies: list[Callable[[torch.Tensor], object]]
-    "Each writes one tensor: the parameters, then the states."
+    "Functions that each write one tensor: first the parameters, then the states."
     whole: bool
-    "All files are of one step."
+    "All files are of the same attempt and step."
     differ: list[str]
-    "What of the layout is another one, and cannot be bridged."
+    "Layout entries that differ and that resharding cannot handle."
 
 
 class Handover:
-    """Create it when model and optimizer are whole and before they train: FSDP shows another model later."""
+    """Writes and reads one rank's state. Create it before training: FSDP changes `model.parameters()`."""
 
     def __init__(self, checkpoints: Checkpoints, progress: Progress) -> None:
         self.checkpoints, self.progress, self.rank = checkpoints, progress, checkpoints.rank
         self.optimizer = checkpoints.optimizer
-        # In a forward pass the model has its gathered parameters in their place; these are the shards.
+        # These are the shards. During a forward pass the model has gathered parameters in their place.
         self._parameters = list(checkpoints.model.parameters())
         self.layout = layout_of(self.rank, checkpoints.model)
-        # Replicas are equal bit for bit: one rank of each node writes for all.
+        # Replicas are equal bit for bit, so one rank per node writes them.
         self._shared = self.rank.recipe.sharding not in SHARDED
         self.writes_all = not self._shared or self.rank.local == 0
         self._stream: torch.cuda.Stream | None = None
@@ -78,20 +78,22 @@ class Handover:
             self._stream = torch.cuda.Stream(self.rank.device)  # type: ignore[no-untyped-call]
 
     def bytes(self) -> int:
-        """Of the tensors that `give` would write."""
+        """Return the size of the tensors that `give` would write."""
         return packed_bytes([local(tensor.detach()) for tensor in self._tensors()])
 
     @torch.no_grad()
     def give(self) -> int:
-        """Write the state while `progress` is held. From any thread. Returns the bytes. Raises OSError, and
-        RuntimeError when the GPU does not answer."""
+        """Write the state and return the bytes written. Any thread may call this while `progress` is held.
+
+        Raises: OSError, and RuntimeError if the GPU does not answer or a tensor's content is lost.
+        """
         rank, progress = self.rank, self.progress
         folder = make_handover_folder(rank.run, rank.node)
         if lost := progress.undo.lost():
-            raise RuntimeError(f"{', '.join(lost)} changed for the first time in the step that failed")
+            raise RuntimeError(f"{', '.join(lost)} changed for the first time in the failed step")
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             if self._stream is not None:
-                torch.cuda.set_device(rank.device)  # each thread has its own
+                torch.cuda.set_device(rank.device)  # the current device is per thread
                 progress.wait(self._stream)
             about = {
                 "attempt": rank.attempt.number,
@@ -112,10 +114,10 @@ class Handover:
             return write_packed(_file(folder, rank.number), self._parts(), about)
 
     def resume(self) -> Resumed:
-        """In place of Checkpoints.restore, on every rank: from shared memory, else from a checkpoint.
+        """Load the state from shared memory, else from a checkpoint. Every rank calls this instead of
+        Checkpoints.restore; the loop must call `progress.begin` afterwards.
 
-        A handover counts when every rank has one of the same step and layout, newer than every checkpoint.
-        Then it is for the loop to call `progress.begin`.
+        A handover is used if every rank has one of the same step and layout, newer than every checkpoint.
         """
         with self.progress.budget.host_side():
             found = self._found()
@@ -123,7 +125,7 @@ class Handover:
         newest = self.checkpoints.newest()
         offers: list[Any] = [None] * self.rank.world
         dist.all_gather_object(offers, offer)
-        dist.barrier()  # every rank has opened what it reads: the names can go
+        dist.barrier()  # every rank has opened its files, so they can be unlinked
         remove_own = self.rank.local == 0
         skipped = why_not(offers, newest)
         if skipped is None:
@@ -146,7 +148,7 @@ class Handover:
         return resumed
 
     def _where_states_are(self) -> AbstractContextManager[object]:
-        """A memory budget counts the optimizer's states as the step that makes them does."""
+        """Return the context in which a memory budget counts optimizer states as in a normal step."""
         return self.progress.budget.host_side() if self.rank.recipe.offload == "cpu" else nullcontext()
 
     def _found(self) -> Found | None:
@@ -156,11 +158,11 @@ class Handover:
             return None
         differ = [name for name in self.layout if own.about["layout"].get(name) != self.layout[name]]
         first = self.rank.number - self.rank.local
-        # Of replicas one rank of each node has written for all.
+        # For replicas, the first rank of each node has written the file.
         numbers = [first if self._shared else self.rank.number]
         if reshards := bool(differ) and self._reshards(differ):
             numbers = list(range(first, first + self.rank.per_node))
-        # Each file once.
+        # This rank's own file is already open.
         mine = self.rank.number
         files = [own if number == mine else read_packed(_file(folder, number)) for number in numbers]
         found = [file for file in files if file is not None]
@@ -179,7 +181,8 @@ class Handover:
         return Found(own, states, [part.copy_into for part in parts], same, differ)
 
     def _reshards(self, differ: list[str]) -> bool:
-        """8-bit states have scales of the blocks of each shard."""
+        """Return whether resharding can handle these differences. The scales of 8-bit states cannot be
+        resharded: they belong to the blocks of each shard."""
         return {*differ} <= {"sharding", "shapes"} and not OPTIMIZERS[self.rank.recipe.optimizer].eight_bit
 
     def _offer(self, found: Found | None) -> dict[str, Any] | None:
@@ -195,21 +198,21 @@ class Handover:
 
     @torch.no_grad()
     def _take(self, found: Found) -> Resumed:
-        """Into the tensors that are there: states stay where their optimizer has put them."""
+        """Copy the state into the existing tensors: optimizer states stay on their device."""
         self.checkpoints.make_states()
         own, copies = found.own, iter(found.copies)
         for p in self._parameters:
             next(copies)(p)
         for p, names in zip(self._trained(), found.states, strict=True):
-            if not names:  # it never had a gradient
+            if not names:  # the parameter never had a gradient
                 self.optimizer.state.pop(p, None)
             for name in names:
                 next(copies)(self.optimizer.state[p][name])
-        # An optimizer that works on copies of the parameters renews them here.
+        # This renews the copies of parameters that some optimizers work on.
         self.optimizer.load_state_dict(self.optimizer.state_dict())
         self.checkpoints.scaler.restore(own.about["scaler"])
         self.checkpoints.before = own.about["made_with"]
-        self.checkpoints.own.load(own.about["own"], rng=True)
+        self.checkpoints.rank_state.load(own.about["own"], rng=True)
         return Resumed(own.about["step"], "shared-memory", own.about["unrecorded"])
 
     def _tensors(self) -> list[torch.Tensor]:
@@ -218,12 +221,12 @@ class Handover:
         return [*self._parameters, *(value for state in self._states() for value in state.values())]
 
     def _parts(self) -> list[torch.Tensor]:
-        """What this rank has of them; parameters without gradient as they were after the last step."""
+        """Return this rank's parts. Parameters without gradient are as of the end of the last step."""
         undo = self.progress.undo
         return [local(undo.kept(tensor).detach()) for tensor in self._tensors()]
 
     def _states(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Read without asking for the state_dict, which an optimizer may change something for."""
+        """Yield the states of each trained parameter. `state_dict()` is avoided: it may have side effects."""
         for p in self._trained():
             yield self.optimizer.state.get(p, {})
 
@@ -233,8 +236,8 @@ class Handover:
 
 
 def layout_of(rank: Rank, model: nn.Module) -> Layout:
-    """What decides which bytes are whose. Offload is not part of it, nor is whether gathered parameters are
-    kept: the shards and the states of either are the same."""
+    """Return the settings that determine the bytes of each rank's file. Offload and keeping gathered
+    parameters are left out: they change neither shards nor states."""
     recipe = rank.recipe
     return {
         "ranks": [rank.world, rank.per_node],
@@ -246,14 +249,14 @@ def layout_of(rank: Rank, model: nn.Module) -> Layout:
 
 
 def why_not(offers: list[dict[str, Any] | None], newest: int) -> str | None:
-    """None: all ranks can go on from what they have in shared memory."""
+    """Return why the handover cannot be used, or None if all ranks can continue from shared memory."""
     there = [offer for offer in offers if offer is not None]
     missing = [str(number) for number, offer in enumerate(offers) if offer is None]
     if missing:
-        return f"rank {', '.join(missing)} has nothing of the attempt before in shared memory"
+        return f"rank {', '.join(missing)} has no state of the previous attempt in shared memory"
     differ = sorted({name for offer in there for name in offer["differ"]})
     if differ:
-        return f"the state is laid out in another way: other {', '.join(differ)}"
+        return f"the state has another layout: other {', '.join(differ)}"
     if len({(offer["attempt"], offer["step"], offer["whole"]) for offer in there}) > 1 or not all(
         offer["whole"] for offer in there
     ):

@@ -1,4 +1,4 @@
-"""What torch computes with, apart from any model: switches of the thread that a step cut short may leave."""
+"""Torch's thread-local modes, which a failed step may leave changed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 @contextmanager
 def kept_modes(device: torch.device) -> Iterator[None]:
-    """Put back gradient mode, autocast and default type: a model may change them in a pass and back after
-    it."""
+    """Restore gradient mode, autocast and default dtype on exit: a model that fails in the middle of a pass
+    may not restore them itself."""
     kind = device.type
     gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     autocast, autocast_dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)

@@ -1,4 +1,4 @@
-"""What a rank that runs alone takes for the shards of the other ranks."""
+"""Values that a rank uses for the shards of other ranks while it runs a step alone."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.cleanup import parameter_groups
-from launcher.train.recovery.gate import Gate
 
 WHOLE = 2**20
-"Bytes of a parameter whose shards are all known. This rank's own shard stands for those of a larger one."
+"Maximum bytes of a parameter whose real shards are used. For a larger one the own shard is repeated."
 SAMPLE = 2**12
-"Bytes of a larger parameter that stand for the shard of a rank that has none of its rows."
+"Bytes of a larger parameter that are sent to ranks that have none of its rows."
 
 
 class Shape(NamedTuple):
-    """The shard of one parameter in the buffer that a rank gives to an all-gather."""
+    """The shard of one parameter in a rank's input to an all-gather."""
 
     offset: int
     size: int
-    "Bytes, with padding."
+    "Bytes with padding."
     own: int
-    "Bytes of this rank's, without padding."
+    "Bytes of this rank's shard without padding."
     small: bool
-    "The whole parameter has no more than WHOLE bytes."
+    "The whole parameter has at most WHOLE bytes."
 
 
 class Piece(NamedTuple):
-    """The same, with values for all ranks."""
+    """One parameter with values for all ranks."""
 
     shape: Shape
     real: tuple[torch.Tensor, ...] | None
     "The shard of each rank, on the host; None for a large parameter."
     sample: torch.Tensor | None
-    "Rows of another rank, for a large parameter of which this rank has none."
+    "Rows of another rank, for a large parameter of which this rank has no rows."
 
 
 class OtherShards:
-    """Values for every all-gather of a model under FSDP2, none of them padding.
+    """Plausible values for every all-gather of an FSDP2 model, without padding.
 
-    A model may check its values: a scale must be positive, a probability not NaN. So a parameter of up to
-    1 MiB is whole and real. A larger one consists of this rank's rows, repeated. Where this rank has none of
-    its rows, they are another rank's.
+    A model may check its values: a scale must be positive, a probability not NaN. Parameters of up to 1 MiB
+    therefore have their real values. A larger one is filled with this rank's rows, repeated, or with another
+    rank's rows if this rank has none.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -55,16 +55,16 @@ class OtherShards:
             unit: parameter_groups(unit) for unit in model.modules() if isinstance(unit, FSDPModule)
         }
         self._pieces: dict[int, list[Piece]] = {}
-        "By the id of FSDP's group of parameters."
+        "Keyed by the id of FSDP's parameter group."
 
     @torch.no_grad()
-    def collect(self, gate: Gate) -> None:
-        """Learn the values of now, on every rank at once, between two steps."""
+    def collect(self, agreement: Agreement) -> None:
+        """Exchange the current values. Every rank calls this at once, between two steps."""
         try:
             described = self._described()
-        except AttributeError:  # FSDP2 of another torch has other names: own shards stand for all
+        except AttributeError:  # another torch has other names: use this rank's shards for all ranks
             described = []
-        everyones = gate.everyones([parts for _, _, parts in described])
+        everyones = agreement.all_values([parts for _, _, parts in described])
         if len({len(parts) for parts in everyones}) > 1:
             return
         for (group, shapes, _), of_ranks in zip(described, zip(*everyones, strict=True), strict=True):
@@ -72,7 +72,7 @@ class OtherShards:
             self._pieces[id(group)] = list(_pieces(shapes, [of_ranks[number] for number in members]))
 
     def _described(self) -> list[tuple[Any, list[Shape], list[torch.Tensor | None]]]:
-        """Each group of parameters, their shapes, and what this rank tells the others of them."""
+        """Return each parameter group, its shapes, and the values that this rank sends to the others."""
         self._root._get_fsdp_state()._lazy_init()
         found = []
         for unit, groups in self._groups.items():
@@ -82,7 +82,7 @@ class OtherShards:
 
     @torch.no_grad()
     def fill(self, unit: Any, output: torch.Tensor, own: torch.Tensor, rank: int, world: int) -> None:
-        """Write into `output` what an all-gather of `own` might have."""
+        """Fill `output` like an all-gather of `own`. This rank's part is already in place."""
         others = [part for number, part in enumerate(output.chunk(world)) if number != rank]
         torch._foreach_copy_(others, [own] * len(others))
         size = own.numel() * own.element_size()

@@ -1,4 +1,4 @@
-"""Tensors of one rank in one memory-mapped file, with an index that is written last: whole or not at all."""
+"""Tensors of one rank in a memory-mapped file. The index is written last, so no file is read half-written."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from typing import Any
 import torch
 
 ALIGNED = 64
-"Bytes; the largest element is 16."
+"Alignment of each tensor in bytes; the largest element has 16."
 
 
 def packed_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(_room(tensor.nbytes) for tensor in tensors)
+    """Return the size of the data file for these tensors."""
+    return sum(_aligned(tensor.nbytes) for tensor in tensors)
 
 
 def write_packed(path: Path, tensors: Sequence[torch.Tensor], about: dict[str, Any]) -> int:
-    """Returns the bytes. `about`: values that torch.load reads with `weights_only`. Raises OSError.
+    """Write tensors and `about`, and return the bytes written. `about` must be loadable with `weights_only`.
 
-    One copy, straight into the mapping: no second one in host memory, pinned or not.
+    Tensors are copied straight into the mapping, without another copy in host memory, pinned or not.
+
+    Raises: OSError.
     """
     data, size = path.with_suffix(".data"), packed_bytes(tensors)
-    path.unlink(missing_ok=True)  # of an earlier attempt: from here on its data are overwritten
+    path.unlink(missing_ok=True)  # the index of an earlier attempt: its data are overwritten now
     if size:
         descriptor = os.open(data, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, size)  # a hole is a SIGBUS where memory is full
+            os.posix_fallocate(descriptor, 0, size)  # writing into a hole raises SIGBUS if memory is full
         finally:
             os.close(descriptor)
         for view, tensor in zip(_views(_mapped(data, size, True), _specs(tensors)), tensors, strict=True):
@@ -42,15 +45,15 @@ def write_packed(path: Path, tensors: Sequence[torch.Tensor], about: dict[str, A
 
 @dataclass(frozen=True)
 class Packed:
-    """An opened file. What is mapped stays when the names are removed."""
+    """An opened file. The mapping stays valid when the file is deleted."""
 
     about: dict[str, Any]
     tensors: tuple[torch.Tensor, ...]
-    "Views of the mapping: read them only."
+    "Views of the mapping; read-only by convention."
 
 
 def read_packed(path: Path) -> Packed | None:
-    """None when there is no such file. Raises OSError and what torch.load raises."""
+    """Open a file; None if it does not exist. Raises OSError and the exceptions of torch.load."""
     if not path.exists():
         return None
     about = torch.load(path, weights_only=True)
@@ -71,7 +74,7 @@ def _views(data: torch.Tensor, specs: Sequence[Spec]) -> list[torch.Tensor]:
     for dtype, shape in specs:
         size = math.prod(shape) * dtype.itemsize
         views.append(data[at : at + size].view(dtype).view(shape))
-        at += _room(size)
+        at += _aligned(size)
     return views
 
 
@@ -79,5 +82,5 @@ def _mapped(path: Path, size: int, shared: bool) -> torch.Tensor:
     return torch.from_file(str(path), shared=shared, size=size, dtype=torch.uint8)
 
 
-def _room(size: int) -> int:
+def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED

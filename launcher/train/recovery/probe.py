@@ -1,4 +1,4 @@
-"""The local probe: what one rank finds out alone, before the first step, about the memory of its steps."""
+"""The local probe: before the first step, each rank alone finds out which micro-batch fits."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from launcher.train.failure import classify, in_a_line
 from launcher.train.model import loss_of
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, SetupError
+from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import Collectives, kind_of
-from launcher.train.recovery.gate import Gate
 from launcher.train.recovery.modes import kept_modes
+from launcher.train.recovery.optimizer_dry_run import dry_run_of
 from launcher.train.recovery.recovery import Failure, failure_of
-from launcher.train.recovery.rehearsal import rehearsal_of
 from launcher.train.recovery.undo import Undo
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
@@ -41,12 +41,14 @@ from launcher.train.where import Where
 
 
 class Probe:
-    """Runs a step without the other ranks and without a trace: no collective is issued, and parameters,
-    gradients (none), optimizer states, and all that `Undo` knows are afterwards as they were.
+    """Runs a step on one rank alone and undoes it.
 
-    A recipe may differ from the rank's in micro-batch, accumulation, its synchronisation and loss chunks. Ask
-    between steps, within `unseen`. An exception of the user's code ends the probe, not the run: under FSDP
-    the code has computed with made-up values of the other ranks' shards.
+    It issues no collective. Parameters, optimizer states and everything that `Undo` covers are the same
+    afterwards, and there are no gradients. A recipe may differ from the rank's in micro-batch, accumulation,
+    gradient synchronisation and loss chunks. Call it between steps, within `unseen`.
+
+    An exception of the user's code ends the probe but not the run: under FSDP the shards of other ranks have
+    made-up values.
     """
 
     def __init__(
@@ -60,36 +62,36 @@ class Probe:
         budget: Budget,
         undo: Undo,
         collectives: Collectives | None,
-        gate: Gate,
+        agreement: Agreement,
     ) -> None:
         assert (collectives is not None) == isinstance(model, FSDPModule)
         self.model, self.task, self.optimizer, self.scaler = model, task, optimizer, scaler
         self.rank, self.where, self.budget, self.undo = rank, where, budget, undo
-        self.collectives, self.gate = collectives, gate
+        self.collectives, self.agreement = collectives, agreement
         self.off: str | None = None
-        "Why nothing can be found out: then everything is said to fit."
+        "Why the probe is off; every recipe then counts as fitting."
         self.may_send = False
-        "That is because the task calls collectives itself, or may do so."
+        "The probe is off because the task calls collectives itself, or may do so."
         self.sample: Any = None
-        "The largest that is known, as the task's dataset has it; the task's example before there is another."
+        "The largest known sample of the dataset; at first the task's example."
         self.asked = 0
-        "Recipes so far."
+        "Number of recipes tried."
         self.failure: Failure | None = None
-        "Of the last that did not fit."
-        # In compiled code no collective is refused, so that none may be there.
+        "The OOM of the last recipe that did not fit."
+        # Collectives in compiled code cannot be refused, so check first that there are none.
         self._must_look = rank.world > 1 and rank.recipe.compile
         self._looks = False
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """On every rank, around all that has to do with the probe: afterwards everything is as before."""
+        """Restore all state on exit. Every rank uses this around every use of the probe."""
         environment = dict(os.environ)
         with self.budget.host_side():
             self.undo.take()
             if reason := self.undo.secure(1 / self.rank.per_node):
                 self.off = self.off or reason
             if self.collectives is not None:
-                self.collectives.others.collect(self.gate)
+                self.collectives.others.collect(self.agreement)
         try:
             yield
         finally:
@@ -97,15 +99,15 @@ class Probe:
                 lost = self.undo.restore().lost
             if lost:
                 raise SetupError(
-                    f"{', '.join(lost)} changed while the probe tried a step, and it is too large to be put "
-                    "back: make it a buffer of the model, or set train.probe: never"
+                    f"{', '.join(lost)} changed while the probe tried a step, and is too large to be "
+                    "restored: make it a buffer of the model, or set train.probe: never"
                 )
             if dict(os.environ) != environment:
                 os.environ.clear()
                 os.environ.update(environment)
 
     def split(self, recipe: Recipe, samples: Callable[[], list[Any]]) -> Split:
-        """What the loss of these samples is to that of their halves."""
+        """Return how the loss of these samples relates to the losses of their halves."""
 
         def sums_of(some: list[Any]) -> tuple[float, float]:
             with self.budget.host_side():
@@ -142,7 +144,7 @@ class Probe:
             self._forget_peak()
 
     def largest(self, rungs: Sequence[Recipe]) -> int | None:
-        """The index of the first that fits, None when none does; `rungs` in falling order of their memory."""
+        """Return the index of the first rung that fits, or None. `rungs` are in falling order of memory."""
 
         def fits(at: int) -> bool:
             return self.fits(rungs[at], last=at == len(rungs) - 1)
@@ -150,8 +152,8 @@ class Probe:
         if not (self._seen(rungs[0]) or self._seen(rungs[-1])) and self.off is None:
             self.off, self.may_send = (
                 (
-                    "whether the task calls collectives itself is seen in a step that is not compiled, and "
-                    f"with micro-batch {rungs[-1].micro_batch_size} such a step does not fit"
+                    "an uncompiled step is needed to check that the task calls no collectives itself, and "
+                    f"with micro-batch {rungs[-1].micro_batch_size} it does not fit"
                 ),
                 True,
             )
@@ -165,12 +167,12 @@ class Probe:
             else:
                 misfit = middle
         if self.rank.recipe.compile:
-            # What has seen several sizes is compiled for any, which is slower.
+            # After several sizes torch compiles for dynamic shapes, which is slower.
             torch.compiler.reset()
         return fit if fit < len(rungs) else None
 
     def fits(self, recipe: Recipe, *, last: bool = False) -> bool:
-        """Whether a step of `recipe` fits into the memory of this rank. `last`: nothing smaller is left."""
+        """Return whether a step of `recipe` fits into this rank's memory. `last`: it is the last recipe."""
         if not self._seen(recipe):
             return self.off is not None
         if self.off is not None:
@@ -179,8 +181,8 @@ class Probe:
         return self._tries(recipe, last=last) or self.off is not None
 
     def _seen(self, recipe: Recipe) -> bool:
-        """Whether it is known if the task calls collectives itself; `off` when it does. Compiled code is
-        looked at once, as it runs without the compiler."""
+        """Return whether it is known if the task calls collectives itself; if it does, set `off`. A compiled
+        task is run once without the compiler to find out."""
         if self._must_look and self.off is None:
             self._looks = True
             with torch.compiler.set_stance("force_eager"):
@@ -192,7 +194,7 @@ class Probe:
         before = self.where.phase, self.where.users
         self.where.trying = not last
         completed = self._completes(recipe)
-        # A buffer is seen to change for the first time: in a step there is a copy of it.
+        # Repeat if a buffer changed for the first time: a real step holds a copy of it.
         while self.undo.restore().followed and completed:
             completed = self._completes(recipe)
         self.where.phase, self.where.users = before
@@ -216,10 +218,10 @@ class Probe:
                 self.failure = failure_of(error, self.rank, self.where)
             elif kind in ("user-error", "numerical"):
                 words = in_a_line(error).partition("\n")[0][:300]
-                self.off = f"in a step of one rank alone the task raised {words}"
+                self.off = f"when one rank ran a step alone, the task raised {words}"
             else:
                 raise
-        # The exception is gone, and with it the frames that hold the activations.
+        # The exception and its frames are gone, so the activations can be freed.
         clean(self.model)
         if not completed:
             gc.collect()
@@ -244,14 +246,13 @@ class Probe:
                 self.model.set_requires_gradient_sync(True)
 
     def _step(self, recipe: Recipe) -> None:
-        """As the training loop's, with what is alive there alive here, too."""
-        rehearsal = rehearsal_of(self.optimizer, self.rank.recipe)
-        if rehearsal is not None:
-            rehearsal.step()  # makes the states
+        """Run a step like the training loop, with the same tensors alive."""
+        dry_run = dry_run_of(self.optimizer, self.rank.recipe)
+        if dry_run is not None:
+            dry_run.step()  # creates the states
         loss = torch.zeros((), dtype=torch.float64, device=self.rank.device)
         weight = loss.clone()
-        # The first one has no gradients before it; with `last`, neither the first nor the last is like those
-        # between them.
+        # The first micro-batch starts without gradients. With `last`, the first, middle and last ones differ.
         count = min(recipe.grad_accum, 3 if recipe.grad_sync == "last" else 2)
         for number in range(1, count + 1):
             with self.where.during("probe", users=True):
@@ -260,8 +261,8 @@ class Probe:
                 batch = to_device(batch, self.rank.device)
                 self.budget.track(batch)
             if isinstance(self.model, DistributedDataParallel) and number == 2 and meets(recipe, last=False):
-                # In the first step, which does not have the states yet that are here already.
-                states = rehearsal.made if rehearsal is not None else 0
+                # DDP rebuilds its buckets in the first step. The optimizer states exist here, but not then.
+                states = dry_run.made if dry_run is not None else 0
                 size = max(0, bytes_of_new_buckets(self.model) - states)
                 torch.empty(size, dtype=torch.uint8, device=self.rank.device)
             with (
@@ -277,12 +278,12 @@ class Probe:
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         if gradients:
             torch.nn.utils.get_total_norm(gradients)
-        if rehearsal is not None:
-            rehearsal.step()
+        if dry_run is not None:
+            dry_run.step()
 
     @contextmanager
     def _micro_batch(self, recipe: Recipe, *, last: bool) -> Iterator[nn.Module]:
-        """The model to call."""
+        """Yield the model to call."""
         if self.collectives is not None:
             with accumulate(self.model, recipe, last=last):
                 self.collectives.begin(kind_of(recipe, last=last))
@@ -295,23 +296,23 @@ class Probe:
             yield self.model
 
     def _no_collective(self) -> AbstractContextManager[object]:
-        # Compiled code does not run as such under a mode.
+        # Under a dispatch mode, compiled code would not run compiled.
         alone = self.rank.world == 1 or (self.rank.recipe.compile and not self._looks)
         return nullcontext() if alone else _NoCollective()  # type: ignore[no-untyped-call]
 
     @property
     def model_alone(self) -> nn.Module:
-        """The model without DDP, which would send."""
+        """The model without DDP, which would issue collectives."""
         return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
 
     def batch(self, size: int) -> Any:
-        """The largest of so many samples, in host memory."""
+        """Return a batch of `size` copies of the largest sample, in host memory."""
         if self.sample is None:
             self.sample = self.task.example()
         return self.task.collate([self.sample] * size)
 
     def _forget_peak(self) -> None:
-        """The next peak is the training's."""
+        """Reset the peak memory, so that the next peak is that of the training."""
         if isinstance(self.budget, MemoryBudget):
             self.budget.take_peak()
         elif self.rank.device.type == "cuda":
@@ -323,13 +324,13 @@ class _CollectiveError(Exception):
 
 
 class _NoCollective(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses those of the task's own, in which this rank would wait for the others."""
+    """Refuses collectives of the task, in which this rank would wait for the others."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # what it calls comes here again
+            return NotImplemented  # the operators that it calls come here again
         if "c10d" in func.namespace:
-            raise _CollectiveError(f"the task calls {func} itself, which takes all ranks")
+            raise _CollectiveError(f"the task calls {func} itself, which needs all ranks")
         return func(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,4 @@
-"""Which optimizer step a rank's state is of: told by the loop, asked by the thread that hands it over."""
+"""The step that a rank's state belongs to: set by the loop, read by the thread that hands the state over."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from launcher.train.recovery.undo import Undo
 
 
 class Progress:
-    """`step` is the last complete optimizer step: parameters, optimizer states and loss scale are its own.
+    """The last complete optimizer step. Parameters, optimizer states and loss scale are those of `step`.
 
-    Everything else changes all the time; `undo` has it as at the end of that step.
+    Other state changes during a step; `undo` holds it as of the end of `step`.
     """
 
     undo: Undo
@@ -26,12 +26,12 @@ class Progress:
         self.budget = budget
         self.step = 0
         self.torn = False
-        "An update has failed half-way: nothing here is of any step."
+        "An update failed half-way, so the state belongs to no step."
         self.unrecorded: dict[str, Any] | None = None
-        "What `step` brought, until its evaluation is done and its metrics are written."
+        "Result of `step`, until its evaluation is done and its metrics are written."
         self.unsaved: list[str] = []
-        """After the third step of this attempt: attributes that changed in the second or third, and that no
-        checkpoint holds."""
+        """Attributes that changed in the second or third step of this attempt and that no checkpoint holds.
+        Set after the third step."""
         self._changed: dict[str, None] = {}
         self._done = 0
         self._still = threading.Lock()
@@ -40,20 +40,20 @@ class Progress:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def begin(self, step: int, undo: Undo, unrecorded: dict[str, Any] | None = None) -> None:
-        """Before the first step: all is of `step`, 0 or what was restored."""
+        """Set the initial state, before the first step. `step` is 0 or the restored step."""
         self.undo = undo
         self._take(anew=True)
         self.step, self.unrecorded = step, unrecorded
 
     @property
     def position(self) -> tuple[int, bool]:
-        """The step, and whether it is recorded."""
+        """The step, and whether its evaluation and metrics are done."""
         return self.step, self.unrecorded is None
 
     @contextmanager
     def updating(self, step: int, result: dict[str, Any], started: float) -> Iterator[None]:
-        """Around all that changes parameters, optimizer states or the loss scale. Waits for ever when the
-        state is being handed over: the process ends then. `started`: the pass that counts, by
+        """Guard every change of parameters, optimizer states or the loss scale. Blocks for good if the state
+        is being handed over: the process then ends. `started` is the start of the successful pass, by
         time.perf_counter."""
         with self._still:
             with self.budget.host_side():
@@ -64,7 +64,7 @@ class Progress:
                 self.torn = True
                 raise
             self._done += 1
-            if self._done in (2, 3):  # the first fills what is made once, such as a cache
+            if self._done in (2, 3):  # the first step creates things that then stay, such as caches
                 with self.budget.host_side():
                     self._changed |= dict.fromkeys(self.undo.changed())
                 self.unsaved = list(self._changed) if self._done == 3 else []
@@ -74,23 +74,24 @@ class Progress:
             self.step = step
 
     def recorded(self, *, drew: bool) -> None:
-        """Evaluation and metrics of the step are done. `drew`: something in there may have drawn random
-        numbers or changed a buffer. A copy costs 0.05 ms or more, most of it numpy's state."""
+        """Record that evaluation and metrics of the step are done. `drew`: they may have drawn random numbers
+        or changed a buffer, so a new copy is taken. It costs 0.05 ms or more, mostly for numpy's state."""
         with self._still:
             if drew:
                 self._take()
             self.unrecorded = None
 
     def hold(self, seconds: float) -> bool:
-        """From another thread: no update begins until `let_go`. False: one was under way all the time."""
+        """Block updates until `let_go`; called from another thread. Return False if an update was in progress
+        for all of `seconds`."""
         return self._still.acquire(timeout=seconds)
 
     def let_go(self) -> None:
         self._still.release()
 
     def wait(self, stream: torch.cuda.Stream) -> None:
-        """Let `stream` wait for the end of the step, and for nothing that was issued after it: that may be
-        a collective which never ends."""
+        """Let `stream` wait for the end of the step, but not for later work: that may include a collective
+        that never ends."""
         if self._event is not None:
             stream.wait_event(self._event)
 

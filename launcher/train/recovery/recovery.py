@@ -1,6 +1,6 @@
-"""Running out of memory in a step: every rank gets to know, nobody hangs, the step is repeated.
+"""OOM in a step: every rank learns of the failure, no rank hangs, and all repeat the step.
 
-`docs/out-of-memory.md` tells the protocol as a user sees it.
+`docs/out-of-memory.md` describes the protocol for users.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from launcher.spec.verdict import FailureClass, Phase
 from launcher.train.budget import Budget
 from launcher.train.failure import causes, classify, in_a_line, shortened
 from launcher.train.rank import Rank
+from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.recovery.deadline import Deadline
-from launcher.train.recovery.gate import Gate
 from launcher.train.recovery.modes import kept_modes
 from launcher.train.recovery.selftest import self_test
 from launcher.train.recovery.undo import Undo
@@ -39,42 +39,42 @@ _self_tested: dict[tuple[str, str], str | None] = {}
 
 
 class Failure(NamedTuple):
-    """Memory that ran out on one rank. Nothing of the exception, which would keep every activation alive."""
+    """An OOM on one rank. Holds no exception: that would keep every activation alive."""
 
     rank: int
     phase: Phase
     text: str
-    "In its words."
+    "Message of the exception."
     traceback: tuple[str, ...]
 
 
 class Suspect(NamedTuple):
-    """An exception of the user's code that is not of memory. It may come of the zeros that another rank sends
-    which ran out of memory: then that rank is the cause, and the step is repeated."""
+    """An exception of the user's code that is not an OOM. Zeros from a rank that ran out of memory may have
+    caused it; the step is then repeated."""
 
     error: BaseException
     phase: Phase
     issued: int
-    "Collectives of its micro-batch before it."
+    "Number of collectives issued in the micro-batch before the exception."
 
 
 def failure_of(error: BaseException, rank: Rank, where: Where) -> Failure:
-    """`error`: of memory, or came of one that is."""
+    """Return the `Failure` for `error`, which is an OOM or was caused by one."""
     words = next(str(cause) for cause in causes(error) if out_of_memory(in_a_line(cause)))
     return Failure(rank.number, where.phase, words, tuple(shortened(error)))
 
 
-def raised_again(failure: Failure, where: Where) -> torch.OutOfMemoryError:
-    """What ends the attempt after all: `where` tells of the failure itself."""
+def oom_error_of(failure: Failure, where: Where) -> torch.OutOfMemoryError:
+    """Return the exception that ends the attempt. Set `where` to the phase and traceback of the failure."""
     where.phase, where.traceback = failure.phase, failure.traceback
     return torch.OutOfMemoryError(failure.text)
 
 
 class Recovery:
-    """One rank's part. `failure` is set from the moment when memory ran out here until the step is repeated,
-    `suspect` likewise when the user's code raised.
+    """Recovery on one rank. `failure` is set from an OOM on this rank until the step is repeated, `suspect`
+    likewise after another exception of the user's code.
 
-    `end`: ends the attempt with the exception that it is given, from any thread.
+    `end` ends the attempt with the given exception; any thread may call it.
     """
 
     def __init__(
@@ -87,33 +87,33 @@ class Recovery:
         task: Task | None = None,
         data: Any = None,
     ) -> None:
-        """`task`, `data`: what changes in them is undone as well."""
+        """Changes in `task` and `data` are undone too."""
         self.model, self.rank, self.where, self.budget = model, rank, where, budget
-        self.gate = Gate(rank.world, budget)
+        self.agreement = Agreement(rank.world, budget)
         with budget.host_side():
             self.undo = Undo(model, rank.device, task, data)
         self.collectives = Collectives(model, rank.device) if isinstance(model, FSDPModule) else None
         self.failure: Failure | None = None
         self.suspect: Suspect | None = None
         self.probed: list[int] | None = None
-        """Elements per sample of the first tensor of a batch, the second ..., the most that was probed; None:
-        nothing was. It only ever grows, in number and in size: probing comes to an end."""
+        """Largest probed number of elements per sample, for each tensor of a batch; None without a probe. The
+        list and its numbers only grow, so probing comes to an end."""
         self.why_not = self._why_not()
         self._end, self._deadline = end, Deadline(rank.job.train.collective_timeout)
 
     def _why_not(self) -> str | None:
-        """Why running out of memory ends the attempt here; None: it does not."""
+        """Return why an OOM ends the attempt in this setup, or None if steps can be repeated."""
         if self.rank.world == 1 and self.collectives is None:
             return None
         if self.collectives is None:
             return f"sharding: {self.rank.recipe.sharding} cannot be retried after a failure in backward"
         if self.rank.world > 1 and any(isinstance(one, nn.SyncBatchNorm) for one in self.model.modules()):
-            return "SyncBatchNorm calls collectives itself, and nobody else knows which are missing"
-        found = self.gate.everyones(self._self_test())
+            return "SyncBatchNorm calls collectives itself, so the missing ones are unknown"
+        found = self.agreement.all_values(self._self_test())
         return next((problem for problem in found if problem is not None), None)
 
     def _self_test(self) -> str | None:
-        """Once in a process for each way of sharding."""
+        """Return the result of `self_test`, which runs once per process and kind of sharding."""
         recipe = self.rank.recipe
         key = (recipe.sharding, recipe.offload)
         if key not in _self_tested:
@@ -123,25 +123,24 @@ class Recovery:
         return _self_tested[key]
 
     def begin(self) -> None:
-        """A step, or a repetition. Everything is as it was last taken: when the step before was done, or by
-        `discard`."""
+        """Begin a step or its repetition. All state is as at the last `Undo.take`: at the end of the step
+        before, or after `discard`."""
         self.failure = self.suspect = None
         self._deadline.step_begins()
 
     def done(self) -> None:
-        """The gradients of the step are complete on all ranks."""
+        """Record that the gradients of the step are complete on all ranks."""
         self._deadline.step_done()
 
-    def meet_before_update(self) -> None:
-        """Under DDP nothing is sent when gradients are clipped: a rank that runs out of memory there would
-        leave the others a step ahead, and no state of one step could be handed over."""
+    def wait_before_update(self) -> None:
+        """Wait for all ranks before the update, under DDP. Clipping needs no communication there: if one rank
+        ran out of memory in it, the others would be a step ahead, and no common step could be handed over."""
         if self.collectives is None:
-            self.gate.highest(0)
+            self.agreement.maximum(0)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """What goes wrong after memory ran out, and before the ranks have met again, came of it: raised is
-        what ran out."""
+    def raising_oom(self) -> Iterator[None]:
+        """Raise the OOM in place of an error that follows it before the ranks have agreed again."""
         try:
             yield
         except Exception as error:
@@ -150,13 +149,14 @@ class Recovery:
             raise self._not_met(self.failure) from error
 
     def _not_met(self, failure: Failure) -> torch.OutOfMemoryError:
-        self.where.why_not = "the ranks did not meet again behind what each of them sends in a micro-batch"
-        return raised_again(failure, self.where)
+        self.where.why_not = "the ranks did not meet again after the collectives of the micro-batch"
+        return oom_error_of(failure, self.where)
 
     def attempt(self, kind: object, micro_batch: Callable[[], T]) -> T | None:
-        """What `micro_batch` returns; None when memory ran out in it and the ranks can go on together.
+        """Return the result of `micro_batch`, or None after a failure that the ranks can recover from.
 
-        `kind`: micro-batches of one kind send the same. Where they cannot, the exception passes.
+        If they cannot recover, the exception is raised. Micro-batches of one `kind` issue the same
+        collectives.
         """
         if self.collectives is not None:
             self.collectives.begin(kind)
@@ -182,7 +182,7 @@ class Recovery:
             if self.collectives is not None:
                 self.collectives.finish()
             return result
-        # Outside of the except block: until its end the exception holds every activation.
+        # This runs after the except block: the exception holds every activation until that block ends.
         self.where.phase, self.where.users = before
         self.free()
         if self.collectives is not None and self.rank.world > 1:
@@ -207,7 +207,7 @@ class Recovery:
             self._end(self.suspect.error)
 
     def raise_suspect(self) -> NoReturn:
-        """No rank ran out of memory: what the user's code raised is its own."""
+        """Raise the user's exception: no rank ran out of memory, so zeros did not cause it."""
         assert self.suspect is not None
         self._deadline.lift()
         self.where.phase, self.where.users = self.suspect.phase, True
@@ -215,7 +215,7 @@ class Recovery:
 
     def _why_not_after(self, error: BaseException) -> str | None:
         if any(isinstance(one, (torch.AcceleratorError, dist.DistError)) for one in causes(error)):
-            return "the device, or what connects the ranks, may be in no good state after such an error"
+            return "the device or the communication between ranks may be broken after such an error"
         return self.collectives.why_not if self.collectives is not None and self.rank.world > 1 else None
 
     def free(self) -> None:
@@ -228,34 +228,36 @@ class Recovery:
         return self.failure is not None or self.suspect is not None
 
     def some_rank_failed(self) -> bool:
-        """Return, on every rank and after each micro-batch, whether some rank failed in it."""
+        """Return whether any rank failed in this micro-batch. Every rank calls it after each micro-batch."""
         if self.why_not is not None:
             return False  # the rank would have ended the attempt
-        [failed] = self.gate.highest(self.failed)
+        [failed] = self.agreement.maximum(self.failed)
         return bool(failed)
 
     def some_rank_outgrows(self, batch: Any, micro_batch_size: int) -> bool:
-        """Before a micro-batch, on every rank: whether one has a batch larger than any that was probed."""
+        """Return whether any rank has a batch larger than any probed one. Every rank calls it before each
+        micro-batch."""
         if self.probed is None:
             return False
-        [larger] = self.gate.highest(self.outgrows(batch, micro_batch_size))
+        [larger] = self.agreement.maximum(self.outgrows(batch, micro_batch_size))
         return bool(larger)
 
     def outgrows(self, batch: Any, micro_batch_size: int) -> bool:
-        """A batch of so many samples: whether a sample of it is larger than what was probed."""
+        """Return whether the samples of this batch are larger than the probed ones."""
         if self.probed is None:
             return False
         known = zip_longest(sizes_of(batch), self.probed, fillvalue=0)
         return any(size > most * micro_batch_size for size, most in known)
 
-    def meets(self, batch: Any, micro_batch_size: int) -> None:
-        """From here on no batch of these sizes is a surprise, nor of any before: one sample may be the
-        longest in one tensor and another one in another, or have fewer of them."""
+    def note_size(self, batch: Any, micro_batch_size: int) -> None:
+        """Count the sizes of this batch as probed, in addition to earlier ones. The maximum is kept for each
+        tensor: samples may be longest in different tensors, or have fewer tensors."""
         sizes = [-(-size // micro_batch_size) for size in sizes_of(batch)]
         self.probed = [max(pair) for pair in zip_longest(sizes, self.probed or (), fillvalue=0)]
 
     def discard(self) -> tuple[str, ...]:
-        """On every rank, when they have met: as the step began. Returns names of what is not put back."""
+        """Restore the state from the beginning of the step. Every rank calls this once all have agreed.
+        Return the names of tensors that could not be restored."""
         self._deadline.lift()
         clean(self.model)
         with self.budget.host_side():
@@ -265,5 +267,5 @@ class Recovery:
 
 
 def sizes_of(batch: Any) -> list[int]:
-    """Elements of each tensor in it."""
+    """Return the number of elements of each tensor in `batch`."""
     return [leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

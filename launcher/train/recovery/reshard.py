@@ -1,4 +1,4 @@
-"""A handover under another sharding: whole tensors lie in the files of a node, in one part or in several."""
+"""Loading a handover under another sharding, if the files of one node contain the whole tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from launcher.train.optimizers.state import local
 
 Place = tuple[tuple[int, ...], tuple[int, ...]]
-"Shape of the whole, and where in it a part begins."
+"Shape of the whole tensor, and the offset of a part in it."
 
 
 def place_of(tensor: torch.Tensor) -> Place:
-    """Of what this rank has of it. Replicas are whole."""
+    """Return the place of this rank's part. A replica is the whole tensor."""
     whole = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
         return whole, (0,) * len(whole)
@@ -26,7 +26,7 @@ def place_of(tensor: torch.Tensor) -> Place:
 
 
 class Parts:
-    """Of one tensor, as they were handed over; the same one may be there twice."""
+    """The parts of one tensor in a handover. A part may occur twice."""
 
     def __init__(self, parts: Sequence[tuple[Place, torch.Tensor]]) -> None:
         self.shape = parts[0][0][0]
@@ -37,11 +37,11 @@ class Parts:
         return sum(part.numel() for part in self._parts.values()) == math.prod(self.shape)
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether it is of this shape and type."""
+        """Return whether `tensor` has the same shape and dtype."""
         return self.shape == tensor.shape and all(part.dtype == tensor.dtype for part in self._parts.values())
 
     def copy_into(self, tensor: torch.Tensor) -> None:
-        """What this rank has of `tensor` is written."""
+        """Copy the parts into this rank's part of `tensor`."""
         into, (_, start) = local(tensor), place_of(tensor)
         if not into.numel():
             return
@@ -56,7 +56,7 @@ class Parts:
 
 
 def parts_of(files: Sequence[tuple[Sequence[Any], Sequence[torch.Tensor]]]) -> list[Parts]:
-    """`files`: places and tensors of each rank that wrote some, all in the same order."""
+    """Group the parts by tensor. `files` has the places and tensors of each rank, all in the same order."""
     places, tensors = zip(*files, strict=True)
     return [
         Parts(

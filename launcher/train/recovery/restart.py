@@ -1,6 +1,6 @@
-"""One rank is out of memory, or the run is to stop before the step under way can end.
+"""End of an attempt after an OOM, or when the run must stop before the current step can end.
 
-Every rank hands over its last complete state, then all leave at once.
+Every rank hands over its last complete state, then all ranks exit together.
 """
 
 from __future__ import annotations
@@ -23,68 +23,70 @@ from launcher.train.metrics.notes import with_masked_words
 from launcher.train.rank import Rank
 from launcher.train.recovery.alarm import Alarm
 from launcher.train.recovery.handover import Handover
-from launcher.train.recovery.room import free_for_handover
+from launcher.train.recovery.host_memory import free_for_handover
 
 UPDATE_SECONDS = 10.0
-"For an update that is under way on some rank: its own last one, not a new one."
+"Time for a rank to finish the update that it has begun."
 ANSWER_SECONDS = 15.0
-"For every rank to say what it has. Longer than an update is waited for."
+"Time for every rank to send its offer; longer than UPDATE_SECONDS."
 WRITE_SECONDS, MOST_SECONDS = 5.0, 60.0
-"For the writing, and the most that it may take with its bytes."
+"Base time for writing, and its maximum together with the time for the bytes."
 BYTES_PER_SECOND = 0.25e9
-"Of a node, slowly: from GPUs to memory that is not pinned, all ranks at once."
+"A low estimate per node: from GPUs to memory that is not pinned, all ranks at once."
 CLOSING_SECONDS = 10.0
-"For the failing rank's tracker; the same as without a handover."
+"Time for the failing rank to close its tracker; the same as without a handover."
 
 Why = Literal["memory", "time"]
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank could hand over."""
+    """The state that one rank can hand over."""
 
     rank: int
     node: int
     step: int
-    "The last complete one; 0: none."
+    "The last complete step; 0 if there is none."
     recorded: bool
-    "It is evaluated where that was due, and in the metrics."
+    "Evaluation and metrics of the step are done."
     saved: int
     "The step of the newest checkpoint."
     bytes: int
     free: int
-    "On its node."
+    "Free bytes for handovers on the rank's node."
     torn: bool = False
-    "It is or was in the middle of the update after `step`."
+    "The rank is, or was interrupted, in the middle of the update after `step`."
 
 
 class Restart:
-    """Made when the ranks have met; `handover` follows when there is something to hand over."""
+    """Ends the attempt on one rank. Create it once the ranks are connected; set `handover` once there is a
+    state to hand over."""
 
     def __init__(self, rank: Rank, began: float) -> None:
-        """`began`: the process, by time.monotonic. Raises dist.DistError."""
+        """`began` is the start of the process, by time.monotonic. Raises dist.DistError."""
         self.rank, self.began = rank, began
         self.handover: Handover | None = None
         self._alarm = Alarm(rank)
         self._mine = threading.Lock()
-        "Of the thread that hands over. Given back only where the attempt goes on without."
+        "Held by the thread that hands over. Released only if the attempt continues."
         self._tried = self._held = False
         self._alarm.listen(self._heard)
 
     def out_of_memory(self, close: Callable[[], object]) -> None:
-        """On the main thread of the rank that failed: returns when all are ready to leave."""
+        """End the attempt after an OOM. Called on the failing rank's main thread; returns once all ranks are
+        ready to exit."""
         if not self._mine.acquire(blocking=False):
-            self.wait_if_under_way()  # another rank was faster
+            self.wait_if_under_way()  # another rank has already rung the alarm
             return
         self._end_attempt("memory", close, ring=True)
 
     def out_of_time(self) -> None:
-        """On a thread of one rank: the step under way does not end before the ranks are killed. Returns when
-        nothing could be handed over: the step then has what time is left."""
+        """End the attempt because the current step cannot end before the ranks are killed. Called on a thread
+        of one rank. Returns only if nothing could be handed over; the step then uses the remaining time."""
         self._leave_with("time", ring=True)
 
     def wait_if_under_way(self) -> None:
-        """Another thread of this rank hands over what others wait for, and then ends the process."""
+        """Wait if another thread of this rank is handing over; that thread then ends the process."""
         self._mine.acquire(timeout=MOST_SECONDS + ANSWER_SECONDS + UPDATE_SECONDS)
 
     def _heard(self, why: str) -> None:
@@ -97,13 +99,13 @@ class Restart:
             self._mine.release()
 
     def _end_attempt(self, why: Why, close: Callable[[], object], *, ring: bool) -> bool:
-        """Whatever goes wrong here, without memory the attempt ends: the next one has the checkpoint. False:
-        it goes on."""
+        """Hand over the state and return True if the attempt ends. After an OOM it ends even if the handover
+        fails: the next attempt starts from the checkpoint."""
         outcome = None
         try:
             if ring:
                 self._alarm.ring(why)
-            # A second time the others would be heard saying what they had the first time.
+            # A second exchange would return the other ranks' answers to the first one.
             outcome = self._hand_over() if not self._tried else None
             if outcome is not None and self.rank.first:
                 self.rank.run.append(with_masked_words(outcome))
@@ -115,12 +117,12 @@ class Restart:
             return False
         within(CLOSING_SECONDS, close)
         with contextlib.suppress(dist.DistError):
-            # The first to leave makes torchrun end the others.
+            # When the first rank exits, torchrun ends the others.
             self._alarm.exchange("leaving", True, CLOSING_SECONDS + 1)
         return True
 
     def _hand_over(self) -> HandedOver | HandoverSkipped | None:
-        """The event that tells of it. None: there was nothing to hand over, and nobody expects it."""
+        """Hand over the state and return the event that reports it. None if no step is complete yet."""
         attempt, offers = self.rank.attempt.number, self._offers()
         steps = {offer.step for offer in offers.values()}
         if steps == {0}:
@@ -149,10 +151,10 @@ class Restart:
         )
 
     def _offers(self) -> dict[int, Offer]:
-        """Of all ranks that answer, their states held still.
+        """Return the offers of all ranks that answer, with updates blocked.
 
-        A rank that is behind has what it needs to go on: the one ahead has met it in every collective up to
-        there. It gets the time to catch up.
+        A rank that is one step behind gets time to catch up. It can: the rank ahead has already taken part in
+        every collective of that step.
         """
         self._held = self._hold()
         offers = self._exchange("offer", self._offer())
@@ -197,7 +199,7 @@ class Restart:
 
 
 def refusal(offers: Mapping[int, Offer], world: int) -> str | None:
-    """Why nothing is handed over; None: every rank writes its part. The same on every rank."""
+    """Return why there is no handover, or None if every rank can write its part. The same on every rank."""
     missing = [str(number) for number in range(world) if number not in offers]
     if missing:
         return f"rank {', '.join(missing)} did not answer"
@@ -215,8 +217,8 @@ def refusal(offers: Mapping[int, Offer], world: int) -> str | None:
         free = min(offer.free for offer in offers.values() if offer.node == node)
         if needed > free:
             return (
-                f"the state takes {format_bytes(needed)} of the memory of node {node}, "
-                f"where {format_bytes(free)} are free for it"
+                f"the state takes {format_bytes(needed)} of shared memory on node {node}, "
+                f"where {format_bytes(free)} are free"
             )
     return None
 

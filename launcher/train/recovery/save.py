@@ -1,4 +1,4 @@
-"""The run has ended, and its last state lies in shared memory: load it once more and write a checkpoint."""
+"""Writes a state from shared memory as a checkpoint after the run has ended."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from launcher.train.where import Where
 
 
 def save_handover(rank: Rank, where: Where, budget: Budget) -> None:
-    """Write the handover of the attempt as an ordinary checkpoint. Call it on every rank.
+    """Write the attempt's handover as an ordinary checkpoint. Call this on every rank.
 
-    No data is read and no step is done. Evaluation and metrics of the handover's step that were still to be
-    done are noted in the checkpoint's marker. Raises NotSavedError.
+    Reads no data and runs no step. If evaluation and metrics of the step are not done yet, the checkpoint's
+    marker says so.
+
+    Raises: NotSavedError.
     """
     seed_all(derive_seed("model", rank.job.train.seed))
     with where.during("init", users=True):
@@ -36,7 +38,7 @@ def save_handover(rank: Rank, where: Where, budget: Budget) -> None:
         resumed = handover.resume()
         if resumed.source != "shared-memory":
             raise NotSavedError(resumed.skipped or "the ranks found no state in shared memory")
-        # The handover knows the number of samples, which stands in the marker: the data is not opened here.
+        # The marker contains the number of samples. It comes from the handover: the data is not opened here.
         checkpoints.made_with = checkpoints.before
         if resumed.unrecorded is not None:
             checkpoints.made_with = {**checkpoints.before, "unrecorded": resumed.unrecorded}

@@ -1,4 +1,4 @@
-"""Whether a pass that failed can be repeated in this process: tried out, with this torch on this device."""
+"""Test whether this torch on this device can repeat a failed pass in the same process."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from launcher.train.sharding import fully_sharded
 
 
 def self_test(rank: Rank, mesh: DeviceMesh) -> str | None:
-    """Cut a small model's step short at each of its parts, clean, repeat, compare gradients bit for bit.
+    """Fail a small model's step at every point, clean up, repeat it and compare gradients bit for bit.
 
-    The model is sharded as the recipe says. No collective, no random number. Returns why repeating is not
-    safe, None when it is.
+    The model is sharded as in the recipe. Issues no collective and draws no random number. Returns why
+    repeating is not safe, or None if it is.
     """
     try:
-        return _tried(rank, mesh)
-    except Exception as error:  # of any kind: what FSDP2 keeps to itself may be anything in another torch
+        return _test(rank, mesh)
+    except Exception as error:  # any type: FSDP2's private attributes may differ in another torch
         return f"cleaning up after a failure failed: {type(error).__name__}: {error}"
 
 
-def _tried(rank: Rank, mesh: DeviceMesh) -> str | None:
-    fuse = _Fuse()
-    model: Any = _Small(2 * mesh.size(mesh.ndim - 1), fuse)
+def _test(rank: Rank, mesh: DeviceMesh) -> str | None:
+    fault = _Fault()
+    model: Any = _Small(2 * mesh.size(mesh.ndim - 1), fault)
     fully_sharded(model, list(model.blocks), rank, mesh)
     collectives = Collectives(model, rank.device)
     for unit in collectives.units:
-        unit.set_custom_all_gather(_FusedGather(collectives, unit, fuse))  # type: ignore[arg-type]
-        unit.set_custom_reduce_scatter(_FusedReduce(collectives, unit, fuse))  # type: ignore[arg-type]
+        unit.set_custom_all_gather(_FaultyGather(collectives, unit, fault))  # type: ignore[arg-type]
+        unit.set_custom_reduce_scatter(_FaultyReduce(collectives, unit, fault))  # type: ignore[arg-type]
     sample = torch.linspace(-1, 1, 3 * WIDTH, device=rank.device).view(3, WIDTH)
     with collectives.local():
-        expected = _gradients(model, sample, fuse)
-        parts = fuse.passed
+        expected = _gradients(model, sample, fault)
+        parts = fault.passed
         for part in range(1, parts + 1):
             clean(model)
-            fuse.burns_at = fuse.passed + part
+            fault.fails_at = fault.passed + part
             with suppress(torch.OutOfMemoryError):
-                _gradients(model, sample, fuse)
+                _gradients(model, sample, fault)
             clean(model)
-            found = _gradients(model, sample, fuse)
+            found = _gradients(model, sample, fault)
             if len(found) != len(expected) or not all(map(torch.equal, found, expected)):
-                return f"cut short at part {part} of {parts} and repeated, a step had other gradients"
+                return f"a step that failed at point {part} of {parts} and was repeated had other gradients"
     return None
 
 
-def _gradients(model: Any, sample: torch.Tensor, fuse: _Fuse) -> list[torch.Tensor]:
-    """Two micro-batches, whose gradients meet after the second."""
+def _gradients(model: Any, sample: torch.Tensor, fault: _Fault) -> list[torch.Tensor]:
+    """Run two micro-batches and return the gradients, which are reduced after the second."""
     for last in (False, True):
         model.set_requires_gradient_sync(last)
         loss = model(sample).square().sum()
-        fuse()
+        fault()
         loss.backward()
     met = [local(p.grad) for p in model.parameters() if p.grad is not None]
     return [gradient.clone() for gradient in (*met, *partial_sums(model))]
@@ -66,58 +66,58 @@ def _gradients(model: Any, sample: torch.Tensor, fuse: _Fuse) -> list[torch.Tens
 WIDTH = 4
 
 
-class _Fuse:
-    """Raises when it is passed for the `burns_at`-th time."""
+class _Fault:
+    """Raises OutOfMemoryError at its call number `fails_at`."""
 
     def __init__(self) -> None:
-        self.passed = self.burns_at = 0
+        self.passed = self.fails_at = 0
 
     def __call__(self, *_: Any) -> None:
         self.passed += 1
-        if self.passed == self.burns_at:
+        if self.passed == self.fails_at:
             raise torch.OutOfMemoryError("a trial")
 
 
 class _Block(nn.Module):
-    def __init__(self, rows: int, fuse: _Fuse) -> None:
+    def __init__(self, rows: int, fault: _Fault) -> None:
         super().__init__()
         self.up = nn.Parameter(torch.linspace(-1, 1, rows * WIDTH).view(rows, WIDTH))
         self.down = nn.Parameter(torch.linspace(1, -0.5, rows * WIDTH).view(rows, WIDTH))
-        self.fuse = fuse
+        self.fault = fault
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(x @ self.up.T)
-        # One weight has its gradient then, the other has not.
-        hidden.register_hook(self.fuse)  # type: ignore[no-untyped-call]
-        self.fuse()
+        # At this point one weight has its gradient and the other does not.
+        hidden.register_hook(self.fault)  # type: ignore[no-untyped-call]
+        self.fault()
         return x + hidden @ self.down
 
 
 class _Small(nn.Module):
-    def __init__(self, rows: int, fuse: _Fuse) -> None:
+    def __init__(self, rows: int, fault: _Fault) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(_Block(rows, fuse) for _ in range(2))
-        self.last = _Block(rows, fuse)
+        self.blocks = nn.ModuleList(_Block(rows, fault) for _ in range(2))
+        self.last = _Block(rows, fault)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             x = block(x)
         x = self.last(x)
-        x.register_hook(self.last.fuse)  # type: ignore[no-untyped-call]
+        x.register_hook(self.last.fault)  # type: ignore[no-untyped-call]
         return x
 
 
-class _FusedGather(AllGather):
-    def __init__(self, collectives: Collectives, unit: nn.Module, fuse: _Fuse) -> None:
+class _FaultyGather(AllGather):
+    def __init__(self, collectives: Collectives, unit: nn.Module, fault: _Fault) -> None:
         super().__init__(collectives, unit)
-        self.fuse = fuse
+        self.fault = fault
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.fuse()
+        self.fault()
         work = super().__call__(*args, **kwargs)
-        self.fuse()
+        self.fault()
         return work
 
 
-class _FusedReduce(_FusedGather, ReduceScatter):
+class _FaultyReduce(_FaultyGather, ReduceScatter):
     pass

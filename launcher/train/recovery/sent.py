@@ -1,4 +1,4 @@
-"""How much this process has sent, whoever called for it: what no list of expected collectives can tell."""
+"""Number of collectives issued by this process, including those of the user's code."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 
-BESIDE = "launcher: beside the training"
-"The description of a group that other threads use."
+BACKGROUND_GROUP = "launcher: background"
+"Description of a process group that other threads use."
 
 
 def sent() -> int:
-    """Collectives so far in every group but those of BESIDE. Some microseconds; nothing is waited for.
+    """Return the number of collectives so far, in all groups except BACKGROUND_GROUP.
 
-    Messages between two ranks count with gloo only.
+    Takes a few microseconds and waits for nothing. Point-to-point messages count only with gloo.
     """
-    return sum(_sent(group) for group in _world.pg_map if group.group_desc != BESIDE)
+    return sum(_sent(group) for group in _world.pg_map if group.group_desc != BACKGROUND_GROUP)
 
 
 def _sent(group: dist.ProcessGroup) -> int:

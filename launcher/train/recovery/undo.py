@@ -1,4 +1,4 @@
-"""Everything that changes in a step but the trained parameters, as it is between two steps."""
+"""Copies of all state other than trained parameters, so that a failed step can be undone."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ from torch.utils._pytree import tree_map_only
 
 from launcher.spec.base import format_bytes
 from launcher.train.recovery.fingerprint import fingerprint
-from launcher.train.recovery.holdings import MOST_DATA, SMALL, Holdings, Look, Names, content
-from launcher.train.recovery.room import free_on_host
+from launcher.train.recovery.host_memory import free_on_host
+from launcher.train.recovery.state_finder import MOST_DATA, SMALL, Entries, FoundState, StateFinder, content
 from launcher.train.rng import random_state, set_rng_state
 from launcher.train.task import Task, TaskError
 
 HASHING_THREADS = 4
-"Threads of a rank that hash large tensors in host memory, at about 1.5 GB/s each."
+"Threads per rank that hash large tensors in host memory, at about 1.5 GB/s each."
 
 
 WATCHED = 2
-"Steps in which the content of trained parameters is compared before and after the passes."
+"First steps in which trained parameters are compared before and after the passes."
 MOST_TRAINED = 2**30
-"Bytes of trained parameters on a rank that are copied before the first step."
+"Maximum bytes of trained parameters per rank that are copied before the first step."
 
 
 class Restored(NamedTuple):
-    """What `Undo.restore` did."""
+    """The result of `Undo.restore`."""
 
     followed: bool
-    "A large tensor had changed for the first time. The next `take` copies it on its device."
+    "A large tensor changed for the first time. From the next `take` on it is copied on its device."
     lost: tuple[str, ...]
-    "Large tensors that changed for the first time while there was no copy of them: they stay as they are."
+    "Large tensors that changed for the first time and had no copy: they keep the changed content."
 
 
 class Undo:
-    """Random state, buffers, parameters without gradient, the task's `state()`, and attributes.
+    """Copies of random state, buffers, parameters without gradient, the task's `state()`, and attributes.
 
-    Create it when the model is whole and restored. `take` copies what is small, up to 1 MiB, at each step. A
-    large tensor, most often a constant (a mask, a frozen weight), is compared with a fingerprint of itself,
-    and is copied at each step from the first change on. `secure` makes a step before that first change safe.
+    Create it when the model is complete and restored. `take` copies tensors of up to 1 MiB at each step.
+    Larger tensors are mostly constants (a mask, a frozen weight): `take` compares their fingerprints, and
+    copies such a tensor at each step from its first change on. `secure` covers the step of that change.
     """
 
     def __init__(
         self, model: nn.Module, device: torch.device, task: Task | None = None, data: Any = None
     ) -> None:
         whole = model.module if isinstance(model, DistributedDataParallel) else model
-        beside = [] if task is None else [("task", task), *_module_of(task), ("data", data)]
-        self._look, self._device = Look(whole, beside), device
+        others = [] if task is None else [("task", task), *_module_of(task), ("data", data)]
+        self._finder, self._device = StateFinder(whole, others), device
         self._task = task if task is not None and type(task).state is not Task.state else None
         self._slots: dict[int, Slot] = {}
         self._lock = threading.Lock()
-        self._taken = Holdings()
+        self._taken = FoundState()
         self._rng: dict[str, Any] = {}
         self._state: Any = None
         self._watched = 0
-        "Steps in which it was seen which trained parameters a pass writes."
+        "Number of steps in which `see_written` compared trained parameters."
         self.take()
 
     @torch.no_grad()
     def take(self, *, anew: bool = False) -> None:
-        """Copy all as it is now, but gradients. Waits for the device where there are large tensors. `anew`:
-        what was there before was loaded over, and says nothing of what changes."""
+        """Copy the current state, without gradients. Waits for the device if there are large tensors. `anew`:
+        the state was just loaded, so a difference from before does not count as a change."""
         with self._lock:
-            found = self._look()
+            found = self._finder()
             known, slots = {} if anew else self._slots, {}
             for key, (name, tensor) in found.tensors.items():
                 if content(tensor) is not None:
@@ -78,7 +78,7 @@ class Undo:
             for slot in slots.values():
                 slot.by_content &= not (slot.trained and self._watched >= WATCHED)
             _find_changes(slots.values())
-            # All are allocated before the first is copied: out of memory here, the copies before stay.
+            # Allocate all before copying any: after an OOM here the old copies are still valid.
             copies = [copy for slot in slots.values() if (copy := slot.due()) is not None]
             state = self._state_of_task()
             self._slots, self._taken = slots, found
@@ -89,16 +89,17 @@ class Undo:
 
     @torch.no_grad()
     def secure(self, share: float = 1.0) -> str | None:
-        """Copy into host memory every large tensor that is not copied at each step, until `release`.
+        """Copy every large tensor that `take` does not copy into host memory; `release` drops the copies.
 
-        `share`: of the host's free memory, what this rank may use. Returns why a copy could not be made.
+        `share` is the fraction of free host memory that this rank may use. Return why no copy was made, or
+        None.
         """
         with self._lock:
             slots = [slot for slot in self._slots.values() if slot.can_be_secured]
             needed = sum(slot.tensor.nbytes for slot in slots)
             if needed > share * free_on_host():
                 size = format_bytes(needed)
-                return f"host memory has no room for a copy of {size} of frozen parameters and buffers"
+                return f"not enough host memory for a copy of frozen parameters and buffers ({size})"
             if self._watched < WATCHED:
                 trained = [slot for slot in self._slots.values() if slot.trained and slot.values is None]
                 size_of_trained = sum(slot.tensor.nbytes for slot in trained)
@@ -110,8 +111,10 @@ class Undo:
 
     @torch.no_grad()
     def see_written(self) -> None:
-        """Call this after the passes of a step and before its update. Trained parameters that the passes have
-        written are copied at each step from now on. After two steps only torch's count of changes tells."""
+        """Find trained parameters that the passes have written; they are copied at each step from now on.
+
+        Call this between the passes and the update. After two steps only torch's version counter is compared.
+        """
         with self._lock:
             if self._watched < WATCHED:
                 self._watched += 1
@@ -120,23 +123,23 @@ class Undo:
                         slot.follows, slot.values, slot.print = True, None, None
 
     def release(self) -> None:
-        """Give up the copies that `secure` made."""
+        """Drop the copies made by `secure`."""
         with self._lock:
             for slot in self._slots.values():
                 slot.release()
 
     @torch.no_grad()
     def restore(self, *, tensors_alone: bool = False) -> Restored:
-        """Put all back as at the last `take`, any number of times, from any thread. It may wait for the
-        device, in the stream of its caller. `tensors_alone`: for a step that is left out and not repeated,
-        whose values may be NaN. Counters, generators of random numbers and the task's `state()` go on."""
+        """Restore the state of the last `take`. May be repeated, from any thread, and may wait for the device
+        in the caller's stream. `tensors_alone` is for a step that is skipped, whose values may be NaN:
+        counters, random number generators and the task's `state()` keep their new values."""
         with self._lock:
-            for names in self._taken.buffers.values():
-                names.restore()
+            for entries in self._taken.buffers.values():
+                entries.restore()
             for place in self._taken.places:
                 if not tensors_alone:
                     place.restore()
-                elif isinstance(place, Names):
+                elif isinstance(place, Entries):
                     place.restore_tensors()
             for owner, on in self._taken.switches:
                 if isinstance(owner, nn.Module):
@@ -155,13 +158,13 @@ class Undo:
 
     @torch.no_grad()
     def lost(self) -> list[str]:
-        """Return names of large tensors whose content of the last `take` is not known any more."""
+        """Return the names of large tensors whose content at the last `take` is lost."""
         with self._lock:
             return [slot.name for slot in self._slots.values() if slot.is_lost()]
 
     @torch.no_grad()
     def changed(self) -> list[str]:
-        """Return names of what has changed since the last `take` and is in no checkpoint."""
+        """Return the names of state that has changed since the last `take` and is in no checkpoint."""
         if self._task is not None:
             return []
         with self._lock:
@@ -174,27 +177,26 @@ class Undo:
 
     @property
     def rng(self) -> dict[str, Any]:
-        """At the last `take`; for a file, `launcher.train.rng.packed`."""
+        """Random state at the last `take`. Use `launcher.train.rng.packed` before writing it to a file."""
         return self._rng
 
     @property
     def task_state(self) -> Any:
-        """What `Task.state` returned at the last `take`; None where the task has no such method."""
+        """The result of `Task.state` at the last `take`; None if the task does not define it."""
         return self._state
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Return the model's buffers as at the last `take`: copies, but for large ones that have not
-        changed."""
+        """Return the model's buffers as at the last `take`: copies, except of large unchanged ones."""
         with self._lock:
             return {
                 f"{prefix}{key}": self._kept(buffer)
-                for prefix, names in self._taken.buffers.items()
-                for key, buffer in names.kept.items()
+                for prefix, entries in self._taken.buffers.items()
+                for key, buffer in entries.kept.items()
                 if buffer is not None
             }
 
     def kept(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the content of a parameter without gradient as at the last `take`; others as they are."""
+        """Return a parameter without gradient as at the last `take`; other parameters unchanged."""
         with self._lock:
             return self._kept(parameter)
 
@@ -223,7 +225,7 @@ class Undo:
 
 
 Mark = torch.Tensor | tuple[int, ...]
-"A fingerprint of the content, or torch's count of its changes and where and how large it is."
+"A fingerprint of the content, or torch's version counter with address and shape."
 
 
 class Copy(NamedTuple):
@@ -233,19 +235,21 @@ class Copy(NamedTuple):
 
 
 class Slot:
-    """The content of one tensor at the last take. It keeps the tensor alive, so that it can be put back."""
+    """The content of one tensor at the last `take`. Keeps the tensor alive, so that it can be restored."""
 
     def __init__(self, name: str, holder: torch.Tensor, *, by_content: bool, trained: bool) -> None:
-        """`trained`: the optimizer changes it between two takes. `by_content`: look at the content of a large
-        tensor for changes. Without, at torch's count of changes, which writing through `.data` does not move:
-        a data set is too large to be read at each step."""
+        """`trained`: the optimizer changes the tensor between two takes.
+
+        `by_content`: compare the content of a large tensor. Otherwise compare torch's version counter, which
+        misses writes through `.data`: a data set is too large to be read at each step.
+        """
         self.name, self.holder, self.by_content, self.trained = name, holder, by_content, trained
         self.values: torch.Tensor | None = None
-        "A copy of the content: on its device if it is made at each take, on the host if it is of `secure`."
+        "Copy of the content: on the tensor's device if made by `take`, on the host if made by `secure`."
         self.print: Mark | None = None
-        "`mark` of the content, where no copy is made at each take."
+        "`mark` of the content if `take` makes no copy."
         self.follows = self.tensor.nbytes <= SMALL and not trained
-        "A copy is made at each take."
+        "Each `take` makes a copy."
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -254,7 +258,7 @@ class Slot:
         return found
 
     def mark(self) -> Mark:
-        """Return another value when the content is another."""
+        """Return a value that changes with the content."""
         now = self.tensor
         if self.by_content:
             return fingerprint(now)
@@ -266,7 +270,7 @@ class Slot:
         return self.values is None and small and not self.trained
 
     def due(self) -> Copy | None:
-        """Return the copy that is to be made at this take."""
+        """Return the copy to make in this `take`, or None."""
         if not self.follows:
             return None
         now = self.tensor
@@ -292,7 +296,7 @@ class Slot:
         return not same or not torch.equal(_bits(now.to(self.values.device)), _bits(self.values))
 
     def restore(self) -> bool:
-        """Return False where the content is not known."""
+        """Restore the content. Return False if no copy of it exists."""
         if not self.has_changed():
             return True
         if self.values is None:
@@ -301,13 +305,13 @@ class Slot:
         now = self.tensor
         if now.shape == self.values.shape and now.dtype == self.values.dtype:
             now.copy_(self.values)
-        else:  # resized in place, or given other data
+        else:  # the tensor was resized in place, or `.data` was replaced
             now.data = self.values.to(now.device, copy=True)
         return True
 
 
 def _find_changes(slots: Iterable[Slot]) -> None:
-    """Let what has changed since the last take be followed, and keep the marks of the rest."""
+    """Let `take` copy the tensors that have changed since the last time; update the marks of the others."""
     unfollowed = [slot for slot in slots if not slot.follows]
     hashed = [slot for slot in unfollowed if slot.by_content and slot.tensor.device.type == "cpu"]
     marks: dict[int, Mark] = {}
@@ -329,7 +333,7 @@ def _same(one: Mark, other: Mark) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN equals NaN, and 0 does not equal -0."""
+    """Return the tensor's bytes, so that NaN equals NaN and 0 differs from -0."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
@@ -347,7 +351,7 @@ def _module_of(task: Task) -> list[tuple[str, Any]]:
 
 
 def _copy(copies: list[Copy]) -> None:
-    """In as few kernels as there are types."""
+    """Make the copies, in one kernel per dtype and device."""
     by_type: dict[tuple[torch.dtype, torch.device], list[Copy]] = defaultdict(list)
     for copy in copies:
         by_type[copy.tensor.dtype, copy.tensor.device].append(copy)

@@ -1,1 +1,1 @@
-"""A training step run on tensors without memory: what it would allocate, and how much it would compute."""
+"""Traces of a training step on tensors without memory: its allocations and its amount of computation."""

@@ -1,9 +1,9 @@
-"""What a GPU keeps where the CPU keeps something else.
+"""Replacements for functions that save other tensors on the CPU than on a GPU.
 
-Tensors of a trace are on the CPU, without memory: torch aborts for CUDA ones on a machine without CUDA. A few
-functions save other tensors for their backward pass there. While `as_cuda()` is on they call what has the
-same memory as the CUDA kernel. Replaced and not intercepted by a mode: a mode is off inside of its own
-handler, so a recomputation would see the CPU's functions again.
+Tensors of a trace are fake CPU tensors: without CUDA, torch aborts for CUDA tensors. A few functions save
+different tensors for the backward pass on the CPU. Within `as_cuda()` they are replaced by functions with the
+memory of the CUDA kernel. A dispatch mode would not work: it is off inside its own handler, so recomputed
+blocks would use the CPU's functions again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from launcher.train import activations
 
 aten = torch.ops.aten
 LARGEST_HEAD = 256
-"Dimension of a head. Larger ones have no flash attention: ATen/native/transformers/cuda/sdp_utils.cpp."
+"Largest head dimension with flash attention: ATen/native/transformers/cuda/sdp_utils.cpp."
 
 
 @contextmanager
 def as_cuda() -> Iterator[None]:
+    """Save the tensors that CUDA kernels save."""
     changed: dict[str, Any] = {
         "rms_norm": _rms_norm,
         "dropout": _dropout(functional.dropout),
@@ -35,7 +36,7 @@ def as_cuda() -> Iterator[None]:
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """CUDA's fused kernel saves its input, the weight and one fp32 number for each row."""
+    """RMS norm that, like CUDA's fused kernel, saves its input, the weight and one fp32 number per row."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, dims: int) -> torch.Tensor:
@@ -60,7 +61,7 @@ def _rms_norm(
 
 def _dropout(of_cpu: Callable[..., Any]) -> Callable[..., Any]:
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        """A mask of one byte per element, where the CPU keeps one of the input's type."""
+        """Dropout with a mask of one byte per element; the CPU's mask has the input's type."""
         if training and p > 0 and not inplace:
             return torch.native_dropout(input, p, True)[0]
         return of_cpu(input, p, training, inplace)
@@ -79,7 +80,7 @@ def _attention(of_cpu: Callable[..., Any]) -> Callable[..., Any]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """Flash attention in 16 bit without a mask, memory-efficient attention else: neither keeps scores."""
+        """Flash attention in 16 bit without a mask, else memory-efficient attention. Neither saves scores."""
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         if query.dim() != 4 or query.shape[-1] > LARGEST_HEAD:
             return of_cpu(query, key, value, attn_mask, enable_gqa=enable_gqa, **options)
@@ -90,7 +91,7 @@ def _attention(of_cpu: Callable[..., Any]) -> Callable[..., Any]:
         if enable_gqa and (groups := query.shape[1] // key.shape[1]) > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:  # the kernel takes what is added to the scores
+            if attn_mask.dtype == torch.bool:  # the kernel needs a mask that is added to the scores
                 attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
             attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
         return aten._scaled_dot_product_efficient_attention(
@@ -101,6 +102,6 @@ def _attention(of_cpu: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copied_back(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool) -> torch.Tensor:
-    """Offloaded activations come back as new tensors; on the CPU there would be nothing to copy."""
+    """Return an offloaded activation as a new tensor, as on a GPU; the CPU would not copy it."""
     device, tensor = packed
     return tensor if device is None else tensor.clone()

@@ -1,4 +1,4 @@
-"""A command's model, as its job declares it: traced as if the built-in entrypoint trained it."""
+"""Traces of a command job's declared model, as if the built-in entrypoint trained it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TASK = "launcher.tasks.huggingface:CausalLM"
 
 
 class DeclaredSource(TaskSource):
-    """Of `plan.model: hf:PATH` and `plan.length`. No weights, no data; the command is not looked at."""
+    """Traces the model of `plan.model: hf:PATH` with `plan.length`. Reads no weights, data or command."""
 
     def __init__(self, job: Job, workdir: Path, like: Like = "cuda") -> None:
         assert job.plan.model is not None
@@ -21,5 +21,6 @@ class DeclaredSource(TaskSource):
         super().__init__(job.model_copy(update={"task": TASK, "args": args, "command": None}), workdir, like)
 
     def files(self) -> list[Path]:
+        """Return the model's config, or its folder if it has none."""
         config = self._path / "config.json"
         return [config if config.is_file() else self._path]

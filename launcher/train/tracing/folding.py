@@ -1,4 +1,4 @@
-"""Long rows of equal blocks are cut short before a trace: launcher.memory.unroll makes them long again."""
+"""Removal of repeated equal blocks before a trace; launcher.memory.unroll adds them to the trace again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from launcher.memory.unroll import Run
 from launcher.train.activations import outermost
 
 KEPT, REPEATED = 5, 2
-"The first and the last two have other neighbours than the rest; the one between stands for the others."
+"""Blocks kept per run, and the index of the one that represents the removed blocks. The first two and the
+last two are kept because their neighbours differ."""
 
 
 def fold(model: nn.Module, blocks: Iterable[nn.Module]) -> tuple[tuple[Run, ...], dict[nn.Module, Any]]:
-    """Take blocks out of the ModuleLists of `model`, in place. Returns the runs and for each block kept of
-    one (number of the run, number among the kept)."""
+    """Remove blocks from the ModuleLists of `model` in place. Return the runs, and (index of the run, index
+    among its kept blocks) for each kept block."""
     units = set(outermost(blocks))
     runs: list[Run] = []
     kept: dict[nn.Module, tuple[int, int]] = {}
@@ -40,7 +41,7 @@ def fold(model: nn.Module, blocks: Iterable[nn.Module]) -> tuple[tuple[Run, ...]
 
 
 def _shape(block: nn.Module, units: set[nn.Module]) -> Any:
-    """Equal for blocks that can stand for each other, as far as one sees from outside."""
+    """Return a key that is equal for blocks that can represent each other, judged from outside."""
     if block not in units:
         return id(block)
     tensors = itertools.chain(block.named_parameters(), block.named_buffers())

@@ -1,4 +1,4 @@
-"""Traces and shapes from a task's own code, kept on disk for the next plan."""
+"""Traces and shapes from a task's code."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from launcher.train.task import Task, check_varied, load_task
 from launcher.train.tracing.tracer import Tracer, UntraceableError
 
 TO_DO = (
-    "a step is traced on tensors without values: let no Python code depend on one (.item(), .tolist(), "
-    "bool(), boolean masks), and register a fake implementation of each custom operator "
+    "a step is traced on tensors without values: Python code must not depend on values (.item(), .tolist(), "
+    "bool(), boolean masks), and each custom operator needs a fake implementation "
     "(torch.library.register_fake)"
 )
 
 
 LARGEST = 2**20
-"Bytes of a file that an argument names: larger ones are data."
+"Maximum bytes of a file named by an argument that counts as source; larger files are data."
 _LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 
 
 class TaskSource:
-    """Of the job's task. Its code runs in this process, in `workdir`."""
+    """Traces and shapes of the job's task. Its code runs in this process, in `workdir`."""
 
     def __init__(self, job: Job, workdir: Path, like: Like = "cuda") -> None:
         self.job, self.workdir, self.like = job, workdir, like
@@ -51,7 +51,7 @@ class TaskSource:
             model = task.model()
         leaves = [leaf for leaf in tree_leaves(task.example()) if isinstance(leaf, torch.Tensor)]
         rows = [leaf.numel() for leaf in leaves if leaf.dtype == torch.int64 and leaf.ndim == 1]
-        # Where there is no second row of targets, they are the same tokens one further on.
+        # Without a second row for the targets, these are the same tokens shifted by one.
         shifted = task.counts == "tokens" and len(rows) == 1
         return About(
             on_meta=task.built_on_meta,
@@ -84,8 +84,8 @@ class TaskSource:
             raise NoTraceError(f"{error}; {TO_DO}") from error
 
     def files(self) -> list[Path]:
-        """What the answers follow from: all code that is no library's, and what the arguments name, of a
-        directory its JSON files."""
+        """Return the files that the traces depend on: all loaded code outside libraries, the files that
+        arguments name, and the JSON files of directories that they name."""
         modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
         found = {Path(file) for file in modules if file is not None and _is_users(Path(file))}
         for value in tree_leaves(dict(self.job.args)):
@@ -109,8 +109,9 @@ class TaskSource:
 
 
 def _is_users(file: Path) -> bool:
-    """Not of the standard library, an installed package or launcher, whose versions count."""
+    """Return whether the file is the user's: not of the standard library, an installed package or launcher.
+    For these the version counts."""
     places = (*(Path(path) for path in _LIBRARIES), PACKAGE)
-    # torch has modules of its own making, whose files do not exist.
+    # Some modules of torch are generated, and their files do not exist.
     real = file.suffix == ".py" and file.is_absolute() and file.is_file()
     return real and not any(file.is_relative_to(place) for place in places)

@@ -1,4 +1,4 @@
-"""One training step of a rank, on tensors without memory and with ranks that do not exist."""
+"""Traces one training step of a rank on fake tensors, with fake ranks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, device_mesh
 from launcher.train.task import Task
 from launcher.train.tracing.as_cuda import as_cuda
-from launcher.train.tracing.empty import empty, unnoticed
+from launcher.train.tracing.fake_model import make_fake, no_packed_mask
 from launcher.train.tracing.folding import fold
-from launcher.train.tracing.watch import Watch
+from launcher.train.tracing.storage_recorder import StorageRecorder
 
 
 class UntraceableError(Exception):
-    """The step cannot be run on tensors without values: such as a branch that depends on one."""
+    """The step does not run on tensors without values, for example because a branch depends on a value."""
 
     def __init__(self, module: str, error: Exception) -> None:
         self.module, self.error = module, error
@@ -48,8 +48,8 @@ PASSES = (("forward", "backward"), ("forward again", "backward again"))
 
 
 @dataclass(frozen=True)
-class _Imagined(Rank):
-    """Rank 0 of ranks that do not exist."""
+class _FakeRank(Rank):
+    """Rank 0 of a fake group of ranks."""
 
     def say(self, text: str) -> None:
         pass
@@ -58,16 +58,16 @@ class _Imagined(Rank):
 class _Built(NamedTuple):
     model: nn.Module
     names: dict[nn.Module, str]
-    "In the whole model."
+    "Names of the modules in the whole model."
     runs: tuple[Run, ...]
     blocks: dict[nn.Module, tuple[int, int]]
-    "(number of the run, number of the kept block)"
+    "(index of the run, index of the kept block) of each kept block."
 
 
 class Tracer:
-    """Traces steps of one task. `like`: whose kernels decide what is saved for the backward pass.
+    """Traces steps of one task. `like` is the device whose kernels determine the tensors saved for backward.
 
-    This process must not have a process group of its own.
+    This process must not have a process group.
     """
 
     def __init__(self, task: Task, job: Job, like: Literal["cuda", "cpu"]) -> None:
@@ -76,8 +76,10 @@ class Tracer:
         self._models: dict[Any, _Built] = {}
 
     def trace(self, recipe: Recipe, ranks: Ranks) -> Trace:
-        """With sizes as a law of the micro-batch, whatever the recipe's. Raises NotAffineError when there is
-        no such law, and UntraceableError."""
+        """Return a trace with sizes as affine functions of the micro-batch, whatever the recipe's value is.
+
+        Raises: NotAffineError if sizes are not affine, and UntraceableError.
+        """
         return combine(*(self.sample(recipe, ranks, micro) for micro in (2, 3)))
 
     def sample(
@@ -89,14 +91,14 @@ class Tracer:
         whole: bool = False,
         complete: bool = False,
     ) -> Sample:
-        """With one micro-batch. `whole`: every block is run, none stands for another one. `complete`: with a
-        second pass, where the recipe accumulates, and an evaluation."""
+        """Return the trace for one micro-batch size. `whole` runs every block. `complete` adds a second pass,
+        if the recipe accumulates gradients, and an evaluation."""
         recipe = recipe.model_copy(update={"micro_batch_size": micro_batch})
         if recipe.sharding == "none":
-            ranks = Ranks(1, 1, ranks.on_gpu)  # each of several is alone until the gradients meet
-        # Recomputing a part of the blocks makes unlike ones of them.
+            ranks = Ranks(1, 1, ranks.on_gpu)  # ranks are independent until the gradients are reduced
+        # If only some blocks are recomputed, the blocks are not equal.
         if not whole and recipe.checkpoint_ratio == 1:
-            # A model that cannot run with fewer blocks is run with all.
+            # Some models cannot run with fewer blocks; run those with all.
             with suppress(Exception):
                 return _sample(unroll(self.record(recipe, ranks, complete=complete)), micro_batch)
         return _sample(self.record(recipe, ranks, whole=True, complete=complete), micro_batch)
@@ -104,65 +106,66 @@ class Tracer:
     def record(
         self, recipe: Recipe, ranks: Ranks, *, whole: bool = False, complete: bool = False
     ) -> Recorded:
-        """The events of rank 0, with long rows of equal blocks cut short unless `whole`.
+        """Return the events of rank 0, with repeated equal blocks removed unless `whole`.
 
-        Raises UntraceableError.
+        Raises: UntraceableError.
         """
         rank = self._rank(recipe, ranks)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
         self.task.loss_chunks = recipe.loss_chunks
-        with _pretended(ranks.world), ExitStack() as stack:
-            # A mesh holds values: it is made before tensors have none.
+        with _fake_ranks(ranks.world), ExitStack() as stack:
+            # A mesh holds real values, so it is created before the fake mode is on.
             mesh = device_mesh(rank) if recipe.sharding in SHARDED else None
             fake = FakeTensorMode()
             model, names, runs, blocks = self._built(recipe, whole)
             stack.enter_context(fake)
-            empty(model, fake)
-            stack.enter_context(unnoticed())
+            make_fake(model, fake)
+            stack.enter_context(no_packed_mask())
             if self.like == "cuda":
                 stack.enter_context(as_cuda())
             units = set(outermost(self.task.blocks(model)))
             model = arranged(model, self.task, rank, Unlimited(), mesh)
-            watch = Watch(names, units, blocks, runs)
-            watch.streams_of(model)
-            watch.leave_out([*model.parameters(), *model.buffers()])
+            recorder = StorageRecorder(names, units, blocks, runs)
+            recorder.streams_of(model)
+            recorder.leave_out([*model.parameters(), *model.buffers()])
             try:
-                with watch.following():
-                    self._step(model, rank, watch, batch, complete=complete)
+                with recorder.following():
+                    self._step(model, rank, recorder, batch, complete=complete)
             except Exception as error:
-                raise UntraceableError(watch.module, error) from error
-        return watch.recorded
+                raise UntraceableError(recorder.module, error) from error
+        return recorder.recorded
 
     def _built(self, recipe: Recipe, whole: bool) -> _Built:
-        """On the meta device, and one of its own for each trace: copies of what was built once, where the
-        user's modules can be copied."""
+        """Return a new model on the meta device: a copy of one built earlier if the modules can be copied."""
         key = (recipe.precision, recipe.loss_chunks, whole)
         if key not in self._models:
             model = new_model(self.task, recipe, on_meta=True)
             names = {m: name or type(m).__name__ for name, m in model.named_modules()}
             runs, blocks = ((), {}) if whole else fold(model, self.task.blocks(model))
-            names = {m: names[m] for m in model.modules()}  # those left out would be copied, too
+            names = {m: names[m] for m in model.modules()}  # otherwise removed modules would be copied too
             self._models[key] = _Built(model, names, runs, blocks)
         with suppress(Exception):
             return copy.deepcopy(self._models[key])
         return self._models.pop(key)
 
-    def _step(self, model: nn.Module, rank: Rank, watch: Watch, batch: Any, *, complete: bool) -> None:
+    def _step(
+        self, model: nn.Module, rank: Rank, recorder: StorageRecorder, batch: Any, *, complete: bool
+    ) -> None:
         passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
         for number, (forward, backward) in enumerate(passes, start=1):
-            watch.begin(forward)
-            arrived = _arriving(batch, watch)
+            recorder.begin(forward)
+            arrived = _arriving(batch, recorder)
             with accumulate(model, rank.recipe, last=number == len(passes)):
                 loss, _ = loss_of(self.task, model, arrived, rank)
-                watch.begin(backward)
+                recorder.begin(backward)
                 loss.backward()  # type: ignore[no-untyped-call]
             del arrived
-            watch.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
+            recorder.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
         model.zero_grad(set_to_none=True)
         if complete:
-            watch.begin("evaluation")
+            recorder.begin("evaluation")
             model.eval()
-            arrived = _arriving(batch, watch)
+            arrived = _arriving(batch, recorder)
             with torch.no_grad():
                 loss_of(self.task, model, arrived, rank)
 
@@ -173,7 +176,7 @@ class Tracer:
 
     def _rank(self, recipe: Recipe, ranks: Ranks) -> Rank:
         run = RunDir(Path("/nowhere"))
-        return _Imagined(
+        return _FakeRank(
             run=run,
             attempt=run.attempt(0),
             number=0,
@@ -190,21 +193,21 @@ class Tracer:
 
 
 @contextmanager
-def _pretended(world: int) -> Iterator[None]:
-    """Ranks that do not exist: their collectives return at once."""
+def _fake_ranks(world: int) -> Iterator[None]:
+    """Set up a process group of fake ranks, whose collectives return at once."""
     hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    sys.excepthook = hook  # not one more that writes the rank before each line of a traceback
+    sys.excepthook = hook  # init_process_group installs one that prefixes tracebacks with the rank
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def _arriving(batch: Any, watch: Watch) -> Any:
-    """A new one of its shapes; the one before is gone."""
+def _arriving(batch: Any, recorder: StorageRecorder) -> Any:
+    """Return a new batch with the same shapes, and record its arrival."""
     made = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), batch)
-    watch.arrive(made)
+    recorder.arrive(made)
     return made
 
 
@@ -232,7 +235,8 @@ def _sample(recorded: Recorded, micro_batch: int) -> Sample:
 
 
 def _ordered(events: Iterable[int]) -> list[int]:
-    """What is freed at one time, such as autocast's copies of weights, is freed in any order."""
+    """Sort consecutive frees: storages freed at one time, such as autocast's copies of weights, have no fixed
+    order."""
     ordered: list[int] = []
     for dying, group in itertools.groupby(events, key=lambda event: event < 0):
         some = list(group)

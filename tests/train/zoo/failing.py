@@ -66,7 +66,7 @@ def arm(trainer: Trainer, fails: Fails) -> None:
         return micro_batch(batch, first=first, last=last)
 
     def strikes(phase: str) -> bool:
-        large = trainer.in_force.recipe.micro_batch_size >= fails.micro_batch
+        large = trainer.current.recipe.micro_batch_size >= fails.micro_batch
         return due and large and trainer.where.step == fails.step and trainer.where.phase == phase
 
     def before(*_: Any) -> None:

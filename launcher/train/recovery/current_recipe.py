@@ -1,4 +1,4 @@
-"""The recipe in force: what the probe found, what running out of memory left of it, what came back."""
+"""The current recipe: changed by the probe, by falling back after an OOM, and by retrying a larger one."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from launcher.spec.rules import Setting
 from launcher.train.coupling import Split
 from launcher.train.metrics.recorder import Recorder
 from launcher.train.rank import Rank
-from launcher.train.recovery.descent import CLIMB_AFTER, Descent
+from launcher.train.recovery.fallback import CLIMB_AFTER, Fallback
 from launcher.train.recovery.probe import Probe
-from launcher.train.recovery.recovery import Failure, Recovery, raised_again, sizes_of
+from launcher.train.recovery.recovery import Failure, Recovery, oom_error_of, sizes_of
 from launcher.train.task import TaskError
 
 MEAN = (
-    "loss() returns the mean of its batch where it has to return the sum: the loss of the first samples is "
-    "the mean of the losses of their halves. Return the sum and its weight, such as "
+    "loss() returns a mean but must return the sum over its batch: the loss of the first samples is the mean "
+    "of the losses of their halves. Return the sum and its weight, such as "
     "F.cross_entropy(logits, y, reduction='sum'), len(y): launcher divides by the weight of the whole step"
 )
 
 
 UNDECIDED = (
-    "whether loss() returns a sum, as it has to, or a mean could not be told: the random numbers that it "
-    "draws change it too much"
+    "could not check that loss() returns a sum and not a mean: the random numbers that it draws change its "
+    "value too much"
 )
 
 
-class InForce:
-    """Changes on all ranks at once, in the same way. `apply` makes the loop follow."""
+class CurrentRecipe:
+    """The recipe of this attempt. It changes on all ranks at once; `apply` applies a change to the loop."""
 
     def __init__(
         self,
@@ -50,49 +50,55 @@ class InForce:
         self.recipe = rank.recipe
         if recovery.why_not is not None:
             recorder.event(RecoveryOff(attempt=self.attempt, reason=recovery.why_not))
-        self.descent = Descent(rank, setting, recovery.gate)
+        self.fallback = Fallback(rank, setting, recovery.agreement)
         self._fitted = self._said_off = False
 
     def step_done(self) -> None:
-        """With this recipe, and it fitted."""
+        """Record that a step with the current recipe fitted."""
         self._fitted = True
 
     def look_at_loss(self, samples: Callable[[], list[Any]]) -> None:
-        """Before the first step, on every rank: whether the loss couples samples, which no declaration says.
-        `samples`: a few of the first ones. Raises TaskError for one that is a mean."""
+        """Find out whether the loss couples samples, if the task does not declare it. Every rank calls this
+        before the first step. `samples` returns a few of the first samples.
+
+        Raises: TaskError if the loss is a mean.
+        """
         if self.setting.couples_samples:
             return
         told = self.rank.run.read_events() if self.rank.first else []
-        found = bool(self.recovery.gate.firsts(any(isinstance(one, CouplesSamples) for one in told)))
+        found = bool(
+            self.recovery.agreement.from_rank_0(any(isinstance(one, CouplesSamples) for one in told))
+        )
         if not found:
             with self.probe.unseen():
-                [rank_found] = self.recovery.gate.highest(self.probe.split(self.recipe, samples))
+                [rank_found] = self.recovery.agreement.maximum(self.probe.split(self.recipe, samples))
             if rank_found == Split.MEAN:
                 raise TaskError(MEAN)
             if rank_found == Split.UNDECIDED:
                 self.rank.say(UNDECIDED)
             found = rank_found == Split.COUPLED
             if found:
-                self.recorder.event(CouplesSamples(attempt=self.attempt))  # later attempts keep to it
+                self.recorder.event(CouplesSamples(attempt=self.attempt))  # later attempts read this event
                 self.rank.say(
-                    "the loss of a batch is not that of its halves: it couples samples. The micro-batch is "
-                    "lowered only when nothing else is left (couples_samples = True in the task declares it)"
+                    "the loss of a batch differs from that of its halves: it couples samples. launcher "
+                    "lowers the micro-batch only as a last resort (couples_samples = True in the task "
+                    "declares it)"
                 )
         if found:
-            self.setting = self.descent.setting = replace(self.setting, couples_samples=True)
+            self.setting = self.fallback.setting = replace(self.setting, couples_samples=True)
 
     def probed(self, since: float | None = None) -> None:
-        """Take the largest micro-batch that fits on every rank. Nobody waits until each knows its own.
-        `since` when, by time.perf_counter, the training does not get on, if before this."""
-        began, gate, before = time.perf_counter(), self.recovery.gate, self.recipe
-        rungs, asked = finely(before, self.descent.within(before)), self.probe.asked
+        """Use the largest micro-batch that fits on every rank. The ranks search independently, then agree.
+        `since` is the time.perf_counter at which training stopped, if before this call."""
+        began, agreement, before = time.perf_counter(), self.recovery.agreement, self.recipe
+        rungs, asked = finely(before, self.fallback.within(before)), self.probe.asked
         with self.probe.unseen():
             found = self.probe.largest(rungs)
-            [lowest] = gate.highest(len(rungs) if found is None else found)
+            [lowest] = agreement.maximum(len(rungs) if found is None else found)
             off = self._probe_is_off()
             if not off and lowest < len(rungs):
                 size = rungs[lowest].micro_batch_size
-                self.recovery.meets(self.probe.batch(size), size)
+                self.recovery.note_size(self.probe.batch(size), size)
         if off:
             return
         if lowest == len(rungs):
@@ -114,8 +120,8 @@ class InForce:
             self._tell(Downgrade, before, text, phase="probe", seconds=lost)
 
     def _probe_is_off(self) -> bool:
-        """Whether some rank's probe can find out nothing; the same on every rank, and told once."""
-        everyones = self.recovery.gate.everyones((self.probe.off, self.probe.may_send))
+        """Return whether the probe is off on any rank; the same on every rank. Report the reason once."""
+        everyones = self.recovery.agreement.all_values((self.probe.off, self.probe.may_send))
         offs = [(off, may_send) for off, may_send in everyones if off is not None]
         if offs and not self._said_off:
             self._said_off = True
@@ -128,40 +134,38 @@ class InForce:
         return bool(offs)
 
     def outgrown(self, batch: Any, samples: list[Any]) -> None:
-        """The batch of these samples is larger than what the probe knows: it takes the largest next."""
-        self.recovery.meets(batch, len(samples))
+        """Let the next probe use the largest of these samples: their batch is larger than any probed one."""
+        self.recovery.note_size(batch, len(samples))
         self.probe.sample = max(samples, key=lambda one: sum(sizes_of(self.probe.task.collate([one]))))
 
     def lower(self, step: int, began: float) -> None:
-        """After some rank ran out of memory in this step, or met a batch larger than what was probed.
-        `began`: the pass that is thrown away, by time.perf_counter."""
+        """Choose a recipe after an OOM on some rank in this step, or after a batch larger than any probed.
+        `began` is the start of the discarded pass, by time.perf_counter."""
         recovery, before = self.recovery, self.recipe
         suspect = recovery.suspect
-        everyones = recovery.gate.everyones((recovery.failure, suspect and suspect.issued))
+        everyones = recovery.agreement.all_values((recovery.failure, suspect and suspect.issued))
         failures = [failure for failure, _ in everyones if failure is not None]
         suspects = [issued for _, issued in everyones if issued is not None]
         if suspects and not failures:
-            # What came of the zeros of a rank came after them.
+            # The earliest exception is a cause; later ones may follow from the zeros that its rank sent.
             if suspect is not None and suspect.issued == min(suspects):
                 recovery.raise_suspect()
-            recovery.gate.wait_for_the_end()
-        lost = [names for names in recovery.gate.everyones(recovery.discard()) if names]
+            recovery.agreement.wait_for_the_end()
+        lost = [names for names in recovery.agreement.all_values(recovery.discard()) if names]
         if lost:
             names = ", ".join(lost[0])
             if not failures:
-                raise RuntimeError(
-                    f"a batch is larger than any before, and {names} cannot be put back as it was"
-                )
-            recovery.where.why_not = f"{names} changed for the first time, and how it was before is not known"
+                raise RuntimeError(f"a batch is larger than any before, and {names} cannot be restored")
+            recovery.where.why_not = f"{names} changed for the first time, and there is no copy of it"
             self._give_up(recovery.failure)
         if not failures:
             self.probed(since=began)
             return
-        recipe = self.descent.below(before)
+        recipe = self.fallback.below(before)
         if recipe is None:
-            recovery.where.why_not = self.descent.why_nothing(before)
+            recovery.where.why_not = self.fallback.why_none(before)
             self._give_up(recovery.failure)
-        self.descent.went_down(before, step, had_fitted=self._fitted)
+        self.fallback.fell_back(before, step, had_fitted=self._fitted)
         self._take(recipe)
         first = failures[0]
         seconds = round(time.perf_counter() - began, 3)
@@ -169,24 +173,23 @@ class InForce:
         self._tell(Downgrade, before, first.text, **where, seconds=seconds)
 
     def climb(self, step: int) -> None:
-        """Before this step, where nothing is under way: try again what only a passing failure may have
-        taken."""
-        recipe, before = self.descent.to_climb_to(step), self.recipe
+        """Retry a larger recipe before this step: the failure may have been temporary."""
+        recipe, before = self.fallback.recipe_to_retry(step), self.recipe
         if recipe is None:
             return
-        self.descent.climbed(recipe)
+        self.fallback.retried(recipe)
         with self.probe.unseen():
-            [misfits] = self.recovery.gate.highest(not self.probe.fits(recipe))
+            [misfits] = self.recovery.agreement.maximum(not self.probe.fits(recipe))
             off = self._probe_is_off()
         if not misfits and not off:
             self._take(recipe)
             self._tell(Climb, before, f"no failure in {CLIMB_AFTER} steps", step=step)
 
     def _give_up(self, failure: Failure | None) -> NoReturn:
-        """What is left is a restart, which the ranks that failed bring about."""
+        """Raise the OOM to end the attempt; a rank without a failure waits for the others to end it."""
         if failure is None:
-            self.recovery.gate.wait_for_the_end()
-        raise raised_again(failure, self.recovery.where)
+            self.recovery.agreement.wait_for_the_end()
+        raise oom_error_of(failure, self.recovery.where)
 
     def _take(self, recipe: Recipe) -> None:
         if recipe != self.recipe:
@@ -194,7 +197,7 @@ class InForce:
             self.apply(recipe)
 
     def _tell(self, change: type[Downgrade | Climb], before: Recipe, text: str, **fields: Any) -> None:
-        """`text`: what brought it about."""
+        """Report the change; `text` is its cause."""
         words, text = words_of(self.recipe, before, self.setting), text.partition("\n")[0]
         changes = self.recipe.changes_from(before)
         event = change(

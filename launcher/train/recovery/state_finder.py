@@ -1,7 +1,7 @@
-"""Everything that a task and its model hold besides trained parameters, found through their attributes.
+"""Finds the state of a task and its model besides trained parameters, through their attributes.
 
-A model keeps state where its author finds it handy: in buffers, in a tensor or a counter in an attribute, in
-a generator of its own, in a list of the task. `Look` finds what can be copied and put back.
+A model may keep state in buffers, in attributes (a tensor, a counter), in its own random number generator, or
+in a list of the task. `StateFinder` finds the state that can be copied and restored.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from torch.utils._pytree import tree_map_only
 from launcher.train.rng import numpy
 
 MOST_ITEMS = 1000
-"A longer list, dictionary or set is taken for data and is not looked into."
+"A longer list, dictionary or set counts as data; its elements are not searched."
 MOST_OBJECTS = 50_000
-"Objects that one look visits; the rest is left out."
+"Maximum number of objects that one search visits."
 SMALL = 2**20
-"Bytes of a tensor or an array that is copied at each step."
+"Maximum bytes of a tensor or array that is copied at each step."
 MOST_DATA = 64 * 2**20
-"Bytes of a tensor of the task or its data; a larger one is not copied before it has changed."
+"Maximum bytes of a tensor of the task or its data that is copied before its first change."
 
 _INTERNAL = frozenset(vars(nn.Module()))
-"Attributes that torch gives to every module."
+"Attributes that every torch module has."
 _SET_BY_THE_LOOP = frozenset({"loss_chunks"})
 _BASES = ("torch", "builtins", "abc", "typing", "collections")
 _LIBRARIES = tuple({f"{Path(sysconfig.get_path(name))}/" for name in ("stdlib", "purelib", "platlib")})
@@ -46,8 +46,8 @@ _NONE = object()
 
 
 class Detached:
-    """A tensor with a graph, or a container of such, without the graph: with it, it would keep the memory of
-    its pass for another step. Tensors that are too large to be state are left out."""
+    """A tensor with an autograd graph, or a container of such tensors, detached: the graph would keep the
+    memory of its pass. Tensors too large to be state are left out."""
 
     def __init__(self, value: Any) -> None:
         self.value = tree_map_only(torch.Tensor, _detached, value)
@@ -59,19 +59,19 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.detach() if tensor.nbytes <= MOST_DATA else None
 
 
-class Place(Protocol):
-    """Something whose content was copied, and can be put back."""
+class Restorable(Protocol):
+    """An object whose content was copied and can be restored."""
 
     def changed(self) -> list[str]:
-        """Return the names of tensors, arrays and generators in it that are others now. Numbers do not count:
-        most attributes that change are counters for a log."""
+        """Return the names of tensors, arrays and generators that have changed. Numbers are ignored: most
+        attributes that change are counters for a log."""
 
     def restore(self) -> bool:
-        """Put the content back. Return whether it had changed."""
+        """Restore the content. Return whether it had changed."""
 
 
-class Names:
-    """The values of a dictionary, or the attributes of an object."""
+class Entries:
+    """The entries of a dictionary, or the attributes of an object."""
 
     def __init__(
         self, name: str, home: MutableMapping[Any, Any], ignored: frozenset[str] = frozenset()
@@ -101,13 +101,13 @@ class Names:
             if self.home.get(key, _NONE) is not value:
                 self.home[key] = value
         if isinstance(self.home, dict) and self.name.endswith(".") and not self.ignored:
-            for key in self.kept:  # in their order
+            for key in self.kept:  # restores their order
                 if key in self.home:
                     self.home[key] = self.home.pop(key)
         return True
 
     def restore_tensors(self) -> None:
-        """Put back other objects in the place of tensors, and nothing else."""
+        """Restore only the entries that held tensors and now hold other objects."""
         for key, value in self.kept.items():
             value = value.value if isinstance(value, Detached) else value
             if isinstance(value, torch.Tensor) and self.home.get(key) is not value:
@@ -115,7 +115,7 @@ class Names:
 
 
 class Slotted(MutableMapping[str, Any]):
-    """The attributes of an object with `__slots__`, or those that an author's class itself has."""
+    """The attributes of an object with `__slots__`, or the class attributes of a user's class."""
 
     def __init__(self, owner: Any, names: Callable[[], Iterable[str]]) -> None:
         self.owner, self._names = owner, names
@@ -161,7 +161,7 @@ class Items:
 
 
 class State:
-    """The state of a generator of random numbers, or the content of a small numpy array."""
+    """The state of a random number generator, or the content of a small numpy array or byte array."""
 
     def __init__(self, name: str, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
         self.name, self._get, self._put = name, get, put
@@ -178,7 +178,7 @@ class State:
 
 
 def _same(kept: Any, now: Any) -> bool:
-    """Whether it is the same object, or an equal number or text."""
+    """Return whether both are the same object, or equal numbers or strings."""
     if kept is now:
         return True
     return type(kept) is type(now) and type(kept) in _NUMBERS and bool(kept == now)
@@ -200,70 +200,70 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 @dataclass
-class Holdings:
-    """What one look found."""
+class FoundState:
+    """The result of one search."""
 
-    buffers: dict[str, Names] = field(default_factory=dict)
-    "The buffers of each module of the model, by the prefix of their names."
-    places: list[Place] = field(default_factory=list)
-    "All else but tensors and generators."
+    buffers: dict[str, Entries] = field(default_factory=dict)
+    "The buffers of each module of the model, keyed by the prefix of their names."
+    places: list[Restorable] = field(default_factory=list)
+    "Everything other than tensors and generators."
     generators: list[State] = field(default_factory=list)
     tensors: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
-    "By id, with a name."
+    "Name and tensor, keyed by id."
     in_checkpoints: set[int] = field(default_factory=set)
-    "Ids of those tensors that are buffers or parameters of the model."
+    "Ids of tensors that are buffers or parameters of the model."
     trained: set[int] = field(default_factory=set)
     "Ids of parameters that the optimizer changes."
     switches: list[tuple[Any, bool]] = field(default_factory=list)
-    "`training` of modules, `requires_grad` of parameters."
+    "Modules with their `training`, and parameters with their `requires_grad`."
     of_model: set[int] = field(default_factory=set)
-    "Ids of those tensors, and of those in attributes of the model's modules."
+    "Ids of the tensors in `in_checkpoints` and of those in attributes of the model's modules."
 
 
-class Look:
-    """Looks again and again at a model and at what lies beside it.
+class StateFinder:
+    """Searches a model and other objects for state, each time it is called.
 
-    `beside`: the task, its data and the names of its module, by a name for each. Objects of libraries are not
-    looked into: they may share their state with threads of their own.
+    `others` are the task, its data and the globals of its module, each with a name. Objects of libraries are
+    not searched: they may share their state with their own threads.
     """
 
-    def __init__(self, model: nn.Module, beside: Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(self, model: nn.Module, others: Iterable[tuple[str, Any]] = ()) -> None:
         self._modules = [
             (f"{name}." if name else "", one, _classes_of(one)) for name, one in model.named_modules()
         ]
         self._parameters = {id(p) for p in model.parameters()}
-        # FSDP puts gathered parameters in the place of these shards while a pass is under way.
+        # These are the shards. During a pass FSDP replaces them with gathered parameters.
         self._named = list(model.named_parameters())
         self._trained = {id(p) for _, p in self._named if p.requires_grad}
         self._ours = {id(module) for module in model.modules()}
-        self._beside = list(beside)
-        for _, value in self._beside:
+        self._others = list(others)
+        for _, value in self._others:
             _count_as_own(type(value))
 
-    def __call__(self) -> Holdings:
-        found = Holdings()
+    def __call__(self) -> FoundState:
+        found = FoundState()
         waiting: list[tuple[str, Any]] = []
-        seen: dict[int, Any] = {}  # keeps them alive, so that no id is given out twice
+        seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
         for name, p in self._named:
             found.tensors[id(p)] = name, p
             found.switches.append((p, p.requires_grad))
         found.trained = self._trained
         for prefix, module, classes in self._modules:
-            found.buffers[prefix] = Names(prefix, module._buffers)
+            found.buffers[prefix] = Entries(prefix, module._buffers)
             found.switches.append((module, module.training))
             for key, buffer in module._buffers.items():
                 if buffer is not None:
                     found.tensors[id(buffer)] = f"{prefix}{key}", buffer
             if classes:
-                self._look_into(Names(prefix, vars(module), _INTERNAL), found, waiting)
-                self._look_into_classes(classes, seen, found, waiting)
+                self._search(Entries(prefix, vars(module), _INTERNAL), found, waiting)
+                self._search_classes(classes, seen, found, waiting)
         found.in_checkpoints = set(found.tensors)
         self._visit(waiting, seen, found)
         found.of_model = set(found.tensors)
-        self._visit([*reversed(self._beside)], seen, found)
+        self._visit([*reversed(self._others)], seen, found)
         return found
 
-    def _visit(self, waiting: list[tuple[str, Any]], seen: dict[int, Any], found: Holdings) -> None:
+    def _visit(self, waiting: list[tuple[str, Any]], seen: dict[int, Any], found: FoundState) -> None:
         while waiting and len(seen) < MOST_OBJECTS:
             name, value = waiting.pop()
             sort = _sort_of(value)
@@ -272,14 +272,14 @@ class Look:
             seen[id(value)] = value
             if sort in ("object", "dict", "items", "tuple") and (classes := _classes_of(value)):
                 for attributes in _attributes_of(value, classes):
-                    self._look_into(Names(f"{name}.", attributes, _SET_BY_THE_LOOP), found, waiting)
-                self._look_into_classes(classes, seen, found, waiting)
+                    self._search(Entries(f"{name}.", attributes, _SET_BY_THE_LOOP), found, waiting)
+                self._search_classes(classes, seen, found, waiting)
             if sort == "tensor":
                 if id(value) not in self._parameters:
                     found.tensors.setdefault(id(value), (name, value))
             elif sort == "dict":
                 if len(value) <= MOST_ITEMS:
-                    self._look_into(Names(f"{name}.", value), found, waiting)
+                    self._search(Entries(f"{name}.", value), found, waiting)
             elif sort == "items" or sort == "tuple":
                 if len(value) <= MOST_ITEMS and not _is_activation(value):
                     if sort == "items":
@@ -292,12 +292,12 @@ class Look:
                         (f"{inner}.{key}", p) for key, p in module._parameters.items() if p is not None
                     ]
                     if classes := _classes_of(module):
-                        self._look_into(Names(f"{inner}.", vars(module), _INTERNAL), found, waiting)
-                        self._look_into_classes(classes, seen, found, waiting)
+                        self._search(Entries(f"{inner}.", vars(module), _INTERNAL), found, waiting)
+                        self._search_classes(classes, seen, found, waiting)
             elif sort == "class":
-                if _is_the_authors(value):
+                if _is_users(value):
                     del seen[id(value)]
-                    self._look_into_classes((value,), seen, found, waiting)
+                    self._search_classes((value,), seen, found, waiting)
             elif sort == "method":
                 if isinstance(value, MethodType):
                     waiting.append((name, value.__self__))
@@ -312,20 +312,20 @@ class Look:
             elif sort == "generator":
                 found.generators.append(_generator(name, value))
 
-    def _look_into_classes(
-        self, classes: Iterable[Any], seen: dict[int, Any], found: Holdings, waiting: list[tuple[str, Any]]
+    def _search_classes(
+        self, classes: Iterable[Any], seen: dict[int, Any], found: FoundState, waiting: list[tuple[str, Any]]
     ) -> None:
         for kind in classes:
             if id(kind) not in seen:
                 seen[id(kind)] = kind
                 values = Slotted(kind, partial(_values_of, kind))
-                self._look_into(Names(f"{kind.__name__}.", values, _SET_BY_THE_LOOP), found, waiting)
+                self._search(Entries(f"{kind.__name__}.", values, _SET_BY_THE_LOOP), found, waiting)
 
-    def _look_into(self, names: Names, found: Holdings, waiting: list[tuple[str, Any]]) -> None:
-        found.places.append(names)
+    def _search(self, entries: Entries, found: FoundState, waiting: list[tuple[str, Any]]) -> None:
+        found.places.append(entries)
         waiting += [
-            (f"{names.name}{key}", value)
-            for key, value in names.kept.items()
+            (f"{entries.name}{key}", value)
+            for key, value in entries.kept.items()
             if _sort_of(value) != "plain" and not isinstance(value, Detached)
         ]
 
@@ -353,7 +353,7 @@ def _sort_of(value: Any) -> Sort:
 
 @cache
 def _sort(kind: Any) -> Sort:
-    """How a look treats an object of this type. "plain": it holds nothing that could change."""
+    """Return how a search treats objects of this type. "plain": they hold nothing that could change."""
     if issubclass(kind, (MethodType, partial)):
         return "method"
     if issubclass(kind, type):
@@ -378,22 +378,23 @@ def _sort(kind: Any) -> Sort:
         return "items"
     if issubclass(kind, (tuple, frozenset)):
         return "tuple"
-    return "object" if _is_the_authors(kind) else "plain"
+    return "object" if _is_users(kind) else "plain"
 
 
 def _classes_of(value: Any) -> tuple[Any, ...]:
-    """The author's classes among those that it is an instance of. FSDP and parametrizations make a class of
-    their own for each of the author's."""
+    """Return the user's classes that `value` is an instance of. FSDP and parametrizations derive a new class
+    from each of them."""
     kind: Any = type(value)
-    return _authors_classes(kind)
+    return _users_classes(kind)
 
 
 @cache
-def _authors_classes(kind: Any) -> tuple[Any, ...]:
-    """A module's class may also be a library's, such as transformers'; torch's own do not change."""
+def _users_classes(kind: Any) -> tuple[Any, ...]:
+    """Return the user's classes among the bases. For modules this includes those of libraries such as
+    transformers, but not torch's own, which do not change."""
     if issubclass(kind, nn.Module):
         return tuple(one for one in kind.__mro__ if one.__module__.partition(".")[0] not in _BASES)
-    return tuple(one for one in kind.__mro__ if _is_the_authors(one))
+    return tuple(one for one in kind.__mro__ if _is_users(one))
 
 
 def _attributes_of(value: Any, classes: Iterable[Any]) -> Iterator[MutableMapping[str, Any]]:
@@ -411,7 +412,7 @@ def _set_in(value: Any, names: Iterable[str]) -> list[str]:
 
 
 def _values_of(kind: type) -> list[str]:
-    """Names of plain values and containers that a class has as attributes."""
+    """Return the names of class attributes that are plain values or containers."""
     return [
         name
         for name, one in vars(kind).items()
@@ -420,21 +421,21 @@ def _values_of(kind: type) -> list[str]:
 
 
 _own_packages: set[str] = set()
-"Packages of the tasks and data sets of this process: they may be installed."
+"Packages of this process's tasks and data sets. Their classes are the user's even if installed."
 
 
 def _count_as_own(kind: type) -> None:
     package = kind.__module__.partition(".")[0]
     if package not in (*_BASES, "launcher", "numpy", "datasets") and package not in _own_packages:
         _own_packages.add(package)
-        for cached in (_sort, _is_the_authors, _authors_classes):
+        for cached in (_sort, _is_users, _users_classes):
             cached.cache_clear()
 
 
 @cache
-def _is_the_authors(kind: Any) -> bool:
-    """Whether the class is neither Python's nor an installed library's. torch's datasets wrap the
-    author's."""
+def _is_users(kind: Any) -> bool:
+    """Return whether a class is the user's: neither Python's nor an installed library's. Classes of
+    torch.utils.data also count, because they wrap the user's data sets."""
     if kind.__module__.startswith(("torch.utils.data", "launcher.")):
         return not kind.__module__.startswith("launcher.train.")
     if kind.__module__.partition(".")[0] in _own_packages:
@@ -444,7 +445,8 @@ def _is_the_authors(kind: Any) -> bool:
 
 
 def _is_activation(value: Any, depth: int = 2) -> bool:
-    """Whether it is a tensor with a graph, or holds one, `depth` containers deep at most."""
+    """Return whether `value` is or contains a tensor with an autograd graph, at most `depth` containers
+    deep."""
     sort = _sort_of(value)
     if sort in ("tuple", "items", "dict") and depth and len(value) <= MOST_ITEMS:
         return any(_is_activation(one, depth - 1) for one in (value.values() if sort == "dict" else value))
@@ -456,8 +458,8 @@ _CONTENT = ("tensor", "dict", "items", "tuple", "array", "bytes", "generator")
 
 
 def _is_state(value: Any, depth: int = 3) -> bool:
-    """Return whether later steps may be computed from it, or from what a tuple, list or dictionary holds: an
-    LSTM's state is a tuple. From an activation nothing can be computed again."""
+    """Return whether later steps may use `value`, or a value inside a tuple, list or dictionary: the state of
+    an LSTM is a tuple. Activations do not count: they belong to one pass."""
     if type(value) in (tuple, list, dict):
         inside = value.values() if isinstance(value, dict) else value
         return depth > 0 and any(_is_state(one, depth - 1) for one in itertools.islice(inside, MOST_ITEMS))
@@ -488,7 +490,7 @@ def _wraps_others(tensor: Any) -> bool:
 
 
 def content(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the plain tensor with this rank's part; None where its content cannot be copied and put back."""
+    """Return this rank's part as a plain tensor; None if its content cannot be copied and restored."""
     if not tensor.is_leaf:
         return None
     plain: Any = tensor.detach() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""Storages from birth to death, with the module and the pass they belong to."""
+"""Records when storages are allocated and freed, with their module and pass."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from launcher.train.activations import ON_HOST
 from launcher.train.optimizers.state import local
 
 LOSS = "loss"
-"What runs where no module does."
+"Module name for operators outside all modules."
 _ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
-# FSDP2 tells the profiler what it does. The first that fits counts.
+# FSDP2's labels for the profiler. The first match counts.
 _LABELS = (
     ("FSDP::all_gather", GATHERED),
     ("FSDP::post_backward_reduce", COMMUNICATION),
@@ -50,11 +50,11 @@ _STREAMS = {
 "Attributes of FSDP2's FSDPCommContext."
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every storage that an operator makes while it is on, with sizes in bytes.
+class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every storage that an operator allocates while this mode is on, with sizes in bytes.
 
-    `names`: of the modules of the whole model. `units`: its blocks. `blocks`: (number of the run, number of
-    the kept block) of those whose passes are segments of their own.
+    `names` has the names of the modules in the whole model, and `units` its blocks. `blocks` has (index of
+    the run, index of the kept block) for blocks whose passes are separate segments.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recorded = Recorded([], [], [], [], [], runs)
         self._names, self._units, self._blocks = names, units, blocks
         self._numbers: dict[int, int | None] = {}
-        "Address of a storage -> its number; None for one that is not counted."
+        "Address of a storage -> its number; None if it is not counted."
         self._finalizers: dict[int, weakref.ref[Any]] = {}
         self._modules: list[str] = []
         self._in_backward = LOSS
@@ -81,10 +81,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def module(self) -> str:
-        """The one that runs now, or LOSS."""
+        """Name of the running module, or LOSS."""
         return self._modules[-1] if self._modules else self._in_backward
 
     def begin(self, phase: str) -> None:
+        """Begin a phase. Temporaries that survive a forward pass become activations."""
         if self.phase.startswith("forward"):
             for number in self._born_in_forward:
                 if number in self._alive and self.recorded.categories[number] == TEMPORARIES:
@@ -94,7 +95,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recorded.segments.append(Segment(phase))
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """States: they are counted elsewhere."""
+        """Do not count these tensors: parameters and states are counted elsewhere."""
         for tensor in tensors:
             self._numbers[local(tensor).untyped_storage()._cdata] = None
 
@@ -117,7 +118,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its operators on the local shard come here again
+            return NotImplemented  # DTensor then calls its operators on the local shard, which come here
         kwargs = kwargs or {}
         if func.namespace == "profiler":
             self._follow(func, args)
@@ -145,7 +146,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._labels.pop()
 
     def _see(self, tensor: torch.Tensor) -> bool:
-        """Whether its storage is new."""
+        """Record the tensor's storage. Return whether it is new."""
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._numbers:
@@ -200,8 +201,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Around the whole step: modules as they run, and storages that FSDP2 frees and fills again by
-        resizing them, which is no operator."""
+        """Record a whole step: operators, the running module, and storages that FSDP2 frees and reallocates
+        by resizing, which is not an operator."""
         resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
@@ -211,7 +212,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if size:
                     self._bear(address, size)
                 else:
-                    # Known, and of no size: not new when it is filled again.
+                    # The storage stays known, so it does not count as new when it is resized again.
                     self._numbers[address] = -1
             return resize(storage, size)
 
@@ -227,7 +228,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules.append(self._names.get(module, ""))
         if module in self._blocks:
             if "backward" in self.phase:
-                raise NotUniformError("a block computes itself again in the backward pass")
+                raise NotUniformError("a block is recomputed in the backward pass by its own code")
             self._mark(module, backward=False)
 
     def _leave(self, module: nn.Module, _: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""A step of the optimizer for the memory that it takes: nothing that exists is written."""
+"""An optimizer step that allocates the usual memory but changes no parameter and no existing state."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.spec.recipe import Recipe
 from launcher.train.optimizers.local_shards import EightBit
-from launcher.train.optimizers.state import beside, local
+from launcher.train.optimizers.state import local, sharded_like
 
 
-class Rehearsal:
-    """States that the optimizer does not have yet are made here, and live as long as this object."""
+class OptimizerDryRun:
+    """Dry run of an optimizer. States that do not exist yet are created and live as long as this object."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        # A shallow copy: what it adds to its dictionaries, the optimizer does not have.
+        # The dictionaries are copied, so states added to the twin are not added to the optimizer.
         twin: Any = object.__new__(type(optimizer))
         for name, value in vars(optimizer).items():
             setattr(twin, name, value.copy() if isinstance(value, dict) else value)
@@ -31,12 +31,12 @@ class Rehearsal:
 
     @property
     def made(self) -> int:
-        """Bytes of the states that it made."""
+        """Bytes of the states that the dry run created."""
         storages = {_storage(state): state.nbytes for state in _states(self._twin)}
         return sum(size for storage, size in storages.items() if storage not in self._storages)
 
     def step(self) -> None:
-        """Parameters without a gradient take part as if they had one; they take no memory for it."""
+        """Run a step. Parameters without a gradient take part with one that takes no memory."""
         without = [p for p in self.parameters if p.grad is None]
         for p in without:
             p.grad = p.detach()
@@ -48,13 +48,13 @@ class Rehearsal:
                 p.grad = None
 
 
-def rehearsal_of(optimizer: torch.optim.Optimizer, recipe: Recipe) -> Rehearsal | None:
-    """None where the optimizer's states are in host memory: its step needs nothing on the device."""
-    return Rehearsal(optimizer) if recipe.offload == "none" else None
+def dry_run_of(optimizer: torch.optim.Optimizer, recipe: Recipe) -> OptimizerDryRun | None:
+    """Return a dry run, or None if the states are in host memory: the step then needs no GPU memory."""
+    return OptimizerDryRun(optimizer) if recipe.offload == "none" else None
 
 
 class _Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Leaves out every operator that writes one of the storages; the others find their old content."""
+    """Skips every operator that would write to one of the storages; other operators run."""
 
     def __init__(self, storages: Iterable[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ class _Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its operators on the local shard come here again
+            return NotImplemented  # DTensor then calls its operators on the local shard, which come here
         written = _written(func, args, kwargs or {})
         if any(_storage(tensor) in self._storages for tensor in written):
             return written[0] if func._schema.returns else None
@@ -86,8 +86,9 @@ def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _nothing(p: torch.Tensor) -> torch.Tensor:
-    """For paged codes, which make room on the device when others need it; bitsandbytes never frees them."""
-    return beside(p, torch.empty(0, dtype=torch.uint8, device=local(p).device), p.shape)
+    """Return empty codes in place of paged ones: those leave the GPU when memory is needed, and bitsandbytes
+    never frees them."""
+    return sharded_like(p, torch.empty(0, dtype=torch.uint8, device=local(p).device), p.shape)
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -1,7 +1,7 @@
-"""The run is to stop, and its last complete step is to be a checkpoint before the ranks are killed.
+"""Saves the last complete step when the run must stop, before the ranks are killed.
 
-Most often the step under way ends in time, and the loop writes it. A step that takes longer than what is left
-is given up: the ranks hand over the one before, and are started once more to write that.
+Usually the current step ends in time and the loop writes a checkpoint. If the step would take too long, it is
+abandoned: the ranks hand over the step before, and are started once more to write it as a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from launcher.train.recovery.restart import BYTES_PER_SECOND, Restart
 
 LOOK_SECONDS = 1.0
 STARTS = 3
-"Before what was handed over can be written, torchrun starts and then a rank, each as long as this one took."
+"Start-up times reserved: torchrun and then a rank start before the handover can be written as a checkpoint."
 WRITES = 2
-"Into shared memory, and from there."
+"Writes reserved: one into shared memory, one from there to the checkpoint."
 MARGIN_SECONDS = 5.0
 
 
-class InTime:
-    """On rank 0, which alone looks for the request. Without `restart` nobody could take up a handover."""
+class GracePeriod:
+    """Watches for a stop request on rank 0. Does nothing without `restart`: no handover would be possible."""
 
     def __init__(self, rank: Rank, restart: Restart | None) -> None:
         self.rank, self.restart = rank, restart
         self._leaves = threading.Event()
         self._began: float | None = None
-        "The step under way, in seconds since the epoch."
+        "Start of the current step, in seconds since the epoch."
         self._last: float | None = None
-        "Seconds from the beginning of the last step to that of this one."
+        "Seconds between the start of the last step and the start of this one."
 
     def watch(self) -> None:
-        """Call it when the training can begin."""
+        """Start the thread. Call this when the training can begin."""
         if self.restart is not None and self.rank.first:
             start_seconds = time.monotonic() - self.restart.began
             arguments = (self.restart, start_seconds)
@@ -44,8 +44,8 @@ class InTime:
         self._last = now - self._began if self._began is not None else None
         self._began = now
 
-    def leaves_by_itself(self) -> None:
-        """The step has ended, and the loop writes the checkpoint."""
+    def stop_watching(self) -> None:
+        """Leave it to the loop to write the checkpoint: the step has ended."""
         self._leaves.set()
 
     def _watch(self, restart: Restart, start_seconds: float) -> None:
@@ -68,10 +68,11 @@ class InTime:
 def given_up_at(
     until: float, now: float, step_ends: float | None, start_seconds: float, write_seconds: float
 ) -> float:
-    """When the step under way is given up, if the ranks are killed at `until`. All in seconds, times since
-    the epoch. `step_ends`: if it takes as long as the last one; None for the first one.
+    """Return the time at which to abandon the current step, if the ranks are killed at `until`.
 
-    At once, if it cannot end and be written before; else it has half of what is left in any case.
+    All arguments are in seconds; times are since the epoch. `step_ends` assumes the duration of the last
+    step; None for the first step. Returns `now` if the step cannot end and be written before `until`.
+    Otherwise the step gets at least half of the remaining time.
     """
     if step_ends is not None and step_ends + write_seconds > until:
         return now

@@ -1,4 +1,4 @@
-"""Whether this node has the memory to keep the state of its ranks for the next attempt."""
+"""Free host memory of this node, under the smallest of all limits. Used for handovers and copies."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from launcher.rundir.shared import MEMORY
 
 KEPT_FREE = 0.05
-"Of the smallest limit: for what the ranks need until they end, and the next ones at their start."
+"Fraction of each limit that stays free: for these ranks until they end, and for the next ones at start."
 
 
 def free_for_handover() -> int:
-    """Bytes that fit into shared memory now: of its file system, the host, and the container's limit."""
+    """Return the bytes that fit into shared memory now, given its file system, the host and the container."""
     if not MEMORY.is_dir():
         return 0
     usage = shutil.disk_usage(MEMORY)
@@ -21,26 +21,27 @@ def free_for_handover() -> int:
 
 
 def free_on_host() -> int:
-    """Bytes of host memory that this node can still give: of the host, and of the container's limit."""
+    """Return the bytes of host memory that are still free, given the host and the container's limit."""
     return max(0, min(free - int(KEPT_FREE * total) for free, total in _limits()))
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """(free, in all) in bytes, of everything that limits host memory."""
+    """Yield (free, total) in bytes for the host and each control group with a limit."""
     host = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     yield tuple(int(host[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))  # type: ignore[misc]
     for folder, limit_name, used_name, cache_name in _cgroups():
         try:
             limit, used = int((folder / limit_name).read_text()), int((folder / used_name).read_text())
             counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # no such group here, or no limit ("max")
+        except (OSError, ValueError):  # the group does not exist here, or has no limit ("max")
             continue
-        # Pages of files that can be dropped count as used.
+        # The kernel counts page cache as used, although it can be dropped.
         yield limit - used + int(counts.get(cache_name, 0)), limit
 
 
 def _cgroups() -> Iterator[tuple[Path, str, str, str]]:
-    """This process's control group and those above it: each may have a limit. Versions 1 and 2."""
+    """Yield this process's control group and its parents, for cgroup versions 1 and 2; each may have a limit.
+    Each item is the folder and the names of limit, usage and page cache."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

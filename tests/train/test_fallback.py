@@ -11,8 +11,8 @@ from launcher.planning.plan import Layout, Plan
 from launcher.rundir.layout import RunDir
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import Unlimited
-from launcher.train.recovery.descent import CLIMB_AFTER, Descent
-from launcher.train.recovery.gate import Gate
+from launcher.train.recovery.agreement import Agreement
+from launcher.train.recovery.fallback import CLIMB_AFTER, Fallback
 from tests.train.runs import job, one_rank, prepare, recipe
 
 LAYOUT = Layout(nodes=1, ranks_per_node=2, gpus_per_node=0)
@@ -40,9 +40,9 @@ class Log:
         self.change("downgrade", before, after, step, restart=True)
         self.attempt(after, after=(step or 1) - 1)
 
-    def descent(self, now: Recipe, *, batch_norm: bool = False, **retries: int) -> Descent:
+    def fallback(self, now: Recipe, *, batch_norm: bool = False, **retries: int) -> Fallback:
         rank = one_rank(self.run, job=job(retries=retries), recipe=now)
-        return Descent(rank, rank.setting(batch_norm=batch_norm), Gate(1, Unlimited()))
+        return Fallback(rank, rank.setting(batch_norm=batch_norm), Agreement(1, Unlimited()))
 
 
 @pytest.fixture
@@ -55,15 +55,15 @@ def log(tmp_path: Path) -> Log:
 
 def test_what_had_fitted_before_a_restart_is_tried_again(log: Log) -> None:
     log.restart(LARGE, SMALL, step=50)
-    descent = log.descent(SMALL)
-    assert descent.to_climb_to(50 + CLIMB_AFTER - 1) is None
-    assert descent.to_climb_to(50 + CLIMB_AFTER) == LARGE
+    fallback = log.fallback(SMALL)
+    assert fallback.recipe_to_retry(50 + CLIMB_AFTER - 1) is None
+    assert fallback.recipe_to_retry(50 + CLIMB_AFTER) == LARGE
 
 
 @pytest.mark.parametrize("step", [1, None])
 def test_what_had_never_fitted_is_not(log: Log, step: int | None) -> None:
     log.restart(LARGE, SMALL, step=step)
-    assert log.descent(SMALL).to_climb_to(10_000) is None
+    assert log.fallback(SMALL).recipe_to_retry(10_000) is None
 
 
 def test_the_way_back_goes_over_every_recipe_that_had_fitted_whoever_left_it(log: Log) -> None:
@@ -71,44 +71,44 @@ def test_the_way_back_goes_over_every_recipe_that_had_fitted_whoever_left_it(log
     log.restart(SMALL, LEAST, step=90)
     log.run.event("retry", reason="retry with the same recipe")
     log.attempt(LEAST, after=94)
-    descent = log.descent(LEAST)
-    assert descent.to_climb_to(90 + CLIMB_AFTER) == SMALL
-    descent.climbed(SMALL)
-    assert descent.to_climb_to(90 + CLIMB_AFTER) == LARGE
+    fallback = log.fallback(LEAST)
+    assert fallback.recipe_to_retry(90 + CLIMB_AFTER) == SMALL
+    fallback.retried(SMALL)
+    assert fallback.recipe_to_retry(90 + CLIMB_AFTER) == LARGE
 
 
 def test_why_nothing_is_left_is_told_as_it_is(log: Log) -> None:
-    assert log.descent(LEAST).why_nothing(LEAST) == "nothing is left to give up without a restart"
-    assert "BatchNorm" in log.descent(LARGE, batch_norm=True).why_nothing(LARGE)
+    assert log.fallback(LEAST).why_none(LEAST) == "nothing is left to give up without a restart"
+    assert "BatchNorm" in log.fallback(LARGE, batch_norm=True).why_none(LARGE)
     log.change("downgrade", LARGE, SMALL, step=50, restart=False)
-    spent = log.descent(SMALL, lower=1)
+    spent = log.fallback(SMALL, lower=1)
     assert spent.below(SMALL) is None
-    assert spent.why_nothing(SMALL) == "the budget retries.lower of 1 is spent"
+    assert spent.why_none(SMALL) == "the budget retries.lower of 1 is spent"
 
 
 def test_a_restart_is_no_third_chance(log: Log) -> None:
     log.restart(LARGE, SMALL, step=50)
     log.change("climb", SMALL, LARGE, step=250, restart=False)
     log.restart(LARGE, SMALL, step=300)
-    assert log.descent(SMALL).to_climb_to(10_000) is None
+    assert log.fallback(SMALL).recipe_to_retry(10_000) is None
 
 
 def test_what_would_be_another_restart_is_not_tried(log: Log) -> None:
     checkpointed = SMALL.model_copy(update={"activations": "checkpoint"})
     log.restart(LARGE, checkpointed, step=50)
-    assert log.descent(checkpointed).to_climb_to(10_000) is None
+    assert log.fallback(checkpointed).recipe_to_retry(10_000) is None
 
 
 def test_what_had_fitted_before_somebody_resumed_the_run_is_tried_again_once(log: Log) -> None:
     log.change("downgrade", LARGE, SMALL, step=50, restart=False)
     log.run.event("resubmitted")
     log.attempt(SMALL, after=60)
-    assert log.descent(SMALL).to_climb_to(50 + CLIMB_AFTER) == LARGE
+    assert log.fallback(SMALL).recipe_to_retry(50 + CLIMB_AFTER) == LARGE
     log.change("climb", SMALL, LARGE, step=250, restart=False)
     log.change("downgrade", LARGE, SMALL, step=300, restart=False)
     log.run.event("resubmitted")
     log.attempt(SMALL, after=310)
-    assert log.descent(SMALL).to_climb_to(10_000) is None
+    assert log.fallback(SMALL).recipe_to_retry(10_000) is None
 
 
 @pytest.mark.parametrize("now", [recipe("ddp", 2, 2), recipe("ddp", 8, 1), recipe("ddp", 4, 2)])
@@ -117,14 +117,14 @@ def test_what_somebody_has_changed_is_not_undone(log: Log, now: Recipe) -> None:
     log.restart(LARGE, SMALL, step=50)
     log.run.event("resubmitted")
     log.attempt(now, after=60)
-    assert log.descent(now).to_climb_to(10_000) is None
+    assert log.fallback(now).recipe_to_retry(10_000) is None
 
 
 def test_a_micro_batch_that_the_job_fixes_is_not_passed(log: Log) -> None:
     log.restart(LARGE, SMALL, step=50)
     fixed = one_rank(log.run, job=job(recipe={"micro_batch_size": 2}), recipe=SMALL)
-    descent = Descent(fixed, fixed.setting(batch_norm=False), Gate(1, Unlimited()))
-    assert descent.to_climb_to(10_000) is None
+    fallback = Fallback(fixed, fixed.setting(batch_norm=False), Agreement(1, Unlimited()))
+    assert fallback.recipe_to_retry(10_000) is None
 
 
 def planned_below(log: Log) -> None:
@@ -137,11 +137,13 @@ def test_what_only_an_earlier_run_knows_to_be_too_large_is_tried_once(tmp_path: 
     log = Log(prepare(tmp_path / "run", job()))
     planned_below(log)
     log.attempt(SMALL)
-    descent = log.descent(SMALL)
-    assert descent.to_climb_to(CLIMB_AFTER - 1) is None and descent.to_climb_to(CLIMB_AFTER) == LARGE
+    fallback = log.fallback(SMALL)
+    assert (
+        fallback.recipe_to_retry(CLIMB_AFTER - 1) is None and fallback.recipe_to_retry(CLIMB_AFTER) == LARGE
+    )
     log.change("climb", SMALL, LARGE, step=CLIMB_AFTER, restart=False)
     log.restart(LARGE, SMALL, step=300)
-    assert log.descent(SMALL).to_climb_to(10_000) is None
+    assert log.fallback(SMALL).recipe_to_retry(10_000) is None
 
 
 def test_what_this_run_left_and_its_new_plan_knows_of_waits_from_when_it_left_it(log: Log) -> None:
@@ -149,14 +151,16 @@ def test_what_this_run_left_and_its_new_plan_knows_of_waits_from_when_it_left_it
     planned_below(log)
     log.run.event("resubmitted")
     log.attempt(SMALL, after=60)
-    descent = log.descent(SMALL)
-    assert descent.to_climb_to(CLIMB_AFTER) is None and descent.to_climb_to(50 + CLIMB_AFTER) == LARGE
+    fallback = log.fallback(SMALL)
+    assert (
+        fallback.recipe_to_retry(CLIMB_AFTER) is None and fallback.recipe_to_retry(50 + CLIMB_AFTER) == LARGE
+    )
 
 
 def test_nothing_is_tried_that_would_end_the_run_if_it_ran_out_once_more(log: Log) -> None:
     log.restart(LARGE, SMALL, step=50)
     for _ in range(job().retries.lower - 1):
         log.run.event("downgrade", in_process=True, changes={}, reason="words")
-    assert log.descent(SMALL).to_climb_to(10_000) is None
+    assert log.fallback(SMALL).recipe_to_retry(10_000) is None
     log.run.event("resubmitted")
-    assert log.descent(SMALL).to_climb_to(10_000) == LARGE
+    assert log.fallback(SMALL).recipe_to_retry(10_000) == LARGE

@@ -1,4 +1,4 @@
-"""What each rank has for itself and no sharding shares: random state, buffers, the state of the task."""
+"""State that each rank saves for itself: random state, buffers, and the state of the task."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from launcher.train.rng import rng_state, set_rng_state
 from launcher.train.task import Task, TaskError
 
 
-def own_name(rank: int) -> str:
+def rank_file_name(rank: int) -> str:
     return f"rank-{rank:03d}.pt"
 
 
-class OwnState:
-    """Of one rank. Create it when the model is whole and before it trains.
+class RankState:
+    """State of one rank. Create it when the model is complete and before it trains.
 
-    BatchNorm's statistics come from the rank's own micro-batches, so each rank's are saved. A non-persistent
-    buffer is saved when training has changed it. The others are constants that the model's code computes (a
-    mask, rotary angles): they follow the code, not the checkpoint.
+    BatchNorm's statistics come from the rank's own micro-batches, so each rank saves its own. A
+    non-persistent buffer is saved if training has changed it. Other such buffers are constants computed by
+    the model's code (a mask, rotary angles) and are not saved.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, task: Task | None = None) -> None:
-        """Raises TaskError for a state of the task that no file can hold."""
+        """Raises TaskError if the task's state cannot be saved to a file."""
         self.task = task
         self.model = model.module if isinstance(model, DistributedDataParallel) else model
         self.device = device
@@ -47,16 +47,16 @@ class OwnState:
         try:
             torch.save(state, file)
             torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-        except Exception as error:  # whatever pickling raises
+        except Exception as error:  # pickling may raise any type
             name, kind = next(_not_storable(state, "state()"), ("state()", type(state)))
             raise TaskError(
-                f"state() of {type(self.task).__name__} returns what a checkpoint cannot hold: {name} is of "
-                f"type {kind.__module__}.{kind.__qualname__}. Return tensors, numbers, strings, and lists, "
-                "tuples and dictionaries of them"
+                f"state() of {type(self.task).__name__} returns a value that no checkpoint can hold: {name} "
+                f"is of type {kind.__module__}.{kind.__qualname__}. Return tensors, numbers, strings, and "
+                "lists, tuples and dictionaries of them"
             ) from error
 
     def pack(self) -> bytes:
-        """A copy: what happens to the buffers later does not change it."""
+        """Return the content of the rank's file, a copy that later changes of buffers do not affect."""
         content = {
             "rng": rng_state(self.device),
             "buffers": self._buffers(),
@@ -69,22 +69,24 @@ class OwnState:
         return file.getvalue()
 
     def shared(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The model's state without its buffers, which another number of ranks takes from rank 0 alone."""
+        """Return the model's `state` without its buffers. If the number of ranks changes, all take those of
+        rank 0."""
         buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
         return {name: value for name, value in state.items() if name not in buffers}
 
     def restore(self, path: Path, *, rng: bool) -> None:
-        """From a rank's file. Raises OSError and what torch.load raises: UnpicklingError for an object."""
+        """Load a rank's file. Raises OSError and the exceptions of torch.load, such as UnpicklingError."""
         self.load(torch.load(path, weights_only=True, map_location="cpu"), rng=rng)
 
     @torch.no_grad()
     def load(self, content: dict[str, Any], *, rng: bool) -> None:
-        """`content`: "rng", of launcher.train.rng, "buffers" by their names, "task" where it has a state."""
-        here = dict(self.model.named_buffers(remove_duplicate=False))  # one may stand in two modules
+        """Load the content of a rank's file: "rng" as in launcher.train.rng, "buffers" by name, and "task" if
+        the task has a state."""
+        here = dict(self.model.named_buffers(remove_duplicate=False))  # two modules may share a buffer
         for name, value in content["buffers"].items():
             if name in here and here[name].shape == value.shape and here[name].dtype == value.dtype:
                 here[name].copy_(value)
-            else:  # a buffer that training has replaced, such as a cache that grows, or registered
+            else:  # training has replaced the buffer, such as a cache that grows, or registered it
                 persistent = name not in content.get("not_persistent", ())
                 _put_buffer(self.model, name, value.to(self.device), persistent=persistent)
         if self.task is not None and "task" in content:
@@ -102,7 +104,7 @@ class OwnState:
 
 
 def not_persistent(model: nn.Module) -> list[str]:
-    """Return the names of the buffers that no state dict holds."""
+    """Return the names of non-persistent buffers."""
     model = model.module if isinstance(model, DistributedDataParallel) else model
     return [
         f"{prefix}.{name}" if prefix else name
@@ -112,7 +114,7 @@ def not_persistent(model: nn.Module) -> list[str]:
 
 
 def _put_buffer(model: nn.Module, name: str, value: torch.Tensor, *, persistent: bool) -> None:
-    """Replace a buffer, or register one that the model makes later, such as in its first forward pass."""
+    """Replace a buffer, or register one that the model creates later, such as in its first forward pass."""
     prefix, _, attribute = name.rpartition(".")
     module = model.get_submodule(prefix)
     if attribute in module._buffers:
@@ -124,7 +126,7 @@ def _put_buffer(model: nn.Module, name: str, value: torch.Tensor, *, persistent:
 
 
 def _not_storable(state: Any, name: str) -> Iterator[tuple[str, type]]:
-    """Where in a state there is what is neither a plain value nor a plain container."""
+    """Yield the path and type of each value in a state that is neither plain nor a plain container."""
     kind = type(state)
     if kind is dict:
         for key, value in state.items():

@@ -1,4 +1,4 @@
-"""A model without values: every tensor in it is of fake memory on the CPU."""
+"""Conversion of a model to fake tensors on the CPU, without memory or values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-def empty(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
-    """Exchanges the tensors of a model that was built on the meta device, in place, also those that are
-    plain attributes. Tied ones stay tied. Modules cannot move fake tensors by themselves: `to_empty()` and
-    `to()` swap them, which tensors with weak references refuse."""
+def make_fake(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
+    """Replace the tensors of a model built on the meta device in place, including plain attributes.
+
+    Tied tensors stay tied. `to_empty()` and `to()` do not work for fake tensors: they swap tensors, which
+    fails for those with weak references.
+    """
     made: dict[torch.Tensor, torch.Tensor] = {}
 
     def exchanged(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,9 +40,9 @@ def empty(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
 
 
 @contextmanager
-def unnoticed() -> Iterator[None]:
-    """transformers builds a whole mask for tensors whose values it cannot see, in case a sample is several
-    packed ones; with values it sees that there are none, and needs no mask."""
+def no_packed_mask() -> Iterator[None]:
+    """Prevent transformers from building a full attention mask. It builds one for tensors without values, in
+    case a sample consists of several packed ones; with values it sees that none is packed."""
     masks = sys.modules.get("transformers.masking_utils")
     if masks is None or not hasattr(masks, "find_packed_sequence_indices"):
         yield

@@ -1,4 +1,4 @@
-"""Where the ranks meet beside the training: on the CPU, so that no GPU is waited for."""
+"""Values that the ranks agree on, exchanged through the CPU: no GPU has to finish first."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch.distributed as dist
 from launcher.train.budget import Budget
 
 
-class Gate:
-    """Every rank must come through every gate, in the same order as through all else that they send."""
+class Agreement:
+    """Small collectives on the CPU. Every rank must make the same calls in the same order."""
 
     def __init__(self, world: int, budget: Budget) -> None:
         self.world, self.budget = world, budget
 
-    def highest(self, *values: int) -> list[int]:
-        """Of each value over all ranks: about 0.1 ms among ranks of one node."""
+    def maximum(self, *values: int) -> list[int]:
+        """Return the maximum of each value over all ranks. Takes about 0.1 ms within one node."""
         if self.world == 1:
             return list(values)
         with self.budget.host_side():
@@ -25,19 +25,19 @@ class Gate:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
             return [int(value) for value in tensor.tolist()]
 
-    def everyones(self, value: Any) -> list[Any]:
-        """Of each rank, in their order. Slow: for failures."""
+    def all_values(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order. Slow: use it for failures only."""
         found: list[Any] = [value] * self.world
         if self.world > 1:
             with self.budget.host_side():
                 dist.all_gather_object(found, value)
         return found
 
-    def firsts(self, value: Any) -> Any:
-        """What rank 0 has."""
-        return self.everyones(value)[0]
+    def from_rank_0(self, value: Any) -> Any:
+        """Return rank 0's value."""
+        return self.all_values(value)[0]
 
     def wait_for_the_end(self) -> NoReturn:
-        """Some rank cannot go on, and will see to it that all end."""
+        """Block until another rank, which cannot continue, ends the attempt."""
         while True:
-            self.highest(0)
+            self.maximum(0)
