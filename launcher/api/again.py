@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.api.planned import planned
-from launcher.api.prepare import named_cluster, prepare, with_gpus
+from launcher.api.prepare import named_cluster, prepare, with_hardware
 from launcher.planning.again import changes, no_higher
 from launcher.rundir.found import found_in_model
 from launcher.rundir.layout import RunDir
@@ -36,7 +36,7 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
     if cluster_name is None:
         cluster = from_record(Cluster, about["cluster"], f"{run.id}/run.json", sets)
     else:
-        cluster = with_gpus(named_cluster(cluster_name, sets), job)
+        cluster = with_hardware(named_cluster(cluster_name, sets), job)
         _same_place(run, about["cluster"], cluster)
     job_file, runs_root = Path(about["job_file"]), run.path.parent
     request = Request(

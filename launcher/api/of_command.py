@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from launcher.api.given import given
-from launcher.api.prepare import named_cluster, with_gpus
+from launcher.api.prepare import named_cluster, with_hardware
 from launcher.spec.command import uses
 from launcher.spec.errors import UsageError
 
@@ -33,7 +33,7 @@ def job_of_command(command: Sequence[str], cluster: str, sets: Sequence[str] = (
         )
     wanted = given(job).job(sets)
     resources = wanted.resources
-    profile = with_gpus(named_cluster(cluster, sets), wanted)
+    profile = with_hardware(named_cluster(cluster, sets), wanted)
     gpus = profile.gpus_per_node if resources.gpus_per_node is None else resources.gpus_per_node
     return {**job, "batch": {"global": resources.nodes * (resources.ranks_per_node or gpus or 1)}}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.api.given import JobLike, Values, given, overrides_of
 from launcher.api.plan_questions import Asker, tokens_on
-from launcher.api.prepare import named_cluster, with_gpus
+from launcher.api.prepare import named_cluster, with_hardware
 from launcher.api.sources import During, in_silence, traces_dir
 from launcher.planning.cost import Cost, cost_of
 from launcher.planning.plan import PlanRefusedError
@@ -57,7 +57,7 @@ def answer(
         )
     source = given(job)
     wanted = source.job(sets)
-    places = [with_gpus(named_cluster(name, sets), wanted) for name in clusters]
+    places = [with_hardware(named_cluster(name, sets), wanted) for name in clusters]
     askers = [Asker(source, sets, place, traces_dir(), during) for place in places]
     asker = askers[0]
     # Report errors in the questions before anything takes time.

@@ -46,9 +46,9 @@ def queue_sets(
     return [f"cluster.slurm.{name}={value}" for name, value in given.items() if value is not None]
 
 
-def with_gpus(cluster: Cluster, job: Job) -> Cluster:
+def with_hardware(cluster: Cluster, job: Job) -> Cluster:
     """Fill in `node.gpu: auto`. Raises SchedulerError."""
-    return scheduler_class(cluster.scheduler).with_gpus(cluster, job)
+    return scheduler_class(cluster.scheduler).with_hardware(cluster, job)
 
 
 def runs_root(cluster: Cluster) -> Path:
@@ -69,7 +69,7 @@ def prepared(
     """
     source = given(job_like)
     job, job_file = source.job(sets), source.file
-    cluster = within(limits or Limits(), with_gpus(named_cluster(cluster_name, sets), job))
+    cluster = within(limits or Limits(), with_hardware(named_cluster(cluster_name, sets), job))
     root = run_dir.parent if run_dir is not None else runs_root(cluster)
     run_id = run_dir.name if run_dir is not None else new_run_id(job.name)
     requests: list[Request] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -42,13 +43,17 @@ class Capacity(Value):
     host: int | None = None
     "Host memory of one node."
 
+    def is_unknown_for(self, recipe: Recipe) -> bool:
+        """Whether nothing is known of the host memory that a recipe offloads to."""
+        return self.host is None and recipe.offloads
+
     def misfit(self, estimate: Estimate) -> str | None:
         """Return what does not fit and by how much; None if the estimate plus its error band fits."""
         most = estimate.needed * (1 + estimate.band)
         if self.card is not None and most > self.card:
             return (
                 f"needs {format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU, "
-                f"{format_bytes(most - self.card)} more than it has"
+                f"{format_bytes(most - self.card)} more than it has{self._slowly(estimate)}"
             )
         if self.host is not None and estimate.host_per_node > self.host:
             return (
@@ -56,6 +61,13 @@ class Capacity(Value):
                 f"{format_bytes(estimate.host_per_node - self.host)} more than it has"
             )
         return None
+
+    def _slowly(self, estimate: Estimate) -> str:
+        """Say so if the tensors alone would fit."""
+        tensors = estimate.allocated * estimate.correction if estimate.peaks else math.inf
+        if self.card is None or tensors + sum(estimate.overhead.values()) > self.card:
+            return ""
+        return "; it may run slowly, if PyTorch's allocator frees cached memory and tries again"
 
 
 class Loser(Value):
@@ -105,6 +117,8 @@ class Bounds(NamedTuple):
 class _Contender(NamedTuple):
     """A recipe that may win. The smallest in the order of the fields is examined next."""
 
+    unknown_host: bool
+    "It offloads, and the host memory of a node is unknown."
     other_optimizer: bool
     slowness: float
     "Negative upper bound of its speed; the negative speed once `found` is known."
@@ -136,13 +150,19 @@ def choose(space: Space, evaluate: Evaluate, capacity: Capacity, bounds: Bounds)
         contender = heapq.heappop(contenders)
         rest, wins = (
             contender.rest,
-            best is None or _beats(-contender.slowness, contender.rest, best, default),
+            best is None
+            or (
+                contender.unknown_host <= capacity.is_unknown_for(best.recipe)
+                and _beats(-contender.slowness, contender.rest, best, default)
+            ),
         )
         if contender.found is not None:
             fitting.append(contender.found)
             best, above = (contender.found, contender.above) if wins else (best, above)
         elif best is not None and not wins:
-            losers.append(Loser(recipe=rest, why=_no_faster(-contender.slowness, best, default)))
+            unknown = contender.unknown_host > capacity.is_unknown_for(best.recipe)
+            why = _UNKNOWN_HOST if unknown else _no_faster(-contender.slowness, best, default)
+            losers.append(Loser(recipe=rest, why=why))
         elif contender.sized:
             found, misfit = largest_that_fits(space.sizes(rest), evaluate, capacity)
             if found is not None:
@@ -189,7 +209,8 @@ def _first_look(space: Space, capacity: Capacity, bounds: Bounds) -> tuple[list[
             too_large.append((of_gpu, Loser(recipe=rest, why=why)))
         else:
             other = rest.optimizer != space.base.optimizer
-            contenders.append(_Contender(other, -bounds.speed(rest), place, rest))
+            unknown = capacity.is_unknown_for(rest)
+            contenders.append(_Contender(unknown, other, -bounds.speed(rest), place, rest))
     return [loser for _, loser in sorted(too_large, key=lambda one: one[0])], contenders
 
 
@@ -254,6 +275,7 @@ def _no_faster(bound: float, best: Candidate, default: str) -> str:
     return f"at least {1 - bound / best.speed:.0%} slower at any micro-batch"
 
 
+_UNKNOWN_HOST = "offloads to host memory, and `node.memory` is not set in the profile"
 _GIVES_UP_MORE = "gives up more, and the speed of this hardware is unknown"
 
 

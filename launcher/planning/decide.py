@@ -167,8 +167,17 @@ class Decider:
         if misfit := self.capacity.misfit(chosen.estimate):
             raise PlanRefusedError([Problem("job", "recipe", misfit)])
         model = self.evaluate.traces.model(chosen.recipe)
+        warnings = plan.warnings
+        if self.capacity.is_unknown_for(chosen.recipe):
+            on_host = format_bytes(chosen.estimate.host_per_node)
+            warnings = (
+                *warnings,
+                f"the recipe fits only if each node has at least {on_host} of host memory: `node.memory` is "
+                "not set in the profile",
+            )
         plan = plan.model_copy(
             update={
+                "warnings": warnings,
                 "estimate": chosen.estimate,
                 "parameters": model.numel,
                 "samples_per_second": chosen.speed or None,

@@ -80,6 +80,9 @@ class Bar(NamedTuple):
         return sum(self.parts.values())
 
 
+NOT_VALIDATED = "not yet validated on a GPU"
+
+
 def bars(estimate: Estimate) -> list[Bar]:
     """Each peak with the memory outside the allocator, and finally the total that is needed."""
     outside = sum(estimate.overhead.values())
@@ -141,7 +144,10 @@ def _fits(decision: Decision) -> str:
     if card is None:
         return f"not judged without a GPU; the tensors of a rank need {needed}"
     spare = format_bytes(card - estimate.needed * (1 + estimate.band))
-    return f"yes: {needed} of {format_bytes(card)} on each GPU, {spare} to spare"
+    condition = ""
+    if decision.room.is_unknown_for(decision.chosen.recipe):
+        condition = f", if each node has at least {format_bytes(decision.chosen.estimate.host_per_node)}"
+    return f"yes{condition}: {needed} of {format_bytes(card)} on each GPU, {spare} to spare; {NOT_VALIDATED}"
 
 
 def _host(decision: Decision) -> str:
@@ -165,9 +171,11 @@ def memory_rows(decision: Decision) -> list[tuple[str, str]]:
     estimate, room = decision.chosen.estimate, decision.room
     if not estimate.overhead:  # without a GPU there are only tensors
         return [("needed", f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}")]
+    streams = ", ".join(f"{stream} {format_bytes(size)}" for stream, size in estimate.pools.items())
     rows = [
         ("allocated", f"{format_bytes(estimate.allocated)} by tensors at the worst peak"),
         ("reserved", f"{format_bytes(estimate.reserved)} by PyTorch's allocator: tensors, workspaces, gaps"),
+        *([("  per CUDA stream", streams)] if len(estimate.pools) > 1 else []),
         *([("measured before", f"x {estimate.correction:.3f}")] if estimate.correction != 1 else []),
         *((name, format_bytes(size)) for name, size in estimate.overhead.items()),
         ("needed", f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}"),

@@ -235,8 +235,11 @@ class Scheduler(abc.ABC):
         """
 
     @classmethod
-    def with_gpus(cls, cluster: Cluster, job: Job) -> Cluster:
-        """Return the profile with `node.gpu: auto` replaced by the actual GPUs. Raises SchedulerError."""
+    def with_hardware(cls, cluster: Cluster, job: Job) -> Cluster:
+        """Return the profile with what it leaves open and can be asked for: the GPUs of `node.gpu: auto`.
+
+        Raises SchedulerError.
+        """
         return cluster
 
     @classmethod

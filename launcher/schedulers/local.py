@@ -55,9 +55,18 @@ class LocalScheduler(Scheduler):
         return f"local:{run.path}"
 
     @classmethod
-    def with_gpus(cls, cluster: Cluster, job: Job) -> Cluster:
-        """Ask nvidia-smi for the GPUs. A machine without it has none."""
-        return cluster if cluster.node.gpu is not None else _with_detected_gpus(cluster)
+    def with_hardware(cls, cluster: Cluster, job: Job) -> Cluster:
+        """Ask nvidia-smi for the GPUs, and the system for the memory that this process may use.
+
+        A machine without nvidia-smi has no GPUs.
+        """
+        if cluster.node.gpu is None:
+            cluster = _with_detected_gpus(cluster)
+        if cluster.node.memory is not None:
+            return cluster
+        from launcher.supervise.memory_limit import memory_limit
+
+        return cluster.model_copy(update={"node": cluster.node.model_copy(update={"memory": memory_limit()})})
 
     @classmethod
     def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:

@@ -56,6 +56,11 @@ class Recipe(Value):
     expandable_segments: bool = True
     "Let PyTorch's CUDA allocator map memory on demand, which avoids most fragmentation."
 
+    @property
+    def offloads(self) -> bool:
+        """Whether it needs host memory for what would otherwise be on a GPU."""
+        return self.offload != "none" or self.activations == "offload"
+
     def changes_from(self, other: Recipe) -> dict[str, tuple[object, object]]:
         """Return `{field: (value in other, value here)}` for every field that differs."""
         mine, theirs = self.model_dump(), other.model_dump()

@@ -204,3 +204,17 @@ def test_forty_thousand_events_take_far_less_than_a_second():
     started = time.perf_counter()
     replay(sizes, events)
     assert time.perf_counter() - started < 1.0
+
+
+def test_memory_of_one_stream_is_not_reused_on_another_one():
+    sizes, events = [100 * MIB, 100 * MIB], [0, ~0, 1, ~1]
+    assert replay(sizes, events).reserved == 100 * MIB
+    apart = replay(sizes, events, streams=["compute", "all-gather"])
+    assert (apart.reserved, apart.pools) == (200 * MIB, {"compute": 100 * MIB, "all-gather": 100 * MIB})
+    assert apart.allocated == 100 * MIB
+
+
+def test_a_full_gpu_releases_the_cache_of_every_stream():
+    sizes, events, streams = [100 * MIB, 100 * MIB], [0, ~0, 1], ["all-gather", "compute"]
+    full = replay(sizes, events, streams=streams, capacity=120 * MIB)
+    assert (full.reserved, full.retries) == (100 * MIB, 1)

@@ -85,7 +85,7 @@ def test_two_a5000_train_13_billion_with_everything_on_the_host(plan: Plan) -> N
     decision = plan("llama-13b", "runpod-2xa5000.yaml").decide()
     estimate, time = decision.chosen.estimate, decision.chosen.time
     assert decision.parameters == 13_142_798_336 and decision.plan.recipe.offload == "cpu"
-    assert gib(estimate.needed) == pytest.approx(4.8, abs=0.3)
+    assert gib(estimate.needed) == pytest.approx(5.46, abs=0.3)
     assert gib(estimate.host_per_node) == pytest.approx(86.5, abs=1)
     assert time is not None and 100 < time.total < 300  # seconds for 32 samples of 2048 tokens: slow
     small = refusal(plan("llama-13b", "runpod-2xa5000.yaml", "resources.memory_per_node=62GiB"))
@@ -104,7 +104,7 @@ def test_7_billion_on_one_a6000(plan: Plan) -> None:
 def test_70_billion_on_eight_h100(plan: Plan) -> None:
     decision = plan("llama-70b", "runpod-8xh100.yaml").decide()
     assert decision.parameters == pytest.approx(70.6e9, rel=0.01)
-    assert gib(decision.chosen.estimate.reserved) == pytest.approx(70.0, abs=0.5)
+    assert gib(decision.chosen.estimate.reserved) == pytest.approx(73.4, abs=0.5)  # 3.3 are in the pools of other streams
 
 
 @pytest.mark.slow
@@ -145,6 +145,7 @@ def test_seven_billion_are_decided_with_five_traces(plan: Plan) -> None:
     assert decision.plan.recipe.sharding == "fsdp" and decision.plan.recipe.activations == "keep"
     assert sorted(asked) == [
         ("fsdp", "checkpoint", 1, False),
+        ("fsdp", "every-second", 1, False),
         ("fsdp", "keep", 1, False),
         ("fsdp", "keep", 1, True),
         ("fsdp", "offload", 1, False),

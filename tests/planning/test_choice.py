@@ -88,7 +88,7 @@ def test_another_optimizer_is_taken_when_nothing_fits_with_the_default():
 
 
 def test_another_optimizer_is_taken_when_it_is_much_faster():
-    toy = Toy(gpus=1, card="RTX A6000", per_rank=4, decoder=MPT["3B"])
+    toy = Toy(gpus=1, card="RTX A5000", per_rank=4, decoder=MPT["3B"])
     choice = toy.choice
     assert choice.chosen is not None and choice.chosen.recipe.optimizer != "adamw"
     assert "times as fast as adamw" in choice.reason
@@ -99,6 +99,18 @@ def test_another_optimizer_is_not_taken_for_a_little():
     assert choice.chosen is not None and choice.chosen.recipe.optimizer == "adamw"
     [line] = [line for line in choice.explain() if line.startswith("optimizer: ")]
     assert "not enough to replace the optimizer adamw" in line
+
+
+def test_unknown_host_memory_is_not_taken_for_unlimited():
+    toy = Toy(gpus=2, card="RTX A5000", decoder=MPT["1B"], host=None)
+    assert toy.choice.chosen is not None and not toy.choice.chosen.recipe.offloads
+    [line] = [line for line in toy.choice.explain() if line.startswith("offload: ")]
+    assert "cpu" in line and "`node.memory` is not set in the profile" in line
+
+
+def test_with_unknown_host_memory_an_offload_is_chosen_only_if_nothing_else_fits():
+    toy = Toy(gpus=2, card="RTX A5000", decoder=LLAMA["13B"], host=None)
+    assert toy.choice.chosen is not None and toy.choice.chosen.recipe.offloads
 
 
 def test_when_nothing_fits_the_nearest_is_named_with_what_is_missing():

@@ -32,7 +32,8 @@ class Toy:
     length: int = 2048
     per_rank: int = 16
     per_node: int = 8
-    host: int = 512 * GIB
+    host: int | None = 512 * GIB
+    "Host memory of a node; None if unknown."
     known: bool = True
     "Whether anything is known of the card's speed."
     asked: list[Recipe] = field(default_factory=list)

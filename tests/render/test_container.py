@@ -52,12 +52,12 @@ def test_pyxis_options_stand_on_srun_only_with_the_run_directory_mounted(tmp_pat
 
 
 def test_what_slurm_gave_wins_over_an_image_that_names_gpus(tmp_path: Path) -> None:
-    with_gpus = CLUSTER.model_dump() | {
+    with_hardware = CLUSTER.model_dump() | {
         "node": {"gpu": {"type": "A100 40GB", "count": 2, "memory": "39GiB"}},
         "container": {"runtime": "pyxis", "image": "pytorch"},
     }
     stub = stubs.make(tmp_path / "stubs")
-    finish(start(write(tmp_path, stub, Cluster.model_validate(with_gpus)), stub))
+    finish(start(write(tmp_path, stub, Cluster.model_validate(with_hardware)), stub))
     assert "--container-env=PYTHONNOUSERSITE,CUDA_VISIBLE_DEVICES" in srun(stub)
 
 

@@ -73,7 +73,7 @@ class SshHosts(Scheduler):
         return str(run.path) == f"{cluster['paths']['runs'].rstrip('/')}/{run.id}"
 
     @classmethod
-    def with_gpus(cls, cluster: Cluster, job: Job) -> Cluster:
+    def with_hardware(cls, cluster: Cluster, job: Job) -> Cluster:
         """Ask the hosts for their GPUs if the job may use any."""
         if cluster.node.gpu is not None or job.resources.gpus_per_node == 0:
             return cluster
