@@ -104,7 +104,9 @@ def test_7_billion_on_one_a6000(plan: Plan) -> None:
 def test_70_billion_on_eight_h100(plan: Plan) -> None:
     decision = plan("llama-70b", "runpod-8xh100.yaml").decide()
     assert decision.parameters == pytest.approx(70.6e9, rel=0.01)
-    assert gib(decision.chosen.estimate.reserved) == pytest.approx(73.4, abs=0.5)  # 3.3 are in the pools of other streams
+    assert gib(decision.chosen.estimate.reserved) == pytest.approx(
+        73.4, abs=0.5
+    )  # 3.3 are in the pools of other streams
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def test_states_exist_before_the_first_step_and_count_as_none(tmp_path: Path) ->
 def test_a_full_disk_is_named_before_training(tmp_path: Path, no_large_files: None) -> None:
     """A real failing write: no file may grow beyond 64 KiB."""
     p = nn.Parameter(torch.ones(64, 1024))
-    with pytest.raises(SetupError, match=r"is too small .* written 0 B, the next .*File too large"):
+    with pytest.raises(SetupError, match=r"is too small .* written 0 B, and the next .*File too large"):
         HostOptimizer([{"params": [p]}], (), _adamw, ScratchFiles(str(tmp_path), "run"), nullcontext)
     assert os.listdir(tmp_path) == []
 
