@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from launcher.planning.choice import Bounds, Candidate, Choice, Capacity, choose
+from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, ladder_of
 from launcher.planning.learnt import begin, begun_where_it_fitted, known_of

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from launcher.planning.batches import smaller_micro_batch
-from launcher.planning.choice import Candidate, Evaluate, Capacity
+from launcher.planning.choice import Candidate, Capacity, Evaluate
 from launcher.planning.lower import shards_of, words_of
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
