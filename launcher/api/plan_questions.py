@@ -20,7 +20,7 @@ from launcher.planning.questions import (
     Comparison,
     Offer,
     cheapest_for_tokens,
-    compare_cards,
+    compare_gpus,
     largest_micro_batch,
     least_gpus,
 )
@@ -140,7 +140,7 @@ class Asker:
         return found
 
     def cards(self, clusters: Mapping[str, Cluster]) -> Comparison:
-        answers = compare_cards(clusters, lambda label: self.choice(cluster=clusters[label]))
+        answers = compare_gpus(clusters, lambda label: self.choice(cluster=clusters[label]))
         fits = answers[0].choice.chosen is not None
         summary = f"the fastest: {answers[0].label}" if fits else "nothing fits on any of them"
         return Comparison("another card in each node", tuple(answers), summary)

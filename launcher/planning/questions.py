@@ -65,7 +65,7 @@ def least_gpus(counts: Iterable[int], choice_on: Callable[[int], Choice]) -> tup
     return None
 
 
-def compare_cards(labels: Iterable[str], choice_on: Callable[[str], Choice]) -> list[Answer]:
+def compare_gpus(labels: Iterable[str], choice_on: Callable[[str], Choice]) -> list[Answer]:
     """Return an answer for each GPU, the fastest first; GPUs on which nothing fits come last."""
     answers = [Answer(label, choice_on(label)) for label in labels]
     return sorted(answers, key=lambda one: (one.choice.chosen is None, -one.speed))

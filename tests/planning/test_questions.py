@@ -3,7 +3,7 @@ from __future__ import annotations
 from launcher.planning.questions import (
     Offer,
     cheapest_for_tokens,
-    compare_cards,
+    compare_gpus,
     largest_micro_batch,
     least_gpus,
 )
@@ -49,7 +49,7 @@ def test_cards_are_compared_by_speed_and_those_that_are_too_small_come_last():
     def on(label: str) -> Toy:
         return Toy(gpus=1, card=label, per_rank=4, host=32 * 2**30)
 
-    answers = compare_cards(("RTX 3060", "A100 80GB", "H200", "B200"), lambda label: on(label).choice)
+    answers = compare_gpus(("RTX 3060", "A100 80GB", "H200", "B200"), lambda label: on(label).choice)
     fitting = [one for one in answers if one.choice.chosen is not None]
     assert [one.speed for one in fitting] == sorted((one.speed for one in fitting), reverse=True)
     assert answers[0].label == "B200" and answers[-1].label == "RTX 3060" and answers[-1].speed == 0
