@@ -158,3 +158,16 @@ def test_every_variable_of_launchers_own_is_declared_once() -> None:
         if "schedulers" not in file.parts and file.name != "variables.py":
             quoted = set(re.findall(r'"(LAUNCHER_[A-Z_]+)"', file.read_text()))
             assert not quoted & declared, file
+
+
+STANDALONE = ("schedulers/over_ssh/rsh.py", "schedulers/ssh/on_host.py", "spec/variables.py")
+"Programs that run without launcher on their path, and the place itself."
+
+
+def test_names_of_variables_and_events_stand_in_one_place() -> None:
+    for path in sorted((ROOT / "launcher").rglob("*.py")):
+        if path.relative_to(ROOT / "launcher").as_posix() in STANDALONE:
+            continue
+        text = path.read_text()
+        assert not re.findall(r'"LAUNCHER_[A-Z_]+"', text), path
+        assert not re.findall(r'\.event\(\s*"', text), path

@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.sandbox.isolation import Isolation, first_process, kill_marked
 from launcher.sandbox.podlog import LONGEST, PodLog
 from launcher.sandbox.records import Pod
+from launcher.spec import variables
 
 MARK = "RUNPOD_POD_ID"
 _KEPT = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "LD_LIBRARY_PATH")
@@ -42,7 +43,7 @@ def environment(pod: Pod, home: str, volume: str | None, api: str) -> dict[str, 
         "RUNPOD_CPU_COUNT": str((pod.cpu or {}).get("vcpuCount", os.cpu_count() or 1)),
         "RUNPOD_PUBLIC_IP": "127.0.0.1",
         "CUDA_VERSION": "12.8",
-        "LAUNCHER_RUNPOD_API": api,
+        variables.RUNPOD_API: api,
     }
     if volume is not None:
         env["RUNPOD_VOLUME_ID"] = volume

@@ -28,6 +28,7 @@ from launcher.sandbox.isolation import find_isolation
 from launcher.sandbox.records import Volume
 from launcher.sandbox.rest import Rest
 from launcher.sandbox.s3 import S3
+from launcher.spec import variables
 
 VOLUME = "sandbox"
 "Id of the network volume that exists from the start."
@@ -115,25 +116,25 @@ def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> No
     server = uvicorn.Server(config)
     base = f"http://127.0.0.1:{listening.getsockname()[1]}"
     cloud.api = f"{base}/v2"
-    variables = {
-        "LAUNCHER_RUNPOD_API": f"{base}/v2",
-        "LAUNCHER_RUNPOD_GRAPHQL": f"{base}/graphql",
-        "LAUNCHER_RUNPOD_S3": f"{base}/s3",
-        "LAUNCHER_RUNPOD_PAUSE": "0.1",
+    environment = {
+        variables.RUNPOD_API: f"{base}/v2",
+        variables.RUNPOD_GRAPHQL: f"{base}/graphql",
+        variables.RUNPOD_S3: f"{base}/s3",
+        variables.RUNPOD_PAUSE: "0.1",
         "RUNPOD_API_KEY": keys.api,
         "RUNPOD_S3_ACCESS_KEY": keys.s3_access,
         "RUNPOD_S3_SECRET_KEY": keys.s3_secret,
     }
     _private(
         folder / "env.sh",
-        "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()),
+        "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
     )
     at = "/workspace" if cloud.isolation else str(cloud.volume_folder(VOLUME))
     profile = PROFILE.format(
         python=json.dumps(sys.executable), volume=VOLUME, path=json.dumps(at), centre=CENTRE
     )
     (folder / "runpod-sandbox.yaml").write_text(profile)
-    ready(folder, variables)
+    ready(folder, environment)
     with listening, alone:
         server.run(sockets=[listening])
 

@@ -199,7 +199,7 @@ class Scheduler(abc.ABC):
     The methods that are not abstract are right for a run directory on a disk of this machine.
     """
 
-    multi_node: ClassVar[bool]
+    multi_node: ClassVar[bool] = False
     "Whether a run may use several nodes. If not, such a plan is refused before anything is sent."
     uses_this_python: ClassVar[bool] = False
     "Whether a job runs in launcher's own interpreter unless the profile names another."

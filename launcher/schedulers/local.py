@@ -26,6 +26,8 @@ from launcher.schedulers.base import (
     Status,
 )
 from launcher.schedulers.rundir import end_told, in_force, status_of, write_run
+from launcher.spec.events import Resubmitted, Starting, Submitted
+from launcher.spec.variables import RESERVED_PREFIX
 from launcher.supervise.host import disk_full, signal_supervisor, supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
 
@@ -118,7 +120,7 @@ class LocalScheduler(Scheduler):
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
         remember_root(run.path.parent)
         try:
-            run.event("submitted", handle=self.handle(run), command=list(prepared.command))
+            run.append(Submitted(handle=self.handle(run), command=list(prepared.command)))
             self._start(run, prepared.command)
         except OSError as error:  # there is no supervisor
             shutil.rmtree(run.path, ignore_errors=True)
@@ -146,7 +148,7 @@ class LocalScheduler(Scheduler):
         python = cluster.get("paths", {}).get("python") or sys.executable
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
-            run.event("resubmitted", handle=self.handle(run))
+            run.append(Resubmitted(handle=self.handle(run)))
             self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
 
     def status(self, run: RunDir) -> Status:
@@ -195,7 +197,7 @@ class LocalScheduler(Scheduler):
         end_processes(lambda: processes_of(run.path), grace=3.0)
 
     def _start(self, run: RunDir, command: tuple[str, ...]) -> None:
-        run.event("starting", command=list(command))
+        run.append(Starting(command=list(command)))
         before = run.read_state()
         with open(run.supervisor_log, "ab", opener=_for_us_alone) as log:
             start = log.tell()
@@ -248,7 +250,7 @@ def _not_started(run: RunDir, before: Mapping[str, Any], reason: str) -> Schedul
 
 def _environment() -> dict[str, str]:
     """Our environment, without the variables that would assign the supervisor's children to another run."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
+    return {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX)}
 
 
 def _with_detected_gpus(cluster: Cluster) -> Cluster:

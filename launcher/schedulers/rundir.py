@@ -18,6 +18,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_step
 from launcher.schedulers.base import MaybeDoneError, Prepared, SchedulerError, Status
 from launcher.spec.cluster import MODES
+from launcher.spec.events import Replanned, Withdrawn
 
 
 def copies(place: str, runs: str) -> Path:
@@ -96,12 +97,12 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
     except OSError as error:
         raise SchedulerError(f"cannot write {run.path}: {error.strerror}") from None
     try:
-        run.event("replanned", changed=again.about["changed"], set=again.about["set"])
+        run.append(Replanned(changed=again.about["changed"], set=again.about["set"]))
         yield
     except (SchedulerError, OSError):
         shutil.rmtree(folder)
         with contextlib.suppress(OSError):
-            run.event("withdrawn")
+            run.append(Withdrawn())
         raise
 
 

@@ -49,6 +49,9 @@ class Submitting(Event, kind="submitting"):
     """The scheduler is about to be asked to start the run."""
 
     submission: int | None = None
+    limits: dict[str, Any] | None = None
+    "RunPod: name of the GPU -> the most that is paid for it."
+    seconds: float | None = None
 
 
 class Submitted(Event, kind="submitted"):
@@ -105,17 +108,34 @@ class Waiting(Event, kind="waiting"):
 class Twin(Event, kind="twin"):
     """A second job or pod of the same run ended itself."""
 
+    handle: str | None = None
+
 
 class Found(Event, kind="found"):
     """A pod was found whose creation was not confirmed."""
+
+    handle: str | None = None
+    gpu: str | None = None
+    usd_per_hour: float | None = None
+    since: str | None = None
+    "When it was requested; it costs money from then on."
 
 
 class Rejected(Event, kind="rejected"):
     """A pod was rejected but could not be ended yet."""
 
+    handle: str | None = None
+    reason: str | None = None
+    usd_per_hour: float | None = None
+    limit: float | None = None
+    "The most that may be paid, in USD per hour."
+    since: str | None = None
+
 
 class RejectedEnded(Event, kind="rejected-ended"):
     """The rejected pod has ended."""
+
+    handle: str | None = None
 
 
 # Attempts: written by the supervisor.

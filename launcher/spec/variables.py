@@ -41,6 +41,13 @@ MAX_SECONDS = "LAUNCHER_MAX_SECONDS"
 DEADLINE = "LAUNCHER_DEADLINE"
 "When the pod ends, in seconds since the epoch."
 
+# Set by the user, or by the sandbox, to reach another service than RunPod's own.
+RUNPOD_API = "LAUNCHER_RUNPOD_API"
+RUNPOD_GRAPHQL = "LAUNCHER_RUNPOD_GRAPHQL"
+RUNPOD_S3 = "LAUNCHER_RUNPOD_S3"
+RUNPOD_PAUSE = "LAUNCHER_RUNPOD_PAUSE"
+"Seconds between two looks at a pod."
+
 TRAVELS_AS = "LAUNCHER_ENV_"
 """Prefix of a job's variable until it reaches the rank. No script, torchrun or worker reads such a name, so a
 job's variables do not affect them. The worker removes the prefix for the rank only."""

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 
 quote = shlex.quote
+VARIABLE = "LAUNCHER_SSH"
+"Holds the options of ssh as JSON."
 
 
 def environment(ssh: list[str], prepare: str) -> dict[str, str]:
@@ -25,7 +27,7 @@ def environment(ssh: list[str], prepare: str) -> dict[str, str]:
     return {
         **os.environ,
         "RSYNC_RSH": f'"{sys.executable}" "{Path(__file__).resolve()}"',
-        "LAUNCHER_SSH": json.dumps({"ssh": ssh, "prepare": prepare}),
+        VARIABLE: json.dumps({"ssh": ssh, "prepare": prepare}),
     }
 
 
@@ -38,7 +40,7 @@ def through_any_shell(script: str) -> str:
 def main() -> int:
     """Take rsync's arguments: options and a host, which LAUNCHER_SSH already holds, then its remote
     command."""
-    about = json.loads(os.environ["LAUNCHER_SSH"])
+    about = json.loads(os.environ[VARIABLE])
     mark = secrets.token_hex(8)
     server = shlex.join(sys.argv[sys.argv.index("rsync") :])
     script = f"echo {mark}; {about['prepare']}exec {server}"

@@ -25,6 +25,7 @@ from launcher.schedulers.runpod.errors import (
     fate_of,
 )
 from launcher.schedulers.runpod.settings import api_key, pause_seconds
+from launcher.spec.variables import RUNPOD_API, RUNPOD_GRAPHQL
 
 BASE = "https://api.runpod.io/v2"
 GRAPHQL = "https://api.runpod.io/graphql"
@@ -40,7 +41,7 @@ LONGEST_WAIT = 120.0
 
 
 def base_url() -> str:
-    return os.environ.get("LAUNCHER_RUNPOD_API", BASE).rstrip("/")
+    return os.environ.get(RUNPOD_API, BASE).rstrip("/")
 
 
 def secure(url: str, name: str) -> str:
@@ -61,7 +62,7 @@ class Client:
 
     def __init__(self, base: str | None = None) -> None:
         key = api_key()
-        self.base = secure(base or base_url(), "LAUNCHER_RUNPOD_API")
+        self.base = secure(base or base_url(), RUNPOD_API)
         self.pause = pause_seconds()
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {key}", "User-Agent": f"launcher/{__version__}"},
@@ -118,7 +119,7 @@ class Client:
     def graphql(self, query: str, variables: Mapping[str, Any]) -> Any:
         """`data` of the answer. Errors come with 200 as well. Raises ApiError, LostAnswerError."""
         body = {"query": query, "variables": variables}
-        url = secure(os.environ.get("LAUNCHER_RUNPOD_GRAPHQL", GRAPHQL), "LAUNCHER_RUNPOD_GRAPHQL")
+        url = secure(os.environ.get(RUNPOD_GRAPHQL, GRAPHQL), RUNPOD_GRAPHQL)
         answer = self._again("POST", url, body=body)
         errors = answer.get("errors") if isinstance(answer, dict) else None
         if errors:

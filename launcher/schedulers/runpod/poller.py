@@ -22,6 +22,7 @@ from launcher.schedulers.runpod.errors import ApiError, UnendedError
 from launcher.schedulers.runpod.evidence import Evidence, Question, from_events
 from launcher.schedulers.runpod.handle import Handle, claim, handle_of, pod_name
 from launcher.schedulers.runpod.settings import pace
+from launcher.spec.events import Finished, Found, Rejected, RejectedEnded, Twin, Waiting
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -149,7 +150,7 @@ class Poller:
                 answers.ended.add(handle)
             case life.EndRejected(handle, reason):
                 self.end(handle)
-                run.event("rejected-ended", handle=str(handle))
+                run.append(RejectedEnded(handle=str(handle)))
                 if e.living or e.state.get("state") == "cancelled":  # by us, on its pod
                     record(run, "failed", "unknown", f"{reason}: its pod was ended")
             case life.Record(state, failure, reason):
@@ -175,8 +176,8 @@ class Poller:
             case "price":
                 gpu, price = pods.billed(self.client, e.handle.path)
                 # It costs since it was asked for.
-                told = {"gpu": gpu, "usd_per_hour": price, "since": e.submission.time}
-                run.event("found", handle=str(e.handle), **told)
+                since = e.submission.time
+                run.append(Found(handle=str(e.handle), gpu=gpu, usd_per_hour=price, since=since))
                 return {"price": (gpu, price)}
             case "other":
                 return {"other": self.other(run, e.handle)}
@@ -242,7 +243,7 @@ def has_run(copy: Copy, number: int, id: str) -> bool:
 
 def adopt(copy: Copy, handle: Handle) -> None:
     """Record that this pod has the run, whatever was recorded of another one. Raises VolumeError."""
-    copy.run.event("twin", handle=str(handle))
+    copy.run.append(Twin(handle=str(handle)))
     if (state := _state_there(copy)) is not None:
         replace_json(copy.run.state, state)
 
@@ -260,7 +261,7 @@ def record(run: RunDir, state: str, failure: str, reason: str) -> None:
     """Record how the run ended."""
     kept = {name: value for name, value in run.read_state().items() if name == "attempt"}
     kept |= {"state": state, "failure": failure, "reason": reason}
-    run.event("finished", **kept, by="runpod")
+    run.append(Finished(**kept, by="runpod"))
     replace_json(run.state, {**kept, "time": now()})
 
 
@@ -268,7 +269,7 @@ def reject(copy: Copy, handle: Handle, reason: str, usd_per_hour: float | None, 
     """Record a pod that must not go on and could not be ended yet, and ask it to stop."""
     asked = next(event for event in reversed(copy.run.read_events()) if event.get("event") == "submitting")
     told = {"usd_per_hour": usd_per_hour, "limit": limit, "since": asked["time"]}  # it costs from then on
-    copy.run.event("rejected", handle=str(handle), reason=reason, **told)
+    copy.run.append(Rejected(handle=str(handle), reason=reason, **told))
     replace_json(copy.run.state, {**copy.run.read_state(), "reason": reason, "time": now()})
     with suppress(SchedulerError):
         ask_to_stop(copy)
@@ -287,7 +288,7 @@ def wait_for_pod(run: RunDir, why: SchedulerError) -> None:
     if isinstance(why, BudgetSpentError):
         record(run, "interrupted", "preempted", str(why))
         return
-    run.event("waiting", reason=str(why))
+    run.append(Waiting(reason=str(why)))
     reason = f"waits for a pod: {why}; `launcher logs {run.id} -f` goes on trying"
     replace_json(run.state, {"state": "submitted", "reason": reason, "time": now()})
 

@@ -37,6 +37,7 @@ from launcher.schedulers.runpod.poller import reject
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.runpod.volume import VolumeError
 from launcher.spec.cluster import Cluster, RunPod
+from launcher.spec.events import Refused, Submitting
 from launcher.spec.job import Job
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ def lease(
     number = submission_in(run.read_events()).number + 1
     replace_json(run.state, {"state": "submitted", "time": now()})
     seconds = max(offer.max_seconds for offer in market.offers)
-    run.event("submitting", submission=number, limits=_limits(section, market.offers), seconds=seconds)
+    run.append(Submitting(submission=number, limits=_limits(section, market.offers), seconds=seconds))
     try:
         secrets = request.secret_values(job)
         client.hide(secrets.values())
@@ -352,7 +353,7 @@ def lease(
         reject(copy, handle, str(error), error.usd_per_hour, error.limit)
         raise
     except (SchedulerError, OSError) as error:
-        run.event("refused", reason=str(error))
+        run.append(Refused(reason=str(error)))
         replace_json(run.state, {**before, "reason": str(error)})
         raise NotRentedError(str(error)) from None
     handle, offer = Handle.of(cluster.name, rented.id, rented.cluster), rented.offer

@@ -29,6 +29,7 @@ from launcher.schedulers.runpod.scripts import (
     pod_workdir,
     scripts,
 )
+from launcher.spec import variables
 from launcher.spec.base import format_bytes
 
 if TYPE_CHECKING:
@@ -268,9 +269,9 @@ def for_offer(
         deadline -= own_end_before(offer.max_seconds)
     body["env"] = {
         **body["env"],
-        "LAUNCHER_SUBMISSION": str(number),
-        "LAUNCHER_MAX_SECONDS": str(offer.max_seconds),
-        "LAUNCHER_DEADLINE": str(deadline),
+        variables.SUBMISSION: str(number),
+        variables.MAX_SECONDS: str(offer.max_seconds),
+        variables.DEADLINE: str(deadline),
         **secrets,
     }
     if offer.data_center is not None:

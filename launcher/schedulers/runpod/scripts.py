@@ -16,6 +16,7 @@ from launcher.render.environment import RenderError
 from launcher.render.render import Packed, RenderedFile, as_render_error, rendered, start_script
 from launcher.render.values import Target, setup_lines
 from launcher.schedulers.runpod.handle import pod_name
+from launcher.spec import variables
 from launcher.spec.cluster import MODES, Cluster, RunPod
 from launcher.spec.job import Job, Secret
 
@@ -226,9 +227,9 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
         if _POD_NEEDS.fullmatch(secret.name):
             raise RenderError(f"secret {secret.name}: the pod itself needs this variable; use another name")
     env = {
-        "LAUNCHER_RUN_ID": target.run_id,
-        "LAUNCHER_SUBMISSION": "1",
-        "LAUNCHER_MAX_SECONDS": str(max_seconds(target.cluster, target.job)),
+        variables.RUN_ID: target.run_id,
+        variables.SUBMISSION: "1",
+        variables.MAX_SECONDS: str(max_seconds(target.cluster, target.job)),
     }
     for secret in target.job.secrets:
         if secret.runpod is not None:

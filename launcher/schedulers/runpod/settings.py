@@ -9,6 +9,7 @@ import platformdirs
 
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.errors import ApiError, clean
+from launcher.spec import variables
 
 
 def folder() -> Path:
@@ -51,13 +52,13 @@ def pause_seconds() -> float:
 
     Raises ApiError.
     """
-    written = os.environ.get("LAUNCHER_RUNPOD_PAUSE", "1")
+    written = os.environ.get(variables.RUNPOD_PAUSE, "1")
     try:
         pause = float(written)
     except ValueError:
         pause = -1.0
     if not 0 <= pause < float("inf"):
-        raise ApiError(f"LAUNCHER_RUNPOD_PAUSE: {clean(written)!r} is no number of seconds, e.g. 0.5")
+        raise ApiError(f"{variables.RUNPOD_PAUSE}: {clean(written)!r} is not a number of seconds, e.g. 0.5")
     return pause
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from launcher.schedulers.base import MaybeDoneError, SchedulerError
 from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.settings import s3_keys
+from launcher.spec import variables
 
 PART = 8 * 2**20
 "Bytes of one answer."
@@ -45,12 +46,12 @@ def endpoint(centre: str | None) -> str:
     if named is not None:
         from launcher.schedulers.runpod.api import secure
 
-        return secure(named, "LAUNCHER_RUNPOD_S3")
+        return secure(named, variables.RUNPOD_S3)
     return f"https://s3api-{str(centre).lower()}.runpod.io/"
 
 
 def named_endpoint() -> str | None:
-    return os.environ.get("LAUNCHER_RUNPOD_S3")
+    return os.environ.get(variables.RUNPOD_S3)
 
 
 class Volume:
@@ -165,7 +166,7 @@ def _client(url: str, centre: str | None) -> Any:
     try:
         return session.client("s3", endpoint_url=url, config=config)
     except ValueError as error:
-        raise VolumeError(f"LAUNCHER_RUNPOD_S3: {clean(error)}") from None
+        raise VolumeError(f"{variables.RUNPOD_S3}: {clean(error)}") from None
 
 
 NO_EXTRA = (

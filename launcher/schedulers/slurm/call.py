@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.rundir.layout import RunDir
+from launcher.spec import variables
 from launcher.spec.verdict import EXIT_STOPPED
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     from submitit.core.utils import JobPaths
     from submitit.slurm.slurm import SlurmJobEnvironment
 
-    paths = JobPaths(folder, job_id=environ["LAUNCHER_RUN_ID"], task_id=int(environ["RANK"]))
+    paths = JobPaths(folder, job_id=environ[variables.RUN_ID], task_id=int(environ["RANK"]))
     paths.result_pickle.unlink(missing_ok=True)  # left by an earlier attempt
     slurm_environment: Any = SlurmJobEnvironment
     slurm_environment.paths = property(
@@ -39,7 +40,7 @@ def main() -> None:
     slurm_environment._requeue = lambda *_: None  # the batch script requeues
     handler: Any = job_environment.SignalHandler
     handler._exit = lambda _: sys.exit(EXIT_STOPPED)
-    handler.has_timed_out = lambda _: _why_stopped(RunDir(Path(environ["LAUNCHER_RUN_DIR"]))) == "time-limit"
+    handler.has_timed_out = lambda _: _why_stopped(RunDir(Path(environ[variables.RUN_DIR]))) == "time-limit"
     submission.process_job(folder)
 
 

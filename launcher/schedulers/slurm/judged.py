@@ -17,6 +17,7 @@ from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records
 from launcher.schedulers.slurm.site import Site
 from launcher.schedulers.slurm.states import STANDING, Meaning, meaning
+from launcher.spec.events import Finished
 from launcher.supervise.host import shows_life
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _settle(run: RunDir, state: Mapping[str, Any]) -> None:
     """Record Slurm's word on the end of the run, because Slurm forgets jobs."""
     kept = {name: state[name] for name in ("state", "failure", "reason", "attempt") if name in state}
     try:
-        run.event("finished", **kept, by="slurm")
+        run.append(Finished(**kept, by="slurm"))
         replace_json(run.state, {**kept, "time": now()})
     except OSError:  # another user's run, or a full disk: Slurm is queried again next time
         pass

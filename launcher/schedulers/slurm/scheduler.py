@@ -50,6 +50,7 @@ from launcher.schedulers.slurm.pace import Pace
 from launcher.schedulers.slurm.pending import needs_site
 from launcher.schedulers.slurm.records import Records, look_up
 from launcher.schedulers.slurm.site import Site, questions, site
+from launcher.spec.events import Refused, Submitting
 
 if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
@@ -372,11 +373,11 @@ class SlurmScheduler(Scheduler):
     def _send(self, run: RunDir, event: str) -> None:
         before = run.read_state()
         replace_json(run.state, {"state": "submitted", "time": now()})
-        run.event("submitting")
+        run.append(Submitting())
         try:
             job = self._sbatch(run, event)
         except NotSubmittedError as error:
-            run.event("refused", reason=str(error))
+            run.append(Refused(reason=str(error)))
             replace_json(run.state, {**before, "reason": str(error)})
             raise
         handle = str(Handle(run.read_about()["cluster"]["name"], job))

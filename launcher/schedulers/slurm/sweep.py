@@ -17,6 +17,7 @@ from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError
 from launcher.schedulers.slurm.handle import Handle
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command
 from launcher.schedulers.slurm.scripts import array_script
+from launcher.spec.events import Submitting
 
 if TYPE_CHECKING:
     from launcher.schedulers.slurm.scheduler import SlurmScheduler
@@ -75,7 +76,7 @@ def submit(sweep: PreparedSweep, scheduler: SlurmScheduler) -> list[RunDir]:
         raise SchedulerError(f"cannot write {sweep.runs[len(runs)].run_dir}: {error.strerror}") from None
     remember_root(runs[0].path.parent)
     for run in runs:
-        run.event("submitting")
+        run.append(Submitting())
     try:
         array = scheduler.send_array(sweep, runs)
     except NotSubmittedError:

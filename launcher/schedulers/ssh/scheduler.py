@@ -32,6 +32,7 @@ from launcher.schedulers.ssh.hosts import HostError, all_of, side_by_side
 from launcher.schedulers.ssh.no_shared_folder import bring, check_again, notes, where_it_lies
 from launcher.schedulers.ssh.start import Start
 from launcher.schedulers.ssh.state import judged, locks_script, words
+from launcher.spec.events import Refused, Submitting
 
 if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.exchange import Wanted
@@ -144,7 +145,7 @@ class SshHosts(Scheduler):
             try:
                 self._start(run, chosen, "resubmitted")
             except (NotSentError, HostError) as error:
-                run.event("refused", reason=str(error))
+                run.append(Refused(reason=str(error)))
                 replace_json(run.state, {**before, "reason": str(error)})
                 with suppress(SchedulerError):
                     self.fetch(run)
@@ -238,7 +239,7 @@ class SshHosts(Scheduler):
 
         Raises NotSentError and HostError if nothing was started; LoginError if that is unknown.
         """
-        run.event("submitting")
+        run.append(Submitting())
         copies = self._of(run)
         first, there = copies.mirror, f"{self.there}/{run.id}"
         spread = None

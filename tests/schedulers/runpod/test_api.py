@@ -230,7 +230,7 @@ def test_keys_come_from_the_environment_or_a_file_of_ones_own(
 def test_a_pause_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.MonkeyPatch, pause: str) -> None:
     monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", pause)
     with pytest.raises(
-        ApiError, match=f"^LAUNCHER_RUNPOD_PAUSE: '{pause}' is no number of seconds, e.g. 0.5$"
+        ApiError, match=f"^LAUNCHER_RUNPOD_PAUSE: '{pause}' is not a number of seconds, e.g. 0.5$"
     ):
         pause_seconds()
 
@@ -246,4 +246,4 @@ def test_a_wrong_pause_is_one_message_of_the_command(tmp_path: Path) -> None:
         [sys.executable, "-m", "launcher", "runpod", "leaks"], env=environ, capture_output=True, text=True
     )
     assert done.returncode == 4 and not done.stdout
-    assert done.stderr == "launcher: LAUNCHER_RUNPOD_PAUSE: 'abc' is no number of seconds, e.g. 0.5\n"
+    assert done.stderr == "launcher: LAUNCHER_RUNPOD_PAUSE: 'abc' is not a number of seconds, e.g. 0.5\n"
