@@ -242,7 +242,7 @@ def _told(event: Event, attempt: int) -> str | None:
         case DataChanged():
             return f"    {event.reason}"
         case Resumed() if event.step == 0:
-            return f"    attempt {attempt} begins again with step 1: nothing is left of the steps before"
+            return f"    attempt {attempt} starts again from step 1: no state of earlier steps is left"
         case Resumed():
             source = (event.from_ or "checkpoint").replace("-", " ")
             return f"    attempt {attempt} goes on after step {event.step}, from {source}"

@@ -69,7 +69,7 @@ def _sentence(event: Event) -> str | None:
         case Downgrade() | Retry():
             return f"trying again: {event.reason}"
         case Resumed() if event.step == 0:
-            return "begins again with step 1: nothing is left of the steps before"
+            return "starts again from step 1: no state of earlier steps is left"
         case Resumed():
             place = " from shared memory" if event.from_ == "shared-memory" else ""
             return f"going on after step {event.step}{place}"

@@ -140,9 +140,9 @@ def test_a_run_that_lost_every_step_says_so_and_why(log: Log) -> None:
     assert history(log.run)[-3:] == [
         "    handed over in shared memory: step 4, 1 MiB",
         "    no handover: the state has another layout: other shapes, sharding",
-        "    attempt 1 begins again with step 1: nothing is left of the steps before",
+        "    attempt 1 starts again from step 1: no state of earlier steps is left",
     ]
-    assert "begins again with step 1" in Story(log.run).news()[-1]
+    assert "starts again from step 1" in Story(log.run).news()[-1]
 
 
 def test_a_command_without_metrics_loses_the_attempts_that_came_to_nothing(log: Log) -> None:
