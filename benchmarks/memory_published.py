@@ -1,13 +1,14 @@
 """Memory that others have published, beside what launcher says of the same model, recipe and ranks.
 
-memory_published.json holds each figure with its source, and in what the two runs differ. Not everything that
-is published can be put into a recipe: such rows stand with the reason.
+memory_published.json holds each figure with its source, and how the two runs differ. `complete` marks rows
+whose recipe is published whole; only these judge the estimate. Rows without a recipe here give the reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from memory_tables import markdown  # noqa: E402
 
+from launcher.memory.estimate import Estimate  # noqa: E402
 from launcher.memory.states import Ranks, states_of  # noqa: E402
 from launcher.spec.base import GIB  # noqa: E402
 from launcher.spec.job import Job  # noqa: E402
@@ -41,7 +43,12 @@ def main() -> int:
     options = parser.parse_args()
     data = json.loads(DATA.read_text())
     rows = [_row(entry, data) for entry in data["entries"]]
-    text = f"{markdown(rows)}\n\n{_notes(data)}"
+    parts = [abs(error) for _, error, _ in errors()]
+    judged = (
+        f"Published whole: {len(parts)} rows, error {statistics.median(parts):.1%} in the median, "
+        f"{max(parts):.1%} at most."
+    )
+    text = f"{markdown(rows)}\n\n{judged}\n\n{_notes(data)}"
     print(text)
     if options.save:
         result = {"command": "python benchmarks/memory_published.py --save", "rows": rows}
@@ -69,12 +76,21 @@ def _row(entry: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def errors() -> list[tuple[str, float, float]]:
+    """Return (name, predicted / published - 1, error band) of each row whose recipe is published whole."""
+    found = []
+    data = json.loads(DATA.read_text())
+    for entry in data["entries"]:
+        if entry.get("complete"):
+            estimate = _estimate(entry, *_case(entry, data))
+            published = float(entry["published"]) * GIB
+            found.append((entry["name"], estimate.reserved / published - 1, estimate.band))
+    return found
+
+
 def _said(entry: dict[str, Any], job: Job, recipe: Recipe, ranks: Ranks) -> str:
-    as_published = patch.object(selective, "contexts", selective.compiled_contexts)
     try:
-        # torch's own contexts keep the last product of a block as well.
-        with as_published if entry.get("keeps_last_product") else nullcontext():
-            estimate = predicted(job, recipe, ranks.world, "cuda")
+        estimate = _estimate(entry, job, recipe, ranks)
     except RuntimeError as error:
         return f"not traced: {error}"
     allocated = max(max(phases.values()) for phases in peaks(estimate).values())
@@ -83,6 +99,13 @@ def _said(entry: dict[str, Any], job: Job, recipe: Recipe, ranks: Ranks) -> str:
         return f"{size / GIB:.1f} ({size / GIB / float(entry['published']) - 1:+.0%})"
     except ValueError:  # it says that it did not fit
         return f"{size / GIB:.1f}"
+
+
+def _estimate(entry: dict[str, Any], job: Job, recipe: Recipe, ranks: Ranks) -> Estimate:
+    # torch's own contexts keep the last product of a block as well.
+    as_published = patch.object(selective, "contexts", selective.compiled_contexts)
+    with as_published if entry.get("keeps_last_product") else nullcontext():
+        return predicted(job, recipe, ranks.world, "cuda")
 
 
 def _case(entry: dict[str, Any], data: dict[str, Any]) -> tuple[Job, Recipe, Ranks]:
