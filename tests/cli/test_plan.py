@@ -380,7 +380,7 @@ def test_a_task_without_blocks_is_not_recomputed_and_one_without_tokens_not_pric
 
 
 def test_a_command_is_planned_from_how_many_parameters_it_declares(lab: Lab) -> None:
-    own = ("task=null", "steps=null", "command=python x.py {micro_batch_size}", "plan.params=20000")
+    own = ("task=null", "steps=null", "command=python x.py {micro_batch_size}", "plan.params=1000000000")
     sets = [text for one in own for text in ("--set", one)]
     done = plan(lab, "-c", "two.yaml", "--json", *sets)
     assert done.returncode == 0, done.stderr
