@@ -56,8 +56,8 @@ def replay(
     """Replay a sequence of allocations and return its peaks.
 
     `events`: i >= 0 allocates `sizes[i]` bytes on the stream `streams[i]`, ~i frees them; without `streams`
-    there is one stream. `before`: sizes of tensors that are allocated
-    first and never freed. `capacity`: the most bytes that can be reserved.
+    there is one stream. `before`: sizes of tensors that are allocated first and never freed. `capacity`: the
+    most bytes that can be reserved.
 
     Raises:
         OutOfMemoryError: The capacity does not suffice.

@@ -63,11 +63,11 @@ class Capacity(Value):
         return None
 
     def _slowly(self, estimate: Estimate) -> str:
-        """Say so if the tensors alone would fit."""
+        """Say so if the tensors alone fit, but not what the allocator keeps beside them."""
         tensors = estimate.allocated * estimate.correction if estimate.peaks else math.inf
-        if self.card is None or tensors + sum(estimate.overhead.values()) > self.card:
+        if self.card is None or not tensors + sum(estimate.overhead.values()) <= self.card < estimate.needed:
             return ""
-        return "; it may run slowly, if PyTorch's allocator frees cached memory and tries again"
+        return "; its tensors alone fit, so it may run slowly: the allocator would free its cache and retry"
 
 
 class Loser(Value):

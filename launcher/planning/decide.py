@@ -196,7 +196,7 @@ class Decider:
     def _about(self, chosen: Candidate) -> list[str]:
         recipe, on_host = chosen.recipe, chosen.estimate.host_per_node
         found = [self.evaluate.traces.untraced] if self.evaluate.traces.untraced is not None else []
-        if self.capacity.host is None:
+        if self.capacity.host is None and not recipe.offloads:  # else a warning says it
             found.append(
                 "`node.memory` is not set in the profile; "
                 f"the job needs {format_bytes(on_host)} of host memory per node"

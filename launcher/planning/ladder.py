@@ -147,5 +147,5 @@ def _no_help(rung: Rung, capacity: Capacity) -> str | None:
 
 def _cheapest(made: Sequence[Rung], capacity: Capacity) -> Rung | None:
     helpful = [rung for rung in made if _no_help(rung, capacity) is None]
-    # Of rungs that lose no speed, take the one that saves most.
+    # The first key is 0 for rungs that lose no speed; the second takes the one that saves most.
     return min(helpful, key=lambda one: (max(one.slower, 0.0) / one.saved, -one.saved), default=None)

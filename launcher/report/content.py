@@ -143,7 +143,8 @@ def _fits(decision: Decision) -> str:
     spare = format_bytes(card - estimate.needed * (1 + estimate.band))
     condition = ""
     if decision.room.is_unknown_for(decision.chosen.recipe):
-        condition = f", if each node has at least {format_bytes(decision.chosen.estimate.host_per_node)}"
+        on_host = format_bytes(decision.chosen.estimate.host_per_node)
+        condition = f", if each node has at least {on_host} of host memory"
     return f"yes{condition}: {needed} of {format_bytes(card)} on each GPU, {spare} to spare; {NOT_VALIDATED}"
 
 

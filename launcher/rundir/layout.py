@@ -237,5 +237,8 @@ class RunDir:
         append_json(self.events, {"time": now(), **event})
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Write an event by the name of its kind, as schedulers do. Raises OSError on a full disk."""
+        """Write an event by the name of its kind, for schedulers of other packages.
+
+        Raises OSError on a full disk.
+        """
         self.append(Event.of({"event": kind, **fields}))

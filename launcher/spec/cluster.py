@@ -240,7 +240,7 @@ class Paths(Value):
     runs: str | None = None
     "Folder of the run directories. Default: $LAUNCHER_RUNS, else `runs/` in the current directory."
     access: Literal["private", "group", "all"] = "private"
-    "Who may read a run directory: only you (mode 0700), your group (0750) or every user (0755)."
+    "Readers of a run directory: only you (mode 0700), your group (0750) or every user (0755)."
     python: str | None = None
     "Interpreter on the nodes, with launcher and torch. Default: the current one (local), else python3."
 

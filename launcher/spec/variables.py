@@ -46,7 +46,7 @@ RUNPOD_API = "LAUNCHER_RUNPOD_API"
 RUNPOD_GRAPHQL = "LAUNCHER_RUNPOD_GRAPHQL"
 RUNPOD_S3 = "LAUNCHER_RUNPOD_S3"
 RUNPOD_PAUSE = "LAUNCHER_RUNPOD_PAUSE"
-"Seconds between two looks at a pod."
+"Seconds before a second try; each further pause is twice as long."
 
 TRAVELS_AS = "LAUNCHER_ENV_"
 """Prefix of a job's variable until it reaches the rank. No script, torchrun or worker reads such a name, so a

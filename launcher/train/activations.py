@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import record_function
-from torch.utils.checkpoint import SAC_IGNORED_OPS, checkpoint
+from torch.utils.checkpoint import checkpoint
 
 from launcher.spec.recipe import Recipe
 from launcher.train import selective
@@ -27,15 +27,6 @@ ON_HOST = "launcher::activations to the host"
 "Name of the copies to the host in the profiler, with `activations: offload`."
 EVERY = {"selective": 1, "every-second": 2}
 "One of how many matrix products each policy keeps."
-
-
-# FSDP calls the profiler. In a block that contains FSDP units it does so less often during recomputation.
-SAC_IGNORED_OPS.update(
-    {
-        torch.ops.profiler._record_function_enter_new.default,
-        torch.ops.profiler._record_function_exit._RecordFunction,
-    }
-)
 
 
 def apply_activations(blocks: Iterable[nn.Module], recipe: Recipe, device: torch.device) -> None:

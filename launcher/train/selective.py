@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
     CheckpointPolicy,
     _detach_helper,
     _VersionWrapper,
@@ -24,6 +25,14 @@ from torch.utils.checkpoint import (
 )
 
 aten = torch.ops.aten
+# FSDP calls the profiler. In a block that contains FSDP units it does so less often during recomputation, and
+# torch's contexts would count these operators.
+SAC_IGNORED_OPS.update(
+    {
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    }
+)
 MATRIX_PRODUCTS = frozenset(
     {
         aten.mm.default,
@@ -79,12 +88,15 @@ def contexts(every: int = 1) -> tuple[AbstractContextManager[Any], AbstractConte
 
 
 def compiled_contexts(every: int = 1) -> tuple[Any, Any]:
-    """Return torch's own contexts with the same policy, which torch.compile knows. The partitioner of the
-    compiled graph finds out by itself what no backward pass reads."""
-    choice = _Choice(every)
+    """Return torch's own contexts with the same policy, for torch.compile, which knows no others.
 
-    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        keeps = choice.keeps(operator)
+    The partitioner of the compiled graph drops what no backward pass reads.
+    """
+    # torch 2.11 asks the policy in the recomputation as well, which counts from the start.
+    forward, again = _Choice(every), _Choice(every)
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keeps = (again if context.is_recompute else forward).keeps(operator)
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-any-return, no-untyped-call]
@@ -99,8 +111,7 @@ def _keeping(cache: _Cache, every: int) -> Iterator[None]:
 
 @contextmanager
 def _counting_saves(cache: _Cache) -> Iterator[None]:
-    """Note when autograd saves a tensor. checkpoint's hooks, which replace it by a placeholder, stay in
-    force."""
+    """Note how many results there are whenever autograd saves a tensor, and call checkpoint's hooks."""
     pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
 
     def counted(tensor: torch.Tensor) -> Any:
@@ -112,6 +123,8 @@ def _counting_saves(cache: _Cache) -> Iterator[None]:
 
 
 class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fills the cache in the forward pass."""
+
     def __init__(self, cache: _Cache, every: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.cache, self.choice = cache, _Choice(every)
@@ -126,6 +139,8 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Replaces operators by their results in the recomputation."""
+
     def __init__(self, cache: _Cache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.cache, self.next = cache, 0
@@ -151,6 +166,5 @@ class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _wrapped(value: Any) -> Any:
-    """With the version of a tensor, so that one that was changed in place since is not taken for what it
-    was."""
+    """Wrap a result so that reading it raises an error if it was changed in place since."""
     return _VersionWrapper(_detach_helper(value))  # type: ignore[no-untyped-call]

@@ -421,3 +421,13 @@ def test_a_cpu_plan_that_this_machine_cannot_hold_is_refused(lab: Lab) -> None:
     )
     done = plan(lab, "-c", "local", *sets, "--set", "batch.global=20000", job="cpu.yaml")
     assert done.returncode == 4 and "of host memory per node" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_offload_to_unknown_host_memory_is_chosen_with_its_condition(lab: Lab) -> None:
+    unknown = ("-c", "tiny.yaml", "--set", "cluster.node.memory=null")
+    said = plan(lab, *unknown, "--set", "recipe.offload=cpu", "--set", "recipe.sharding=fsdp")
+    assert said.returncode == 0, said.stderr
+    words = " ".join(said.stdout.split())
+    assert re.search(r"fits yes, if each node has at least [\d.]+ GiB of host memory: ", words)
+    assert "the recipe fits only if each node has at least" in words and words.count("`node.memory`") == 1

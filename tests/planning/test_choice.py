@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.choice import ANOTHER_OPTIMIZER, Candidate, largest_that_fits
+from launcher.memory.estimate import Estimate, Peak
+from launcher.planning.choice import ANOTHER_OPTIMIZER, Candidate, Capacity, largest_that_fits
 from launcher.planning.space import AXES, Space
 from launcher.spec.base import GIB, format_bytes
 from launcher.spec.recipe import Recipe
@@ -205,3 +206,17 @@ def test_every_value_of_a_field_is_an_axis_but_for_those_left_to_the_user():
         "precision", "checkpoint_ratio", "micro_batch_size", "grad_accum", "compile", "grad_scaler",
         "expandable_segments",
     }  # fmt: skip
+
+
+def test_a_misfit_says_when_only_the_allocators_cache_is_too_much():
+    peak = Peak(when="steady state", phase="backward", module="", allocated=20 * GIB, parts={})
+    estimate = Estimate(
+        peaks=(peak,), reserved=24 * GIB, overhead={"context": GIB}, host={}, band=0.05, basis="traced"
+    )
+    slowly = "the allocator would free its cache and retry"
+    assert slowly in (Capacity(card=23 * GIB).misfit(estimate) or "")
+    tensors = Capacity(card=20 * GIB).misfit(estimate)
+    assert tensors is not None and slowly not in tensors
+    within_the_band = Capacity(card=26 * GIB).misfit(estimate)
+    assert within_the_band is not None and slowly not in within_the_band
+    assert Capacity(card=27 * GIB).misfit(estimate) is None

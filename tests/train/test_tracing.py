@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 from launcher.memory.states import Ranks
-from launcher.memory.trace import NotAffineError, Trace, combine
+from launcher.memory.trace import (
+    ALL_GATHER,
+    COMPUTE,
+    GATHERED,
+    GRADIENTS,
+    REDUCE_SCATTER,
+    NotAffineError,
+    Trace,
+    combine,
+)
 from launcher.memory.unroll import NotUniformError, unroll
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -35,6 +44,18 @@ def tracer(reference: str, args: dict[str, Any]) -> Tracer:
 def recipe(**fields: Any) -> Recipe:
     chosen = {"precision": "bf16-mixed", "optimizer": "adamw", "sharding": "fsdp", **fields}
     return Recipe.model_validate({"micro_batch_size": 1, "grad_accum": 1, **chosen})
+
+
+def test_what_fsdp_allocates_on_streams_of_its_own_is_told_apart() -> None:
+    traced = tracer(*LLAMA).trace(recipe(), Ranks(2, 2, on_gpu=True))
+    streams: dict[str, set[str]] = {}
+    for storage in traced.storages:
+        streams.setdefault(storage.stream, set()).add(storage.category)
+    assert set(streams) == {COMPUTE, ALL_GATHER, REDUCE_SCATTER}
+    assert streams[ALL_GATHER] == {GATHERED} and GRADIENTS in streams[REDUCE_SCATTER]
+    assert GRADIENTS not in streams[COMPUTE] and GATHERED in streams[COMPUTE]  # the copied-out parameters
+    alone = tracer(*LLAMA).trace(recipe(sharding="none"), Ranks(1, 1, on_gpu=True))
+    assert {storage.stream for storage in alone.storages} == {COMPUTE}
 
 
 @pytest.mark.slow

@@ -48,6 +48,8 @@ _STREAMS = {
     "all_reduce_stream": ALL_REDUCE,
 }
 "Attributes of FSDP2's FSDPCommContext."
+OTHER = "other"
+"Streams of the user's code share one pool here."
 
 
 class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -100,7 +102,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._numbers[local(tensor).untyped_storage()._cdata] = None
 
     def streams_of(self, model: nn.Module) -> None:
-        """Tell the streams of a sharded model apart."""
+        """Learn the streams of a sharded model."""
         if isinstance(model, FSDPModule):
             self._communication = model._get_fsdp_state()._comm_ctx
 
@@ -171,13 +173,17 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._born_in_forward.append(number)
 
     def _stream(self) -> str:
-        """The stream that would be current on a GPU. FSDP2 switches streams on the CPU as well, without
-        effect."""
+        """Return the stream that would be current on a GPU.
+
+        FSDP2 also switches streams on the CPU, where this has no effect.
+        """
         current = torch.cpu.current_stream()
-        if current is self._compute or self._communication is None:
+        if current is self._compute:
             return COMPUTE
-        found = (name for name in _STREAMS if getattr(self._communication, name, None) is current)
-        return _STREAMS[next(found)]
+        for attribute, stream in _STREAMS.items():
+            if getattr(self._communication, attribute, None) is current:
+                return stream
+        return OTHER
 
     def _category(self) -> str:
         for label in reversed(self._labels):
