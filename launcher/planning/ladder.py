@@ -57,7 +57,7 @@ def ladder_of(
     while True:
         rung = None
         for recipes in _kinds_of_change(at.recipe, space):
-            made = [_rung(evaluate(recipe, args or None), args, at, args, space) for recipe in recipes]
+            made = [_rung(evaluate(one, args or None), args, at, args, space, capacity) for one in recipes]
             rung = _cheapest(made, capacity)
             if rung is not None:
                 break
@@ -93,7 +93,7 @@ def _turned(
     for name, values in knobs.items():
         for value in values[_after(values, args.get(name)) :]:
             new = {**args, name: value}
-            rung = _rung(evaluate(at.recipe, new), new, at, args, space)
+            rung = _rung(evaluate(at.recipe, new), new, at, args, space, capacity)
             left_out.pop(f"{name} {as_yaml(value)}", None)
             if why := _no_help(rung, capacity):
                 left_out[f"{name} {as_yaml(value)}"] = f"is not in the ladder: it {why}"
@@ -123,7 +123,12 @@ def can_go_on(recipe: Recipe, before: Recipe, setting: Setting) -> bool:
 
 
 def _rung(
-    candidate: Candidate, args: dict[str, JsonValue], above: Candidate, before: dict[str, Any], space: Space
+    candidate: Candidate,
+    args: dict[str, JsonValue],
+    above: Candidate,
+    before: dict[str, Any],
+    space: Space,
+    capacity: Capacity,
 ) -> Rung:
     saved = above.estimate.needed - candidate.estimate.needed
     slower = 1 - candidate.speed / above.speed if above.speed else 0.0
@@ -134,6 +139,8 @@ def _rung(
         words = words_of(candidate.recipe, above.recipe, space.setting)
     price = f", {slower:.0%} slower" if slower >= 0.005 else ""
     words = f"{words}; saves {format_bytes(saved)}{price}"
+    if capacity.is_unknown_for(candidate.recipe):
+        words += f"; needs {format_bytes(candidate.estimate.host_per_node)} of host memory in each node"
     return Rung(candidate=candidate, args=args, saved=saved, slower=slower, words=words)
 
 

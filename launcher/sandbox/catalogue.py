@@ -1,7 +1,8 @@
 """GPU and CPU types that can be rented here, with prices and stock.
 
-GPU ids and memory are those of RunPod's table of GPU types. Prices and stock are invented, because RunPod's
-change daily; the order of prices is RunPod's.
+GPU ids and memory are those of RunPod's table of GPU types. Host memory of A5000, H100 and H200 is that of
+its pricing page. Other host memory, prices and stock are invented, because RunPod's change daily; the order
+of prices is RunPod's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ class Gpu:
     name: str
     memory: int
     "GB."
+    host: int
+    "GB of host memory that a pod has for each GPU."
     secure: float
     "USD per GPU and hour."
     community: float
@@ -47,13 +50,23 @@ CUDA = ("12.8", "12.9", "13.0")
 GPUS = {
     gpu.id: gpu
     for gpu in (
-        Gpu("NVIDIA RTX A5000", "RTX A5000", 24, 0.27, 0.16, {"EU-RO-1": "HIGH", "US-KS-2": "LOW"}),
-        Gpu("NVIDIA GeForce RTX 4090", "RTX 4090", 24, 0.69, 0.34, {"EU-RO-1": "HIGH", "US-TX-3": "MEDIUM"}),
-        Gpu("NVIDIA RTX A6000", "RTX A6000", 48, 0.49, 0.33, {"EU-RO-1": "MEDIUM", "US-KS-2": "HIGH"}),
-        Gpu("NVIDIA L40S", "L40S", 48, 0.86, 0.79, {"EU-CZ-1": "HIGH", "US-KS-2": "MEDIUM"}),
-        Gpu("NVIDIA A100-SXM4-80GB", "A100 SXM", 80, 1.49, 1.39, {"EU-RO-1": "LOW", "US-KS-2": "HIGH"}),
-        Gpu("NVIDIA H100 80GB HBM3", "H100 SXM", 80, 2.99, 2.69, {"EU-RO-1": "LOW", "US-KS-2": "MEDIUM"}),
-        Gpu("NVIDIA H200", "H200 SXM", 141, 3.99, 3.59, {"EU-CZ-1": "LOW", "US-KS-2": "NONE"}),
+        Gpu("NVIDIA RTX A5000", "RTX A5000", 24, 25, 0.27, 0.16, {"EU-RO-1": "HIGH", "US-KS-2": "LOW"}),
+        Gpu(
+            "NVIDIA GeForce RTX 4090",
+            "RTX 4090",
+            24,
+            41,
+            0.69,
+            0.34,
+            {"EU-RO-1": "HIGH", "US-TX-3": "MEDIUM"},
+        ),
+        Gpu("NVIDIA RTX A6000", "RTX A6000", 48, 50, 0.49, 0.33, {"EU-RO-1": "MEDIUM", "US-KS-2": "HIGH"}),
+        Gpu("NVIDIA L40S", "L40S", 48, 94, 0.86, 0.79, {"EU-CZ-1": "HIGH", "US-KS-2": "MEDIUM"}),
+        Gpu("NVIDIA A100-SXM4-80GB", "A100 SXM", 80, 125, 1.49, 1.39, {"EU-RO-1": "LOW", "US-KS-2": "HIGH"}),
+        Gpu(
+            "NVIDIA H100 80GB HBM3", "H100 SXM", 80, 125, 2.99, 2.69, {"EU-RO-1": "LOW", "US-KS-2": "MEDIUM"}
+        ),
+        Gpu("NVIDIA H200", "H200 SXM", 141, 276, 3.99, 3.59, {"EU-CZ-1": "LOW", "US-KS-2": "NONE"}),
     )
 }
 CPUS = {

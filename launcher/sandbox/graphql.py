@@ -19,6 +19,7 @@ from starlette.routing import Route
 from launcher.sandbox import catalogue
 from launcher.sandbox.cloud import Cloud
 from launcher.sandbox.guard import Guard, require_account_key
+from launcher.sandbox.placing import NO_CAPACITY
 from launcher.sandbox.problem import ProblemError
 from launcher.sandbox.records import Pod, seconds
 from launcher.sandbox.request_bodies import CreatePod, RequestBody, Text
@@ -179,6 +180,9 @@ class GraphQL:
     def _deploy(self, wanted: Deploy, interruptible: bool) -> dict[str, Any]:
         if interruptible != (wanted.bidPerGpu is not None):
             raise ProblemError(400, "podRentInterruptable needs bidPerGpu, and no other mutation accepts it")
+        one = catalogue.GPUS.get(wanted.gpuTypeId)
+        if one is not None and wanted.minMemoryInGb > one.host * wanted.gpuCount:
+            raise ProblemError(400, NO_CAPACITY)
         return _pod(self.cloud.create(wanted.body(), interruptible, wanted.bidPerGpu, wanted.limit()))
 
 

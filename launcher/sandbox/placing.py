@@ -8,6 +8,9 @@ from launcher.sandbox.problem import ProblemError
 from launcher.sandbox.records import Volume
 from launcher.sandbox.request_bodies import Container, CreatePod, GpuConfig
 
+NO_CAPACITY = "There are no longer any instances available with the requested specifications"
+"RunPod's words."
+
 
 def place(body: Container, gpu: GpuConfig | None, volumes: dict[str, Volume], dice: Dice) -> str:
     """Return a data centre with free capacity. Raises ProblemError, with status 400 if there is none."""
@@ -22,7 +25,7 @@ def place(body: Container, gpu: GpuConfig | None, volumes: dict[str, Volume], di
         raise ProblemError(400, "mounts.persistent and mounts.network are mutually exclusive")
     if len(body.env) > 50:
         raise ProblemError(400, "at most 50 environment variables")
-    none = ProblemError(400, "There are no longer any instances available with the requested specifications")
+    none = ProblemError(400, NO_CAPACITY)
     if isinstance(body, CreatePod) and body.cpu is not None:
         flavor = catalogue.CPUS.get(body.cpu.id)
         count = body.cpu.vcpuCount

@@ -51,6 +51,15 @@ def test_every_rung_is_valid_needs_less_and_can_read_the_checkpoints_of_all_abov
     assert ladder[-1].recipe.micro_batch_size == 1
 
 
+@pytest.mark.parametrize("host", [None, 2000 * GIB], ids=["unknown", "known"])
+def test_a_rung_that_offloads_names_its_condition_where_host_memory_is_unknown(host):
+    _, ladder = rungs(replace(PLACES["7B on 8 A6000"], host=host))
+    offloading = [rung for rung in ladder if rung.recipe.offloads]
+    assert offloading
+    for rung in ladder:
+        assert ("of host memory in each node" in rung.words) == (host is None and rung.recipe.offloads)
+
+
 def test_a_rung_is_the_change_that_loses_least_speed_for_each_byte():
     toy = PLACES["7B on 8 H100"]
     space = toy.space()

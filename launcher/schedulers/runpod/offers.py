@@ -93,6 +93,8 @@ class Need:
     nodes: int
     hours: float | None
     "Predicted for the whole job."
+    host_gb: int | None = None
+    "Host memory of a pod with GPUs, at least; None if it does not matter."
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ class Offer:
         what = f"{self.need.gpus} x {self.need.gpu_id}" if self.need.gpu_id else "CPU pod"
         if self.need.nodes > 1:
             what = f"{self.need.nodes} pods of {what}"
+        if self.need.host_gb is not None:
+            what = f"{what} with at least {self.need.host_gb:,} GB of host memory"
         return f"{what}, {self.cloud}, {self.data_center or 'any data centre'}, stock {self.stock}"
 
     def __str__(self) -> str:

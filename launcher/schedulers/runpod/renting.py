@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.planning.cost import hours_of, max_seconds
+from launcher.planning.plan import Plan
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_step
@@ -245,9 +246,7 @@ def limit_of(section: RunPod, offer: Offer) -> float | None:
 
 
 def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
-    lines = [
-        f"{offer.need.gpu_id or 'CPU'} ({offer.cloud}, {offer.data_center}): {why}" for offer, why in refused
-    ]
+    lines = [f"{offer.place}: {why}" for offer, why in refused]
     if all(isinstance(why, ApiError) and why.status == 400 for _, why in refused):
         lines.append(
             "every candidate was refused alike: read this as a mistake in the request, or as no room anywhere"
@@ -273,9 +272,11 @@ def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
     ids: list[str | None] = [section.gpu_id if gpus else None]
     if gpus and gpu is not None:
         ids += [name for name, memory in section.other_gpus.items() if memory >= gpu.memory]
+    plan = Plan.model_validate(read_record(run.plan))
     steps = None if job.steps is None else max(job.steps - (last_step(run) or 0), 0)
-    hours = hours_of(steps, job.batch.global_, read_record(run.plan).get("samples_per_second"))
-    needs = [Need(name, gpus, int(about["nodes"]), hours) for name in dict.fromkeys(ids)]
+    hours = hours_of(steps, job.batch.global_, plan.samples_per_second)
+    on_host = request.host_gb(section, job, plan)
+    needs = [Need(name, gpus, int(about["nodes"]), hours, on_host) for name in dict.fromkeys(ids)]
     spent = spent_of(run.read_events(), time.time())
     market = look(client, section, needs, max_seconds(cluster, job), spent)
     if not market.offers or section.budget is None:

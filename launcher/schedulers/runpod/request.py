@@ -6,6 +6,7 @@ import functools
 import gzip
 import io
 import json
+import math
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ from launcher.spec import variables
 from launcher.spec.base import format_bytes
 
 if TYPE_CHECKING:
+    from launcher.planning.plan import Plan
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.offers import Market, Need, Offer
     from launcher.spec.cluster import RunPod
@@ -45,8 +47,8 @@ NOT_PLANNED = (
     f"take a minute), {UNPLANNED}"
 )
 NO_HOST = (
-    "and `node.memory` is not set in the profile: RunPod does not tell what a pod has. Set it, fix "
-    f"recipe.offload=none, {UNPLANNED}"
+    "and `node.memory` is not set in the profile: RunPod chooses a host by its memory only for a single pod "
+    f"with `server_limit: true`. Set it, fix recipe.offload=none, {UNPLANNED}"
 )
 SHOWN = 4
 "Offers."
@@ -89,9 +91,8 @@ class PodPrepared(Prepared):
             return None
         if plan.estimate is None:
             return NOT_PLANNED if job.task is not None or job.plan.model is not None else None
-        on_host = plan.recipe.offload != "none" or plan.recipe.activations == "offload"
         known = job.resources.memory_per_node or self.request.cluster.node.memory
-        if not on_host or known is not None:
+        if not plan.recipe.offloads or known is not None or host_gb(self.section, job, plan) is not None:
             return None
         return (
             f"its plan keeps {format_bytes(plan.estimate.host_per_node)} in a node's host memory, {NO_HOST}"
@@ -108,8 +109,22 @@ class PodPrepared(Prepared):
                 continue
             plan, job = one.request.plan, one.request.job
             hours = hours_of(job.steps, job.batch.global_, plan.samples_per_second)
-            found.append(Need(one.gpu_id, plan.layout.gpus_per_node, plan.layout.nodes, hours))
+            layout = plan.layout
+            on_host = host_gb(self.section, job, plan)
+            found.append(Need(one.gpu_id, layout.gpus_per_node, layout.nodes, hours, on_host))
         return found
+
+
+def host_gb(section: RunPod, job: Job, plan: Plan) -> int | None:
+    """GB of host memory to ask for in a pod with GPUs: `resources.memory_per_node`, else what the ranks of a
+    recipe that offloads need. None if it offloads nothing, or if RunPod cannot be asked."""
+    layout = plan.layout
+    if not layout.gpus_per_node or mutation(section, layout.nodes, layout.gpus_per_node) is None:
+        return None
+    needed = job.resources.memory_per_node
+    if needed is None and plan.estimate is not None and plan.recipe.offloads:
+        needed = plan.estimate.host_per_node
+    return None if needed is None else math.ceil(needed / 10**9)
 
 
 def prepare(request: Request) -> PodPrepared:
@@ -292,8 +307,9 @@ def own_end_before(seconds: int) -> int:
 
 
 def mutation(section: RunPod, nodes: int, gpus: int) -> str | None:
-    """The GraphQL request for a pod that RunPod itself ends in time (`terminateAfter`, which REST does
-    not have). None if RunPod has no such request, or the profile wants none."""
+    """The GraphQL request for a pod that RunPod itself ends in time (`terminateAfter`), on a host with enough
+    memory (`minMemoryInGb`); REST has neither. None if RunPod has no such request, or the profile wants
+    none."""
     if no_server_limit(section, nodes) is not None:
         return None
     if not gpus:
@@ -344,18 +360,19 @@ def _input(section: RunPod, offer: Offer, body: Mapping[str, Any]) -> dict[str, 
         "env": [{"key": key, "value": value} for key, value in body["env"].items()],
         "containerRegistryAuthId": body.get("registry"),
         "terminateAfter": stamp(time.time() + offer.max_seconds),
-        **(_gpu(section, body["gpu"]) if "gpu" in body else _cpu(offer, body["cpu"])),
+        **(_gpu(section, offer, body["gpu"]) if "gpu" in body else _cpu(offer, body["cpu"])),
     }
     return {key: value for key, value in wanted.items() if value is not None}
 
 
-def _gpu(section: RunPod, gpu: Mapping[str, Any]) -> dict[str, Any]:
+def _gpu(section: RunPod, offer: Offer, gpu: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "gpuTypeId": gpu["id"],
         "gpuCount": gpu["count"],
         "allowedCudaVersions": gpu.get("allowedCudaVersions"),
         "volumeInGb": 0,
         "bidPerGpu": section.bid_per_gpu,
+        "minMemoryInGb": offer.need.host_gb,
     }
 
 

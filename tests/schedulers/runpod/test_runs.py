@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -164,35 +165,60 @@ HELD = {"plan": {"params": 2e9}, "recipe": {"offload": "cpu", "sharding": "fsdp"
 
 
 @pytest.mark.parametrize(
-    ("job", "words"),
+    ("job", "server_limit", "words"),
     [
-        (TASK, f"{A5000}: it is not known whether the job fits: run `launcher plan JOB -c CLUSTER` once"),
-        (HELD, r"keeps [\d.]+ GiB in a node's host memory, and `node.memory` is not set"),
+        (
+            TASK,
+            True,
+            f"{A5000}: it is not known whether the job fits: run `launcher plan JOB -c CLUSTER` once",
+        ),
+        (HELD, False, r"keeps [\d.]+ GiB in a node's host memory, and `node.memory` is not set"),
     ],
     ids=["no traces", "host memory"],
 )
 def test_a_card_of_which_nobody_knows_whether_the_job_fits_is_rented_on_demand_only(
-    lab: Lab, job: dict[str, Any], words: str
+    lab: Lab, job: dict[str, Any], server_limit: bool, words: str
 ) -> None:
-    ready = lab.prepare(gpu=True, job=job, other_gpus={A6000: "47.4GiB"})
+    ready = lab.prepare(gpu=True, job=job, other_gpus={A6000: "47.4GiB"}, server_limit=server_limit)
     assert not [line for line in ready.warnings if line.startswith("rents")]
     with pytest.raises(SchedulerError, match=words) as caught:
         lab.scheduler.check(ready)
     assert str(caught.value).count("--unplanned") == 2, "both cards"
-    asked = lab.prepare(gpu=True, job=job, limits=Limits(unplanned=True))
+    asked = lab.prepare(gpu=True, job=job, limits=Limits(unplanned=True), server_limit=server_limit)
     assert [line for line in asked.warnings if line.startswith(f"rents 1 x {A5000}")]
     lab.scheduler.check(asked)
+
+
+def test_a_host_without_the_memory_that_the_plan_offloads_to_is_not_rented(lab: Lab) -> None:
+    job = {**HELD, "plan": {"params": 1e9}}
+    ready = lab.prepare(gpu=True, job=job, other_gpus={A6000: "47.4GiB"})
+    assert ready.request.plan.estimate is not None
+    needed = math.ceil(ready.request.plan.estimate.host_per_node / 10**9)
+    assert 25 < needed < 50, "more than a host of an A5000 has in the sandbox, and less than one of an A6000"
+    (first, second) = (line for line in ready.warnings if " x " in line)
+    assert first.startswith(f"rents 1 x {A5000} with at least {needed} GB of host memory, SECURE")
+    assert second.startswith(f"else 1 x {A6000} with at least {needed} GB of host memory, SECURE")
+    run = lab.submit(ready)
+    (pod,) = lab.pods(run)
+    assert pod["gpu"]["id"] == A6000
+
+
+def test_memory_that_the_job_asks_for_is_asked_of_runpod(lab: Lab) -> None:
+    ready = lab.prepare(gpu=True, job={"resources": {"memory_per_node": "60GB"}})
+    with pytest.raises(SchedulerError, match=r"at least 60 GB of host memory.*no longer any instances"):
+        lab.submit(ready)
 
 
 def test_a_run_that_was_rented_on_demand_is_resumed_so_and_not_on_a_profile_that_does_not_say_it(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = lab.submit(lab.prepare(gpu=True, job=HELD, limits=Limits(unplanned=True, budget=3)))
+    ready = lab.prepare(gpu=True, job=HELD, limits=Limits(unplanned=True, budget=3), server_limit=False)
+    run = lab.submit(ready)
     lab.until(run, "running")
     lab.scheduler.cancel(run)
     lab.until(run, "cancelled")
     with pytest.raises(SchedulerError, match=r"nothing is rented: .*--unplanned"):
-        lab.scheduler.resume(run, prepared_again(run, [], str(lab.profile(gpu=True))))
+        lab.scheduler.resume(run, prepared_again(run, [], str(lab.profile(gpu=True, server_limit=False))))
     lab.scheduler.resume(run, prepared_again(run, ["env.NEW=1"], None))
     lab.until(run, "running")
     said = capsys.readouterr().err
@@ -249,7 +275,7 @@ def test_what_is_too_dear_or_has_no_room_leaves_nothing_behind(lab: Lab) -> None
         lab.sandbox.faults(**{fault: 1})
         with pytest.raises(SchedulerError, match=words) as caught:
             lab.submit(ready)
-        assert len(re.findall(r"^NVIDIA .*: RunPod: ", str(caught.value), re.M)) == (
+        assert len(re.findall(r"^1 x NVIDIA .*: RunPod: ", str(caught.value), re.M)) == (
             1 if fault == "no_balance" else 2
         )
     assert not lab.sandbox.state()["live"]
