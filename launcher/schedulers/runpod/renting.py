@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from launcher.planning.cost import hours_of, max_seconds
 from launcher.planning.plan import Plan
 from launcher.rundir.files import read_record, replace_json
@@ -272,10 +274,10 @@ def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
     ids: list[str | None] = [section.gpu_id if gpus else None]
     if gpus and gpu is not None:
         ids += [name for name, memory in section.other_gpus.items() if memory >= gpu.memory]
-    plan = Plan.model_validate(read_record(run.plan))
+    plan = _planned(run)
     steps = None if job.steps is None else max(job.steps - (last_step(run) or 0), 0)
-    hours = hours_of(steps, job.batch.global_, plan.samples_per_second)
-    on_host = request.host_gb(section, job, plan)
+    hours = hours_of(steps, job.batch.global_, plan.samples_per_second) if plan is not None else None
+    on_host = request.host_gb(section, job, plan) if plan is not None else None
     needs = [Need(name, gpus, int(about["nodes"]), hours, on_host) for name in dict.fromkeys(ids)]
     spent = spent_of(run.read_events(), time.time())
     market = look(client, section, needs, max_seconds(cluster, job), spent)
@@ -292,6 +294,14 @@ def _recorded(run: RunDir) -> tuple[Mapping[str, Any], Job, Cluster, RunPod]:
     cluster = Cluster.model_validate(about["cluster"])
     assert cluster.runpod is not None  # it was submitted with one
     return about, Job.model_validate(about["job"]), cluster, cluster.runpod
+
+
+def _planned(run: RunDir) -> Plan | None:
+    """What plan.json tells; None if it is damaged or of another version."""
+    try:
+        return Plan.model_validate(read_record(run.plan))
+    except ValidationError:
+        return None
 
 
 @contextlib.contextmanager

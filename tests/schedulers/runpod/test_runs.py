@@ -189,7 +189,9 @@ def test_a_card_of_which_nobody_knows_whether_the_job_fits_is_rented_on_demand_o
     lab.scheduler.check(asked)
 
 
-def test_a_host_without_the_memory_that_the_plan_offloads_to_is_not_rented(lab: Lab) -> None:
+def test_a_host_without_the_memory_that_the_plan_offloads_to_is_not_rented(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = {**HELD, "plan": {"params": 1e9}}
     ready = lab.prepare(gpu=True, job=job, other_gpus={A6000: "47.4GiB"})
     assert ready.request.plan.estimate is not None
@@ -201,6 +203,11 @@ def test_a_host_without_the_memory_that_the_plan_offloads_to_is_not_rented(lab: 
     run = lab.submit(ready)
     (pod,) = lab.pods(run)
     assert pod["gpu"]["id"] == A6000
+    lab.until(run, "running")
+    lab.scheduler.cancel(run)
+    lab.until(run, "cancelled")
+    lab.scheduler.resume(run, None)
+    assert f"rents 1 x {A6000} with at least {needed} GB of host memory" in capsys.readouterr().err
 
 
 def test_memory_that_the_job_asks_for_is_asked_of_runpod(lab: Lab) -> None:
