@@ -1,4 +1,4 @@
-"""Compiled templates, kept between processes: compiling them takes a tenth of `launcher submit`."""
+"""Compiled templates, kept between processes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Value(BaseModel):
         extra="forbid",
         populate_by_name=True,
         allow_inf_nan=False,
-        defer_build=True,  # a verb uses a few of all models; building the others takes 30 ms
+        defer_build=True,  # a verb uses a few of all models
     )
 
 

@@ -210,6 +210,18 @@ def test_a_host_without_the_memory_that_the_plan_offloads_to_is_not_rented(
     assert f"rents 1 x {A6000} with at least {needed} GB of host memory" in capsys.readouterr().err
 
 
+def test_a_run_whose_plan_is_damaged_is_rented_again_without_a_predicted_time(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = lab.submit(lab.prepare(gpu=True))
+    lab.until(run, "running")
+    lab.scheduler.cancel(run)
+    lab.until(run, "cancelled")
+    run.plan.write_text('{"recipe": 1}')
+    lab.scheduler.resume(run, None)
+    assert re.search(rf"^rents 1 x {A5000}, SECURE, .* USD/h; at most", capsys.readouterr().err)
+
+
 def test_memory_that_the_job_asks_for_is_asked_of_runpod(lab: Lab) -> None:
     ready = lab.prepare(gpu=True, job={"resources": {"memory_per_node": "60GB"}})
     with pytest.raises(SchedulerError, match=r"at least 60 GB of host memory.*no longer any instances"):
