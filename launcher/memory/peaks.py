@@ -30,6 +30,7 @@ def traced_as(recipe: Recipe) -> Recipe:
             "optimizer": optimizers.DEFAULT,
             "sharding": "none" if recipe.sharding == "ddp" else recipe.sharding,
             "offload": "none",
+            "optimizer_step": "after",
             "micro_batch_size": 1,
             "grad_accum": 1,
             "grad_sync": "each",

@@ -20,6 +20,7 @@ from launcher.spec.supported import unsupported
 AXES: Mapping[str, tuple[Any, ...]] = {
     "optimizer": SEARCHED,
     "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),
+    "optimizer_step": ("after", "backward"),
     "activations": ("keep", "selective", "every-second", "checkpoint", "offload"),
     "loss_chunks": (1, 8),
     "sharding": ("none", "ddp", "hybrid", "fsdp-keep", "fsdp"),
@@ -56,6 +57,8 @@ class Space:
         pointless: dict[str, set[str]] = {}
         if self.setting.gpus_per_node == 0:  # there is no GPU to offload from
             pointless = {"offload": {*AXES["offload"]} - {"none"}, "activations": {"offload"}}
+        if self.setting.clips:  # the norm of the whole gradient is known only after the backward pass
+            pointless["optimizer_step"] = {"backward"}
         if self.setting.ranks == 1:  # only FSDP can offload parameters
             pointless["sharding"] = {*AXES["sharding"]} - {"none", "fsdp"}
         return {

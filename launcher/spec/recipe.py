@@ -19,6 +19,7 @@ Sharding = Literal["none", "ddp", "fsdp", "fsdp-keep", "hybrid"]
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
 Activations = Literal["keep", "selective", "every-second", "checkpoint", "offload"]
 GradSync = Literal["each", "last"]
+OptimizerStep = Literal["after", "backward"]
 
 SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
 
@@ -37,6 +38,9 @@ class Recipe(Value):
     "How parameters, gradients and states are spread over the ranks."
     offload: Offload = "none"
     "What moves from the GPU to host memory or NVMe."
+    optimizer_step: OptimizerStep = "after"
+    """When a parameter is updated: after the backward pass, or in it, as soon as its gradient is complete. In
+    the backward pass, no gradient is kept."""
     activations: Activations = "keep"
     "What a block keeps for its backward pass."
     checkpoint_ratio: float = Field(1.0, gt=0, le=1)

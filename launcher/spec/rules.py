@@ -29,6 +29,8 @@ class Setting:
     "Whether the job fixes `recipe.micro_batch_size`."
     lower_micro_batch: bool | None = None
     "`retries.lower_micro_batch` of the job."
+    clips: bool = False
+    "Whether the built-in entrypoint limits the norm of the gradient (`train.clip_norm`)."
 
     @property
     def keeps_micro_batch(self) -> bool:
@@ -81,6 +83,14 @@ def as_yaml(value: object) -> str:
 def changes_line(recipe: Recipe, other: Recipe) -> str:
     """Return what to write into the job file to get `recipe` instead of `other`."""
     return ", ".join(f"{name}: {as_yaml(new)}" for name, (_, new) in recipe.changes_from(other).items())
+
+
+def _in_backward(because: Callable[[Recipe, Setting], bool]) -> Callable[[Recipe, Setting], bool]:
+    return lambda r, s: r.optimizer_step == "backward" and because(r, s)
+
+
+def _step_after(recipe: Recipe, _: Setting) -> dict[str, Any]:
+    return {"optimizer_step": "after"}
 
 
 def _two_samples(recipe: Recipe, _: Setting) -> dict[str, Any]:
@@ -199,6 +209,52 @@ RULES = (
         "checkpoint_ratio is the part of the blocks that activations: checkpoint recomputes",
         "launcher.train.activations",
         lambda r, s: {"checkpoint_ratio": 1.0},
+    ),
+    Rule(
+        "step-in-backward-needs-entrypoint",
+        _in_backward(lambda r, s: not s.entrypoint),
+        "optimizer_step: backward is done by the built-in training loop; a `command:` updates its parameters "
+        "itself",
+        "launcher.train.step_in_backward",
+        _step_after,
+    ),
+    Rule(
+        "step-in-backward-no-accumulation",
+        _in_backward(lambda r, s: r.grad_accum > 1),
+        "a step in the backward pass uses a gradient as soon as it is complete, so micro-batches cannot be "
+        "accumulated",
+        "launcher.train.step_in_backward",
+        _step_after,
+    ),
+    Rule(
+        "step-in-backward-no-clipping",
+        _in_backward(lambda r, s: s.clips),
+        "a step in the backward pass cannot limit the norm of the whole gradient, which is known only at its "
+        "end: set train.clip_norm: null",
+        "launcher.train.step_in_backward",
+        _step_after,
+    ),
+    Rule(
+        "step-in-backward-no-scaler",
+        _in_backward(lambda r, s: r.grad_scaler),
+        "a step in the backward pass cannot be left out when a gradient overflows, which a gradient scaler "
+        "needs",
+        "torch.amp.GradScaler",
+        _step_after,
+    ),
+    Rule(
+        "step-in-backward-no-ddp",
+        _in_backward(lambda r, s: r.sharding == "ddp"),
+        "DDP keeps all gradients in its buckets, so a step in the backward pass would free nothing",
+        "torch.nn.parallel.DistributedDataParallel, gradient_as_bucket_view",
+        lambda r, s: {"sharding": "fsdp"},
+    ),
+    Rule(
+        "step-in-backward-no-offload",
+        _in_backward(lambda r, s: r.offload != "none"),
+        "a step in the backward pass updates parameters on the GPU; an optimizer on the host runs after it",
+        "launcher.train.offload",
+        _step_after,
     ),
 )
 

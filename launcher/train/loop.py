@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,7 @@ from launcher.train.optimizer import divide_and_clip, learning_rate, set_learnin
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.optimizers.state import put_back, settings
 from launcher.train.rank import Rank, SetupError
+from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import kind_of
 from launcher.train.recovery.current_recipe import CurrentRecipe
 from launcher.train.recovery.grace_period import GracePeriod
@@ -55,7 +57,8 @@ from launcher.train.recovery.restart import Restart
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, used_parameters
+from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, replicas, used_parameters
+from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
 from launcher.train.where import Where
 
@@ -91,6 +94,8 @@ class Trainer:
             self.undeclared_coupling = check_coupling(self.task, rank)
             self.model = arranged(model, self.task, rank, budget)
         self.optimizer = build_optimizer(self.model, rank, budget)
+        in_backward = rank.recipe.optimizer_step == "backward"
+        self.in_backward = StepInBackward(self.optimizer) if in_backward else None
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
         samples = self.data.order.samples
@@ -115,7 +120,7 @@ class Trainer:
         self.progress.begin(0, recovery.undo)
         probe = Probe(
             self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
-            recovery.undo, recovery.collectives, recovery.agreement,
+            recovery.undo, recovery.collectives, recovery.agreement, self.in_backward,
         )  # fmt: skip
         setting = rank.setting(
             batch_norm=self.undeclared_batch_norm or job.model.batch_norm,
@@ -214,6 +219,8 @@ class Trainer:
 
     def train_step(self, step: int) -> StepResult:
         """Run one optimizer step over the global batch; repeat it with a lower recipe after an OOM."""
+        if self.in_backward is not None:
+            return self._step_in_backward(step, self.in_backward)
         began = started = time.perf_counter()
         with self.recovery.raising_oom():
             while (sums := self._gradients(step)) is None:
@@ -235,19 +242,74 @@ class Trainer:
             result = StepResult(loss, total_weight, grad_norm, lr, stop > 0, lost, means)
             with self.progress.updating(step, asdict(result), began):
                 if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
-                    # The forward pass has changed BatchNorm's statistics, codebooks and similar buffers.
-                    with self.budget.host_side():
-                        stay = self.recovery.undo.restore(tensors_alone=True).lost
-                    if stay:
-                        reason += f"; {', '.join(stay)} changed for the first time and cannot be restored"
-                    self.rank.say(f"step {step} skipped: {reason}; the model is unchanged")
-                    self.recorder.event(StepLeftOut(step=step, reason=reason))
+                    self._leave_out(step, reason)
                     self.optimizer.zero_grad(set_to_none=True)
                 else:
                     self.optimizer.step()
             if not self._keeps_gradients:
                 self.optimizer.zero_grad(set_to_none=True)
         return result
+
+    def _leave_out(self, step: int, reason: str) -> None:
+        # The forward pass has changed BatchNorm's statistics, codebooks and similar buffers.
+        with self.budget.host_side():
+            stay = self.recovery.undo.restore(tensors_alone=True).lost
+        if stay:
+            reason += f"; {', '.join(stay)} changed for the first time and cannot be restored"
+        self.rank.say(f"step {step} skipped: {reason}; the model is unchanged")
+        self.recorder.event(StepLeftOut(step=step, reason=reason))
+
+    def _step_in_backward(self, step: int, in_backward: StepInBackward) -> StepResult:
+        """Run one optimizer step of one micro-batch that updates parameters in its backward pass.
+
+        The ranks exchange their sums before the backward pass, which needs the total weight. Raises
+        FloatingPointError if a gradient is not finite: by then it has been used.
+        """
+        began = started = time.perf_counter()
+        recovery, world = self.recovery, self.rank.world
+        recovery.begin()
+        [batch] = self._fetched(self.data.micro_batches(step), "data")
+        while self._outgrown(batch, step, 1):
+            self.current.lower(step, began)
+            began = time.perf_counter()
+            recovery.begin()
+            [batch] = self._fetched(self.data.micro_batches(step), "data")
+        self.logged.clear()
+        loss, weight = recovery.must(partial(self._forward, batch))
+        del batch
+        with self.where.during("optimizer"):
+            total_loss, total_weight, stop, *logged = self.rank.add_up(
+                loss.detach(), weight, self.rank.stop_requested(), *self.logged.values()
+            )
+            lr = learning_rate(step, self.steps, self.rank.job.train)
+            set_learning_rate(self.optimizer, lr)
+        self.current.step_done()
+        means, mean_loss = self.logged.means(logged), _mean(total_loss, total_weight)
+        result = StepResult(mean_loss, total_weight, 0.0, lr, stop > 0, began - started, means)
+        record = asdict(result)
+        with self.progress.updating(step, record, began):
+            if reason := self.guard.refuses(total_loss, total_weight, grad_norm=0.0):
+                del loss
+                clean(self.model)
+                self._leave_out(step, reason)
+                recovery.done()
+                return result
+            with self.where.during("backward", users=True), in_backward.updating(world / total_weight) as gradients:
+                recovery.must(loss.backward)
+            with self.where.during("optimizer"):
+                used = used_parameters(self.model, gradients.__contains__)
+                squared, all_used = self.rank.add_up(gradients.squared / replicas(self.rank), used)
+                record["grad_norm"] = math.sqrt(squared)
+                if all_used != used * world:
+                    raise TaskError(DIFFERENT_PARAMETERS)
+                if not math.isfinite(squared):
+                    raise FloatingPointError(
+                        f"the gradient of step {step} was not finite, and optimizer_step: backward has already "
+                        "used it. No checkpoint contains this step. With optimizer_step: after, such steps are "
+                        "left out"
+                    )
+        recovery.done()
+        return replace(result, grad_norm=record["grad_norm"])
 
     def _gradients(self, step: int) -> list[float] | None:
         """Compute the step's gradients; return loss, weight, stop requests and logged sums over all ranks.
@@ -259,9 +321,7 @@ class Trainer:
         self.logged.clear()
         loss, weight = self._zero(), self._zero()
         for index, batch in enumerate(self._fetched(self.data.micro_batches(step), "data"), start=1):
-            if recovery.some_rank_outgrows(batch, recipe.micro_batch_size):
-                if recovery.outgrows(batch, recipe.micro_batch_size):
-                    self.current.outgrown(batch, self.data.samples(step, index))
+            if self._outgrown(batch, step, index):
                 return None
             last = index == recipe.grad_accum
             found = recovery.attempt(
@@ -275,7 +335,7 @@ class Trainer:
             if not last and recovery.some_rank_failed():
                 return None
         with self.where.during("optimizer"):
-            used = used_parameters(self.model)
+            used = used_parameters(self.model, lambda p: p.grad is not None)
             failures, all_used, *sums = self.rank.add_up(
                 recovery.failed, used, loss, weight, self.rank.stop_requested(), *self.logged.values()
             )
@@ -284,6 +344,22 @@ class Trainer:
         if all_used != used * self.rank.world:
             raise TaskError(DIFFERENT_PARAMETERS)
         return sums
+
+    def _outgrown(self, batch: Any, step: int, index: int) -> bool:
+        """Return whether a rank has a micro-batch that is larger than any probed one."""
+        size = self.current.recipe.micro_batch_size
+        if not self.recovery.some_rank_outgrows(batch, size):
+            return False
+        if self.recovery.outgrows(batch, size):
+            self.current.outgrown(batch, self.data.samples(step, index))
+        return True
+
+    def _forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
+        with self.where.during("data", users=True):
+            batch = self._on_device(batch)
+        self.recorder.micro_batch(batch, self.current.recipe.grad_accum)
+        with self.where.during("forward", users=True):
+            return loss_of(self.task, self.model, batch, self.rank)
 
     def _micro_batch(
         self, batch: Any, *, first: bool, last: bool

@@ -16,7 +16,7 @@ from torch import nn
 
 from launcher.spec.base import format_bytes
 from launcher.train.budget import Budget
-from launcher.train.optimizers.state import local, sharded_like
+from launcher.train.optimizers.state import local, sharded_like, step_alone
 from launcher.train.rank import SetupError
 
 Groups = list[dict[str, Any]]
@@ -100,13 +100,10 @@ class HostOptimizer(torch.optim.Optimizer):
 
     def _step_alone(self, group: dict[str, Any], twin: torch.Tensor, gradient: torch.Tensor) -> None:
         """Update one twin only, so that the host holds one gradient and one set of new states at a time."""
-        groups = self._inner.param_groups
         twin.grad = sharded_like(twin, gradient, twin.shape)
-        self._inner.param_groups = [{**group, "params": [twin]}]
         try:
-            self._inner.step()
+            step_alone(self._inner, group, twin)
         finally:
-            self._inner.param_groups = groups
             twin.grad = None
 
     def _put_away(self, twin: torch.Tensor) -> None:

@@ -109,14 +109,19 @@ DIFFERENT_PARAMETERS = (
 )
 
 
-def used_parameters(model: nn.Module) -> int:
-    """Return a hash of the parameters that have a gradient on this rank, or 0 without FSDP.
+def used_parameters(model: nn.Module, used: Callable[[nn.Parameter], bool]) -> int:
+    """Return a hash of the parameters that are `used` on this rank: that have a gradient. 0 without FSDP.
 
     It differs between ranks that used different parameters. A sum over 2^13 ranks is still exact in fp64.
     """
     if not isinstance(model, FSDPModule):
         return 0
-    return hash(tuple(p.grad is None for p in model.parameters())) % 2**40
+    return hash(tuple(map(used, model.parameters()))) % 2**40
+
+
+def replicas(rank: Rank) -> int:
+    """Return the number of ranks that hold the same shard: more than one with `hybrid` sharding."""
+    return rank.world // rank.per_node if rank.recipe.sharding == "hybrid" else 1
 
 
 def check_dimensions(model: nn.Module) -> None:

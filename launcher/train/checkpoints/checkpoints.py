@@ -55,7 +55,7 @@ from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReade
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.optimizers.blocks import other_shards
-from launcher.train.optimizers.state import without_states
+from launcher.train.optimizers.state import make_states, without_states
 from launcher.train.rank import Rank
 from launcher.train.recovery.sent import BACKGROUND_GROUP
 from launcher.train.rng import seed_all
@@ -169,6 +169,7 @@ class Checkpoints:
             return 0
         path = directory(self.folder, step)
         self.before = self._made_with(path)
+        self.make_states()
         state = self._state()
         if problem := other_shards(state["optimizer"]["state"], path, "optimizer.state"):
             raise OtherShardsError(f"{path.name} cannot be resumed from: {problem}")
@@ -307,7 +308,7 @@ class Checkpoints:
 
     def make_states(self) -> None:
         """Create all optimizer states, which otherwise the first step creates."""
-        self._state()
+        make_states(self.optimizer)
 
     def newest(self) -> int:
         """Return the step of the newest complete checkpoint, or 0.

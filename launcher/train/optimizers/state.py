@@ -71,6 +71,30 @@ def put_back(optimizer: torch.optim.Optimizer, kept: Sequence[dict[str, Any]]) -
         group.update(its)
 
 
+def step_alone(optimizer: torch.optim.Optimizer, group: dict[str, Any], p: torch.Tensor) -> None:
+    """Update one parameter only, with the settings of `group`."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = [{**group, "params": [p]}]
+    try:
+        optimizer.step()
+    finally:
+        optimizer.param_groups = groups
+
+
+@torch.no_grad()
+def make_states(optimizer: torch.optim.Optimizer) -> None:
+    """Create the states that do not exist yet, one parameter at a time, so that one gradient of zeros is in
+    memory at once. The step changes nothing and is not counted."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if not optimizer.state.get(p):
+                p.grad = torch.zeros_like(p)
+                step_alone(optimizer, {**group, "lr": 0.0}, p)
+                p.grad = None
+                if "step" in optimizer.state[p]:
+                    optimizer.state[p]["step"].zero_()
+
+
 class KeepsDtypes(torch.optim.Optimizer):
     """An optimizer that loads each state in its saved dtype.
 

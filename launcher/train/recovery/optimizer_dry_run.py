@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.spec.recipe import Recipe
 from launcher.train.optimizers.local_shards import EightBit
-from launcher.train.optimizers.state import local, sharded_like
+from launcher.train.optimizers.state import local, sharded_like, step_alone
 
 
 class OptimizerDryRun:
@@ -34,6 +34,11 @@ class OptimizerDryRun:
         """Bytes of the states that the dry run created."""
         storages = {_storage(state): state.nbytes for state in _states(self._twin)}
         return sum(size for storage, size in storages.items() if storage not in self._storages)
+
+    def step_alone(self, group: dict[str, Any], p: torch.Tensor) -> None:
+        """Run the step of one parameter, which has a gradient."""
+        with _Unwritten(self._storages):
+            step_alone(self._twin, group, p)
 
     def step(self) -> None:
         """Run a step. Parameters without a gradient take part with one that takes no memory."""

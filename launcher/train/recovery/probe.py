@@ -30,12 +30,13 @@ from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import Collectives, kind_of
 from launcher.train.recovery.modes import kept_modes
-from launcher.train.recovery.optimizer_dry_run import dry_run_of
+from launcher.train.recovery.optimizer_dry_run import OptimizerDryRun, dry_run_of
 from launcher.train.recovery.recovery import Failure, failure_of
 from launcher.train.recovery.undo import Undo
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.sharding import accumulate, meets
+from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import Task
 from launcher.train.where import Where
 
@@ -63,11 +64,12 @@ class Probe:
         undo: Undo,
         collectives: Collectives | None,
         agreement: Agreement,
+        in_backward: StepInBackward | None = None,
     ) -> None:
         assert (collectives is not None) == isinstance(model, FSDPModule)
         self.model, self.task, self.optimizer, self.scaler = model, task, optimizer, scaler
         self.rank, self.where, self.budget, self.undo = rank, where, budget, undo
-        self.collectives, self.agreement = collectives, agreement
+        self.collectives, self.agreement, self.in_backward = collectives, agreement, in_backward
         self.off: str | None = None
         "Why the probe is off; every recipe then counts as fitting."
         self.may_send = False
@@ -271,15 +273,24 @@ class Probe:
                 self.where.during("probe", users=True),
             ):
                 micro_loss, micro_weight = loss_of(self.task, model, batch, self.rank)
-                self.scaler.scaled(micro_loss).backward()  # type: ignore[no-untyped-call]
+                with self._updates(dry_run):
+                    self.scaler.scaled(micro_loss).backward()  # type: ignore[no-untyped-call]
             loss += micro_loss.detach()
             weight += micro_weight
             del batch
+        if self.in_backward is not None:
+            return
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         if gradients:
             torch.nn.utils.get_total_norm(gradients)
         if dry_run is not None:
             dry_run.step()
+
+    def _updates(self, dry_run: OptimizerDryRun | None) -> AbstractContextManager[object]:
+        """Return the context of a backward pass: with `optimizer_step: backward`, it includes the update."""
+        if self.in_backward is None or dry_run is None:
+            return nullcontext()
+        return self.in_backward.with_update(dry_run.step_alone)
 
     @contextmanager
     def _micro_batch(self, recipe: Recipe, *, last: bool) -> Iterator[nn.Module]:

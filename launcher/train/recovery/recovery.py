@@ -103,6 +103,8 @@ class Recovery:
 
     def _why_not(self) -> str | None:
         """Return why an OOM ends the attempt in this setup, or None if steps can be repeated."""
+        if self.rank.recipe.optimizer_step == "backward":
+            return "with optimizer_step: backward, parameters may have changed when memory runs out"
         if self.rank.world == 1 and self.collectives is None:
             return None
         if self.collectives is None:
@@ -190,6 +192,15 @@ class Recovery:
             self.collectives.drain()
             self.free()
         return None
+
+    def must(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`. Its failure ends the attempt: the ranks cannot repeat this."""
+        try:
+            return work()
+        except (Exception, SystemExit) as error:
+            if classify(error, self.where) == "gpu-oom":
+                self.where.why_not = self.why_not
+            raise
 
     def _may_be_of_zeros(self, kind: FailureClass | None) -> bool:
         return kind in ("user-error", "numerical") and self.collectives is not None and self.rank.world > 1

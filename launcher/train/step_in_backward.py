@@ -1,0 +1,91 @@
+"""`optimizer_step: backward`: each parameter is updated as soon as its gradient is complete.
+
+A step that has begun cannot be undone: after a failure in its backward pass, the state belongs to no step, and
+training continues from the last complete checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from launcher.train.optimizers.state import local, make_states, step_alone
+
+Update = Callable[[dict[str, Any], torch.Tensor], None]
+"(parameter group, parameter with its gradient) -> None."
+
+
+class StepInBackward:
+    """Updates parameters in the backward pass and drops each gradient. All optimizer states are created at
+    the start.
+
+    torch calls the hook when a gradient is complete; FSDP2 calls it after the reduction, on the stream of the
+    reduction and with this rank's shard: torch.distributed.fsdp, foreach_reduce.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        make_states(optimizer)
+        self.optimizer = optimizer
+        self._groups: dict[torch.Tensor, dict[str, Any]] = {}
+        self._update: Update | None = None
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.register_post_accumulate_grad_hook(self._complete)
+
+    @contextmanager
+    def updating(self, factor: float) -> Iterator[Norms]:
+        """Multiply each gradient by `factor` and update its parameter, in the backward pass of this block."""
+        norms = Norms()
+
+        def update(group: dict[str, Any], p: torch.Tensor) -> None:
+            gradient = local(p.grad)
+            gradient.mul_(factor)
+            norms.add(p, gradient)
+            step_alone(self.optimizer, group, p)
+            # Some kernels write without autograd's knowledge. Then a later use of the old value raises.
+            torch.autograd.graph.increment_version(p)
+
+        with self.with_update(update):
+            yield norms
+
+    @contextmanager
+    def with_update(self, update: Update) -> Iterator[None]:
+        """Call `update` for each parameter in the backward pass of this block."""
+        # Loading a checkpoint replaces the groups.
+        self._groups = {p: group for group in self.optimizer.param_groups for p in group["params"]}
+        self._update = update
+        try:
+            yield
+        finally:
+            self._update = None
+
+    @torch.no_grad()
+    def _complete(self, p: torch.Tensor) -> None:
+        assert self._update is not None, "a backward pass outside of a step"
+        self._update(self._groups[p], p)
+        p.grad = None
+
+
+class Norms:
+    """The gradients of one backward pass on this rank, after they are gone."""
+
+    def __init__(self) -> None:
+        self._norms: dict[torch.Tensor, torch.Tensor] = {}
+
+    def add(self, p: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._norms[p] = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+
+    def __contains__(self, p: torch.Tensor) -> bool:
+        """Return whether the parameter had a gradient."""
+        return p in self._norms
+
+    @property
+    def squared(self) -> torch.Tensor | float:
+        """The squared norm of this rank's part of the gradient."""
+        if not self._norms:
+            return 0.0
+        # FSDP computes the norms on the stream of the reduction, for which the end of the pass waits.
+        return torch.stack([*self._norms.values()]).double().square().sum()

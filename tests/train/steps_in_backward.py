@@ -1,0 +1,76 @@
+"""Run on every rank by test_step_in_backward.py: the same training with both kinds of `optimizer_step`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from launcher.rundir.layout import RunDir
+from launcher.train.budget import MemoryBudget
+from launcher.train.loop import Trainer
+from launcher.train.optimizers.state import local
+from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.where import Where
+from optimizers import BATCH, OPTIMIZERS, digest
+from runs import job, recipe
+
+STEPS = 4
+
+
+def made(rank: Rank, when: str, optimizer: str, sharding: str, run: RunDir, budget: Any = None) -> Trainer:
+    chosen = recipe(sharding, BATCH // rank.world, optimizer=optimizer, optimizer_step=when)
+    asked = job(
+        task="launcher.tasks.gpt:PydocGPT",
+        args={"layers": 2, "dim": 72, "context": 16},
+        batch={"global": BATCH},
+        steps=2 * STEPS,
+        train={"lr": 1e-3, "clip_norm": None},
+    )
+    budget = budget or MemoryBudget(None)
+    return Trainer(Rank(**{**vars(rank), "recipe": chosen, "job": asked, "run": run}), Where(), budget)
+
+
+def results(one: Trainer, first: int, last: int) -> list[list[float]]:
+    found = [one.train_step(step) for step in range(first, last + 1)]
+    return [[step.loss, step.weight, step.grad_norm, step.lr] for step in found]
+
+
+def compared(rank: Rank, folder: Path, optimizer: str, sharding: str) -> dict[str, Any]:
+    """What each kind of step computes; the second half also after a checkpoint of the other kind."""
+    found: dict[str, Any] = {}
+    runs = {when: RunDir(folder / f"{sharding} {optimizer} {when}") for when in ("after", "backward")}
+    for when, run in runs.items():
+        run.path.mkdir(exist_ok=True)
+        one = made(rank, when, optimizer, sharding, run)
+        steps = results(one, 1, STEPS)
+        saved = one.checkpoints.save(STEPS)
+        assert saved is not None and saved.problem is None, saved
+        steps += results(one, STEPS + 1, 2 * STEPS)
+        gradients = sum(local(p.grad).nbytes for p in one.model.parameters() if p.grad is not None)
+        found[when] = {"steps": steps, "digest": digest(one), "gradients": gradients}
+    for when, other in (("after", "backward"), ("backward", "after")):
+        one = made(rank, when, optimizer, sharding, runs[other])
+        assert one.checkpoints.restore() == STEPS
+        found[f"{when} resumed"] = {"steps": results(one, STEPS + 1, 2 * STEPS), "digest": digest(one)}
+    return found
+
+
+def main(out: Path) -> None:
+    folder = out.parent
+    rank = this_rank(this_place())
+    join_ranks(rank)
+    cases = [("adamw", "none"), ("adamw", "fsdp")] if rank.world == 1 else []
+    if rank.world == 2:
+        cases = [(optimizer, "fsdp") for optimizer in OPTIMIZERS] + [("adamw", "fsdp-keep")]
+    if rank.world == 4:
+        cases = [("adamw", "hybrid")]
+    found = {f"{optimizer} {sharding}": compared(rank, folder, optimizer, sharding) for optimizer, sharding in cases}
+    (folder / f"rank {rank.number}.json").write_text(json.dumps(found))
+    if rank.first:
+        out.write_text("{}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
