@@ -9,9 +9,19 @@ from typing import Literal
 from launcher.memory.estimate import Peak, When
 from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import BF16, FP32, Held, Ranks, States, states_of
+from launcher.memory.states import (
+    BF16,
+    FP32,
+    Held,
+    Ranks,
+    States,
+    paged_bytes,
+    shard_of,
+    state_bytes,
+    states_of,
+)
 from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES, Moment
-from launcher.memory.update import update_temporaries
+from launcher.memory.update import temporaries_of, update_temporaries
 from launcher.spec import optimizers
 from launcher.spec.recipe import SHARDED, Recipe
 
@@ -71,7 +81,8 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
         if moment is None:
             return
         # Optimizer states are created in the first update; on the host, before the first step.
-        parts = standing(states, recipe, with_optimizer=when != "first step")
+        made = when != "first step" or recipe.optimizer_step == "backward"
+        parts = standing(states, recipe, with_optimizer=made)
         for category, amount in profile.parts(moment.event).items():
             if category not in known:
                 parts[category] = parts.get(category, 0) + int(amount.at(micro))
@@ -95,12 +106,9 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     update = _update(model, states, recipe, ranks, profile)
     found += [update, update.model_copy(update={"when": "steady state"})]
     held = standing(states, recipe, with_optimizer=True)
-    # Before DCP loads optimizer states, it creates them by an update with gradients of zeros. These are new
-    # tensors, in addition to DDP's buckets. The states of an optimizer on the host exist already.
-    zeros = _reduced(model, recipe, ranks) if recipe.offload == "none" else 0
-    temporaries, largest = update_temporaries(model, recipe, ranks)
-    loading = {**held, GRADIENTS: held.get(GRADIENTS, 0) + zeros, TEMPORARIES: temporaries}
-    found.append(_peak("resume", "load", loading, largest if temporaries else ""))
+    found.append(_peak("resume", "load", held))
+    if recipe.offload == "none" and recipe.optimizer_step == "after":
+        found.append(_made_states(model, states, recipe, ranks))
     # A checkpoint is saved between two steps, and copied to the host tensor by tensor.
     found.append(_peak("checkpoint", "save", held))
     return _worst(found)
@@ -142,6 +150,28 @@ def _waiting(states: States, recipe: Recipe) -> int:
 def _buckets(gpu: Held, recipe: Recipe) -> int:
     waits = recipe.grad_sync == "last" and recipe.grad_accum > 1
     return gpu.gradients // 2 if waits else gpu.gradients
+
+
+def _made_states(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks) -> Peak:
+    """Return the peak while launcher.train.optimizers.state.make_states creates states to load.
+
+    It creates the states of one parameter after the other, matrices first, each with a gradient of zeros in
+    addition to DDP's buckets. States on the host exist already, and those of `optimizer_step: backward` as
+    well: they are created without activations, and need less than a step.
+    """
+    shards, made, highest = ranks.shards(recipe), 0, ("", 0, 0, 0)
+    for p, count in sorted(model.distinct, key=lambda pair: pair[0].vector):
+        if not p.requires_grad:
+            continue
+        shard = shard_of(p, shards, 0)
+        made += count * (state_bytes(recipe, p, shard) - paged_bytes(recipe, p, shard))
+        now = (p.name, made, shard.numel * p.itemsize, temporaries_of(recipe, p, shard))
+        highest = max(highest, now, key=lambda one: sum(one[1:]))
+    name, made, zeros, temporaries = highest
+    held = standing(states, recipe, with_optimizer=False)
+    gradients = held.get(GRADIENTS, 0) + zeros
+    parts = {**held, "optimizer states": made, GRADIENTS: gradients, TEMPORARIES: temporaries}
+    return _peak("resume", "load", parts, name)
 
 
 def _reduced(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:

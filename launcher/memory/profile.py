@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import NamedTuple
 
+from launcher.memory.shapes import ModelShapes
+from launcher.memory.states import BF16, FP32, Ranks
 from launcher.memory.trace import (
     ACTIVATIONS,
     BATCH,
@@ -17,24 +21,32 @@ from launcher.memory.trace import (
     Storage,
     Trace,
 )
+from launcher.memory.update import update_temporaries
+from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import Recipe
 
 
 class Profile:
     """The trace of all recipes with one trace and one `kind`."""
 
-    def __init__(self, trace: Trace, recipe: Recipe) -> None:
+    def __init__(self, trace: Trace, recipe: Recipe, update: int = 0) -> None:
+        """`update`: peak bytes of temporaries while one parameter is updated."""
         self._recipe = recipe
         self.adds_to_buckets = adds_to_buckets(recipe)
-        self.trace = settled(trace) if self.adds_to_buckets else trace
+        self.trace = trace
+        if self.adds_to_buckets:
+            self.trace = settled(trace)
+        elif recipe.optimizer_step == "backward":
+            self.trace = settled(trace, lambda gradient: min(update, _temporaries(recipe, gradient)))
         # With `offload: cpu` reduced gradients go to the host at once.
         self._left_out = GRADIENTS if recipe.offload == "cpu" else None
         self._parts: dict[int, dict[str, Affine]] = {}
 
     @staticmethod
-    def kind(recipe: Recipe) -> tuple[bool, bool]:
+    def kind(recipe: Recipe) -> tuple[bool, bool, str | None]:
         """Return a key: recipes with the same key and the same trace share one profile."""
-        return adds_to_buckets(recipe), recipe.offload == "cpu"
+        updates = recipe.optimizer if recipe.optimizer_step == "backward" else None
+        return adds_to_buckets(recipe), recipe.offload == "cpu", updates
 
     @cached_property
     def highest(self) -> dict[str, tuple[Moment, ...]]:
@@ -54,7 +66,7 @@ class Profile:
             else storage._replace(fixed=0, per_sample=0)
             for storage in self.trace.storages
         )
-        return Profile(dataclasses.replace(self.trace, storages=tuple(storages)), self._recipe)
+        return self._with(storages)
 
     @cached_property
     def other_streams(self) -> dict[str, tuple[Moment, ...]]:
@@ -95,10 +107,24 @@ class Profile:
             else storage._replace(fixed=0, per_sample=0)
             for storage in self.trace.storages
         )
-        return Profile(dataclasses.replace(self.trace, storages=tuple(storages)), self._recipe)
+        return self._with(storages)
+
+    def _with(self, storages: Iterable[Storage]) -> Profile:
+        """Return this profile with other sizes. Its trace is adapted already, and stays as it is."""
+        made = copy.copy(self)
+        for name in ("highest", "highest_but_gradients", "other_streams", "batch"):
+            made.__dict__.pop(name, None)
+        made.trace, made._parts = dataclasses.replace(self.trace, storages=tuple(storages)), {}
+        return made
 
     def module(self, event: int) -> str:
         return self.trace.storages[self.trace.events[event]].module
+
+
+def profile_of(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Profile:
+    """Return the profile of a recipe's trace. `model`: in the recipe's precision."""
+    update, _ = update_temporaries(model, recipe, ranks)
+    return Profile(trace, recipe, update)
 
 
 def adds_to_buckets(recipe: Recipe) -> bool:
@@ -139,8 +165,20 @@ def _summed(trace: Trace, storages: list[Storage]) -> Affine:
     )
 
 
-def settled(trace: Trace) -> Trace:
-    """Return a one-device trace as DDP changes it: each gradient is freed before the next allocation."""
+def _temporaries(recipe: Recipe, gradient: int) -> int:
+    """Return the bytes of temporaries of an update of all parameters with a gradient of so many bytes."""
+    each = OPTIMIZERS[recipe.optimizer].temporaries
+    itemsize = BF16 if recipe.precision == "bf16" else FP32
+    return gradient // itemsize * each(itemsize, False) if each is not None else 0
+
+
+def settled(trace: Trace, update: Callable[[int], int] = lambda _: 0) -> Trace:
+    """Return a trace in which each gradient is freed before the next allocation: DDP adds it to a bucket, and
+    `optimizer_step: backward` uses it at once.
+
+    `update`: bytes of a gradient -> bytes that its use allocates for a moment.
+    """
+    storages = list(trace.storages)
     events: list[int] = []
     starts = {start for _, start in trace.phases}
     moved: dict[int, int] = {}
@@ -155,8 +193,12 @@ def settled(trace: Trace) -> Trace:
             dying = []
             if gradient:
                 dying.append(event)
+                if size := update(int(trace.storages[event].fixed)):
+                    used = trace.storages[event]._replace(fixed=size, per_sample=0, category=TEMPORARIES)
+                    events += [len(storages), ~len(storages)]
+                    storages.append(used)
         elif not gradient:
             events.append(event)
     events += [~one for one in dying]
     phases = tuple((name, moved.get(start, len(events))) for name, start in trace.phases)
-    return Trace(trace.storages, tuple(events), phases, trace.work)
+    return Trace(tuple(storages), tuple(events), phases, trace.work)

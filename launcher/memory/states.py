@@ -191,7 +191,10 @@ def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
 
     DDP: the buckets, with the gradients as views of them; `grad_sync: last` adds a second copy.
     FSDP: this rank's shards; with `grad_sync: last` all gradients whole, in the type of the shards.
+    `optimizer_step: backward` keeps none.
     """
+    if recipe.optimizer_step == "backward":
+        return 0
     if not _waits(recipe) or recipe.sharding == "none":
         return reduced
     return 2 * whole if recipe.sharding == "ddp" else whole

@@ -50,7 +50,11 @@ def timeline(model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks) -> 
     line = Timeline()
     line.begin("first step", "init")
     line.stays(_standing(model, recipe, ranks))
-    _step(line, trace, recipe, "first step", _states(model, recipe, ranks))
+    states = [*_states(model, recipe, ranks)]
+    if recipe.optimizer_step == "backward":  # they are created before the first step
+        line.stays(states)
+        states = []
+    _step(line, trace, recipe, "first step", states)
     _step(line, trace, recipe, "steady state", ())
     _evaluation(line, trace, recipe)
     return line

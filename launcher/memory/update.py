@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import Ranks, shard_of
+from launcher.memory.shapes import ModelShapes, Parameter
+from launcher.memory.states import Ranks, Shard, shard_of
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import Recipe
 
@@ -13,13 +13,18 @@ def update_temporaries(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> tupl
 
     An optimizer on the host has its temporaries there, so the result is (0, "").
     """
-    each = OPTIMIZERS[recipe.optimizer].temporaries
     if recipe.offload != "none":
         return 0, ""
     shards = ranks.shards(recipe)
     sizes = [
-        (shard_of(p, shards, 0).numel * each(p.itemsize, p.vector) if each is not None else 0, p.name)
+        (temporaries_of(recipe, p, shard_of(p, shards, 0)), p.name)
         for p, _ in model.distinct
         if p.requires_grad
     ]
     return max(sizes, default=(0, ""))
+
+
+def temporaries_of(recipe: Recipe, p: Parameter, shard: Shard) -> int:
+    """Return the peak bytes of temporaries while this shard is updated on the device."""
+    each = OPTIMIZERS[recipe.optimizer].temporaries
+    return shard.numel * each(p.itemsize, p.vector) if each is not None else 0

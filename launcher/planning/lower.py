@@ -166,6 +166,11 @@ def _why_nothing(recipe: Recipe, verdict: Verdict, setting: Setting) -> str:
     size, least = recipe.micro_batch_size, setting.least_micro_batch
     if setting.micro_batch_stays is not None and size > least:
         return f"micro-batch {size} does not fit after all other changes, and {setting.micro_batch_stays}"
+    if size > least and recipe.optimizer_step == "backward":
+        return (
+            f"micro-batch {size} does not fit; a smaller one needs accumulation, which optimizer_step: "
+            "backward excludes: use optimizer_step: after, or a smaller batch.global"
+        )
     if _in_vain(verdict):
         return "no micro-batch fits, and the plan has no other change left"
     return f"the micro-batch is {size} already, the least here is {least}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from launcher.memory.formulas import formula_trace
 from launcher.memory.peaks import completely_traced_as, peaks_of, traced_as
-from launcher.memory.profile import Kept, Profile, kept_of
+from launcher.memory.profile import Kept, Profile, kept_of, profile_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import NotAffineError, Trace, Work
@@ -55,12 +55,16 @@ class Traces:
                 return whole
         key = (self._traced(recipe, args), Profile.kind(recipe))
         if key not in self._profiles:
-            self._profiles[key] = Profile(self._trace(recipe, args), recipe)
+            self._profiles[key] = self._adapted(self._trace(recipe, args), recipe, args)
         return self._profiles[key]
 
     def complete(self, recipe: Recipe, args: Args | None = None) -> Profile:
         """Return the profile of a complete trace with the recipe's own micro-batch."""
-        return Profile(self._ask(completely_traced_as(recipe), args, exact=True), recipe)
+        return self._adapted(self._ask(completely_traced_as(recipe), args, exact=True), recipe, args)
+
+    def _adapted(self, trace: Trace, recipe: Recipe, args: Args | None) -> Profile:
+        ranks = Ranks(self.ranks.world, self.ranks.per_node, on_gpu=True)
+        return profile_of(trace, self.model(recipe, args), recipe, ranks)
 
     def work(self, recipe: Recipe, args: Args | None = None) -> Work:
         """Return a rank's FLOPs and memory traffic, which are the same for every sharding.

@@ -294,7 +294,10 @@ class Trainer:
                 self._leave_out(step, reason)
                 recovery.done()
                 return result
-            with self.where.during("backward", users=True), in_backward.updating(world / total_weight) as gradients:
+            with (
+                self.where.during("backward", users=True),
+                in_backward.updating(world / total_weight) as gradients,
+            ):
                 recovery.must(loss.backward)
             with self.where.during("optimizer"):
                 used = used_parameters(self.model, gradients.__contains__)
@@ -304,9 +307,9 @@ class Trainer:
                     raise TaskError(DIFFERENT_PARAMETERS)
                 if not math.isfinite(squared):
                     raise FloatingPointError(
-                        f"the gradient of step {step} was not finite, and optimizer_step: backward has already "
-                        "used it. No checkpoint contains this step. With optimizer_step: after, such steps are "
-                        "left out"
+                        f"the gradient of step {step} was not finite, and optimizer_step: backward had used "
+                        "it before that was known. No checkpoint contains this step. optimizer_step: after "
+                        "leaves such steps out"
                     )
         recovery.done()
         return replace(result, grad_norm=record["grad_norm"])

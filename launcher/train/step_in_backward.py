@@ -1,7 +1,7 @@
 """`optimizer_step: backward`: each parameter is updated as soon as its gradient is complete.
 
-A step that has begun cannot be undone: after a failure in its backward pass, the state belongs to no step, and
-training continues from the last complete checkpoint.
+A step that has begun cannot be undone. After a failure in its backward pass, the state belongs to no step,
+and training continues from the last complete checkpoint.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class StepInBackward:
         norms = Norms()
 
         def update(group: dict[str, Any], p: torch.Tensor) -> None:
+            assert p.grad is not None
             gradient = local(p.grad)
             gradient.mul_(factor)
             norms.add(p, gradient)
@@ -87,5 +88,5 @@ class Norms:
         """The squared norm of this rank's part of the gradient."""
         if not self._norms:
             return 0.0
-        # FSDP computes the norms on the stream of the reduction, for which the end of the pass waits.
+        # On a GPU, the norms are from the stream of the reduction, for which FSDP waits at the pass's end.
         return torch.stack([*self._norms.values()]).double().square().sum()

@@ -193,6 +193,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "optimizer": "adamw-8bit",
         "sharding": "fsdp",
         "offload": "cpu-optimizer",
+        "optimizer_step": "backward",
         "activations": "checkpoint",
         "checkpoint_ratio": "0.5",
         "micro_batch_size": "4",

@@ -106,6 +106,7 @@ class Case:
             f"sync {r.grad_sync}" if r.grad_accum > 1 else "",
             f"{r.loss_chunks} loss chunks" if r.loss_chunks > 1 else "",
             f"offload {r.offload}" if r.offload != "none" else "",
+            "step in backward" if r.optimizer_step == "backward" else "",
         ]
         return ", ".join(filter(None, words))
 
@@ -125,7 +126,11 @@ class Case:
                 "batch": {"global": batch},
                 "steps": 2,
                 "resources": {"gpus_per_node": 0, "ranks_per_node": self.ranks},
-                "train": {"checkpoint_every": None, "eval_every": 2},
+                "train": {
+                    "checkpoint_every": None,
+                    "eval_every": 2,
+                    **({"clip_norm": None} if self.recipe.optimizer_step == "backward" else {}),
+                },
             }
         )
 

@@ -8,7 +8,7 @@ from typing import Literal
 from launcher.memory.assess import Surroundings, assess
 from launcher.memory.estimate import Estimate
 from launcher.memory.peaks import completely_traced_as
-from launcher.memory.profile import Profile
+from launcher.memory.profile import profile_of
 from launcher.memory.states import Ranks
 from launcher.spec.cluster import Gpu
 from launcher.spec.job import Job
@@ -26,8 +26,9 @@ def predicted(
     # The CPU stands in for the device: what a GPU run keeps in host memory is not counted.
     place = Ranks(ranks, min(ranks, 8), on_gpu=True)
     trace = source.trace(completely_traced_as(recipe), place, exact=True)
-    profile, around = Profile(trace, recipe), Surroundings(gpu)
-    return assess(source.shapes(recipe.precision), profile, recipe, place, around, replayed=like == "cuda")
+    model, around = source.shapes(recipe.precision), Surroundings(gpu)
+    profile = profile_of(trace, model, recipe, place)
+    return assess(model, profile, recipe, place, around, replayed=like == "cuda")
 
 
 def peaks(estimate: Estimate) -> dict[str, dict[str, int]]:

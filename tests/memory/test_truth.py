@@ -20,6 +20,8 @@ ALONE: tuple[Case, ...] = (
     case("llama tied", micro=2, activations="selective", **MIXED),
     case("llama tied", micro=2, activations="every-second", **MIXED),
     case("hf gpt2", micro=2),
+    case("llama", micro=2, optimizer="adamw-bf16", precision="bf16", optimizer_step="backward"),
+    case("gpt", micro=4, optimizer="adamw-8bit", activations="checkpoint", optimizer_step="backward"),
 )
 TOGETHER: tuple[Case, ...] = (
     case("video tiny", ranks=2, micro=4, activations="checkpoint", **MIXED),
@@ -28,6 +30,8 @@ TOGETHER: tuple[Case, ...] = (
     case("odd tied", ranks=2, micro=32, sharding="fsdp-keep"),
     case("llama", ranks=2, micro=2, accumulation=2, offload="cpu"),
     case("llama", ranks=2, micro=2, offload="cpu-optimizer"),
+    case("llama", ranks=2, micro=2, activations="checkpoint", optimizer_step="backward"),
+    case("llama tied", ranks=2, micro=2, optimizer="lion", optimizer_step="backward", **MIXED),
 )
 MOST, MEDIAN = 0.08, 0.02
 pytestmark = pytest.mark.thorough

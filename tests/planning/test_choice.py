@@ -130,6 +130,18 @@ def test_states_that_do_not_fit_are_not_traced():
     assert choice.reason.endswith(f" of {format_bytes(62 * GIB)} of host memory")
 
 
+def test_a_step_in_the_backward_pass_is_chosen_where_gradients_do_not_fit_and_nothing_clips_them():
+    """7B on two cards of 48 GB: 50.2 GiB of model states on each, of which 12.6 are gradients."""
+    toy = Toy(gpus=2, per_rank=1)
+    free, clipping = (toy.choose(toy.space(clips=clips, optimizer="adamw")).chosen for clips in (False, True))
+    assert free is not None and clipping is not None
+    assert (free.recipe.optimizer_step, free.recipe.offload) == ("backward", "none")
+    assert (clipping.recipe.optimizer_step, clipping.recipe.offload) == ("after", "cpu-optimizer")
+    roomy = Toy(gpus=8, per_rank=1)
+    chosen = roomy.choose(roomy.space(clips=False, optimizer="adamw")).chosen
+    assert chosen is not None and chosen.recipe.optimizer_step == "after"
+
+
 def test_the_neighbours_are_explained_in_a_line_for_each_field():
     lines = Toy(card="H100").choice.explain()
     assert 4 <= len(lines) <= 9

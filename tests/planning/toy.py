@@ -52,7 +52,9 @@ class Toy:
     def capacity(self) -> Capacity:
         return Capacity(card=memory_of(self.hardware.card), host=self.host)
 
-    def space(self, chunks: bool = False, batch_norm: bool = False, **fixed: Any) -> Space:
+    def space(
+        self, chunks: bool = False, batch_norm: bool = False, clips: bool = True, **fixed: Any
+    ) -> Space:
         fields = {
             "precision": "bf16-mixed",
             "optimizer": "adamw",
@@ -62,7 +64,7 @@ class Toy:
             **fixed,
         }
         nodes = self.gpus // self.ranks.per_node
-        setting = Setting(self.gpus, nodes, self.ranks.per_node, batch_norm, entrypoint=True)
+        setting = Setting(self.gpus, nodes, self.ranks.per_node, batch_norm, entrypoint=True, clips=clips)
         return Space(Recipe.model_validate(fields), frozenset(fixed), setting, chunks)
 
     @property

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from launcher.rundir.layout import RunDir
 from launcher.train.budget import MemoryBudget
@@ -14,9 +19,30 @@ from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.where import Where
 from optimizers import BATCH, OPTIMIZERS, digest
+from ragged import Ragged
 from runs import job, recipe
 
 STEPS = 4
+
+
+class Steep(Ragged):
+    """A finite loss in step 3 whose gradient is not finite."""
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, weight = super().loss(model, batch)
+        if self.calls == 3:
+            loss = loss + 0 * torch.sqrt(loss - loss.detach())  # the root's slope at 0 is infinite
+        return loss, weight
+
+
+class Infinite(Ragged):
+    """A loss in step 3 that is not finite, on one rank alone."""
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, weight = super().loss(model, batch)
+        if self.calls == 3 and os.environ["RANK"] == "1":
+            loss = loss + math.inf
+        return loss, weight
 
 
 def made(rank: Rank, when: str, optimizer: str, sharding: str, run: RunDir, budget: Any = None) -> Trainer:
@@ -66,7 +92,10 @@ def main(out: Path) -> None:
         cases = [(optimizer, "fsdp") for optimizer in OPTIMIZERS] + [("adamw", "fsdp-keep")]
     if rank.world == 4:
         cases = [("adamw", "hybrid")]
-    found = {f"{optimizer} {sharding}": compared(rank, folder, optimizer, sharding) for optimizer, sharding in cases}
+    found = {
+        f"{optimizer} {sharding}": compared(rank, folder, optimizer, sharding)
+        for optimizer, sharding in cases
+    }
     (folder / f"rank {rank.number}.json").write_text(json.dumps(found))
     if rank.first:
         out.write_text("{}")

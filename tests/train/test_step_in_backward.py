@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from tests.train.runs import measure
+from launcher.spec import variables
+from launcher.spec.verdict import EXIT_OOM
+from tests.train.runs import error, job, losses, measure, prepare, recipe, start
+
+FIELDS = {"train": {"clip_norm": None, "checkpoint_every": 2, "probe": "never"}}
+SUPERVISED = {variables.SUPERVISED: "1"}
+JOB, RECIPE = job(**FIELDS), recipe(optimizer_step="backward")
 
 
-@pytest.mark.parametrize(("ranks", "per_node"), [(1, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("ranks", "per_node"), [(1, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.thorough)]
+)
 def test_the_weights_are_the_same_bit_for_bit(tmp_path: Path, ranks: int, per_node: int) -> None:
     measure("steps_in_backward.py", tmp_path, ranks=ranks, per_node=per_node)
     for rank in range(ranks):
@@ -19,3 +28,60 @@ def test_the_weights_are_the_same_bit_for_bit(tmp_path: Path, ranks: int, per_no
             assert found["after"]["gradients"] >= 0 == found["backward"]["gradients"]
             for step, other in zip(found["after"]["steps"], found["backward"]["steps"], strict=True):
                 assert step == pytest.approx(other, rel=1e-6), name
+
+
+def straight(path: Path) -> dict[int, float]:
+    run = prepare(path, JOB)
+    ended = start(run, RECIPE)
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+    return losses(run)
+
+
+@pytest.mark.parametrize(
+    ("phase", "resumed"), [("backward", (2, "checkpoint")), ("forward", (3, "shared-memory"))]
+)
+def test_a_full_memory_restarts_from_the_last_complete_step(
+    tmp_path: Path, phase: str, resumed: tuple[int, str]
+) -> None:
+    """In the forward pass of step 4 nothing has changed yet; in its backward pass some parameters have."""
+    run = prepare(tmp_path / "run", JOB)
+    ended = start(run, RECIPE, env={**SUPERVISED, "TRAIN_MEMORY_FAIL": f"step=4,phase={phase},rank=1"})
+    assert EXIT_OOM in ended.codes.values(), ended.output
+    why_not = "with optimizer_step: backward, parameters may have changed when memory runs out"
+    assert error(run.attempt(0), 1)["why_not_in_process"] == why_not
+    assert list(losses(run)) == [1, 2, 3]
+    again = start(run, RECIPE, env=SUPERVISED)
+    assert again.codes == {0: 0, 1: 0}, again.output
+    events = [event for event in run.read_events() if event["event"] == "resumed"]
+    assert [(event["step"], event["from"]) for event in events] == [resumed]
+    assert losses(run) == straight(tmp_path / "straight")
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(**{**FIELDS, "task": "steps_in_backward:Steep"}))
+    ended = start(run, recipe(micro=8, sharding="none", optimizer_step="backward"), ranks=1)
+    assert list(ended.codes.values()) != [0], ended.output
+    assert "the gradient of step 3 was not finite" in ended.output
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]
+
+
+def test_a_loss_that_is_not_finite_is_left_out_before_anything_changes(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(**{**FIELDS, "task": "steps_in_backward:Infinite"}))
+    ended = start(run, RECIPE)
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+    assert [one["step"] for one in run.read_events() if one["event"] == "step-left-out"] == [3]
+    assert all(math.isfinite(loss) for step, loss in losses(run).items() if step != 3)
+
+
+def test_the_probe_covers_the_updates_and_changes_nothing(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(**{**FIELDS, "train": {**FIELDS["train"], "probe": "always"}}))
+    ended = start(run, RECIPE)
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+    # A longer batch comes later, and is probed as well.
+    assert {one["micro_batch_size"] for one in run.read_events() if one["event"] == "probe"} == {4}
+    assert losses(run) == straight(tmp_path / "straight")
+    drilled = prepare(
+        tmp_path / "drilled", job(**{**FIELDS, "train": {**FIELDS["train"], "probe": "always"}})
+    )
+    ended = start(drilled, RECIPE, env={"TRAIN_MEMORY_FAIL": "phase=probe"})
+    assert EXIT_OOM in ended.codes.values(), ended.output
