@@ -45,8 +45,8 @@ class Infinite(Ragged):
         return loss, weight
 
 
-def made(rank: Rank, when: str, optimizer: str, sharding: str, run: RunDir, budget: Any = None) -> Trainer:
-    chosen = recipe(sharding, BATCH // rank.world, optimizer=optimizer, optimizer_step=when)
+def made(rank: Rank, when: str, fields: dict[str, str], run: RunDir) -> Trainer:
+    chosen = recipe(**fields, micro=BATCH // rank.world, optimizer_step=when)
     asked = job(
         task="launcher.tasks.gpt:PydocGPT",
         args={"layers": 2, "dim": 72, "context": 16},
@@ -54,8 +54,10 @@ def made(rank: Rank, when: str, optimizer: str, sharding: str, run: RunDir, budg
         steps=2 * STEPS,
         train={"lr": 1e-3, "clip_norm": None},
     )
-    budget = budget or MemoryBudget(None)
-    return Trainer(Rank(**{**vars(rank), "recipe": chosen, "job": asked, "run": run}), Where(), budget)
+    # Under a budget a step after the backward pass frees its gradients, too.
+    return Trainer(
+        Rank(**{**vars(rank), "recipe": chosen, "job": asked, "run": run}), Where(), MemoryBudget(None)
+    )
 
 
 def results(one: Trainer, first: int, last: int) -> list[list[float]]:
@@ -63,13 +65,13 @@ def results(one: Trainer, first: int, last: int) -> list[list[float]]:
     return [[step.loss, step.weight, step.grad_norm, step.lr] for step in found]
 
 
-def compared(rank: Rank, folder: Path, optimizer: str, sharding: str) -> dict[str, Any]:
+def compared(rank: Rank, folder: Path, fields: dict[str, str]) -> dict[str, Any]:
     """What each kind of step computes; the second half also after a checkpoint of the other kind."""
     found: dict[str, Any] = {}
-    runs = {when: RunDir(folder / f"{sharding} {optimizer} {when}") for when in ("after", "backward")}
+    runs = {when: RunDir(folder / f"{' '.join(fields.values())} {when}") for when in ("after", "backward")}
     for when, run in runs.items():
         run.path.mkdir(exist_ok=True)
-        one = made(rank, when, optimizer, sharding, run)
+        one = made(rank, when, fields, run)
         steps = results(one, 1, STEPS)
         saved = one.checkpoints.save(STEPS)
         assert saved is not None and saved.problem is None, saved
@@ -77,26 +79,33 @@ def compared(rank: Rank, folder: Path, optimizer: str, sharding: str) -> dict[st
         gradients = sum(local(p.grad).nbytes for p in one.model.parameters() if p.grad is not None)
         found[when] = {"steps": steps, "digest": digest(one), "gradients": gradients}
     for when, other in (("after", "backward"), ("backward", "after")):
-        one = made(rank, when, optimizer, sharding, runs[other])
+        one = made(rank, when, fields, runs[other])
         assert one.checkpoints.restore() == STEPS
         found[f"{when} resumed"] = {"steps": results(one, STEPS + 1, 2 * STEPS), "digest": digest(one)}
     return found
 
 
+CASES: dict[int, list[dict[str, str]]] = {
+    1: [
+        {"sharding": "none"},
+        {"sharding": "none", "precision": "bf16", "optimizer": "adamw-bf16", "activations": "checkpoint"},
+        {"sharding": "fsdp", "activations": "offload"},
+    ],
+    2: [
+        *({"sharding": "fsdp", "optimizer": optimizer} for optimizer in OPTIMIZERS),
+        {"sharding": "fsdp-keep", "activations": "selective"},
+        {"sharding": "fsdp", "precision": "bf16-mixed", "activations": "checkpoint"},
+        {"sharding": "fsdp", "precision": "bf16", "optimizer": "adamw-8bit", "activations": "every-second"},
+    ],
+    4: [{"sharding": "hybrid"}, {"sharding": "hybrid", "precision": "bf16-mixed"}],
+}
+
+
 def main(out: Path) -> None:
-    folder = out.parent
     rank = this_rank(this_place())
     join_ranks(rank)
-    cases = [("adamw", "none"), ("adamw", "fsdp")] if rank.world == 1 else []
-    if rank.world == 2:
-        cases = [(optimizer, "fsdp") for optimizer in OPTIMIZERS] + [("adamw", "fsdp-keep")]
-    if rank.world == 4:
-        cases = [("adamw", "hybrid")]
-    found = {
-        f"{optimizer} {sharding}": compared(rank, folder, optimizer, sharding)
-        for optimizer, sharding in cases
-    }
-    (folder / f"rank {rank.number}.json").write_text(json.dumps(found))
+    found = {" ".join(case.values()): compared(rank, out.parent, case) for case in CASES[rank.world]}
+    out.with_name(f"rank {rank.number}.json").write_text(json.dumps(found))
     if rank.first:
         out.write_text("{}")
 
