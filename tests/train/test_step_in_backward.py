@@ -27,8 +27,8 @@ def test_the_weights_are_the_same_bit_for_bit(tmp_path: Path, ranks: int, per_no
             assert {one["digest"] for one in found.values()} == {found["after"]["digest"]}, name
             assert found["after"]["gradients"] >= 0 == found["backward"]["gradients"]
             for step, other in zip(found["after"]["steps"], found["backward"]["steps"], strict=True):
-                # A step after the backward pass computes the norm in the type of the gradients.
-                rel = 3e-3 if "bf16" in name.split() else 1e-6
+                # A plain step computes the norm in the type of the gradients: bf16 has 8 bits.
+                rel = 1e-2 if "bf16" in name.split() else 1e-6
                 assert step == pytest.approx(other, rel=rel), name
 
 
