@@ -95,7 +95,7 @@ class Trainer:
             self.model = arranged(model, self.task, rank, budget)
         self.optimizer = build_optimizer(self.model, rank, budget)
         in_backward = rank.recipe.optimizer_step == "backward"
-        self.in_backward = StepInBackward(self.optimizer) if in_backward else None
+        self.in_backward = StepInBackward(self.model, self.optimizer) if in_backward else None
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
         samples = self.data.order.samples

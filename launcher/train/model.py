@@ -38,7 +38,7 @@ def arranged(
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
         to_float8(model, task.blocks(model), device)
-    blocks = list(task.blocks(model))
+    blocks = list(dict.fromkeys(task.blocks(model)))  # a model may use a block several times
     apply_activations(blocks, recipe, device)
     apply_compile(blocks, recipe, device, budget)
     on_meta = any(p.is_meta for p in model.parameters())

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from launcher.train.optimizers.state import local, make_states, step_alone
+from launcher.train.task import TaskError
 
 Update = Callable[[dict[str, Any], torch.Tensor], None]
 "(parameter group, parameter with its gradient) -> None."
@@ -23,12 +25,15 @@ class StepInBackward:
     the start.
 
     torch calls the hook when a gradient is complete; FSDP2 calls it after the reduction, on the stream of the
-    reduction and with this rank's shard: torch.distributed.fsdp, foreach_reduce.
+    reduction and with this rank's shard: torch.distributed.fsdp, foreach_reduce. FSDP reduces after each use
+    of a unit, so a unit that the model uses twice is refused: its first gradient is only a part.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         make_states(optimizer)
         self.optimizer = optimizer
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+        self._used = set[torch.Tensor]()
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}
         self._update: Update | None = None
         for group in optimizer.param_groups:
@@ -54,7 +59,11 @@ class StepInBackward:
 
     @contextmanager
     def with_update(self, update: Update) -> Iterator[None]:
-        """Call `update` for each parameter in the backward pass of this block."""
+        """Call `update` for each parameter in the backward pass of this block.
+
+        Raises TaskError from the backward pass if a parameter gets a second gradient.
+        """
+        self._used.clear()
         # Loading a checkpoint replaces the groups.
         self._groups = {p: group for group in self.optimizer.param_groups for p in group["params"]}
         self._update = update
@@ -66,6 +75,13 @@ class StepInBackward:
     @torch.no_grad()
     def _complete(self, p: torch.Tensor) -> None:
         assert self._update is not None, "a backward pass outside of a step"
+        if p in self._used:
+            raise TaskError(
+                f"{self._names[p]} is in an FSDP unit that the model uses more than once in a step, so its "
+                "gradient comes in parts, but optimizer_step: backward uses it at once: set optimizer_step: "
+                "after, or leave the module out of the task's blocks()"
+            )
+        self._used.add(p)
         self._update(self._groups[p], p)
         p.grad = None
 

@@ -35,6 +35,15 @@ class Steep(Ragged):
         return loss, weight
 
 
+class Twice(Ragged):
+    """A block that the model uses twice."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.layers.append(model.layers[0])
+        return model
+
+
 class Infinite(Ragged):
     """A loss in step 3 that is not finite, on one rank alone."""
 

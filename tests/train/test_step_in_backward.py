@@ -10,7 +10,7 @@ import pytest
 
 from launcher.spec import variables
 from launcher.spec.verdict import EXIT_OOM
-from tests.train.runs import error, job, losses, measure, prepare, recipe, start
+from tests.train.runs import any_error, error, job, losses, measure, prepare, recipe, start
 
 FIELDS = {"train": {"clip_norm": None, "checkpoint_every": 2, "probe": "never"}}
 SUPERVISED = {variables.SUPERVISED: "1"}
@@ -65,6 +65,25 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(tmp_
     assert list(ended.codes.values()) != [0], ended.output
     assert "the gradient of step 3 was not finite" in ended.output
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize("probe", ["never", "always"])
+def test_a_block_that_is_used_twice_is_refused_under_fsdp(tmp_path: Path, probe: str) -> None:
+    """FSDP gives it two gradients; on one device autograd adds them first."""
+    fields = {"task": "steps_in_backward:Twice", "train": {**FIELDS["train"], "probe": probe}}
+    run = prepare(tmp_path / "run", job(**fields))
+    ended = start(run, RECIPE)
+    assert ended.codes != {0: 0, 1: 0}
+    assert "layers.0.weight is in an FSDP unit that the model uses more than once in a step" in ended.output
+    assert not losses(run) and not list(run.checkpoints.glob("*"))
+    assert any_error(run.attempt(0))["failure"] == "user-error"
+    alone = {}
+    for when in ("after", "backward"):
+        single = prepare(tmp_path / when, job(**fields))
+        ended = start(single, recipe("none", micro=8, optimizer_step=when), ranks=1)
+        assert ended.codes == {0: 0}, ended.output
+        alone[when] = losses(single)
+    assert alone["after"] == alone["backward"]
 
 
 def test_a_loss_that_is_not_finite_is_left_out_before_anything_changes(tmp_path: Path) -> None:
