@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -111,10 +110,10 @@ class Profile:
 
     def _with(self, storages: Iterable[Storage]) -> Profile:
         """Return this profile with other sizes. Its trace is adapted already, and stays as it is."""
-        made = copy.copy(self)
-        for name in ("highest", "highest_but_gradients", "other_streams", "batch"):
-            made.__dict__.pop(name, None)
-        made.trace, made._parts = dataclasses.replace(self.trace, storages=tuple(storages)), {}
+        made = Profile.__new__(Profile)  # a copy would have the cached properties of this one
+        made._recipe, made._left_out, made._parts = self._recipe, self._left_out, {}
+        made.adds_to_buckets = self.adds_to_buckets
+        made.trace = dataclasses.replace(self.trace, storages=tuple(storages))
         return made
 
     def module(self, event: int) -> str:
