@@ -18,7 +18,8 @@ JOB, RECIPE = job(**FIELDS), recipe(optimizer_step="backward")
 
 
 @pytest.mark.parametrize(
-    ("ranks", "per_node"), [(1, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.thorough)]
+    ("ranks", "per_node"),
+    [pytest.param(1, 1, marks=pytest.mark.slow), (2, 2), pytest.param(4, 2, marks=pytest.mark.thorough)],
 )
 def test_the_weights_are_the_same_bit_for_bit(tmp_path: Path, ranks: int, per_node: int) -> None:
     measure("steps_in_backward.py", tmp_path, ranks=ranks, per_node=per_node)
@@ -40,7 +41,8 @@ def straight(path: Path) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(
-    ("phase", "resumed"), [("backward", (2, "checkpoint")), ("forward", (3, "shared-memory"))]
+    ("phase", "resumed"),
+    [("backward", (2, "checkpoint")), pytest.param("forward", (3, "shared-memory"), marks=pytest.mark.slow)],
 )
 def test_a_full_memory_restarts_from_the_last_complete_step(
     tmp_path: Path, phase: str, resumed: tuple[int, str]
@@ -67,7 +69,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(tmp_
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]
 
 
-@pytest.mark.parametrize("probe", ["never", "always"])
+@pytest.mark.parametrize("probe", ["never", pytest.param("always", marks=pytest.mark.slow)])
 def test_a_block_that_is_used_twice_is_refused_under_fsdp(tmp_path: Path, probe: str) -> None:
     """FSDP gives it two gradients; on one device autograd adds them first."""
     fields = {"task": "steps_in_backward:Twice", "train": {**FIELDS["train"], "probe": probe}}
@@ -94,6 +96,7 @@ def test_a_loss_that_is_not_finite_is_left_out_before_anything_changes(tmp_path:
     assert all(math.isfinite(loss) for step, loss in losses(run).items() if step != 3)
 
 
+@pytest.mark.slow
 def test_the_probe_covers_the_updates_and_changes_nothing(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(**{**FIELDS, "train": {**FIELDS["train"], "probe": "always"}}))
     ended = start(run, RECIPE)
