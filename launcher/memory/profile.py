@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -26,17 +26,12 @@ from launcher.spec.recipe import Recipe
 
 
 class Profile:
-    """The trace of all recipes with one trace and one `kind`."""
+    """The trace of all recipes with one trace and one `kind`. `profile_of` makes it."""
 
-    def __init__(self, trace: Trace, recipe: Recipe, update: int = 0) -> None:
-        """`update`: peak bytes of temporaries while one parameter is updated."""
-        self._recipe = recipe
+    def __init__(self, trace: Trace, recipe: Recipe) -> None:
+        """`trace`: as the recipe's use of gradients changes it."""
+        self.trace, self._recipe = trace, recipe
         self.adds_to_buckets = adds_to_buckets(recipe)
-        self.trace = trace
-        if self.adds_to_buckets:
-            self.trace = settled(trace)
-        elif recipe.optimizer_step == "backward":
-            self.trace = settled(trace, lambda gradient: min(update, _temporaries(recipe, gradient)))
         # With `offload: cpu` reduced gradients go to the host at once.
         self._left_out = GRADIENTS if recipe.offload == "cpu" else None
         self._parts: dict[int, dict[str, Affine]] = {}
@@ -65,7 +60,7 @@ class Profile:
             else storage._replace(fixed=0, per_sample=0)
             for storage in self.trace.storages
         )
-        return self._with(storages)
+        return Profile(dataclasses.replace(self.trace, storages=tuple(storages)), self._recipe)
 
     @cached_property
     def other_streams(self) -> dict[str, tuple[Moment, ...]]:
@@ -106,15 +101,7 @@ class Profile:
             else storage._replace(fixed=0, per_sample=0)
             for storage in self.trace.storages
         )
-        return self._with(storages)
-
-    def _with(self, storages: Iterable[Storage]) -> Profile:
-        """Return this profile with other sizes. Its trace is adapted already, and stays as it is."""
-        made = Profile.__new__(Profile)  # a copy would have the cached properties of this one
-        made._recipe, made._left_out, made._parts = self._recipe, self._left_out, {}
-        made.adds_to_buckets = self.adds_to_buckets
-        made.trace = dataclasses.replace(self.trace, storages=tuple(storages))
-        return made
+        return Profile(dataclasses.replace(self.trace, storages=tuple(storages)), self._recipe)
 
     def module(self, event: int) -> str:
         return self.trace.storages[self.trace.events[event]].module
@@ -122,8 +109,12 @@ class Profile:
 
 def profile_of(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Profile:
     """Return the profile of a recipe's trace. `model`: in the recipe's precision."""
-    update, _ = update_temporaries(model, recipe, ranks)
-    return Profile(trace, recipe, update)
+    if adds_to_buckets(recipe):
+        trace = settled(trace)
+    elif recipe.optimizer_step == "backward":
+        largest, _ = update_temporaries(model, recipe, ranks)
+        trace = settled(trace, lambda gradient: min(largest, _temporaries(recipe, gradient)))
+    return Profile(trace, recipe)
 
 
 def adds_to_buckets(recipe: Recipe) -> bool:
