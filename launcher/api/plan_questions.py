@@ -53,7 +53,7 @@ class Asker:
         job, cluster = job or self.job, cluster or self.cluster
         workdir = (self.given.file.parent / job.workdir).resolve()
         on_gpu = job.resources.gpus_per_node != 0 and cluster.gpus_per_node > 0
-        key = repr((job.task, sorted(job.args.items()), job.plan, workdir, on_gpu))
+        key = repr((job.task, sorted(job.shaped_by.items()), job.plan, workdir, on_gpu))
         if key not in self._sources:
             like: Like = "cuda" if on_gpu else "cpu"
             self._sources[key] = source_of(

@@ -56,7 +56,7 @@ def source_of(job: Job, workdir: Path, store: Path, like: Like, make: Callable[[
     """
     declared = job.plan
     if job.task is not None:
-        kept = TraceStore(store, job.task, job.args, str(workdir), like)
+        kept = TraceStore(store, job.task, job.shaped_by, str(workdir), like)
     elif declared.model is not None:
         kept = TraceStore(store, declared.model, {"length": declared.length}, str(workdir), like)
     elif declared.params is not None:

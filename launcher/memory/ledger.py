@@ -56,7 +56,7 @@ class Entry(Value):
 
     family: Family
     args: dict[str, JsonValue]
-    "Arguments of the task, which determine the shapes of the model and of the batch."
+    "What determines the shapes of the model and of the batch: the arguments of the task and the adapter."
     parameters: PositiveInt | None = None
     "Number of the model's parameters, if the plan knew it."
     recipe: Recipe

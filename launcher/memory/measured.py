@@ -109,7 +109,7 @@ def _entry(
             gpu=gpu.type if on_gpu and gpu is not None else "cpu",
             torch=minor(versions["torch"]),
         ),
-        args=job.args,
+        args=job.shaped_by,
         parameters=parameters,
         recipe=recipe,
         ranks=about["nodes"] * about["ranks_per_node"],

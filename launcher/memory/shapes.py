@@ -20,6 +20,9 @@ class Parameter:
     embedding: bool = False
     "Embedding weights, whose states 8-bit optimizers keep in 32 bit."
 
+    packs: int | None = None
+    "Elements of the weight that this parameter stores in 4 bits."
+
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
@@ -48,14 +51,15 @@ class ModelShapes:
         """
         alike: dict[tuple[object, ...], tuple[Parameter, int]] = {}
         for p in self.parameters:
-            key = (p.shape, p.itemsize, p.requires_grad, p.embedding)
+            key = (p.shape, p.itemsize, p.requires_grad, p.embedding, p.packs)
             first, count = alike.get(key, (p, 0))
             alike[key] = first, count + 1
         return tuple(alike.values())
 
     @cached_property
     def numel(self) -> int:
-        return sum(p.numel * count for p, count in self.distinct)
+        """Number of the model's parameters, whatever they are stored in."""
+        return sum((p.packs or p.numel) * count for p, count in self.distinct)
 
     @property
     def trained(self) -> tuple[Parameter, ...]:

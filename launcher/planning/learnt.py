@@ -17,7 +17,7 @@ def known_of(job: Job, cluster: Cluster, ledger: Path, *, on_gpu: bool) -> tuple
     """Return the ledger's entries for this model and these arguments, the oldest first."""
     family = family_of(job, cluster, on_gpu=on_gpu)
     found = entries(ledger, family) if family is not None else ()
-    return tuple(entry for entry in found if entry.args == job.args)
+    return tuple(entry for entry in found if entry.args == job.shaped_by)
 
 
 def begun_where_it_fitted(plan: Plan, job: Job, cluster: Cluster, known: Sequence[Entry]) -> Plan:

@@ -42,6 +42,7 @@ class Layout(Value):
             entrypoint=job.task is not None,
             micro_batch_fixed=job.recipe.micro_batch_size is not None,
             lower_micro_batch=job.retries.lower_micro_batch,
+            adapter=job.adapter is not None,
             clips=job.task is not None and job.train.clip_norm is not None,
         )
 

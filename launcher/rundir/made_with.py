@@ -5,6 +5,7 @@ A marker without a field (from an older launcher) agrees with every value of it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,13 @@ Marker = Mapping[str, Any]
 
 def made_with(job: Job, recipe: Recipe, samples: int | None) -> dict[str, Any]:
     """The fields of a marker. `samples` is the size of the training data; None if it is not known."""
-    named = {"optimizer": recipe.optimizer, "batch": job.batch.global_, "seed": job.train.seed}
+    adapter = None if job.adapter is None else job.adapter.model_dump(mode="json")
+    named = {
+        "optimizer": recipe.optimizer,
+        "batch": job.batch.global_,
+        "seed": job.train.seed,
+        "adapter": adapter,
+    }
     return named if samples is None else {**named, "samples": samples}
 
 
@@ -31,6 +38,12 @@ def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
         return (
             f"its optimizer states are those of {before}, recipe.optimizer is {recipe.optimizer} now; "
             f"go on with `--set recipe.optimizer={before}`, or submit the job anew for another optimizer"
+        )
+    adapter = None if job.adapter is None else job.adapter.model_dump(mode="json")
+    if (had := marker.get("adapter", adapter)) != adapter:
+        return (
+            f"it was trained with adapter: {json.dumps(had)}, and the job has {json.dumps(adapter)} now; go on "
+            "with the former, or submit the job anew"
         )
     batch = marker.get("batch", job.batch.global_)
     if job.epochs is not None and batch != job.batch.global_:

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from launcher.spec.adapter import Adapter
 from launcher.spec.base import Bytes, Env, EnvName, Seconds, Threshold, Value
 from launcher.spec.command import check_command, reads, seen_as, uses
 from launcher.spec.failure_patterns import FailurePattern
@@ -206,6 +207,8 @@ class Job(Value):
     "Class to train with the built-in entrypoint, as `package.module:Class`; a `launcher.train.Task`."
     args: dict[str, JsonValue] = {}
     "Keyword arguments of the task."
+    adapter: Adapter | None = None
+    "Small matrices to train in place of the task's whole model."
     command: _Command | None = None
     "Script to start once per rank, without a shell: text or a list. Placeholders are filled in."
     workdir: str = "."
@@ -284,6 +287,13 @@ class Job(Value):
                 environment += [field] if not uses(self.command or (), placeholder) else []
         return nothing, environment
 
+    @property
+    def shaped_by(self) -> dict[str, JsonValue]:
+        """What determines the shapes of a task's model and samples: its arguments, and the adapter."""
+        if self.adapter is None:
+            return self.args
+        return {**self.args, "(adapter)": self.adapter.model_dump(mode="json")}
+
     def with_model(self, **found: bool) -> Job:
         """Return this job with properties found in its model added to those it declares."""
         model = self.model.model_copy(update={name: True for name, value in found.items() if value})
@@ -320,6 +330,8 @@ def cross_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], s
         yield ("epochs",), "give either `steps:` or `epochs:`, not both"
     if command is not None and data.get("args"):
         yield ("args",), "belongs to `task:`; put a command's arguments into `command:`"
+    if command is not None and data.get("adapter"):
+        yield ("adapter",), "belongs to `task:`; a command's own code adds its adapters"
     yield from _plan_problems(data)
     train = data.get("train")
     if isinstance(train, Mapping) and train.get("keep_best") is True:

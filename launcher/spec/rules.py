@@ -29,6 +29,8 @@ class Setting:
     "Whether the job fixes `recipe.micro_batch_size`."
     lower_micro_batch: bool | None = None
     "`retries.lower_micro_batch` of the job."
+    adapter: bool = False
+    "Whether the job trains an adapter."
     clips: bool = False
     "Whether the built-in entrypoint limits the norm of the gradient (`train.clip_norm`)."
 
@@ -119,6 +121,13 @@ RULES = (
         "float8-needs-gpu",
         lambda r, s: r.precision == "float8" and s.gpus_per_node == 0,
         "float8 matrix products need a GPU of compute capability 8.9 or newer",
+        "torchao.float8",
+        lambda r, s: {"precision": "bf16-mixed"},
+    ),
+    Rule(
+        "float8-no-adapter",
+        lambda r, s: r.precision == "float8" and s.adapter,
+        "float8 matrix products convert a weight that is trained; under an adapter the weights are frozen",
         "torchao.float8",
         lambda r, s: {"precision": "bf16-mixed"},
     ),

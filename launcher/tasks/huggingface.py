@@ -70,8 +70,8 @@ class CausalLM(Task):
 
     def initialise(self, model: nn.Module, seed: int) -> None:
         for names in self._tied:
-            first = model.get_parameter(names[0])
-            for name in names[1:]:
+            first = dict(model.named_parameters(remove_duplicate=False)).get(names[0])
+            for name in names[1:] if first is not None else ():
                 owner, _, attribute = name.rpartition(".")
                 setattr(model.get_submodule(owner), attribute, first)
         for name, buffer in self._buffers.items():

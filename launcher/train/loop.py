@@ -29,6 +29,7 @@ from launcher.spec.events import (
 from launcher.spec.recipe import Recipe
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
+from launcher.train.adapter import write_config
 from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
@@ -186,6 +187,8 @@ class Trainer:
             folder.mkdir(parents=True, exist_ok=True)
             with self.budget.host_side():
                 self.task.export_files(folder)
+                if self.task.adapter is not None:
+                    write_config(self.task, folder)
             with contextlib.suppress(OSError):
                 folder.rmdir()  # the task wrote no files
         except Exception as error:

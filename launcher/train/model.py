@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from launcher.spec.recipe import Recipe
 from launcher.train.activations import apply_activations
+from launcher.train.adapter import initialise_adapter, initialise_with_adapter, with_adapter
 from launcher.train.budget import Budget
 from launcher.train.compiling import apply_compile
 from launcher.train.float8 import to_float8
@@ -28,7 +29,10 @@ def new_model(task: Task, recipe: Recipe, *, on_meta: bool = False) -> nn.Module
         model = task.model()
     if not isinstance(model, nn.Module):
         raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, not nn.Module")
-    return with_fp32_outputs(cast(model, recipe), recipe)
+    model = cast(model, recipe)
+    if task.adapter is not None:
+        model = with_adapter(model, task, recipe)
+    return with_fp32_outputs(model, recipe)
 
 
 def arranged(
@@ -42,7 +46,9 @@ def arranged(
     apply_activations(blocks, recipe, device)
     apply_compile(blocks, recipe, device, budget)
     on_meta = any(p.is_meta for p in model.parameters())
-    fill = partial(task.initialise, seed=rank.job.train.seed) if on_meta else None
+    fill = partial(_initialise, task, device=device, seed=rank.job.train.seed) if on_meta else None
+    if task.adapter is not None and not on_meta:
+        initialise_adapter(model, rank.job.train.seed)
     # On a CPU that stands in for a GPU, FSDP's shards and their gradients count as host memory.
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():
@@ -51,6 +57,13 @@ def arranged(
     if on_host:
         count_no_gradients(model, budget)
     return model
+
+
+def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -> None:
+    if task.adapter is None:
+        task.initialise(model, seed)
+    else:
+        initialise_with_adapter(task, model, device, seed)
 
 
 def loss_of(

@@ -30,6 +30,13 @@ def cast(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model
 
 
+def compute_type(recipe: Recipe) -> torch.dtype:
+    """Return the type of matrix products outside float8 layers."""
+    if recipe.precision == "bf16":
+        return torch.bfloat16
+    return COMPUTE.get(recipe.precision, torch.float32)
+
+
 def with_fp32_outputs(model: nn.Module, recipe: Recipe) -> nn.Module:
     """Make the model return fp32 in any precision, so that a task computes its loss in fp32.
 

@@ -81,6 +81,7 @@ class Rank(Place):
             entrypoint=True,
             micro_batch_fixed=self.job.recipe.micro_batch_size is not None,
             lower_micro_batch=self.job.retries.lower_micro_batch,
+            adapter=self.job.adapter is not None,
             clips=self.job.train.clip_norm is not None,
         )
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.optimizers.build import embeddings
-from launcher.train.precision import cast
+from launcher.train.model import new_model
+from launcher.train.nf4 import NF4Linear
 from launcher.train.sharding import check_dimensions, shared_with_root
 from launcher.train.task import Task
 
@@ -18,12 +17,12 @@ def read_shapes(task: Task, recipe: Recipe) -> ModelShapes:
     Raises SetupError for parameters that FSDP cannot shard. Exceptions of the task's model() propagate, such
     as one that needs a value on the meta device.
     """
-    with torch.device("meta"):
-        model = cast(task.model(), recipe)
+    model = new_model(task, recipe, on_meta=True)
     if recipe.sharding in SHARDED:
         check_dimensions(model)
         shared_with_root(model, list(task.blocks(model)))
     wide = set(embeddings(model))
+    packed = {m.weight: m.in_features * m.out_features for m in model.modules() if isinstance(m, NF4Linear)}
     return ModelShapes(
         parameters=tuple(
             Parameter(
@@ -32,6 +31,7 @@ def read_shapes(task: Task, recipe: Recipe) -> ModelShapes:
                 itemsize=parameter.itemsize,
                 requires_grad=parameter.requires_grad,
                 embedding=parameter in wide,
+                packs=packed.get(parameter),
             )
             for name, parameter in model.named_parameters()
         ),

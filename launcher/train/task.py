@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
+from launcher.spec.adapter import Adapter
 from launcher.spec.errors import LauncherError
 from launcher.train import logged
 
@@ -35,6 +36,9 @@ class Task(ABC):
     "True in a task that uses `self.loss_chunks`. Other tasks refuse a recipe with `loss_chunks` above 1."
     loss_chunks: int = 1
     "The recipe's value, for launcher.train.loss.chunked_cross_entropy; set before model() is called."
+
+    adapter: Adapter | None = None
+    "The job's adapter, which is added to what model() returns."
 
     counts: ClassVar[Literal["samples", "tokens"]] = "samples"
     "The unit of the loss's weight and of the reported speed."
@@ -58,7 +62,8 @@ class Task(ABC):
         """Fill every parameter and buffer of a model that was built on the meta device.
 
         It is called once, after sharding: parameters that FSDP shards are DTensors. The values must not
-        depend on the sharding; launcher.train.initialise.draw_normal draws such values.
+        depend on the sharding; launcher.train.initialise.draw_normal draws such values. With an adapter of
+        kind qlora it is called again for each weight in 4 bits, with a model that has only this parameter.
         """
         raise TaskError(f"{type(self).__name__} sets built_on_meta, but has no initialise()")
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
@@ -187,6 +187,7 @@ class Checkpoints:
             self.optimizer,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
+            options=self._options,
         )
         self._forget_states(never, state["optimizer"]["param_groups"])
         self.scaler.restore(self.before.get("scaler"))
@@ -296,8 +297,19 @@ class Checkpoints:
         """Return the planner; None means DCP's default."""
         return NodePlanner(self.rank.per_node) if self.rank.apart else None
 
+    def holds(self, parameter: nn.Parameter) -> bool:
+        """Return whether a checkpoint holds the parameter. Under an adapter the frozen ones are left out:
+        they are made again as at the start."""
+        return parameter.requires_grad or self.rank.job.adapter is None
+
+    @property
+    def _options(self) -> StateDictOptions | None:
+        if self.rank.job.adapter is None:
+            return None
+        return StateDictOptions(ignore_frozen_params=True, strict=False)
+
     def _state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options)
         return {"model": model, "optimizer": optimizer}
 
     def _state_to_save(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Handover:
         self.checkpoints, self.progress, self.rank = checkpoints, progress, checkpoints.rank
         self.optimizer = checkpoints.optimizer
         # These are the shards. During a forward pass the model has gathered parameters in their place.
-        self._parameters = list(checkpoints.model.parameters())
+        self._parameters = [p for p in checkpoints.model.parameters() if checkpoints.holds(p)]
         self.layout = layout_of(self.rank, checkpoints.model)
         # Replicas are equal bit for bit, so one rank per node writes them.
         self._shared = self.rank.recipe.sharding not in SHARDED

@@ -103,6 +103,7 @@ class TaskSource:
         key = repr(sorted((args or {}).items()))
         if key not in self._tracers:
             task = load_task(str(self.job.task), {**self.job.args, **(args or {})}, str(self.workdir))
+            task.adapter = self.job.adapter
             check_varied(task, self.job.args, self.job.plan.vary)
             self._tracers[key] = Tracer(task, self.job, self.like)
         return self._tracers[key]

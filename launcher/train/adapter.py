@@ -1,0 +1,200 @@
+"""Adapters on a task's model: peft's LoRA layers, over frozen weights in 16 or 4 bits."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from launcher.spec.adapter import Adapter
+from launcher.spec.recipe import Recipe
+from launcher.train.activations import outermost
+from launcher.train.initialise import draw_normal
+from launcher.train.nf4 import NF4Linear
+from launcher.train.precision import compute_type
+from launcher.train.rank import SetupError
+from launcher.train.task import Task, TaskError
+
+CONFIG = "adapter_config.json"
+"peft's file beside the weights of an adapter."
+NAME = "default"
+"peft's name for a model's only adapter."
+
+
+def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
+    """Freeze the model and add the task's adapter, in place. The model may be on the meta device.
+
+    The frozen weights have the type that is computed in. The adapter is in fp32, or with `precision: bf16`
+    in bf16. Raises TaskError if a target is not a linear layer; SetupError if a library is missing.
+    """
+    adapter = _adapter(task)
+    peft = _peft()
+    linear = linear_layers(task, model)
+    config = peft_config(adapter, task, model)
+    if adapter.kind == "qlora":
+        for name, layer in linear.items():
+            _put(model, name, NF4Linear(layer, compute_type(recipe)))
+    peft.inject_adapter_in_model(config, model, adapter_name=NAME)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.bfloat16 if recipe.precision == "bf16" else torch.float32)
+        elif parameter.is_floating_point():
+            parameter.data = parameter.data.to(compute_type(recipe))
+    return model
+
+
+def linear_layers(task: Task, model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers inside the blocks by name. Raises TaskError if there are none."""
+    inside = {child for block in outermost(task.blocks(model)) for child in block.modules()}
+    found = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and m in inside}
+    if not found:
+        raise TaskError(
+            "adapter: there is no torch.nn.Linear inside the task's blocks(), so an adapter has no place"
+        )
+    return found
+
+
+def peft_config(adapter: Adapter, task: Task, model: nn.Module) -> Any:
+    """Return the peft.LoraConfig of the adapter on a model that has none yet. Raises TaskError."""
+    linear = linear_layers(task, model)
+    modules = dict(model.named_modules())
+    if not adapter.targets:
+        # peft knows a layer by the end of its name. Where that also names a layer outside, the whole name.
+        ends = {name: name.rpartition(".")[2] for name in linear}
+        others = {name.rpartition(".")[2] for name in modules.keys() - linear.keys()}
+        targets = sorted({name if end in others else end for name, end in ends.items()})
+    else:
+        targets = sorted(set(adapter.targets))
+        for target in targets:
+            _check_target(target, modules)
+    return _peft().LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=targets,
+        base_model_name_or_path=getattr(task, "path", None),
+    )
+
+
+def _check_target(target: str, modules: Mapping[str, nn.Module]) -> None:
+    meant = {name: m for name, m in modules.items() if name == target or name.endswith(f".{target}")}
+    for name, module in meant.items():
+        if type(module) is not nn.Linear:
+            kind = type(module).__name__
+            raise TaskError(f"adapter.targets: {target} is {name}, a {kind}; adapters are for torch.nn.Linear")
+    if not meant:
+        ends = {name.rpartition(".")[2] for name, module in modules.items() if type(module) is nn.Linear}
+        near = difflib.get_close_matches(target, ends, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise TaskError(
+            f"adapter.targets: the model has no layer {target!r}{hint}; its linear layers are "
+            f"{', '.join(sorted(ends))}"
+        )
+
+
+def initialise_with_adapter(task: Task, model: nn.Module, device: torch.device, seed: int) -> None:
+    """Fill the parameters and buffers of a sharded model with an adapter that was built on the meta device.
+
+    `task.initialise` finds the model as it was without the adapter. The weights that are stored in 4 bits
+    are filled one at a time: it is called again for each, and finds that parameter alone.
+    """
+    with _without_adapters(model):
+        packed = {name: m for name, m in model.named_modules() if isinstance(m, NF4Linear)}
+        with _hidden(list(packed.values()), {"weight"}):
+            task.initialise(model, seed)
+        for name, layer in packed.items():
+            whole = nn.Linear(
+                layer.in_features, layer.out_features, bias=False, device=device, dtype=layer.packing.dtype
+            )
+            _put(model, name, whole)
+            with _hidden([m for m in model.modules() if m is not whole]):
+                task.initialise(model, seed)
+            _put(model, name, layer)
+            layer.fill(whole.weight)
+    initialise_adapter(model, seed)
+
+
+@torch.no_grad()
+def initialise_adapter(model: nn.Module, seed: int) -> None:
+    """Draw every A with the variance of peft's default (Kaiming, uniform in +-1 / sqrt(in)); set every B to
+    zero. The values do not depend on the sharding."""
+    for name, parameter in model.named_parameters():
+        if ".lora_A." in name:
+            draw_normal(parameter, 1 / math.sqrt(3 * parameter.shape[1]), seed, name)
+        elif ".lora_B." in name:
+            parameter.zero_()
+
+
+def write_config(task: Task, folder: Path) -> None:
+    """Write peft's configuration of the task's adapter into `folder`, for `launcher export`."""
+    with torch.device("meta"):
+        config = peft_config(_adapter(task), task, task.model())
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+
+
+def peft_name(name: str) -> str:
+    """Return the name that peft gives to a parameter of an adapter in a file."""
+    return "base_model.model." + name.replace(f".{NAME}.", ".")
+
+
+def scaling(folder: Path) -> float:
+    """Return alpha / rank of the adapter whose configuration is in `folder`."""
+    content = json.loads((folder / CONFIG).read_text())
+    return float(content["lora_alpha"]) / int(content["r"])
+
+
+@contextmanager
+def _without_adapters(model: nn.Module) -> Iterator[None]:
+    layers = {name: m for name, m in model.named_modules() if hasattr(m, "base_layer")}
+    for name, layer in layers.items():
+        _put(model, name, layer.base_layer)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name, layer in layers.items():
+            _put(model, name, layer)
+
+
+@contextmanager
+def _hidden(modules: list[nn.Module], only: set[str] | None = None) -> Iterator[None]:
+    """Take the modules' own parameters out of the model: all, or those named in `only`."""
+    kept = [module._parameters for module in modules]
+    for module in modules:
+        module._parameters = {
+            name: value for name, value in module._parameters.items() if only is not None and name not in only
+        }
+    try:
+        yield
+    finally:
+        for module, parameters in zip(modules, kept, strict=True):
+            module._parameters = parameters
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    owner, _, attribute = name.rpartition(".")
+    model.get_submodule(owner)._modules[attribute] = module
+
+
+def _adapter(task: Task) -> Adapter:
+    assert task.adapter is not None
+    return task.adapter
+
+
+def _peft() -> Any:
+    """Import peft, which takes seconds. Raises SetupError if it is not installed."""
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise SetupError(
+            f"`adapter:` needs peft ({error}): install launcher's checkout with the extra `tasks` "
+            "(pip install '.[tasks]' in it)"
+        ) from None
