@@ -41,6 +41,7 @@ def load(rank: Rank) -> Task:
     """Return the job's task, without its data. Raises TaskError."""
     assert rank.job.task is not None
     task = load_task(rank.job.task, rank.job.args, rank.workdir)
+    task.adapter = rank.job.adapter
     task.loss_chunks = rank.recipe.loss_chunks
     if task.loss_chunks > 1 and not task.uses_loss_chunks:
         raise TaskError(

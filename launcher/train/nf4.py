@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from launcher.train.initialise import first_row
-from launcher.train.optimizers.local_shards import _bitsandbytes as bitsandbytes
+from launcher.train.optimizers.local_shards import bitsandbytes
 from launcher.train.optimizers.state import local
 
 BLOCK = 64

@@ -43,7 +43,7 @@ class EightBit(KeepsDtypes):
         paged: bool = False,
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0})
-        self._functional = _bitsandbytes()
+        self._functional = bitsandbytes()
         self._kernel = kernel
         self._wide = {id(p) for p in wide}
         self.paged = paged
@@ -142,7 +142,7 @@ class _OnGpu:
         }
 
 
-def _bitsandbytes() -> Any:
+def bitsandbytes() -> Any:
     """Import bitsandbytes, which takes seconds. Raises SetupError if it is missing."""
     try:
         return importlib.import_module("bitsandbytes.functional")
