@@ -42,8 +42,8 @@ def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
     adapter = None if job.adapter is None else job.adapter.model_dump(mode="json")
     if (had := marker.get("adapter", adapter)) != adapter:
         return (
-            f"it was trained with adapter: {json.dumps(had)}, and the job has {json.dumps(adapter)} now; go on "
-            "with the former, or submit the job anew"
+            f"it was trained with adapter: {json.dumps(had)}, and the job has {json.dumps(adapter)} now; "
+            "go on with the former, or submit the job anew"
         )
     batch = marker.get("batch", job.batch.global_)
     if job.epochs is not None and batch != job.batch.global_:

@@ -45,7 +45,9 @@ def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
     peft.inject_adapter_in_model(config, model, adapter_name=NAME)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.bfloat16 if recipe.precision == "bf16" else torch.float32)
+            parameter.data = parameter.data.to(
+                torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+            )
         elif parameter.is_floating_point():
             parameter.data = parameter.data.to(compute_type(recipe))
     return model
@@ -89,7 +91,9 @@ def _check_target(target: str, modules: Mapping[str, nn.Module]) -> None:
     for name, module in meant.items():
         if type(module) is not nn.Linear:
             kind = type(module).__name__
-            raise TaskError(f"adapter.targets: {target} is {name}, a {kind}; adapters are for torch.nn.Linear")
+            raise TaskError(
+                f"adapter.targets: {target} is {name}, a {kind}; adapters are for torch.nn.Linear"
+            )
     if not meant:
         ends = {name.rpartition(".")[2] for name, module in modules.items() if type(module) is nn.Linear}
         near = difflib.get_close_matches(target, ends, n=1)

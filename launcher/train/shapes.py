@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.optimizers.build import embeddings
 from launcher.train.model import new_model
 from launcher.train.nf4 import NF4Linear
+from launcher.train.optimizers.build import embeddings
 from launcher.train.sharding import check_dimensions, shared_with_root
 from launcher.train.task import Task
 
