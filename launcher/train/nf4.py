@@ -1,4 +1,4 @@
-"""Linear layers with a frozen weight in 4 bits: bitsandbytes' NF4 with double quantization (arXiv 2305.14314).
+"""Linear layers with a frozen weight in 4 bits: NF4 with double quantization (arXiv 2305.14314).
 
 bitsandbytes' own `Params4bit` keeps the scales beside the parameter, where FSDP2 loses them. Here one flat
 parameter holds everything: codes, scales, and the numbers that decode the scales. FSDP can cut it anywhere
@@ -31,8 +31,11 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class Packing:
-    """Where each part of a packed weight of shape (out, in) begins, in bytes. The order is: codes, scales, a
-    gap to a multiple of 4, then in fp32 the scales of the scales, their mean, and the table of their codes."""
+    """Where each part of a packed weight of shape (out, in) begins, in bytes.
+
+    The order is: codes, scales, a gap to a multiple of 4, then in fp32 the scales of the scales, the mean of
+    the scales, and the table of their codes.
+    """
 
     shape: tuple[int, int]
     dtype: torch.dtype
