@@ -160,7 +160,7 @@ def scaling(folder: Path) -> float:
 def _without_adapters(model: nn.Module) -> Iterator[None]:
     layers = {name: m for name, m in model.named_modules() if hasattr(m, "base_layer")}
     for name, layer in layers.items():
-        _put(model, name, layer.base_layer)  # type: ignore[arg-type]
+        _put(model, name, layer.base_layer)
     try:
         yield
     finally:

@@ -78,7 +78,7 @@ class Packing:
         data = packed.view(torch.uint8)
         codes, scales = data[: self.codes], data[self.codes : self.codes + self.scales]
         numbers = data[self.numbers_at :].view(torch.float32)
-        outer, mean, table = numbers.split([self.outer_scales, 1, TABLE])
+        outer, mean, table = torch.split(numbers, [self.outer_scales, 1, TABLE])
         operators = torch.ops.bitsandbytes
         inner = operators.dequantize_blockwise(scales, outer, table, SCALES_BLOCK, torch.float32) + mean
         decoded: torch.Tensor = operators.dequantize_4bit(

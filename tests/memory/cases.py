@@ -63,6 +63,19 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "llama tiny": {"task": "launcher.tasks.llama:LanguageModel", "args": {"shape": "tiny", "context": 256}},
     "llama": {"task": "launcher.tasks.llama:LanguageModel", "args": {"model": LLAMA, "context": 128}},
+    **{
+        f"llama {kind}": {
+            "task": "launcher.tasks.llama:LanguageModel",
+            "args": {"model": LLAMA, "context": 128},
+            "adapter": {"kind": kind, "rank": 8},
+        }
+        for kind in ("lora", "qlora")
+    },
+    "hf qwen3 qlora": {
+        "task": "launcher.tasks.huggingface:CausalLM",
+        "args": {"path": "qwen3.json", "context": 128},
+        "adapter": {"kind": "qlora", "rank": 8},
+    },
     "llama tied": {
         "task": "launcher.tasks.llama:LanguageModel",
         "args": {"model": {**LLAMA, "tied": True}, "context": 128},

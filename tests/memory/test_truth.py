@@ -22,6 +22,10 @@ ALONE: tuple[Case, ...] = (
     case("hf gpt2", micro=2),
     case("llama", micro=2, optimizer="adamw-bf16", precision="bf16", optimizer_step="backward"),
     case("gpt", micro=4, optimizer="adamw-8bit", activations="checkpoint", optimizer_step="backward"),
+    case("llama lora", micro=2, **MIXED),
+    case("llama qlora", micro=2),
+    case("llama qlora", micro=2, activations="checkpoint", **MIXED),
+    case("hf qwen3 qlora", micro=2, precision="bf16"),
 )
 TOGETHER: tuple[Case, ...] = (
     case("video tiny", ranks=2, micro=4, activations="checkpoint", **MIXED),
@@ -31,6 +35,9 @@ TOGETHER: tuple[Case, ...] = (
     case("llama", ranks=2, micro=2, accumulation=2, offload="cpu"),
     case("llama", ranks=2, micro=2, offload="cpu-optimizer"),
     case("llama", ranks=2, micro=2, activations="checkpoint", optimizer_step="backward"),
+    case("llama lora", ranks=2, micro=2, sharding="ddp"),
+    case("llama qlora", ranks=2, micro=2, **MIXED),
+    case("hf qwen3 qlora", ranks=2, micro=2, optimizer="adamw-8bit"),
     case("llama tied", ranks=2, micro=2, optimizer="lion", optimizer_step="backward", **MIXED),
 )
 MOST, MEDIAN = 0.08, 0.02
