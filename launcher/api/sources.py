@@ -117,29 +117,48 @@ class UsersCode:
 
     @contextlib.contextmanager
     def _running(self, what: str) -> Iterator[None]:
-        before = Path.cwd()
-        os.chdir(self.workdir)
+        with self._during(what), users_code(self.name, self.workdir):
+            yield
+
+
+@contextlib.contextmanager
+def users_code(name: str, workdir: Path) -> Iterator[None]:
+    """Run the user's code in its folder, with its output on stderr.
+
+    Raises UserCodeError, which calls the code `name`, for errors that are not launcher's own.
+    """
+    with inside(workdir):
         try:
-            with self._during(what), contextlib.redirect_stdout(sys.stderr):
-                yield
+            yield
         except (LauncherError, NotAffineError, NoTraceError):  # our own
             raise
         except Exception as error:
-            raise UserCodeError(self._told(error)) from error
-        finally:
-            os.chdir(before)
+            raise UserCodeError(_told(name, workdir, error)) from error
 
-    def _told(self, error: Exception) -> str:
-        root: BaseException = error
-        while root.__cause__ is not None:
-            root = root.__cause__
-        frames = traceback.extract_tb(root.__traceback__)
-        users = (frame for frame in reversed(frames) if frame.filename.startswith(str(self.workdir)))
-        last = next(users, frames[-1])
-        message = str(error).strip().split("\n")[0]
-        valueless = "meta" in str(error) or type(error).__name__.startswith("DataDependent")
-        values = "; the plan runs the model on the meta device, where tensors have no values"
-        return (
-            f"{self.name}: {type(error).__name__}: {message} ({last.filename}:{last.lineno})"
-            f"{values if valueless else ''}"
-        )
+
+@contextlib.contextmanager
+def inside(workdir: Path) -> Iterator[None]:
+    """Change to `workdir` for a while, and send what is printed to stderr."""
+    before = Path.cwd()
+    os.chdir(workdir)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.chdir(before)
+
+
+def _told(name: str, workdir: Path, error: Exception) -> str:
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    frames = traceback.extract_tb(root.__traceback__)
+    users = (frame for frame in reversed(frames) if frame.filename.startswith(str(workdir)))
+    last = next(users, frames[-1])
+    message = str(error).strip().split("\n")[0]
+    valueless = "meta" in str(error) or type(error).__name__.startswith("DataDependent")
+    values = "; the plan runs the model on the meta device, where tensors have no values"
+    return (
+        f"{name}: {type(error).__name__}: {message} ({last.filename}:{last.lineno})"
+        f"{values if valueless else ''}"
+    )

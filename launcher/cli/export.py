@@ -24,9 +24,15 @@ def export(
         Optional[str],  # noqa: UP045
         typer.Option("--dtype", metavar="fp32|bf16", help="convert; left out, as they were trained"),
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="of a training with an adapter: the whole model, adapter merged")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Write the weights of a checkpoint as safetensors, with the names of your model."""
+    """Write the weights of a checkpoint as safetensors, with the names of your model.
+
+    Of a training with an adapter, the adapter alone is written, in peft's format.
+    """
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.rundir.find import find_run
     from launcher.schedulers.of_run import scheduler_of
@@ -67,7 +73,12 @@ def export(
         fail(f"{found.id} has no complete checkpoint of step {chosen}; there are {steps}")
     types = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
     try:
-        files = write(complete[chosen], to, types[dtype])
+        if merge:
+            from launcher.api.merge import export_merged
+
+            files = export_merged(found, complete[chosen], to, types[dtype])
+        else:
+            files = write(complete[chosen], to, types[dtype])
     except ExportError as error:
         fail(str(error), EXIT_REFUSED)
     size = sum(file.stat().st_size for file in files)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,14 +111,14 @@ def initialise_with_adapter(task: Task, model: nn.Module, device: torch.device, 
     """
     with _without_adapters(model):
         packed = {name: m for name, m in model.named_modules() if isinstance(m, NF4Linear)}
-        with _hidden(list(packed.values()), {"weight"}):
+        with hidden(list(packed.values()), {"weight"}):
             task.initialise(model, seed)
         for name, layer in packed.items():
             whole = nn.Linear(
                 layer.in_features, layer.out_features, bias=False, device=device, dtype=layer.packing.dtype
             )
             _put(model, name, whole)
-            with _hidden([m for m in model.modules() if m is not whole]):
+            with hidden([m for m in model.modules() if m is not whole]):
                 task.initialise(model, seed)
             _put(model, name, layer)
             layer.fill(whole.weight)
@@ -150,12 +149,6 @@ def peft_name(name: str) -> str:
     return "base_model.model." + name.replace(f".{NAME}.", ".")
 
 
-def scaling(folder: Path) -> float:
-    """Return alpha / rank of the adapter whose configuration is in `folder`."""
-    content = json.loads((folder / CONFIG).read_text())
-    return float(content["lora_alpha"]) / int(content["r"])
-
-
 @contextmanager
 def _without_adapters(model: nn.Module) -> Iterator[None]:
     layers = {name: m for name, m in model.named_modules() if hasattr(m, "base_layer")}
@@ -169,8 +162,8 @@ def _without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _hidden(modules: list[nn.Module], only: set[str] | None = None) -> Iterator[None]:
-    """Take the modules' own parameters out of the model: all, or those named in `only`."""
+def hidden(modules: Sequence[nn.Module], only: set[str] | None = None) -> Iterator[None]:
+    """Take the modules' own parameters out of the model for a while: all, or those named in `only`."""
     kept = [module._parameters for module in modules]
     for module in modules:
         module._parameters = {

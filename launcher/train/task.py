@@ -62,8 +62,9 @@ class Task(ABC):
         """Fill every parameter and buffer of a model that was built on the meta device.
 
         It is called once, after sharding: parameters that FSDP shards are DTensors. The values must not
-        depend on the sharding; launcher.train.initialise.draw_normal draws such values. With an adapter of
-        kind qlora it is called again for each weight in 4 bits, with a model that has only this parameter.
+        depend on the sharding; launcher.train.initialise.draw_normal draws such values. For an adapter of
+        kind qlora, and for `launcher export --merge`, it is called again for the weight of each linear layer
+        of the blocks, with a model that has only this parameter.
         """
         raise TaskError(f"{type(self).__name__} sets built_on_meta, but has no initialise()")
 

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from launcher.tasks.huggingface import CausalLM
-from launcher.train.checkpoints.export import Weight, export, say_dtype
+from launcher.train.checkpoints.content import Weight
+from launcher.train.checkpoints.export import export, say_dtype
 from launcher.train.task import TaskError
 from tests.tasks.test_text import word_tokenizer
 from tests.train.runs import job, measure, prepare, recipe, start

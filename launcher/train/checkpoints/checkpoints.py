@@ -54,6 +54,7 @@ from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
+from launcher.train.frozen import fingerprint
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.optimizers.state import make_states, without_states
 from launcher.train.rank import Rank
@@ -101,6 +102,10 @@ class Checkpoints:
         self.evaluated: tuple[int, float | None] = (0, None)
         "The last step, and its held-out loss if it was evaluated."
         self.made_with = made_with(rank.job, rank.recipe, samples)
+        if rank.job.adapter is not None:
+            found = [fingerprint(model)]
+            dist.broadcast_object_list(found)
+            self.made_with["frozen"] = found[0]
         self.before: dict[str, Any] = {}
         "The marker of the checkpoint that this attempt starts from, or `made_with` of the handover."
         asked = rank.job.train.async_checkpoints
@@ -205,7 +210,11 @@ class Checkpoints:
 
     def _made_with(self, path: Path) -> dict[str, Any]:
         marker = read_marker(path)
-        if reason := why_not_from(marker, self.rank.job, self.rank.recipe):
+        reason = why_not_from(marker, self.rank.job, self.rank.recipe)
+        frozen = self.made_with.get("frozen")
+        if reason is None and marker.get("frozen", frozen) != frozen:
+            reason = "its adapter was trained over other frozen weights than the task's model has now"
+        if reason is not None:
             raise OtherTrainingError(f"{path.name} cannot be resumed from: {reason}")
         return marker
 

@@ -6,65 +6,57 @@ import json
 import os
 import shutil
 import stat
-import warnings
+import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from launcher.rundir.files import beside, read_record
 from launcher.spec.base import format_bytes
-from launcher.train.checkpoints.folder import BESIDE_WEIGHTS, CheckpointError, read_marker, sync_directory
-from launcher.train.checkpoints.parts import PartsReader
-from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
+from launcher.train.adapter import CONFIG
+from launcher.train.checkpoints.content import AdapterAlone, Content, Weight, content_of
+from launcher.train.checkpoints.folder import BESIDE_WEIGHTS, CheckpointError, sync_directory
 from launcher.train.checkpoints.space import MARGIN_BYTES, free_bytes
+from launcher.train.frozen import FrozenWeights
 
 FILE_BYTES = 5 * 10**9
 """Maximum size of a file, unless one tensor is larger. File names and index are those of huggingface_hub's
 split_torch_state_dict."""
-_PREFIX = "model."
+OF_A_MODEL = ("config.json", "generation_config.json")
+"Files that make a directory a whole model for transformers."
+OF_AN_ADAPTER = (CONFIG,)
 
 
 class ExportError(Exception):
     """Nothing was written. The message says what to do."""
 
 
-@dataclass(frozen=True)
-class Weight:
-    name: str
-    "Name in the user's model."
-    shape: torch.Size
-    dtype: torch.dtype
-    "Type in the exported file."
-
-    @property
-    def bytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-
 def export(
-    checkpoint: Path, to: Path, dtype: torch.dtype | None = None, file_bytes: int = FILE_BYTES
+    checkpoint: Path,
+    to: Path,
+    dtype: torch.dtype | None = None,
+    file_bytes: int = FILE_BYTES,
+    frozen: FrozenWeights | None = None,
 ) -> list[Path]:
-    """Write parameters and rank 0's persistent buffers into the new or empty directory `to`.
+    """Write the weights of a checkpoint into the new or empty directory `to`; return the weight files.
 
     Floating-point tensors are converted to `dtype`; None keeps their type. Tied weights are written under
-    each of their names. Returns the weight files.
+    each of their names. From a training with an adapter, the adapter alone is written, in peft's format; or
+    with `frozen`, the model with the adapter merged into its weights.
 
     Raises: ExportError, OSError.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ExportError(f"{to} is not an empty directory; give another one")
     try:
-        found = list(_weights(checkpoint, dtype))
+        content = content_of(checkpoint, dtype, frozen)
     except CheckpointError as error:
         raise ExportError(str(error)) from None
+    alone = isinstance(content, AdapterAlone)
+    found = content.weights
     total = sum(weight.bytes for weight in found)
     to.parent.mkdir(parents=True, exist_ok=True)
     if (free := free_bytes(to.parent)) < total + MARGIN_BYTES:
@@ -75,8 +67,12 @@ def export(
     partial = beside(to, "partial")
     partial.mkdir()
     try:
-        names = _write(checkpoint, found, partial, file_bytes)
-        _copy_files(checkpoint.parent / BESIDE_WEIGHTS, partial)
+        if alone:
+            names = _write(content, partial, "adapter_model", sys.maxsize)  # peft reads one file
+        else:
+            names = _write(content, partial, "model", file_bytes)
+        without = OF_A_MODEL if alone else OF_AN_ADAPTER
+        _copy_files(checkpoint.parent / BESIDE_WEIGHTS, partial, without)
         say_dtype(partial / "config.json", found)
         partial.replace(to)
     except BaseException:
@@ -84,14 +80,6 @@ def export(
         raise
     sync_directory(to.parent)
     return [to / name for name in names]
-
-
-def _weights(checkpoint: Path, dtype: torch.dtype | None) -> Iterator[Weight]:
-    for key, entry in read_metadata(checkpoint).state_dict_metadata.items():
-        if key.startswith(_PREFIX) and isinstance(entry, TensorStorageMetadata):
-            stored = entry.properties.dtype
-            wanted = dtype if dtype is not None and stored.is_floating_point else stored
-            yield Weight(key.removeprefix(_PREFIX), entry.size, wanted)
 
 
 def in_files(weights: list[Weight], limit: int) -> list[list[Weight]]:
@@ -107,19 +95,21 @@ def in_files(weights: list[Weight], limit: int) -> list[list[Weight]]:
     return files
 
 
-def _write(checkpoint: Path, weights: list[Weight], into: Path, file_bytes: int) -> list[str]:
+def _write(content: Content, into: Path, stem: str, file_bytes: int) -> list[str]:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    files = in_files(weights, file_bytes)
+    files = in_files(content.weights, file_bytes)
     many = len(files) > 1
     names = [
-        f"model-{number:05d}-of-{len(files):05d}.safetensors" if many else "model.safetensors"
+        f"{stem}-{number:05d}-of-{len(files):05d}.safetensors" if many else f"{stem}.safetensors"
         for number in range(1, len(files) + 1)
     ]
     for name, group in zip(names, files, strict=True):
         try:
-            save_file(_read(checkpoint, group), into / name, metadata={"format": "pt"})
+            save_file(content.read(group), into / name, metadata={"format": "pt"})
+        except CheckpointError as error:
+            raise ExportError(str(error)) from error
         except SafetensorError as error:
             raise ExportError(f"{name} could not be written: {error}") from error
         # safetensors restricts the file to its owner; give it the permissions of the directory.
@@ -127,19 +117,20 @@ def _write(checkpoint: Path, weights: list[Weight], into: Path, file_bytes: int)
         _sync_file(into / name)
     if many:
         index = {
-            "metadata": {"total_size": sum(weight.bytes for weight in weights)},
+            "metadata": {"total_size": sum(weight.bytes for weight in content.weights)},
             "weight_map": {
                 w.name: name for name, group in zip(names, files, strict=True) for w in group
             },
         }  # fmt: skip
-        (into / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        (into / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     return names
 
 
-def _copy_files(folder: Path, to: Path) -> None:
-    """Copy the files that the task wrote for the export."""
+def _copy_files(folder: Path, to: Path, without: Collection[str]) -> None:
+    """Copy the files that the training wrote for the export, except those named in `without`."""
     for file in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
-        if stat.S_ISREG(file.lstat().st_mode) and not (to / file.name).exists():
+        wanted = stat.S_ISREG(file.lstat().st_mode) and file.name not in without
+        if wanted and not (to / file.name).exists():
             shutil.copyfile(file, to / file.name)
 
 
@@ -164,22 +155,6 @@ def _set_dtype(config: dict[str, Any], name: str) -> bool:
         if key.endswith("_config") and key != "quantization_config" and isinstance(part, dict)
     ]
     return any([bool(keys), *(_set_dtype(part, name) for part in parts)])
-
-
-def _read(checkpoint: Path, weights: list[Weight]) -> dict[str, torch.Tensor]:
-    """Read the weights. DCP assembles the shards, and converts types while it copies."""
-    tensors = {weight.name: torch.empty(weight.shape, dtype=weight.dtype) for weight in weights}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
-        try:
-            kind = PartsReader if "per_node" in read_marker(checkpoint) else CheckpointReader
-            load(
-                {"model": tensors}, storage_reader=kind(checkpoint), planner=CheckpointPlanner(), no_dist=True
-            )
-        except CheckpointException as error:
-            causes = "; ".join(str(cause) for cause, _ in error.failures.values())
-            raise ExportError(f"{checkpoint} could not be read: {causes or error}") from error
-    return tensors
 
 
 def _sync_file(path: Path) -> None:

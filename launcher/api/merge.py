@@ -1,0 +1,38 @@
+"""Export of a whole model, with the adapter that a run trained merged into its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.api.sources import inside, users_code
+from launcher.rundir.layout import RunDir
+from launcher.spec.errors import UsageError
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.train.checkpoints.export import ExportError, export
+from launcher.train.checkpoints.folder import read_marker
+from launcher.train.frozen import FrozenWeights
+
+if TYPE_CHECKING:
+    import torch
+
+
+def export_merged(run: RunDir, checkpoint: Path, to: Path, dtype: torch.dtype | None) -> list[Path]:
+    """Write the merged model of a run's checkpoint into the new or empty directory `to`.
+
+    The task's code runs in this process, in the run's working directory: it makes the frozen weights again.
+    Returns the weight files. Raises ExportError, TaskError, UserCodeError, UsageError, OSError.
+    """
+    about, to = run.read_about(), to.absolute()
+    if read_marker(checkpoint).get("adapter") is None:
+        raise ExportError(f"{run.id} was trained without an adapter: there is nothing to merge")
+    workdir = Path(str(about["workdir"]))
+    recipe = Recipe.model_validate(run.read_recipe(run.attempts()[-1]))
+    if not workdir.is_dir():
+        raise UsageError(f"workdir: {workdir} is no directory here; the task is imported from it")
+    job = Job.model_validate(about["job"])
+    with users_code(f"task {job.task}", workdir):
+        frozen = FrozenWeights(job, recipe, str(workdir))
+    with inside(workdir):
+        return export(checkpoint, to, dtype, frozen=frozen)

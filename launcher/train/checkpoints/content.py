@@ -1,0 +1,154 @@
+"""What an export writes: a checkpoint's weights, its adapter alone, or the model with the adapter merged."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from launcher.spec.adapter import Adapter
+from launcher.train.adapter import peft_name
+from launcher.train.checkpoints.folder import CheckpointError, read_marker
+from launcher.train.checkpoints.parts import PartsReader
+from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
+from launcher.train.frozen import FrozenWeights
+
+_PREFIX = "model."
+_A, _B = ".lora_A.", ".lora_B."
+
+
+@dataclass(frozen=True)
+class Weight:
+    name: str
+    "Name in the exported file."
+    shape: torch.Size
+    dtype: torch.dtype
+    "Type in the exported file."
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class Content(Protocol):
+    """What is written into the files."""
+
+    weights: list[Weight]
+
+    def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
+        """Return some of the weights by name. Raises CheckpointError."""
+        ...
+
+
+class Stored:
+    """Parameters and rank 0's persistent buffers, under the names of the user's model.
+
+    Floating-point tensors are converted to `dtype`; None keeps their type.
+    """
+
+    def __init__(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        """Raises CheckpointError."""
+        self.checkpoint = checkpoint
+        self.weights = list(_stored(checkpoint, dtype))
+
+    def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
+        """DCP assembles the shards, and converts types while it copies."""
+        tensors = {weight.name: torch.empty(weight.shape, dtype=weight.dtype) for weight in weights}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
+            try:
+                kind = PartsReader if "per_node" in read_marker(self.checkpoint) else CheckpointReader
+                reader = kind(self.checkpoint)
+                load({"model": tensors}, storage_reader=reader, planner=CheckpointPlanner(), no_dist=True)
+            except CheckpointException as error:
+                causes = "; ".join(str(cause) for cause, _ in error.failures.values())
+                raise CheckpointError(f"{self.checkpoint} could not be read: {causes or error}") from error
+        return tensors
+
+
+class AdapterAlone:
+    """The trained matrices of an adapter, under peft's names."""
+
+    def __init__(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        """Raises CheckpointError."""
+        stored = Stored(checkpoint, dtype)
+        if any(weight.name.endswith("running_mean") for weight in stored.weights):
+            raise CheckpointError(
+                "the training changed the statistics of BatchNorm layers, for which peft's format has no "
+                "place; export the whole model with --merge"
+            )
+        self._stored = stored
+        self._own = {peft_name(w.name): w for w in stored.weights if _A in w.name or _B in w.name}
+        self.weights = [replace(weight, name=name) for name, weight in self._own.items()]
+
+    def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
+        found = self._stored.read([self._own[weight.name] for weight in weights])
+        return {peft_name(name): tensor for name, tensor in found.items()}
+
+
+class Merged:
+    """The whole model: W + alpha / rank x B A in place of each weight W with an adapter, computed in fp32."""
+
+    def __init__(self, checkpoint: Path, frozen: FrozenWeights, dtype: torch.dtype | None = None) -> None:
+        """Raises CheckpointError if the adapter was trained over other weights."""
+        marker = read_marker(checkpoint)
+        if marker.get("frozen") != frozen.fingerprint:
+            raise CheckpointError(
+                "the adapter was trained over other weights than the task's model has now: their files have "
+                "changed, or the weights are random and were drawn on another kind of device. Export the "
+                "adapter without --merge, and merge it into the weights that it was trained over"
+            )
+        self._stored, self._frozen = Stored(checkpoint), frozen
+        adapter = Adapter.model_validate(marker["adapter"])
+        self._scaling = adapter.alpha / adapter.rank
+        trained = {w.name: w for w in self._stored.weights}
+        self._pairs = {
+            name.partition(_A)[0] + ".weight": (weight, trained[name.replace(_A, _B)])
+            for name, weight in trained.items()
+            if _A in name
+        }
+        whole = [Weight(name, shape, dtype or kept) for name, (shape, kept) in frozen.shapes.items()]
+        self._buffers = {
+            w.name: w for w in _stored(checkpoint, dtype) if _A not in w.name and _B not in w.name
+        }
+        self.weights = [*whole, *self._buffers.values()]
+
+    def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
+        pairs = [pair for weight in weights for pair in self._pairs.get(weight.name, ())]
+        buffers = [weight for weight in weights if weight.name in self._buffers]
+        found = self._stored.read(pairs + buffers)
+        tensors = {}
+        for weight in weights:
+            if weight.name in self._buffers:
+                tensors[weight.name] = found[weight.name]
+                continue
+            value = self._frozen.read(weight.name)
+            if weight.name in self._pairs:
+                a, b = (found[one.name].float() for one in self._pairs[weight.name])
+                value = value.float() + self._scaling * (b @ a)
+            tensors[weight.name] = value.to(weight.dtype).clone()
+        return tensors
+
+
+def content_of(checkpoint: Path, dtype: torch.dtype | None, frozen: FrozenWeights | None) -> Content:
+    """Return what an export of the checkpoint writes. Raises CheckpointError."""
+    adapter = read_marker(checkpoint).get("adapter")
+    if frozen is not None:
+        return Merged(checkpoint, frozen, dtype)
+    return Stored(checkpoint, dtype) if adapter is None else AdapterAlone(checkpoint, dtype)
+
+
+def _stored(checkpoint: Path, dtype: torch.dtype | None) -> Iterator[Weight]:
+    for key, entry in read_metadata(checkpoint).state_dict_metadata.items():
+        if key.startswith(_PREFIX) and isinstance(entry, TensorStorageMetadata):
+            stored = entry.properties.dtype
+            wanted = dtype if dtype is not None and stored.is_floating_point else stored
+            yield Weight(key.removeprefix(_PREFIX), entry.size, wanted)

@@ -1,0 +1,96 @@
+"""The frozen weights under an adapter: how to know them again, and how to make them again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.train.adapter import hidden, linear_layers
+from launcher.train.nf4 import Packing
+from launcher.train.optimizers.state import local
+from launcher.train.precision import cast, compute_type
+from launcher.train.rng import seed_all
+from launcher.train.seeds import derive_seed
+from launcher.train.task import load_task
+
+
+def fingerprint(model: nn.Module) -> str | None:
+    """Return a hash of the first row of each frozen parameter outside linear layers: embeddings, norms.
+
+    The first rank finds the same value under any sharding and precision; on the others it has no meaning.
+    None means that there is no such parameter.
+    """
+    rows = [
+        bytes(local(parameter.detach())[0].to(torch.bfloat16).cpu().contiguous().view(-1).view(torch.uint8))
+        for module in model.modules()
+        if not isinstance(module, nn.Linear)
+        for parameter in module.parameters(recurse=False)
+        if not parameter.requires_grad and parameter.ndim and len(local(parameter))
+    ]
+    return hashlib.sha256(b"".join(rows)).hexdigest() if rows else None
+
+
+class FrozenWeights:
+    """What a job with an adapter trains on, on the CPU and as the recipe stores it. Weights that were in
+    4 bits are decoded.
+
+    A task that builds on the meta device makes the linear layers of the blocks one at a time when they are
+    read, so the model is never whole in memory.
+    """
+
+    def __init__(self, job: Job, recipe: Recipe, workdir: str) -> None:
+        """Runs the task's code. Raises TaskError."""
+        assert job.task is not None and job.adapter is not None
+        seed_all(derive_seed("model", job.train.seed))
+        self._task = task = load_task(job.task, job.args, workdir)
+        task.loss_chunks = recipe.loss_chunks
+        self._seed, self._packed, dtype = job.train.seed, job.adapter.kind == "qlora", compute_type(recipe)
+        with torch.device("meta") if task.built_on_meta else nullcontext():
+            self._model = cast(task.model(), recipe)
+        for parameter in self._model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+            parameter.requires_grad_(False)
+        layers = {f"{name}.weight": layer for name, layer in linear_layers(task, self._model).items()}
+        self._dtype, self._layers = dtype, layers
+        if task.built_on_meta:
+            with hidden(list(layers.values()), {"weight"}):
+                self._model.to_empty(device="cpu")
+                task.initialise(self._model, self._seed)
+        self.fingerprint = fingerprint(self._model)
+        self._others = {
+            name: parameter
+            for name, parameter in self._model.named_parameters(remove_duplicate=False)
+            if name not in layers
+        }
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[torch.Size, torch.dtype]]:
+        """Shape and type of each parameter by name. Tied parameters have each of their names."""
+        named = self._model.named_parameters(remove_duplicate=False)
+        return {name: (parameter.shape, parameter.dtype) for name, parameter in named}
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a parameter, which may be shared with the model."""
+        if name not in self._layers:
+            return self._others[name].detach()
+        weight = self._weight(self._layers[name])
+        if not self._packed:
+            return weight
+        packing = Packing((weight.shape[0], weight.shape[1]), self._dtype)
+        return packing.unpack(packing.pack(weight))
+
+    def _weight(self, layer: nn.Linear) -> torch.Tensor:
+        if not layer.weight.is_meta:
+            return layer.weight.detach()
+        with hidden([layer]), hidden([module for module in self._model.modules() if module is not layer]):
+            weight = torch.empty(layer.out_features, layer.in_features, dtype=self._dtype)
+            layer.weight = nn.Parameter(weight, requires_grad=False)
+            self._task.initialise(self._model, self._seed)
+        return weight

@@ -1,0 +1,129 @@
+"""What `launcher export` writes of a training with an adapter: peft loads it, and the merged model equals it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from launcher.cli.main import app
+from launcher.rundir.layout import RunDir
+from launcher.train.nf4 import NF4Linear, Packing
+from tests.train.runs import job, prepare, recipe, start
+
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+TOKENS = torch.arange(24).reshape(2, 12) * 5 % 64
+
+
+def trained(folder: Path, kind: str, *, tied: bool = False, pretrained: bool = True, **fields: Any) -> RunDir:
+    """A run of three steps on two ranks under FSDP, over a model of transformers."""
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=tied,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    np.random.default_rng(0).integers(0, 64, 2000, dtype=np.uint16).tofile(folder / "tokens.bin")
+    args = {"path": str(folder / "model"), "pretrained": pretrained, "context": 12,
+            "data": str(folder / "tokens.bin")}  # fmt: skip
+    asked = job(
+        task="launcher.tasks.huggingface:CausalLM",
+        args=args,
+        adapter={"kind": kind, "rank": 4, "alpha": 64, **fields.pop("adapter", {})},
+        train={"lr": 0.05, "probe": "never"},
+        steps=3,
+    )
+    run = prepare(folder / "run", asked)
+    ended = start(run, recipe("fsdp", **fields))
+    assert set(ended.codes.values()) == {0}, ended.output
+    return run
+
+
+def exported(run: RunDir, to: Path, *options: str) -> str:
+    done = CliRunner().invoke(app, ["export", str(run.path), "--to", str(to), *options])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refused(run: RunDir, to: Path, *options: str) -> str:
+    done = CliRunner().invoke(app, ["export", str(run.path), "--to", str(to), *options])
+    assert done.exit_code == 4 and not to.exists(), done.output
+    return done.output
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=TOKENS).logits  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_peft_and_transformers_load_the_adapter_and_the_merged_model_equals_it(
+    tmp_path: Path, tied: bool
+) -> None:
+    run = trained(tmp_path, "lora", tied=tied)
+    assert "wrote adapter_model.safetensors" in exported(run, tmp_path / "adapter")
+    names = sorted(path.name for path in (tmp_path / "adapter").iterdir())
+    assert names == ["adapter_config.json", "adapter_model.safetensors"]
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    before = logits(base)
+    own = logits(peft.PeftModel.from_pretrained(base, tmp_path / "adapter"))
+    theirs = logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "adapter"))
+    assert torch.equal(own, theirs) and not torch.allclose(own, before, atol=1e-2)
+
+    assert "wrote model.safetensors" in exported(run, tmp_path / "merged", "--merge")
+    assert not (tmp_path / "merged" / "adapter_config.json").exists()
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(merged), own, atol=1e-4)
+    assert ("lm_head.weight" in load_file(tmp_path / "merged" / "model.safetensors")) or tied
+
+
+@pytest.mark.slow
+def test_four_bit_weights_are_merged_as_the_training_saw_them(tmp_path: Path) -> None:
+    run = trained(tmp_path, "qlora", adapter={"targets": ["q_proj", "down_proj"]})
+    exported(run, tmp_path / "adapter")
+    exported(run, tmp_path / "merged", "--merge")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for layer in base.model.layers:
+        for module in (layer.self_attn, layer.mlp):
+            for name, child in list(module.named_children()):
+                if isinstance(child, torch.nn.Linear):
+                    setattr(module, name, NF4Linear(child, torch.float32))
+    for module in base.modules():
+        if isinstance(module, NF4Linear):
+            module.weight = torch.nn.Parameter(module.packing.unpack(module.weight), requires_grad=False)
+            module.__class__ = torch.nn.Linear
+    own = logits(peft.PeftModel.from_pretrained(base, tmp_path / "adapter"))
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(merged), own, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_merge_over_other_weights_is_refused_and_so_is_a_resume(tmp_path: Path) -> None:
+    run = trained(tmp_path, "lora")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        model.model.norm.weight.add_(0.5)
+    model.save_pretrained(tmp_path / "model")
+    said = refused(run, tmp_path / "merged", "--merge")
+    assert "the adapter was trained over other weights than the task's model has now" in said
+    ended = start(run, recipe("fsdp"))
+    assert set(ended.codes.values()) != {0}
+    assert "its adapter was trained over other frozen weights" in ended.output
+
+
+def test_packed_weights_are_those_of_bitsandbytes() -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    for shape in ((64, 64), (48, 80), (7, 33), (300, 200)):
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+            codes, state = functional.quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
+            packing = Packing(shape, dtype)
+            assert torch.equal(packing.unpack(packing.pack(weight)), functional.dequantize_4bit(codes, state))
