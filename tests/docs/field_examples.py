@@ -49,6 +49,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "name": "my-run",
         "task": "my_task:Waves",
         "args": "{width: 16}",
+        "adapter": "{kind: qlora, rank: 16}",
         "command": "python train.py --batch-size {micro_batch_size}",
         "workdir": "../project",
         "batch": "{global: 64}",
@@ -71,6 +72,13 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "tags": "[ablation]",
     },
     "Batch": {"global": "64"},
+    "Adapter": {
+        "kind": "qlora",
+        "rank": "16",
+        "alpha": "32",
+        "dropout": "0.05",
+        "targets": "[q_proj, v_proj]",
+    },
     "Resources": {
         "nodes": "2",
         "gpus_per_node": "4",

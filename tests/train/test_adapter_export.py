@@ -1,4 +1,4 @@
-"""What `launcher export` writes of a training with an adapter: peft loads it, and the merged model equals it."""
+"""`launcher export` of a training with an adapter: peft loads it, and the merged model equals it."""
 
 from __future__ import annotations
 

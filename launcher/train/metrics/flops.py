@@ -16,6 +16,8 @@ from launcher.train.task import Task
 
 FORWARD_AND_BACKWARD = 3
 "The backward pass has two matrix products for each of the forward pass (PaLM, arXiv 2204.02311, app. B)."
+WITH_FROZEN_WEIGHTS = 2
+"Under an adapter the backward pass has one: frozen weights get no gradient. The adapter is not counted."
 
 
 def count_flops(task: Task, batch: Any) -> int:
@@ -35,7 +37,8 @@ def count_flops(task: Task, batch: Any) -> int:
             task.loss(model, to_meta(batch))
     finally:
         set_rng_state(before, torch.device("cpu"))
-    return FORWARD_AND_BACKWARD * int(counter.get_total_flops())
+    passes = FORWARD_AND_BACKWARD if task.adapter is None else WITH_FROZEN_WEIGHTS
+    return passes * int(counter.get_total_flops())
 
 
 def to_meta(batch: Any) -> Any:
