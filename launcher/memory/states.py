@@ -139,10 +139,10 @@ def state_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
     Excludes the step counter, and two tables of 1 KiB that map codes to values: all 8-bit parameters of a
     rank share them.
     """
-    return sum(_bytes(state, p, shard) for state in OPTIMIZERS[recipe.optimizer].states)
+    return sum(_bytes(state, p, shard, recipe) for state in OPTIMIZERS[recipe.optimizer].states)
 
 
-def _bytes(state: State, p: Parameter, shard: Shard) -> int:
+def _bytes(state: State, p: Parameter, shard: Shard, recipe: Recipe) -> int:
     match state:
         case "as-parameter":
             return shard.numel * p.itemsize
@@ -151,16 +151,18 @@ def _bytes(state: State, p: Parameter, shard: Shard) -> int:
         case "fp32-per-row":
             return shard.rows * FP32
         case "8-bit":
-            return shard.numel * CODE + _scales(shard) * FP32 if in_eight_bits(p) else shard.numel * FP32
+            eight = in_eight_bits(p, recipe)
+            return shard.numel * CODE + _scales(shard) * FP32 if eight else shard.numel * FP32
 
 
-def in_eight_bits(p: Parameter) -> bool:
+def in_eight_bits(p: Parameter, recipe: Recipe) -> bool:
     """Return whether 8-bit optimizers store this parameter's states in 8 bit.
 
     The global size decides, so the answer is the same for any number of ranks:
     launcher.train.optimizers.local_shards.
     """
-    return not p.vector and not p.embedding and p.numel >= LEAST_EIGHT_BIT
+    wide = p.vector or (p.embedding and recipe.embedding_states == "32-bit")
+    return not wide and p.numel >= LEAST_EIGHT_BIT
 
 
 def _scales(shard: Shard) -> int:
@@ -177,7 +179,7 @@ def _scales(shard: Shard) -> int:
 def paged_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
     """Return the paged bytes of a shard's states: the codes. Scales stay in ordinary GPU memory."""
     optimizer = OPTIMIZERS[recipe.optimizer]
-    if not optimizer.paged or not in_eight_bits(p) or shard.numel < LEAST_PAGED:
+    if not optimizer.paged or not in_eight_bits(p, recipe) or shard.numel < LEAST_PAGED:
         return 0
     return len(optimizer.states) * shard.numel * CODE
 

@@ -37,6 +37,8 @@ def recipe_line(recipe: Recipe) -> str:
     parts = [recipe.precision, recipe.optimizer, f"sharding {recipe.sharding}"]
     if recipe.offload != "none":
         parts.append(f"offload {recipe.offload}")
+    if recipe.embedding_states == "8-bit":
+        parts.append("8-bit states of embeddings")
     if recipe.optimizer_step == "backward":
         parts.append("optimizer step in the backward pass")
     if recipe.activations != "keep":

@@ -24,6 +24,7 @@ def made_with(job: Job, recipe: Recipe, samples: int | None) -> dict[str, Any]:
     adapter = None if job.adapter is None else job.adapter.model_dump(mode="json")
     named = {
         "optimizer": recipe.optimizer,
+        "embedding_states": recipe.embedding_states,
         "batch": job.batch.global_,
         "seed": job.train.seed,
         "adapter": adapter,
@@ -38,6 +39,12 @@ def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
         return (
             f"its optimizer states are those of {before}, recipe.optimizer is {recipe.optimizer} now; "
             f"go on with `--set recipe.optimizer={before}`, or submit the job anew for another optimizer"
+        )
+    if (states := marker.get("embedding_states", "32-bit")) != recipe.embedding_states:
+        return (
+            f"the optimizer states of its embeddings are {states}, recipe.embedding_states is "
+            f"{recipe.embedding_states} now; go on with `--set recipe.embedding_states={states}`, or submit "
+            "the job anew"
         )
     adapter = None if job.adapter is None else job.adapter.model_dump(mode="json")
     if (had := marker.get("adapter", adapter)) != adapter:

@@ -20,6 +20,7 @@ Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
 Activations = Literal["keep", "selective", "every-second", "checkpoint", "offload"]
 GradSync = Literal["each", "last"]
 OptimizerStep = Literal["after", "backward"]
+EmbeddingStates = Literal["32-bit", "8-bit"]
 
 SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
 
@@ -34,6 +35,8 @@ class Recipe(Value):
     "Types of parameters and computation."
     optimizer: Optimizer
     "Optimizer and the type of its states."
+    embedding_states: EmbeddingStates = "32-bit"
+    "With an 8-bit optimizer, the type of the states of embeddings."
     sharding: Sharding
     "How parameters, gradients and states are spread over the ranks."
     offload: Offload = "none"

@@ -220,6 +220,13 @@ RULES = (
         lambda r, s: {"checkpoint_ratio": 1.0},
     ),
     Rule(
+        "embedding-states-need-8-bit",
+        lambda r, s: r.embedding_states == "8-bit" and not OPTIMIZERS[r.optimizer].eight_bit,
+        "embedding_states: 8-bit is for an optimizer with 8-bit states",
+        "launcher.train.optimizers.local_shards",
+        lambda r, s: {"embedding_states": "32-bit"},
+    ),
+    Rule(
         "step-in-backward-needs-entrypoint",
         _in_backward(lambda r, s: not s.entrypoint),
         "optimizer_step: backward is done by the built-in training loop; a `command:` updates its parameters "

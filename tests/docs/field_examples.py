@@ -199,6 +199,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "Recipe": {
         "precision": "bf16-mixed",
         "optimizer": "adamw-8bit",
+        "embedding_states": "8-bit",
         "sharding": "fsdp",
         "offload": "cpu-optimizer",
         "optimizer_step": "backward",

@@ -196,6 +196,8 @@ CASES: tuple[Case, ...] = (
     case("llama", ranks=2, micro=8, sharding="ddp", **MIXED),
     case("llama", ranks=2, micro=8, sharding="fsdp-keep", **MIXED),
     case("llama", ranks=2, micro=8, optimizer="adamw-8bit", **MIXED),
+    case("llama", ranks=2, micro=8, optimizer="adamw-8bit", embedding_states="8-bit", **MIXED),
+    case("hf qwen3", micro=8, optimizer="adamw-8bit", embedding_states="8-bit"),
     case("llama", ranks=2, micro=4, accumulation=2, grad_sync="each", **MIXED),
     case("llama", ranks=2, micro=4, accumulation=2, grad_sync="last", **MIXED),
     case("llama", ranks=2, micro=8, activations="selective", **PURE),

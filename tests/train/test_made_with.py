@@ -74,6 +74,7 @@ def test_the_jobs_weight_decay_is_in_force_and_not_that_of_the_checkpoint(
             {},
             "step-00000002 cannot be resumed from: its optimizer states are those of adamw",
         ),
+        ({"embedding_states": "8-bit"}, {}, "go on with `--set recipe.embedding_states=32-bit`"),
         ({"optimizer": "adamw-8bit"}, {}, "go on with `--set recipe.optimizer=adamw`"),
         (
             {"micro_batch_size": 16},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,15 @@ from torch import nn
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, states_of
+from launcher.rundir.layout import RunDir
 from launcher.spec.optimizers import OPTIMIZERS, Optimizer
+from launcher.train.budget import Unlimited
 from launcher.train.optimizers.adam_mini import AdamMini
 from launcher.train.optimizers.adamw_bf16 import AdamWBf16, round_stochastically
-from launcher.train.optimizers.build import builder
+from launcher.train.optimizers.build import build_optimizer, builder
 from launcher.train.optimizers.local_shards import EightBit
 from launcher.train.rank import SetupError
-from tests.train.runs import recipe
+from tests.train.runs import one_rank, recipe
 
 
 def train(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, steps: int = 10) -> None:
@@ -47,6 +50,17 @@ def test_8_bit_equals_bitsandbytes_bit_for_bit(kernel: Any, dtype: torch.dtype) 
     reference = optim.AdamW8bit if kernel == "adam" else optim.Lion8bit
     train(theirs, reference(theirs, lr=1e-2, betas=betas, weight_decay=0.1))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("states", ["32-bit", "8-bit"])
+def test_the_recipe_decides_the_states_of_embeddings(states: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(64, 128), nn.Linear(128, 64))
+    chosen = recipe("none", optimizer="adamw-8bit", embedding_states=states)
+    optimizer = build_optimizer(model, one_rank(RunDir(tmp_path), recipe=chosen), Unlimited())
+    model(torch.arange(64)).sum().backward()
+    optimizer.step()
+    embedding, linear = optimizer.state[model[0].weight], optimizer.state[model[1].weight]
+    assert ("absmax1" in embedding) == (states == "8-bit") and "absmax1" in linear
 
 
 def test_8_bit_does_not_depend_on_the_memory_format() -> None:

@@ -25,7 +25,8 @@ def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim
     """
     recipe, training = rank.recipe, rank.job.train
     make = builder(recipe.optimizer, training.lr)
-    groups, wide = parameter_groups(model, training), embeddings(model)
+    groups = parameter_groups(model, training)
+    wide = embeddings(model) if recipe.embedding_states == "32-bit" else []
     if not groups:
         raise SetupError("the model has no trainable parameter: all of them have requires_grad=False")
     if recipe.offload in ("none", "cpu"):
@@ -51,8 +52,9 @@ def builder(name: str, lr: float) -> Make:
 
 
 def embeddings(model: nn.Module) -> list[nn.Parameter]:
-    """Return the embedding weights. bitsandbytes advises 32-bit states for them: the gradient of a rare token
-    is an outlier."""
+    """Return the embedding weights. 32-bit states are advised for them (Dettmers et al. 2021, arXiv
+    2110.02861, section 2.3): their gradients differ much from token to token, which makes 8-bit states
+    unstable."""
     tables = (nn.Embedding, nn.EmbeddingBag)
     found = [module.weight for module in model.modules() if isinstance(module, tables)]
     return [weight for weight in found if isinstance(weight, nn.Parameter)]
