@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from memory_tables import markdown  # noqa: E402
 
+from launcher.memory import accuracy  # noqa: E402
 from launcher.memory.estimate import Estimate  # noqa: E402
 from launcher.memory.states import Ranks, states_of  # noqa: E402
 from launcher.spec.base import GIB  # noqa: E402
@@ -38,12 +39,13 @@ def main() -> int:
     parser.add_argument(
         "--save",
         action="store_true",
-        help="write benchmarks/results/memory-published.json and .md",
+        help="write benchmarks/results/memory-published.json and .md, and the error band of the estimate",
     )
     options = parser.parse_args()
     data = json.loads(DATA.read_text())
     rows = [_row(entry, data) for entry in data["entries"]]
-    parts = [abs(error) for _, error, _ in errors()]
+    found = errors()
+    parts = [abs(error) for error in found.values()]
     judged = (
         f"Published whole: {len(parts)} rows, error {statistics.median(parts):.1%} in the median, "
         f"{max(parts):.1%} at most."
@@ -52,6 +54,7 @@ def main() -> int:
     print(text)
     if options.save:
         result = {"command": "python benchmarks/memory_published.py --save", "rows": rows}
+        accuracy.save("others", found)
         target = ROOT / "benchmarks" / "results" / "memory-published.json"
         target.write_text(json.dumps(result, indent=1) + "\n")
         page = target.with_suffix(".md")
@@ -76,15 +79,15 @@ def _row(entry: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def errors() -> list[tuple[str, float, float]]:
-    """Return (name, predicted / published - 1, error band) of each row whose recipe is published whole."""
-    found = []
+def errors() -> dict[str, float]:
+    """Return estimate / published - 1 of each row whose recipe is published whole."""
+    found = {}
     data = json.loads(DATA.read_text())
     for entry in data["entries"]:
         if entry.get("complete"):
             estimate = _estimate(entry, *_case(entry, data))
             published = float(entry["published"]) * GIB
-            found.append((entry["name"], estimate.reserved / published - 1, estimate.band))
+            found[entry["name"]] = estimate.reserved / published - 1
     return found
 
 

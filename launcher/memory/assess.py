@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from launcher.memory.accuracy import error_band
 from launcher.memory.allocator import replay
 from launcher.memory.estimate import Estimate
 from launcher.memory.failure import Failure, first_failure
@@ -18,10 +19,6 @@ from launcher.memory.trace import COMPUTE, GRADIENTS, REDUCE_SCATTER
 from launcher.spec.cluster import Gpu
 from launcher.spec.recipe import Recipe
 
-BAND = 0.05
-"Error band of a traced estimate. Its worst error against real steps on the CPU is smaller: docs/accuracy.md."
-BAND_WIDER = 0.10
-"Error band if the trace lacks a part of the recipe: compiled code, float8's casts."
 ROUNDING = 0.02
 "Share that the allocator adds to the bytes of tensors, used if its model is not run."
 
@@ -90,7 +87,7 @@ def assess(
         host={name: size for name, size in host.items() if size},
         managed=states.managed,
         nvme=states.nvme,
-        band=BAND_WIDER if missing else BAND,
+        band=error_band(),
         basis="traced",
         not_modelled=(*missing, *NEVER_MODELLED) if ranks.on_gpu else missing,
     )
@@ -110,7 +107,7 @@ def assess_at_least(
         reserved=at_least(model, recipe, device, kept),
         overhead=overheads(around.gpu, recipe, ranks),
         host={},
-        band=BAND_WIDER if missing else BAND,
+        band=error_band(),
         basis="traced",
         not_modelled=missing,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, get_args
 
+from launcher.memory.accuracy import validated_on_gpu
 from launcher.memory.estimate import Estimate, When
 from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decision
@@ -145,7 +146,8 @@ def _fits(decision: Decision) -> str:
     if decision.room.is_unknown_for(decision.chosen.recipe):
         on_host = format_bytes(decision.chosen.estimate.host_per_node)
         condition = f", if each node has at least {on_host} of host memory"
-    return f"yes{condition}: {needed} of {format_bytes(card)} on each GPU, {spare} to spare; {NOT_VALIDATED}"
+    validated = "" if validated_on_gpu() else f"; {NOT_VALIDATED}"
+    return f"yes{condition}: {needed} of {format_bytes(card)} on each GPU, {spare} to spare{validated}"
 
 
 def _host(decision: Decision) -> str:
@@ -274,5 +276,5 @@ def _facts(fitting: Candidate) -> tuple[str, str, str]:
 def notes(page: Page) -> list[str]:
     decision = page.decision
     if decision is None:
-        return [f"the figures are {NOT_VALIDATED}"]
+        return [] if validated_on_gpu() else [f"the figures are {NOT_VALIDATED}"]
     return [*decision.plan.warnings, *decision.notes]
