@@ -1,0 +1,61 @@
+"""The order of savings is true: each recipe trains in memory in which the one before it runs out.
+
+Real steps of a small Llama under a budget that is exact to the byte (launcher.train.budget).
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.spec.recipe import Recipe
+from tests.train.runs import measure
+
+JOB = {
+    "name": "savings",
+    "task": "launcher.tasks.llama:LanguageModel",
+    "args": {
+        "model": {
+            "layers": 6, "dim": 192, "heads": 6, "kv_heads": 2, "hidden": 512, "vocabulary": 2048,
+        },
+        "context": 128,
+    },
+    "steps": 2,
+    "batch": {"global": 16},
+    "resources": {"gpus_per_node": 0},
+    "retries": {"lower": 0},
+    "train": {"clip_norm": None, "checkpoint_every": None},
+}  # fmt: skip
+PLAIN = {
+    "precision": "bf16", "optimizer": "adamw", "sharding": "none", "micro_batch_size": 16, "grad_accum": 1,
+}  # fmt: skip
+CHANGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "selective": {"activations": "selective"},
+    "every-second": {"activations": "every-second"},
+    "checkpoint": {"activations": "checkpoint"},
+    "loss in chunks": {"loss_chunks": 8},
+    "8-bit states": {"optimizer": "adamw-8bit"},
+    "8-bit states of embeddings": {"embedding_states": "8-bit"},
+    "step in backward": {"optimizer_step": "backward"},
+    "offload to the host": {"offload": "cpu", "sharding": "fsdp", "optimizer": "adamw",
+                            "embedding_states": "32-bit", "optimizer_step": "after"},
+}  # fmt: skip
+"What each recipe changes in the one before it."
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1600)]
+
+
+def test_each_recipe_trains_where_the_one_before_it_runs_out(tmp_path: Path) -> None:
+    recipes = accumulate(CHANGES.values(), lambda one, more: {**one, **more}, initial=PLAIN)
+    cases = [{"job": JOB, "recipe": Recipe.model_validate(one).model_dump()} for one in [*recipes][1:]]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    found = dict(zip(CHANGES, measure("savings.py", tmp_path, ranks=1, timeout=1500), strict=True))
+    peaks = {name: one["peak"] for name, one in found.items()}
+    assert all(less < more for more, less in pairwise(peaks.values())), peaks
+    for name, one in found.items():
+        assert one["exact"] == one["losses"], name
+        assert one["a byte less"] is None and one["next"] is None, name
