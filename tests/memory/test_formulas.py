@@ -67,7 +67,7 @@ def test_the_peak_is_that_of_a_trace_within_the_band(model: Any, chosen: Recipe,
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp", "fsdp-keep", "hybrid"])
-@pytest.mark.parametrize("activations", ["keep", "checkpoint", "selective", "every-second", "offload"])
+@pytest.mark.parametrize("activations", ["keep", "checkpoint", "selective", "every-second", "offload", "compress"])
 @pytest.mark.parametrize("accumulates", [{}, {"grad_accum": 2}, {"grad_accum": 2, "grad_sync": "last"}])
 def test_everything_is_freed_once_and_gradients_wait_as_they_do(
     sharding: str, activations: str, accumulates: Any

@@ -92,7 +92,7 @@ def test_a_job_that_cannot_run_is_refused_with_the_reason(fields, cluster, messa
     [
         *(
             {"activations": policy}
-            for policy in ("keep", "selective", "every-second", "checkpoint", "offload")
+            for policy in ("keep", "selective", "every-second", "checkpoint", "offload", "compress")
         ),
         {"loss_chunks": 8},
         {"compile": True, "activations": "selective"},
