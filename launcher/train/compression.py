@@ -109,7 +109,7 @@ class Compressor:
         return with_compression
 
     def _pack(self, tensor: torch.Tensor) -> Packed:
-        layout = _layout(tensor)
+        layout = layout_of(tensor)
         dense = all(
             size == 1 or packed == stride
             for size, packed, stride in zip(layout.shape, layout.strides, tensor.stride(), strict=True)
@@ -164,7 +164,8 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _layout(tensor: torch.Tensor) -> Layout:
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """Return the layout of a copy without gaps."""
     expanded = [stride == 0 for stride in tensor.stride()]
     shape = tuple(1 if alike else size for size, alike in zip(tensor.shape, expanded, strict=True))
     strides, numel = [0] * tensor.dim(), 1

@@ -45,9 +45,14 @@ def fsdp(**fields: Any) -> Recipe:
         (recipe(sharding="none", activations="checkpoint", grad_accum=2), 1),
         (fsdp(), 8),
         (fsdp(activations="checkpoint"), 8),
+        (fsdp(activations="compress"), 8),
+        (recipe(sharding="none", activations="compress"), 1),
         (fsdp(activations="selective", grad_accum=2, grad_sync="last"), 4),
     ],
-    ids=["none", "none checkpoint", "fsdp", "fsdp checkpoint", "fsdp selective last"],
+    ids=[
+        "none", "none checkpoint", "fsdp", "fsdp checkpoint", "fsdp compress", "none compress",
+        "fsdp selective last",
+    ],
 )
 def test_the_peak_is_that_of_a_trace_within_the_band(model: Any, chosen: Recipe, world: int) -> None:
     of, ranks = tracer(*model), Ranks(world, world, on_gpu=True)
