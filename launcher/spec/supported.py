@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from launcher.spec.recipe import Recipe
 
-# Of the tensors that a compiled block saves, autocast's copies of weights have no history that tells them from
-# activations.
+# A compiled block saves autocast's copies of weights without the history that tells them from activations.
 _COMPILED = (
     "is not run by the built-in entrypoint (what compiled code saves cannot be distinguished from its "
     "weights); activations: checkpoint runs with it"

@@ -50,7 +50,12 @@ def fsdp(**fields: Any) -> Recipe:
         (fsdp(activations="selective", grad_accum=2, grad_sync="last"), 4),
     ],
     ids=[
-        "none", "none checkpoint", "fsdp", "fsdp checkpoint", "fsdp compress", "none compress",
+        "none",
+        "none checkpoint",
+        "fsdp",
+        "fsdp checkpoint",
+        "fsdp compress",
+        "none compress",
         "fsdp selective last",
     ],
 )
@@ -72,7 +77,9 @@ def test_the_peak_is_that_of_a_trace_within_the_band(model: Any, chosen: Recipe,
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp", "fsdp-keep", "hybrid"])
-@pytest.mark.parametrize("activations", ["keep", "checkpoint", "selective", "every-second", "offload", "compress"])
+@pytest.mark.parametrize(
+    "activations", ["keep", "checkpoint", "selective", "every-second", "offload", "compress"]
+)
 @pytest.mark.parametrize("accumulates", [{}, {"grad_accum": 2}, {"grad_accum": 2, "grad_sync": "last"}])
 def test_everything_is_freed_once_and_gradients_wait_as_they_do(
     sharding: str, activations: str, accumulates: Any

@@ -1,4 +1,4 @@
-"""Run on every rank by test_compression.py: gradients and peaks with exact and with compressed activations."""
+"""Run on every rank by test_compression.py: gradients and peaks with exact and compressed activations."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ REFERENCE = {
 
 
 def tolerance(recipe: dict[str, Any]) -> float:
-    """Sharding, offload, exact activations, chunks and the time of the synchronisation must change nothing."""
+    """Sharding, offload, chunks, exact activations and the time of the synchronisation change nothing."""
     approximate = ACTIVATIONS.get(recipe.get("activations", "keep"), 0.0)
     return PRECISION[recipe["precision"]] + OPTIMIZER[recipe["optimizer"]] + approximate
 

@@ -148,7 +148,7 @@ def test_a_weight_that_changes_before_the_backward_pass_is_refused_as_without_co
         out = block(torch.randn(4, 8, requires_grad=True))
         with torch.no_grad():
             block[1].weight.add_(1)
-        with pytest.raises(RuntimeError, match="modified by an in-?place operation"):
+        with pytest.raises(RuntimeError, match=r"modified by an in-?place operation"):
             out.sum().backward()
 
 
