@@ -67,6 +67,7 @@ bench: venv ## every benchmark, with its peer beside it; results go to benchmark
 	$(BIN)/python benchmarks/verdicts.py --save
 	$(BIN)/python benchmarks/train.py --save
 	$(BIN)/python benchmarks/recipes.py --save
+	$(BIN)/python benchmarks/compress.py --save
 	$(BIN)/python benchmarks/memory.py --save
 	$(BIN)/python benchmarks/memory_published.py --save
 	$(BIN)/python benchmarks/oom.py --save

@@ -110,7 +110,9 @@ class _Step(_Script):
         self.waits = self.sharded and passes > 1 and recipe.grad_sync == "last"
         # The sum does not depend on which blocks are recomputed.
         ratio = recipe.checkpoint_ratio if recipe.activations == "checkpoint" else 1.0
-        changed = 0 if recipe.activations == "keep" else max(1, round(ratio * len(model.blocks)))
+        changed = (
+            0 if recipe.activations in ("keep", "compress") else max(1, round(ratio * len(model.blocks)))
+        )
         self.changed = {block.name for block in model.blocks[:changed]}
         self.logits = tokens * model.vocabulary // recipe.loss_chunks
         self.batch: list[int] = []
@@ -206,8 +208,13 @@ class _Step(_Script):
             self.scatter(part)
 
     def whole(self, block: Part) -> int:
-        """Bytes per sample that a block keeps without recomputation and offload."""
+        """Bytes per sample that a block keeps without recomputation and offload.
+
+        With `activations: compress` each value takes one byte. Its scales add 1 to 3 % and are left out.
+        """
         between = BETWEEN * block.width if self.autocast else 0
+        if self.recipe.activations == "compress":
+            return self.tokens * (block.kept + between // FP32)
         return self.tokens * (block.kept * self.compute + between)
 
     def kept_of(self, block: Part) -> int:

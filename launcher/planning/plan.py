@@ -12,7 +12,7 @@ from launcher.spec.command import environment_name, seen_as
 from launcher.spec.drill import BUDGET, DRILLS, env_problems
 from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.job import Job
-from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.recipe import APPROXIMATE, SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules, changes_line, nearest_valid
 from launcher.spec.supported import unsupported
 
@@ -269,7 +269,7 @@ def _warnings(job: Job) -> tuple[str, ...]:
 
 
 def _costs(recipe: Recipe, setting: Setting) -> tuple[str, ...]:
-    """Return warnings about settings that cost more than they gain."""
+    """Return warnings about settings that cost precision, or more time than they gain."""
     costs = []
     if setting.gpus_per_node == 0:
         moved = [("offload", "cpu"), ("offload", "cpu-optimizer"), ("activations", "offload")]
@@ -280,6 +280,8 @@ def _costs(recipe: Recipe, setting: Setting) -> tuple[str, ...]:
         ]
     if recipe.precision == "float8" and not recipe.compile:
         costs.append("precision: float8 without compile: true: the casts can cost as much as float8 gains")
+    if recipe.activations == "compress" and setting.entrypoint:
+        costs.append(APPROXIMATE)
     return tuple(costs)
 
 

@@ -15,8 +15,8 @@ from launcher.spec.supported import unsupported
 
 # Field -> values to try, the one that gives up least first. Except for the optimizer, later values usually
 # need less memory. A product varies the last field fastest. Not listed: the micro-batch, which is searched
-# for each combination; precision, which changes numbers; compile, which costs minutes at each start and fails
-# on some models.
+# for each combination; precision and `activations: compress`, which change numbers; compile, which costs
+# minutes at each start and fails on some models.
 AXES: Mapping[str, tuple[Any, ...]] = {
     "optimizer": SEARCHED,
     "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),

@@ -17,10 +17,15 @@ else:
     Optimizer = Literal[tuple(OPTIMIZERS)]
 Sharding = Literal["none", "ddp", "fsdp", "fsdp-keep", "hybrid"]
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
-Activations = Literal["keep", "selective", "every-second", "checkpoint", "offload"]
+Activations = Literal["keep", "selective", "every-second", "checkpoint", "offload", "compress"]
 GradSync = Literal["each", "last"]
 OptimizerStep = Literal["after", "backward"]
 EmbeddingStates = Literal["32-bit", "8-bit"]
+
+APPROXIMATE = (
+    "activations: compress: gradients are approximate, because the backward pass reads activations that are "
+    "rounded to 8 bits"
+)
 
 SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
 
@@ -45,7 +50,7 @@ class Recipe(Value):
     """When a parameter is updated: after the backward pass, or in it, as soon as its gradient is complete. In
     the backward pass, no gradient is kept."""
     activations: Activations = "keep"
-    "What a block keeps for its backward pass."
+    "What a block keeps for its backward pass. With `compress`, gradients are approximate."
     checkpoint_ratio: float = Field(1.0, gt=0, le=1)
     "With `activations: checkpoint`, the share of the blocks that is recomputed, spread evenly."
     micro_batch_size: PositiveInt

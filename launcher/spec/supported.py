@@ -6,12 +6,21 @@ from collections.abc import Callable
 
 from launcher.spec.recipe import Recipe
 
+# A compiled block saves autocast's copies of weights without the history that tells them from activations.
+_COMPILED = (
+    "is not run by the built-in entrypoint (what compiled code saves cannot be distinguished from its "
+    "weights); activations: checkpoint runs with it"
+)
+
 # (combination, sentence with the reason and what runs instead). Every single value is supported.
 WHY_NOT: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
     (
         lambda recipe: recipe.compile and recipe.activations == "offload",
-        "compile: true with activations: offload is not run by the built-in entrypoint (what compiled "
-        "code saves cannot be distinguished from its weights); activations: checkpoint runs with it",
+        f"compile: true with activations: offload {_COMPILED}",
+    ),
+    (
+        lambda recipe: recipe.compile and recipe.activations == "compress",
+        f"compile: true with activations: compress {_COMPILED}, and compress with compile: false",
     ),
 )
 

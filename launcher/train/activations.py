@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from launcher.spec.recipe import Recipe
 from launcher.train import selective
 from launcher.train.batch_norm import first_batch_norm, untouched_statistics
+from launcher.train.compression import Compressor, storage_of
 from launcher.train.rank import SetupError
 
 Forward = Callable[..., Any]
@@ -39,9 +40,12 @@ def apply_activations(blocks: Iterable[nn.Module], recipe: Recipe, device: torch
             f"activations: {recipe.activations} works block by block, but blocks() of the task returns none; "
             "use activations: keep"
         )
+    compressed = Compressor()
     for block in evenly(outer, recipe.checkpoint_ratio):
         if recipe.activations == "offload":
             block.forward = offloaded(block, pin=device.type == "cuda")
+        elif recipe.activations == "compress":
+            block.forward = compressed(block)
         else:
             block.forward = recomputed(block, recipe)
 
@@ -107,10 +111,10 @@ def offloaded(block: nn.Module, *, pin: bool) -> Forward:
     @functools.wraps(forward)
     def with_offload(*args: Any, **kwargs: Any) -> Any:
         # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
-        stay = {_storage(parameter) for parameter in block.parameters()}
+        stay = {storage_of(parameter) for parameter in block.parameters()}
 
         def pack(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
-            if _storage(tensor) in stay:
+            if storage_of(tensor) in stay:
                 return None, tensor
             with record_function(ON_HOST):
                 on_host = torch.empty_like(tensor, device="cpu", pin_memory=pin)
@@ -126,7 +130,3 @@ def offloaded(block: nn.Module, *, pin: bool) -> Forward:
 def _unpack(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool) -> torch.Tensor:
     device, tensor = packed
     return tensor if device is None else tensor.to(device, non_blocking=pin)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

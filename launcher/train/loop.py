@@ -26,7 +26,7 @@ from launcher.spec.events import (
     StateNotSaved,
     StepLeftOut,
 )
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import APPROXIMATE, Recipe
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
 from launcher.train.adapter import write_config
@@ -141,6 +141,8 @@ class Trainer:
             self.recorder.event(CouplesSamples())  # the supervisor lowers the micro-batch last
         if self.rank.first:
             self._write_export_files()
+        if self.rank.recipe.activations == "compress":
+            self.rank.say(APPROXIMATE)
         done = self._resume()
         if self.recovery.why_not is None:
             with self.budget.host_side():

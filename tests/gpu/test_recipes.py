@@ -49,7 +49,9 @@ def test_gradients_that_meet_last_train_alike(lab: Lab, sharding: str) -> None:
     assert last == pytest.approx(each, rel=0.02)
 
 
-@pytest.mark.parametrize("activations", ["keep", "selective", "every-second", "checkpoint", "offload"])
+@pytest.mark.parametrize(
+    "activations", ["keep", "selective", "every-second", "checkpoint", "offload", "compress"]
+)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_float8_trains_as_bf16_does(lab: Lab, sharding: str, compiled: bool, activations: str) -> None:
@@ -57,7 +59,7 @@ def test_float8_trains_as_bf16_does(lab: Lab, sharding: str, compiled: bool, act
     pytest.importorskip("torchao")
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("float8 needs compute capability 8.9")
-    if compiled and activations == "offload":
+    if compiled and activations in ("offload", "compress"):
         pytest.skip("refused by the plan")
     fields = {"sharding": sharding, "compile": compiled, "activations": activations}
     eight, mixed = (losses(lab, precision=precision, **fields) for precision in ("float8", "bf16-mixed"))

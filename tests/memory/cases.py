@@ -168,6 +168,7 @@ CASES: tuple[Case, ...] = (
     case("conv", ranks=4, micro=32, **MIXED),
     # The field reports' shapes, small
     case("brain tiny", micro=64),
+    case("brain tiny", micro=64, activations="compress"),
     case("brain tiny", micro=64, optimizer="adamw-8bit", **MIXED),
     case("brain tiny", ranks=2, micro=32, sharding="ddp", optimizer="adamw-8bit", **MIXED),
     case("brain tiny, 4 parts", ranks=4, micro=32, **MIXED),
@@ -183,6 +184,7 @@ CASES: tuple[Case, ...] = (
     case("gpt", activations="checkpoint"),
     case("gpt", activations="selective", **MIXED),
     case("gpt", activations="every-second", **MIXED),
+    case("gpt", activations="compress"),
     case("gpt", loss_chunks=4, **PURE),
     case("gpt", optimizer="lion", accumulation=3, micro=4),
     case("gpt", offload="cpu-optimizer"),
@@ -201,6 +203,7 @@ CASES: tuple[Case, ...] = (
     case("llama", ranks=2, micro=4, accumulation=2, grad_sync="each", **MIXED),
     case("llama", ranks=2, micro=4, accumulation=2, grad_sync="last", **MIXED),
     case("llama", ranks=2, micro=8, activations="selective", **PURE),
+    case("llama", ranks=2, micro=8, activations="compress", **MIXED),
     case("llama", ranks=4, micro=8, activations="checkpoint", **MIXED),
     case("llama", ranks=4, micro=4, sharding="ddp", accumulation=2, grad_sync="last"),
     case("llama", ranks=4, micro=4, optimizer="lion", **HALF, **MIXED),

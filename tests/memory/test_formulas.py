@@ -45,9 +45,19 @@ def fsdp(**fields: Any) -> Recipe:
         (recipe(sharding="none", activations="checkpoint", grad_accum=2), 1),
         (fsdp(), 8),
         (fsdp(activations="checkpoint"), 8),
+        (fsdp(activations="compress"), 8),
+        (recipe(sharding="none", activations="compress"), 1),
         (fsdp(activations="selective", grad_accum=2, grad_sync="last"), 4),
     ],
-    ids=["none", "none checkpoint", "fsdp", "fsdp checkpoint", "fsdp selective last"],
+    ids=[
+        "none",
+        "none checkpoint",
+        "fsdp",
+        "fsdp checkpoint",
+        "fsdp compress",
+        "none compress",
+        "fsdp selective last",
+    ],
 )
 def test_the_peak_is_that_of_a_trace_within_the_band(model: Any, chosen: Recipe, world: int) -> None:
     of, ranks = tracer(*model), Ranks(world, world, on_gpu=True)
@@ -67,7 +77,9 @@ def test_the_peak_is_that_of_a_trace_within_the_band(model: Any, chosen: Recipe,
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp", "fsdp-keep", "hybrid"])
-@pytest.mark.parametrize("activations", ["keep", "checkpoint", "selective", "every-second", "offload"])
+@pytest.mark.parametrize(
+    "activations", ["keep", "checkpoint", "selective", "every-second", "offload", "compress"]
+)
 @pytest.mark.parametrize("accumulates", [{}, {"grad_accum": 2}, {"grad_accum": 2, "grad_sync": "last"}])
 def test_everything_is_freed_once_and_gradients_wait_as_they_do(
     sharding: str, activations: str, accumulates: Any

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.memory.estimate import Estimate, Peak
 from launcher.planning.choice import ANOTHER_OPTIMIZER, Candidate, Capacity, largest_that_fits
+from launcher.planning.ladder import ladder_of
 from launcher.planning.space import AXES, Space
 from launcher.spec.base import GIB, format_bytes
 from launcher.spec.recipe import Recipe
@@ -78,6 +79,17 @@ def test_what_the_job_fixes_stays():
     assert chosen is not None
     assert (chosen.recipe.activations, chosen.recipe.offload) == ("selective", "cpu-optimizer")
     assert (chosen.recipe.micro_batch_size, chosen.recipe.grad_accum) == (4, 4)
+
+
+def test_activations_in_8_bits_are_the_choice_of_a_job_alone_and_stay_on_every_rung():
+    toy = Toy()
+    assert "compress" not in {one.activations for one in toy.space().rests}
+    space = toy.space(activations="compress")
+    chosen = toy.choose(space).chosen
+    assert chosen is not None and chosen.recipe.activations == "compress"
+    rungs, _ = ladder_of(chosen, space, toy, toy.capacity, None)
+    assert len(rungs) > 1 and {rung.recipe.activations for rung in rungs} == {"compress"}
+    assert rungs[-1].recipe.micro_batch_size == 1
 
 
 def test_another_optimizer_is_taken_when_nothing_fits_with_the_default():

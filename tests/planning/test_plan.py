@@ -11,7 +11,7 @@ from launcher.planning.lower import lower
 from launcher.planning.plan import PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import APPROXIMATE, Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import Verdict
 
@@ -92,7 +92,7 @@ def test_a_job_that_cannot_run_is_refused_with_the_reason(fields, cluster, messa
     [
         *(
             {"activations": policy}
-            for policy in ("keep", "selective", "every-second", "checkpoint", "offload")
+            for policy in ("keep", "selective", "every-second", "checkpoint", "offload", "compress")
         ),
         {"loss_chunks": 8},
         {"compile": True, "activations": "selective"},
@@ -130,8 +130,16 @@ def test_what_costs_more_than_it_brings_is_planned_with_a_warning():
     assert "without compile: true" in make_plan(job(recipe={"precision": "float8"}), A6000).warnings[0]
 
 
-def test_compile_with_offloaded_activations_is_refused_with_what_runs():
-    text = refusal(job(recipe={"compile": True, "activations": "offload"}), A6000)
+def test_approximate_gradients_are_told_once_and_the_policy_stays_on_every_rung():
+    plan = make_plan(job(recipe={"activations": "compress"}), A6000)
+    assert plan.warnings.count(APPROXIMATE) == 1
+    assert len(plan.ladder) > 1 and {rung.activations for rung in plan.ladder} == {"compress"}
+    assert APPROXIMATE not in make_plan(job(recipe={"activations": "keep"}), A6000).warnings
+
+
+@pytest.mark.parametrize("activations", ["offload", "compress"])
+def test_compile_with_activations_that_hooks_see_is_refused_with_what_runs(activations):
+    text = refusal(job(recipe={"compile": True, "activations": activations}), A6000)
     assert "activations: checkpoint runs with it" in text
 
 

@@ -19,7 +19,7 @@ from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting
 from tests.planning.anchors import LLAMA, Decoder, work
 
-PER_TOKEN = {"keep": 34, "selective": 18, "every-second": 12, "checkpoint": 2, "offload": 2}
+PER_TOKEN = {"keep": 34, "selective": 18, "every-second": 12, "checkpoint": 2, "offload": 2, "compress": 16}
 "Bytes per token, layer and width that a block keeps on the GPU."
 OVERHEAD = {"CUDA context": GIB // 2}
 
@@ -105,7 +105,7 @@ class Toy:
         return Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, self.length))
 
     def time(self, recipe: Recipe, length: int) -> StepTime | None:
-        policy = "keep" if recipe.activations == "offload" else recipe.activations
+        policy = "keep" if recipe.activations in ("offload", "compress") else recipe.activations
         kept = self.decoder.layers * 32 * self.decoder.dim * length * recipe.micro_batch_size
         offloaded = kept if recipe.activations == "offload" else 0
         todo = work(self.decoder, length, policy)

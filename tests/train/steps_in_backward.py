@@ -103,6 +103,7 @@ CASES: dict[int, list[dict[str, str]]] = {
     2: [
         *({"sharding": "fsdp", "optimizer": optimizer} for optimizer in OPTIMIZERS),
         {"sharding": "fsdp-keep", "activations": "selective"},
+        {"sharding": "fsdp", "activations": "compress"},
         {"sharding": "fsdp", "precision": "bf16-mixed", "activations": "checkpoint"},
         {"sharding": "fsdp", "precision": "bf16", "optimizer": "adamw-8bit", "activations": "every-second"},
     ],

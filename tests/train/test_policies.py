@@ -213,7 +213,7 @@ def test_compile_is_refused_where_the_memory_budget_would_be_blind() -> None:
         apply_compile([nn.Linear(2, 2)], recipe(compile=True), CPU, MemoryBudget(MIB))
 
 
-@pytest.mark.parametrize("activations", ["selective", "every-second", "checkpoint", "offload"])
+@pytest.mark.parametrize("activations", ["selective", "every-second", "checkpoint", "offload", "compress"])
 def test_a_policy_without_blocks_is_refused(activations: str) -> None:
     with pytest.raises(
         SetupError, match=f"{activations} works block by block, but blocks.. of the task returns none"

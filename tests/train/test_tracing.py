@@ -68,6 +68,7 @@ def test_what_fsdp_allocates_on_streams_of_its_own_is_told_apart() -> None:
         (LLAMA, {"activations": "checkpoint", "grad_accum": 2}, 8),
         (LLAMA, {"activations": "selective"}, 4),
         (LLAMA, {"activations": "offload", "precision": "bf16"}, 2),
+        (LLAMA, {"activations": "compress"}, 2),
         (LLAMA, {"sharding": "fsdp-keep", "grad_accum": 2, "grad_sync": "last"}, 8),
     ],
 )
