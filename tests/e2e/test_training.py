@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from launcher.spec.verdict import EXIT_CODES
@@ -69,7 +70,7 @@ def test_memory_running_out_costs_an_attempt_and_no_optimizer_step(lab: Lab) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "victim", ["rank", *(pytest.param(who, marks=pytest.mark.thorough) for who in ("worker", "torchrun"))]
+    "victim", ["rank", *(pytest.param(who, marks=pytest.mark.thorough) for who in ("worker", "starter"))]
 )
 def test_a_killed_process_costs_a_restart_from_the_last_checkpoint(lab: Lab, victim: str) -> None:
     train = {"checkpoint_every": 4, "lr": 1e-3, "workers": 2}
@@ -87,15 +88,11 @@ def test_a_killed_process_costs_a_restart_from_the_last_checkpoint(lab: Lab, vic
 
 
 def _pid(run, victim: str) -> int:
-    """Of a rank, of the worker that watches rank 1, or of torchrun."""
-    for pid in sorted(processes_of(run.path)):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        torchrun, worker = b"torch.distributed.run" in command, b"launcher.supervise.worker" in command
-        kind = "torchrun" if torchrun else "worker" if worker else "rank"
-        if b"launcher.train" in command and kind == victim and (kind != "worker" or b"RANK=1" in environ):
-            return pid
-    raise AssertionError(f"no {victim} among the processes")
+    """Of a rank, of the worker that watches rank 1, or of the process that starts the workers."""
+    (starter,) = psutil.Process(supervisor_pid(run)).children()
+    worker = max(starter.children(), key=lambda child: child.pid)
+    (rank,) = worker.children()
+    return {"starter": starter, "worker": worker, "rank": rank}[victim].pid
 
 
 @pytest.mark.slow
