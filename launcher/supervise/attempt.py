@@ -169,7 +169,7 @@ class RunningAttempt:
                         os.kill(worker, signum)
 
     def _ranks_started(self) -> bool:
-        """Return whether any rank has started. Before that (`setup:`, torchrun) there is nothing to save."""
+        """Return whether any rank has started. Before that (`setup:`) there is nothing to save."""
         return any(self.attempt.rank_log(self.node, 0, "out").parent.glob("rank-*.out"))
 
 

@@ -18,7 +18,8 @@ WORKER_MODULES = frozenset({b"launcher.supervise.worker", b"launcher.supervise.l
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
 """Requests to stop, which only the supervisor answers. Slurm, systemd and a terminal send them to every
-process of a run. torchrun would end all ranks at once without a checkpoint, so it runs with them blocked."""
+process of a run. torchrun would end all ranks at once without a checkpoint. What starts the ranks therefore
+runs with them blocked."""
 END_RANK, KILL_RANK = signal.SIGTERM, signal.SIGHUP
 "Signals from the supervisor to a worker. A worker accepts them from no other process."
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -223,7 +223,7 @@ class Worker:
     def _orphaned(self) -> bool:
         """Return whether the parent has died.
 
-        While the threads of a killed torchrun end one by one, its pid is still this process's parent.
+        While the threads of a killed parent end one by one, its pid is still this process's parent.
         """
         return self.parent_died or os.getppid() != self.parent
 

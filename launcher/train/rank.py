@@ -56,7 +56,7 @@ class Rank(Place):
     local: int
     world: int
     per_node: int
-    "Ranks that torchrun started on this node; the same number on every node."
+    "Ranks that were started on this node; the same number on every node."
     device: torch.device
     stop_file: Path
     apart: bool = False
