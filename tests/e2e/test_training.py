@@ -94,6 +94,29 @@ def _pid(run, victim: str) -> int:
     return {"starter": starter, "worker": worker, "rank": rank}[victim].pid
 
 
+FIRST_FAILS = """
+import os
+from launcher.tasks.gpt import PydocGPT
+
+class FirstFails(PydocGPT):
+    def loss(self, model, batch):
+        if os.environ["RANK"] == "0" and os.path.exists(os.environ["LAUNCHER_RUN_DIR"] + "/metrics.jsonl"):
+            raise LookupError("word 7")
+        return super().loss(model, batch)
+"""
+
+
+@pytest.mark.slow
+def test_a_first_rank_that_fails_and_takes_the_store_with_it_leaves_no_stack_of_the_store(lab: Lab) -> None:
+    lab.script(FIRST_FAILS, "first.py")
+    run = lab.submit(str(job(lab, task="first:FirstFails")))
+    assert lab.wait(run)["failure"] == "user-error"
+    (verdict,) = verdicts(run)
+    assert (verdict["rank"], verdict["exception"]) == (0, "LookupError: word 7")
+    printed = run.attempt(0).rank_log(0, 1, "err").read_text()
+    assert "TCPStore" not in printed and "recvValue" not in printed, printed
+
+
 @pytest.mark.slow
 def test_a_killed_supervisor_leaves_no_orphan_a_true_state_and_a_run_that_goes_on(lab: Lab) -> None:
     run = lab.submit(str(job(lab, steps=60)))

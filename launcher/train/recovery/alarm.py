@@ -68,6 +68,14 @@ class Alarm:
 
         `mine` must fit into JSON. Raises dist.DistError if the store is gone.
         """
+        ranks = self.meet(topic, mine, seconds)
+        return {number: json.loads(self._store.get(_key(topic, number))) for number in ranks}
+
+    def meet(self, topic: str, mine: Any, seconds: float) -> list[int]:
+        """Set this rank's value for `topic`, wait as `exchange` does, and return the ranks that have one.
+
+        All ranks get the answer in the same moment, so the rank that serves the store may leave after it.
+        """
         self._store.set(_key(topic, self.rank.number), json.dumps(mine))
         keys = [_key(topic, number) for number in range(self.rank.world)]
         ranks = list(range(self.rank.world))
@@ -77,7 +85,7 @@ class Alarm:
             raise
         except dist.DistStoreError:
             ranks = [number for number in ranks if self._store.check([keys[number]])]
-        return {number: json.loads(self._store.get(keys[number])) for number in ranks}
+        return ranks
 
     def _listen(self, store: Store, heard: Callable[[str], object]) -> None:
         while True:
