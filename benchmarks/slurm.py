@@ -2,9 +2,9 @@
 
 One takes any job, one enforces associations, limits and QOS, so that launcher asks slurmdbd as well.
 Seconds until the command that submits is back (a new process each time, as from a shell), and until the own
-code of the job runs: plain Python, or the first rank of one or two. launcher starts an only rank without
-torchrun; everybody else is given it, as their users do. `cold`: with nothing kept of the last hour. Median
-of N rounds, in which all take turns. For scale: slurm_scale.py.
+code of the job runs: plain Python, or the first rank of one or two. launcher starts the ranks of a node
+without torchrun; everybody else is given it, as their users do. `cold`: with nothing kept of the last hour.
+Median of N rounds, in which all take turns. For scale: slurm_scale.py.
 """
 
 from __future__ import annotations

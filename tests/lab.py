@@ -1,4 +1,4 @@
-"""The real CLI in a subprocess, the real supervisor, real torchrun ranks."""
+"""The real CLI in a subprocess, the real supervisor, real ranks."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = 
     inter_node = cluster.network.inter_node
     if inter_node is None and ranks.world > ranks.per_node:
         assumed.append("100 Gb/s between nodes, since the profile has no network.inter_node")
-    # torchrun sets OMP_NUM_THREADS to 1 if a node has several ranks and the variable is not set.
+    # A rank has OMP_NUM_THREADS=1 if a node has several and the variable is not set, as under torchrun.
     told = {**cluster.env, **(env or {})}.get("OMP_NUM_THREADS", "")
     alone = (cluster.node.cpus or 1) if ranks.per_node == 1 else 1
     return Hardware(

@@ -79,11 +79,10 @@ def as_render_error(function: Callable[P, T]) -> Callable[P, T]:
 @as_render_error
 def start_script(target: Target) -> RenderedFile:
     """Render `start.sh`, which every run has. Raises RenderError."""
-    if target.nodes > 1:
-        template = "torchrun/per-node.sh.j2"
-    else:
-        template = "torchrun/start.sh.j2" if target.ranks_per_node > 1 else "torchrun/one-rank.sh.j2"
-    return rendered(target, "start.sh", template, start_values(target))
+    name = "start"
+    if target.under_torchrun:
+        name = "per-node" if target.nodes > 1 else "numa-binding"
+    return rendered(target, "start.sh", f"torchrun/{name}.sh.j2", start_values(target))
 
 
 def rendered(target: Target, path: str, template: str, values: Any, mode: int = 0o755) -> RenderedFile:

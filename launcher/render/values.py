@@ -72,6 +72,15 @@ class Target:
         return self.cluster.gpus_per_node if wanted is None else wanted
 
     @property
+    def numa_binding(self) -> str | None:
+        return self.cluster.node.numa_binding if self.gpus_per_node else None
+
+    @property
+    def under_torchrun(self) -> bool:
+        """Whether torchrun starts the ranks. Otherwise `launcher.supervise.local_ranks` does."""
+        return self.nodes > 1 or self.numa_binding is not None
+
+    @property
     def image(self) -> str | None:
         return self.job.image or self.cluster.container.image
 
@@ -91,7 +100,7 @@ class SecretValues:
 
 @dataclass(frozen=True)
 class StartValues:
-    """Values of torchrun/one-rank.sh.j2, torchrun/start.sh.j2 and torchrun/per-node.sh.j2."""
+    """Values of torchrun/start.sh.j2, torchrun/numa-binding.sh.j2 and torchrun/per-node.sh.j2."""
 
     version: str
     job_name: str
@@ -121,7 +130,7 @@ class StartValues:
 def start_values(target: Target) -> StartValues:
     job, cluster = target.job, target.cluster
     argv = job.command if job.command is not None else (target.python, "-m", "launcher.train")
-    _check_lengths(argv, job.env, doubled=target.ranks_per_node * target.nodes > 1)
+    _check_lengths(argv, job.env, doubled=target.under_torchrun)
     expandable = target.recipe is None or target.recipe.expandable_segments
     chosen = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & job.env.keys()
     return StartValues(
@@ -142,7 +151,7 @@ def start_values(target: Target) -> StartValues:
         network_env=tuple(cluster.network.env.items()),
         setup=setup_lines(cluster),
         uses_modules=uses_modules(cluster),
-        numa_binding=cluster.node.numa_binding if target.gpus_per_node else None,
+        numa_binding=target.numa_binding,
         cpu_bind=_cpu_bind(target),
         job_env=tuple(job.env.items()),
         alloc_conf="expandable_segments:True" if expandable and not chosen and target.gpus_per_node else None,

@@ -85,7 +85,8 @@ class Node(Value):
     memory: Bytes | None = None
     "Host memory of one node."
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = None
-    "torchrun's --numa-binding: each rank on CPUs near its GPU. Needs torch 2.9 and numactl on the nodes."
+    """torchrun's --numa-binding: each rank on CPUs near its GPU. Needs torch 2.9 and numactl on the nodes.
+    The ranks of one host then start through torchrun, too."""
     cpu_bind: tuple[Annotated[str, AfterValidator(_cpu_list)], ...] = ()
     "CPUs of each rank of a node, instead of `numa_binding`."
 

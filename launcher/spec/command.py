@@ -60,7 +60,7 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     if program in _OWN_LAUNCHERS | _OWN_LAUNCHER_MODULES:
         raise ValueError(
             f"`command:` starts with {program}, which starts the ranks itself; give the script alone "
-            "(for example `python train.py`): launcher runs it once per rank through torchrun"
+            "(for example `python train.py`): launcher starts it once per rank"
         )
     for argument in command:
         for match in _PATTERN.finditer(argument):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 RUNS = "LAUNCHER_RUNS"
 "Set by the user: the folder for runs."
 
-# Set by the supervisor for start.sh, torchrun, workers and ranks.
+# Set by the supervisor for start.sh, what starts the ranks, workers and ranks.
 RUN_DIR = "LAUNCHER_RUN_DIR"
 RUN_ID = "LAUNCHER_RUN_ID"
 ATTEMPT = "LAUNCHER_ATTEMPT"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +23,7 @@ from launcher.rundir.shared import remove_error_folders
 from launcher.rundir.stop import write_stop_request
 from launcher.spec import variables
 from launcher.spec.variables import split, travelling
+from launcher.supervise.ports import RENDEZVOUS_PORTS, free_port
 from launcher.supervise.process import (
     END_RANK,
     KILL_RANK,
@@ -44,10 +43,6 @@ KILL_SECONDS = 5.0
 "How long the workers have to record how their killed ranks ended. Then all remaining processes get SIGKILL."
 
 
-RENDEZVOUS_PORTS = range(61000, 65536)
-"Above Linux's default ephemeral range (32768-60999), so that no outgoing connection takes one by chance."
-
-
 @dataclass(frozen=True)
 class NodePlace:
     """This supervisor's node number, the number of nodes, and how the nodes reach each other."""
@@ -63,8 +58,8 @@ class NodePlace:
         """Return the port at which the ranks of an attempt meet.
 
         With several nodes each attempt has another port, so that late packets of the attempt before it reach
-        no listener. On one node it is a port that is free now: several runs share the host, and torchrun ends
-        at once if its port is taken.
+        no listener. On one node it is a port that is free now, which only torchrun uses: several runs share
+        the host, and torchrun ends at once if its port is taken.
         """
         if self.count == 1:
             return free_port()
@@ -82,7 +77,7 @@ class NodePlace:
 
 @dataclass(frozen=True)
 class Ended:
-    """How torchrun, or the only rank's worker, ended on this node. `exit_code` is negative for a signal."""
+    """How start.sh ended on this node: torchrun or `local_ranks`. `exit_code` is negative for a signal."""
 
     exit_code: int
     error: str = ""
@@ -166,14 +161,15 @@ class RunningAttempt:
             signal_group(self.process.pid, signal.SIGKILL)
         elif over > 0 or self.sends_sigterm:
             signum = KILL_RANK if over > 0 else END_RANK
-            for worker in workers_of(self.run.path, self.attempt.number, self.node):
+            starter = self.process.pid
+            for worker in workers_of(self.run.path, self.attempt.number, self.node, parent=starter):
                 if (worker, signum) not in self._signalled:
                     self._signalled.add((worker, signum))
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker, signum)
 
     def _ranks_started(self) -> bool:
-        """Return whether any rank has started. Before that (`setup:`, torchrun) there is nothing to save."""
+        """Return whether any rank has started. Before that (`setup:`) there is nothing to save."""
         return any(self.attempt.rank_log(self.node, 0, "out").parent.glob("rank-*.out"))
 
 
@@ -226,18 +222,6 @@ def _environment(
     if place.no_shared_folder:
         environment[variables.APART] = "1"
     return environment
-
-
-def free_port() -> int:
-    """Return one of RENDEZVOUS_PORTS that is free on all addresses, because torch's store listens on all.
-
-    Raises OSError if none is found.
-    """
-    for port in random.sample(RENDEZVOUS_PORTS, 50):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            return port
-    raise OSError("50 ports between 61000 and 65535 were tried: none is free")
 
 
 def torchrun_tail(attempt: AttemptDir, node: int, count: int = 20) -> list[str]:

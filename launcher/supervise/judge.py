@@ -32,6 +32,9 @@ from launcher.spec.verdict import (
 # A rank with one of these was a victim of another rank, unless no other cause is known.
 _CONSEQUENCES: frozenset[FailureClass | None] = frozenset({None, "nccl-timeout", "rendezvous-failed"})
 
+_WORKER_KILLED = 128 + signal.SIGKILL
+"Exit code of `local_ranks` if the first worker that ended was killed."
+
 _KILLED = frozenset({-signal.SIGKILL, 128 + signal.SIGKILL})
 "Exit codes of a killed process, and of a shell whose program was killed."
 
@@ -60,7 +63,8 @@ class Evidence:
 
     ranks: int
     exit_codes: dict[int, int] = field(default_factory=dict)
-    "torchrun's exit code by node, or that of the only rank's worker. Negative for a signal."
+    """Exit code of start.sh by node: torchrun's, or on one host that of `local_ranks`, the one of the first
+    worker that failed. Negative if a signal ended that process itself."""
     errors: tuple[dict[str, Any], ...] = ()
     "errors/rank-*.json"
     exits: tuple[dict[str, Any], ...] = ()
@@ -86,11 +90,6 @@ class Evidence:
     "What the scheduler reports about the job's end, if that implies a failure class."
     gpus: bool = True
     "Whether the ranks compute on GPUs. On a CPU, a `gpu-oom` means that the memory budget is exceeded."
-
-    @property
-    def alone(self) -> bool:
-        """Whether the job has one rank. It runs without torchrun, so the node's exit code is the rank's."""
-        return self.ranks == 1
 
 
 def read_records(attempt: AttemptDir, folder: str) -> tuple[dict[str, Any], ...]:
@@ -288,7 +287,7 @@ def _exit_of(evidence: Evidence, rank: int) -> dict[str, Any]:
 
 
 def _failed_exits(evidence: Evidence) -> list[dict[str, Any]]:
-    """Return the records of failed ranks by time. Ranks that torchrun ended come last."""
+    """Return the records of failed ranks by time. Ranks that were told to end come last."""
     failed = [record for record in evidence.exits if record["exit_code"] != 0]
     return sorted(failed, key=lambda record: (bool(record.get("stopping")), record.get("time", 0.0)))
 
@@ -307,20 +306,17 @@ def _silent_ranks(evidence: Evidence) -> list[int]:
 
     The worker that watches a rank records its end even if the worker itself is asked to end. Only a SIGKILL
     of the worker prevents that. The list is empty where a missing record proves nothing: on a full disk, and
-    if torchrun was killed, because launcher's own SIGKILL may have come first.
+    if the process that starts the ranks was killed, because launcher's own SIGKILL may have come first. If no
+    rank has a record, only the exit code of `local_ranks` tells that a worker was killed.
     """
     recorded = {record["rank"] for record in evidence.exits}
-    if evidence.disk_full or (not recorded and evidence.ranks > 1):
+    if evidence.disk_full or not (recorded or _WORKER_KILLED in evidence.exit_codes.values()):
         return []
     return [
         rank
         for rank, node in sorted(evidence.started.items())
-        if rank not in recorded and _killed_silently(evidence, evidence.exit_codes.get(node, 0))
+        if rank not in recorded and evidence.exit_codes.get(node, 0) > 0
     ]
-
-
-def _killed_silently(evidence: Evidence, code: int) -> bool:
-    return code == -signal.SIGKILL if evidence.alone else code > 0
 
 
 class _Finding(NamedTuple):
@@ -355,10 +351,11 @@ def _findings(evidence: Evidence) -> list[_Finding]:
 
 
 def _only_stopped(evidence: Evidence) -> bool:
-    """Return whether every rank ended because torchrun was gone or the supervisor ended the attempt."""
-    torchrun_killed = any(code < 0 for code in evidence.exit_codes.values()) and not evidence.alone
+    """Return whether every rank ended because the process that started it was gone or the supervisor ended
+    the attempt."""
+    starter_killed = any(code < 0 for code in evidence.exit_codes.values())
     stopped = all(record.get("stopping") for record in _failed_exits(evidence))
-    return evidence.stalled is not None or (torchrun_killed and stopped)
+    return evidence.stalled is not None or (starter_killed and stopped)
 
 
 def _verdict(evidence: Evidence, finding: _Finding, cause: Cause) -> Verdict:
@@ -439,7 +436,7 @@ def _unexplained(evidence: Evidence, record: Mapping[str, Any], cause: Cause | N
 
 
 def _exit_findings(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> Iterator[_Finding]:
-    """Yield what one rank printed and how it ended. `blame`: it did not end because torchrun was gone."""
+    """Yield what one rank printed and how it ended. `blame`: it did not end because its parent was gone."""
     rank, node, code = int(record["rank"]), record.get("node"), int(record["exit_code"])
     if code == EXIT_FOLLOWED:
         return
@@ -450,7 +447,7 @@ def _exit_findings(evidence: Evidence, record: Mapping[str, Any], *, blame: bool
     if exception := record.get("exception"):
         clue = clue_of_exception(str(exception))._replace(time=min([time, *(one.time for one in clues)]))
         yield _Finding(Candidate(clue, rank, node), evidence=(*where, "its torchelastic error file"))
-    if not blame or (record.get("stopping") and not evidence.alone):
+    if not blame or (record.get("stopping") and evidence.ranks > 1):
         return
     explained = any(clue.kind != "consequence" and clue.strength != "weak" for clue in clues)
     # If the kernel killed a child of the program, such as a pool's process, any exit code may follow.
@@ -533,7 +530,7 @@ def _signal_name(number: int) -> str:
 
 
 def _without_records(evidence: Evidence) -> Verdict:
-    """Return the verdict if no rank left a record: none started, or torchrun itself was killed."""
+    """Return the verdict if no rank left a record: none started, or what starts them was killed."""
     node, code = next(((n, c) for n, c in evidence.exit_codes.items() if c != 0), (0, 0))
     lines = evidence.torchrun_lines
     common: dict[str, Any] = {
@@ -544,11 +541,14 @@ def _without_records(evidence: Evidence) -> Verdict:
         "confidence": "guess",
     }
     if code < 0:
-        who = "the worker of the only rank" if evidence.alone else f"torchrun on node {node}"
+        who = f"the process that starts the ranks on node {node}"
         return Verdict(failure="unknown", reason=f"{who} was ended by {_signal_name(-code)}", **common)
     if evidence.disk_full:
         reason = f"{DISK_FULL}: the ranks could not record why they ended"
         return Verdict(failure="disk-full", reason=reason, **common)
+    if code > 128 and evidence.started:
+        reason = f"the worker that watches a rank was ended by {_signal_name(code - 128)}"
+        return Verdict(failure="unknown", reason=reason, **common)
     if code == 0 or evidence.started:
         return Verdict(failure="unknown", reason="the ranks ended without leaving a record", **common)
     common["confidence"] = "likely"

@@ -108,7 +108,7 @@ class Nodes:
             self.write(self._file(attempt, self.place.rank, "alive"), {"time": time.time()})
 
     def report(self, attempt: AttemptDir, ended: Ended, oom_kills: int) -> None:
-        """Report that this node's torchrun has ended."""
+        """Report that the start script of this node has ended."""
         if self.several:
             full = disk_full(self.run.path)
             value = {"exit_code": ended.exit_code, "oom_kills": oom_kills, "disk_full": full}

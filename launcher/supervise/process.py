@@ -13,19 +13,23 @@ from pathlib import Path
 from launcher.spec import variables
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
-WORKER_MODULE = "launcher.supervise.worker"
+WORKER_MODULES = frozenset({b"launcher.supervise.worker", b"launcher.supervise.local_ranks"})
+"The second one forks its workers, which keep its command line."
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
 """Requests to stop, which only the supervisor answers. Slurm, systemd and a terminal send them to every
-process of a run. torchrun would end all ranks at once without a checkpoint, so it runs with them blocked."""
+process of a run. torchrun would end all ranks at once without a checkpoint. What starts the ranks therefore
+runs with them blocked."""
 END_RANK, KILL_RANK = signal.SIGTERM, signal.SIGHUP
 "Signals from the supervisor to a worker. A worker accepts them from no other process."
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(signum: signal.Signals) -> None:
-    """Make the kernel send `signum` to this process when its parent dies. Survives exec."""
+def die_with_parent(signum: signal.Signals, parent: int) -> None:
+    """Make the kernel send `signum` to this process when `parent`, which forked it, dies. Survives exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above took effect
+        os.kill(os.getpid(), signum)
 
 
 def dying_with(
@@ -47,9 +51,7 @@ def dying_with(
             signal.signal(one, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-        die_with_parent(signum)
-        if os.getppid() != parent:  # the parent died before the line above took effect
-            os.kill(os.getpid(), signum)
+        die_with_parent(signum, parent)
 
     return before_exec
 
@@ -83,12 +85,16 @@ def processes_of(
     return pids
 
 
-def workers_of(run_dir: Path, attempt: int, node: int) -> list[int]:
-    """Return the pids of the live processes that watch the ranks of one attempt on one node."""
-    module, found = WORKER_MODULE.encode(), []
+def workers_of(run_dir: Path, attempt: int, node: int, *, parent: int) -> list[int]:
+    """Return the pids of the live processes that watch the ranks of one attempt on one node.
+
+    `parent` is the process that starts them.
+    """
+    found = []
     for pid in processes_of(run_dir, attempt, node):
         with contextlib.suppress(OSError):  # just ended
-            if module in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]
+            if pid != parent and not WORKER_MODULES.isdisjoint(words):
                 found.append(pid)
     return found
 

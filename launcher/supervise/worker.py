@@ -1,7 +1,7 @@
-"""The process between torchrun and one rank: it starts the rank, writes its logs and records how it ended.
+"""The process that starts one rank, writes its logs and records how it ended.
 
-torchrun starts `python -m launcher.supervise.worker [--alone] -- ARGV...` once per rank, or start.sh does
-if the job has one rank. It imports little because one runs for every rank. Its exit status is the rank's.
+On one host `local_ranks` forks it. Otherwise torchrun starts `python -m launcher.supervise.worker -- ARGV...`
+once per rank. It imports little because one runs for every rank. Its exit status is the rank's.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from launcher.supervise.process import (
 )
 
 GRACE_SECONDS = 20.0
-"Time from the end of another rank to SIGKILL of this one. torchrun kills this process after 30 s."
+"Time from the end of another rank to SIGKILL of this one. The parent kills this process after 30 s."
 ORPHAN_GRACE_SECONDS = 3.0
-"Time until SIGKILL of the rank if torchrun or the supervisor is gone."
+"Time until SIGKILL of the rank if the parent or the supervisor is gone."
 
 PARENT_DIED = signal.SIGUSR2
-"Sent by the kernel when the parent dies, with the parent as sender. torchrun itself never sends it."
+"Sent by the kernel when the parent dies, with the parent as sender. The parent itself never sends it."
 
 RESERVE_BYTES = 128 * 1024
 "More than the record needs: 20 last lines of at most 2,000 characters, and the clues."
@@ -72,14 +72,13 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a shell
 class Worker:
     """One rank of one attempt."""
 
-    def __init__(self, environ: dict[str, str], *, alone: bool = False) -> None:
-        """`alone`: start.sh started this process, not torchrun."""
+    def __init__(self, environ: dict[str, str], parent: int) -> None:
+        """`parent` is the pid of the process that starts the ranks of this node, or of torchrun."""
         environ, job = split(environ)
         self.environ = {**environ, **job}
         "The rank's environment, without the variables that are known only when it starts."
         self.path_of_job = "PATH" in job
-        self.alone = alone
-        self.parent = os.getppid()
+        self.parent = parent
         self.supervisor = int(environ.get(variables.SUPERVISED, 0))
         "Pid of the supervisor, or 0 if start.sh was started by hand."
         self.parent_died = False
@@ -109,9 +108,7 @@ class Worker:
 
     def main(self, argv: list[str]) -> int:
         """Run the rank to its end. Return its exit code, negative for a signal."""
-        # If start.sh was started by hand, its only rank may outlive the shell.
-        if not self.alone or self.supervisor:
-            die_with_parent(PARENT_DIED)
+        die_with_parent(PARENT_DIED, self.parent)
         adopt_orphans()
         started = time.time()
         self.error_file = self._error_file()
@@ -226,7 +223,7 @@ class Worker:
     def _orphaned(self) -> bool:
         """Return whether the parent has died.
 
-        While the threads of a killed torchrun end one by one, its pid is still this process's parent.
+        While the threads of a killed parent end one by one, its pid is still this process's parent.
         """
         return self.parent_died or os.getppid() != self.parent
 
@@ -299,18 +296,11 @@ def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
     return values_of(run.read_about().job, run.read_recipe(attempt), itself)
 
 
-def main() -> None:
-    argv = sys.argv[1:]
-    alone = argv[:1] == ["--alone"]
-    if alone:
-        from launcher.supervise.single_rank import single_rank_environment  # ranks under torchrun need none
+def watch(argv: list[str], parent: int) -> int:
+    """Run the rank that this process's environment describes. Return its exit code, or end by its signal.
 
-        os.environ.update(single_rank_environment(os.environ))
-        for name in ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"):
-            os.environ.pop(name, None)  # set by a torchrun that started launcher itself
-        argv = argv[1:]
-    if argv[:1] == ["--"]:
-        argv = argv[1:]
+    `parent` is explained in Worker.
+    """
     if variables.CPU_BIND in os.environ:
         from launcher.supervise.cpus import bind
 
@@ -318,20 +308,23 @@ def main() -> None:
     # Block the signals until there is a rank to tell. This comes before the log is made: a rank with a log
     # but no record counts as killed (judge.py).
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    worker = Worker(dict(os.environ), alone=alone)
+    worker = Worker(dict(os.environ), parent)
     code = worker.main(argv)
     if worker.stopping and worker.supervisor:
-        # The record holds the real code. On a failure, torchrun would end all other ranks within 30 s.
-        code = 0
-    elif worker.stopping and alone and code == 0:
-        code = -signal.SIGTERM  # as under torchrun: a rank that was told to end has not finished
+        # The record holds the real code. On a failure, the parent would end all other ranks within 30 s.
+        return 0
     if code < 0:
         # End by the same signal, so that the parent reports it.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         signal.raise_signal(-code)  # to this thread; a signal to the process may go to another thread
-    sys.exit(code)
+    return code
+
+
+def main() -> None:
+    argv = sys.argv[1:]
+    sys.exit(watch(argv[1:] if argv[:1] == ["--"] else argv, os.getppid()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The built-in training entrypoint: `python -m launcher.train`, started once per rank by torchrun.
+"""The built-in training entrypoint: `python -m launcher.train`, started once per rank.
 
 Importing this package does not import torch; accessing `Task` does.
 """

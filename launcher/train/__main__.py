@@ -88,7 +88,9 @@ def _train(failing: Failing) -> None:
         if within(UPLOAD_SECONDS if finished else CLOSING_SECONDS, trainer.recorder.close):
             atexit._run_exitfuncs()  # functions that user code registered, e.g. the last upload of a tracker
         # Every rank has passed the barrier after the last checkpoint. After a stop request all ranks leave
-        # together, because torchrun ends the remaining ranks when the first one has left.
+        # together, because the others are ended when the first one has left.
+        if failing.restart is not None:
+            failing.restart.end()
         leave(0 if finished else EXIT_STOPPED)
 
 

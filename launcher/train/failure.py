@@ -205,6 +205,7 @@ class Restart(Protocol):
 
     def out_of_memory(self, close: Callable[[], object]) -> None: ...
     def wait_if_under_way(self) -> None: ...
+    def end(self) -> None: ...
 
 
 def fail(
@@ -229,4 +230,6 @@ def fail(
         if restart is not None:
             restart.wait_if_under_way()
         within(CLOSING_SECONDS, close)
+        if restart is not None:
+            restart.end()
     leave(EXIT_OOM if out_of_memory else 1)

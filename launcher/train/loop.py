@@ -172,7 +172,7 @@ class Trainer:
                 # If a stop request arrived during the save, skip the next step and a second checkpoint.
                 stop = self.rank.add_up(self.rank.stop_requested())[0] > 0
             if stop:
-                # torchrun ends the other ranks when the first one leaves; ignoring SIGHUP lets them finish.
+                # The other ranks are ended when the first one leaves; ignoring SIGHUP lets them finish.
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)
                 self.grace_period.stop_watching()
                 self._save(step, leaving=True)

@@ -36,7 +36,7 @@ def test_a_wheel_in_an_empty_environment_outside_the_checkout_renders_a_job(tmp_
 
     launcher("job", "init")
     assert "#SBATCH --job-name" in launcher("render", "job.yaml", "-c", "slurm-h100")
-    assert "launcher.supervise.worker" in launcher("render", "job.yaml", "-c", "local")
+    assert "launcher.supervise.local_ranks" in launcher("render", "job.yaml", "-c", "local")
     assert "tensor01" in launcher("clusters", "list")
     frozen = subprocess.run([python, "-m", "pip", "list"], capture_output=True, text=True, check=True).stdout
     assert "torch" not in frozen.split(), "the base install is light"

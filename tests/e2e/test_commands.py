@@ -41,7 +41,7 @@ def test_a_script_gets_its_arguments_ranks_environment_and_placeholders(lab: Lab
     assert verdicts(run)[0]["failure"] == "succeeded"
 
 
-ALONE = """\
+LIKE_TORCHRUN = """\
 import os, sys, torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 @record
@@ -50,22 +50,49 @@ def main():
     dist.barrier()
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK TORCHELASTIC_RESTART_COUNT"
     values = [os.environ[name] for name in names.split()]
-    print("alone:", *values, dist.is_torchelastic_launched(), sys.argv[1], flush=True)
-    raise LookupError("word 7")
+    print("seen:", *values, dist.is_torchelastic_launched(), sys.argv[1], flush=True)
+    dist.barrier()
+    if os.environ["RANK"] == "0":
+        raise LookupError("word 7")
+    dist.barrier()
 main()
 """
 
 
-def test_an_only_rank_has_no_torchrun_and_all_that_one_would_give(lab: Lab) -> None:
-    lab.script(ALONE)
-    job = lab.job(command=["python", "train.py", "$$5"], resources={"gpus_per_node": 0, "ranks_per_node": 1})
-    done = lab.cli("run", str(job))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_of_one_host_have_no_torchrun_and_all_that_one_would_give(lab: Lab, ranks: int) -> None:
+    lab.script(LIKE_TORCHRUN)
+    resources = {"gpus_per_node": 0, "ranks_per_node": ranks}
+    done = lab.cli("run", str(lab.job(command=["python", "train.py", "$$5"], resources=resources)))
     run = lab.newest()
-    assert "alone: 0 0 1 1 0 0 True $$5" in lab.all_logs(run)
+    for rank in range(ranks):
+        assert f"seen: {rank} {rank} {ranks} {ranks} 0 0 True $$5" in lab.all_logs(run)
     assert "torch.distributed.run" not in (run.path / "scripts" / "start.sh").read_text()
     assert done.returncode == EXIT_CODES["user-error"]
     (verdict,) = verdicts(run)
     assert (verdict["exception"], verdict["confidence"]) == ("LookupError: word 7", "certain")
+    assert verdict["rank"] == 0
+
+
+TAKEN = """\
+import os, socket
+import torch.distributed as dist
+if os.environ["RANK"] == "0":
+    other = socket.socket()
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    other.bind(("", int(os.environ["MASTER_PORT"])))
+    other.listen()
+dist.init_process_group("gloo")
+"""
+
+
+def test_a_port_that_something_else_has_taken_ends_the_attempt_at_once(lab: Lab) -> None:
+    """launcher holds it against its own runs; a server with SO_REUSEADDR may still come before rank 0."""
+    lab.script(TAKEN)
+    run = lab.submit(str(lab.job(command="python train.py", retries={"same": 0})))
+    assert lab.wait(run, timeout=60)["failure"] == "rendezvous-failed", lab.all_logs(run)
+    (verdict,) = verdicts(run)
+    assert verdict["rank"] == 0 and "EADDRINUSE" in verdict["exception"]
 
 
 POLITE = """\
@@ -316,9 +343,7 @@ def test_an_ejected_template_changes_what_runs(lab: Lab) -> None:
     job = lab.job(command="python train.py")
     assert lab.cli("templates", "eject", "torchrun/start.sh.j2").returncode == 0
     ejected = lab.folder / "templates/torchrun/start.sh.j2"
-    changed = ejected.read_text().replace(
-        "{% block rendezvous %}", "{% block rendezvous %}\nexport COLOUR=green\n"
-    )
+    changed = ejected.read_text().replace("{% block start %}", "{% block start %}\nexport COLOUR=green\n")
     assert changed != ejected.read_text()
     ejected.write_text(changed)
     assert "+export COLOUR=green" in lab.cli("templates", "list", "--diff").stdout

@@ -53,11 +53,6 @@ def test_an_exception_under_torchelastics_record_is_masked_in_every_file(lab: La
     assert _files_with(run, PIECE) == []
     record = json.loads(run.attempt(0).exit(0).read_text())
     assert record["exception"].startswith("RuntimeError: refused: x") and "***" in record["exception"]
-    told = list(run.attempt(0).path.rglob("error.json"))
-    assert len(told) == (ranks if ranks > 1 else 0), "torchrun's files are there, masked"
-    assert all("***" in path.read_text() for path in told)
-    if ranks > 1:
-        assert "refused: x" in run.attempt(0).torchrun_log(0).read_text(), "torchrun tells of it, too"
     assert verdicts(run)[0]["exception"].startswith("RuntimeError: refused: x")
 
 

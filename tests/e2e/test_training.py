@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from launcher.spec.verdict import EXIT_CODES
@@ -69,7 +69,7 @@ def test_memory_running_out_costs_an_attempt_and_no_optimizer_step(lab: Lab) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "victim", ["rank", *(pytest.param(who, marks=pytest.mark.thorough) for who in ("worker", "torchrun"))]
+    "victim", ["rank", *(pytest.param(who, marks=pytest.mark.thorough) for who in ("worker", "starter"))]
 )
 def test_a_killed_process_costs_a_restart_from_the_last_checkpoint(lab: Lab, victim: str) -> None:
     train = {"checkpoint_every": 4, "lr": 1e-3, "workers": 2}
@@ -87,15 +87,34 @@ def test_a_killed_process_costs_a_restart_from_the_last_checkpoint(lab: Lab, vic
 
 
 def _pid(run, victim: str) -> int:
-    """Of a rank, of the worker that watches rank 1, or of torchrun."""
-    for pid in sorted(processes_of(run.path)):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        torchrun, worker = b"torch.distributed.run" in command, b"launcher.supervise.worker" in command
-        kind = "torchrun" if torchrun else "worker" if worker else "rank"
-        if b"launcher.train" in command and kind == victim and (kind != "worker" or b"RANK=1" in environ):
-            return pid
-    raise AssertionError(f"no {victim} among the processes")
+    """Of a rank, of the worker that watches rank 1, or of the process that starts the workers."""
+    (starter,) = psutil.Process(supervisor_pid(run)).children()
+    worker = max(starter.children(), key=lambda child: child.pid)
+    (rank,) = worker.children()
+    return {"starter": starter, "worker": worker, "rank": rank}[victim].pid
+
+
+FIRST_FAILS = """
+import os
+from launcher.tasks.gpt import PydocGPT
+
+class FirstFails(PydocGPT):
+    def loss(self, model, batch):
+        if os.environ["RANK"] == "0" and os.path.exists(os.environ["LAUNCHER_RUN_DIR"] + "/metrics.jsonl"):
+            raise LookupError("word 7")
+        return super().loss(model, batch)
+"""
+
+
+@pytest.mark.slow
+def test_a_first_rank_that_fails_and_takes_the_store_with_it_leaves_no_stack_of_the_store(lab: Lab) -> None:
+    lab.script(FIRST_FAILS, "first.py")
+    run = lab.submit(str(job(lab, task="first:FirstFails")))
+    assert lab.wait(run)["failure"] == "user-error"
+    (verdict,) = verdicts(run)
+    assert (verdict["rank"], verdict["exception"]) == (0, "LookupError: word 7")
+    printed = run.attempt(0).rank_log(0, 1, "err").read_text()
+    assert "TCPStore" not in printed and "recvValue" not in printed, printed
 
 
 @pytest.mark.slow

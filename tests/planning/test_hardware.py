@@ -81,7 +81,7 @@ def test_what_the_profile_does_not_say_is_assumed_aloud():
     assert told.inter_node == 25e9 and told.assumed == ()
 
 
-def test_the_threads_of_a_rank_are_those_that_torchrun_leaves_it():
+def test_the_threads_of_a_rank_are_those_that_its_start_leaves_it():
     node = {"gpu": GPU, "cpus": 64}
     assert [
         made.threads

@@ -87,6 +87,12 @@ class Stubs:
         path = f"{self.bin}:{os.environ['PATH']}"
         return {"PATH": path, "HOME": str(self.bin), "LC_ALL": "C.UTF-8", "STUB_OUT": str(self.out), **more}
 
+    def show_gpus(self, count: int) -> None:
+        """Add an nvidia-smi that lists `count` GPUs."""
+        lines = "".join(f"echo 'GPU {number}: NVIDIA A100 (UUID: x)'\n" for number in range(count))
+        (self.bin / "nvidia-smi").write_text(f"#!/bin/bash\n{lines}")
+        (self.bin / "nvidia-smi").chmod(0o755)
+
     def called(self, name: str) -> list[bytes]:
         """What a stub other than python was called with, over all calls, names included."""
         path = Path(f"{self.out}.{name}")

@@ -38,10 +38,9 @@ def bash(script: Path, stub: stubs.Stubs, cwd: Path, **env: str) -> subprocess.C
 
 
 def user_argv(argv: list[bytes]) -> list[bytes]:
-    """What the worker gets after `--`: torchrun, which an only rank does without, substitutes in arguments as
-    string.Template does."""
-    if b"--alone" in argv:
-        assert argv[:4] == [b"-m", b"launcher.supervise.worker", b"--alone", b"--"]
+    """What a rank runs. torchrun substitutes in arguments as string.Template does."""
+    if b"launcher.supervise.local_ranks" in argv:
+        assert argv[:2] == [b"-m", b"launcher.supervise.local_ranks"] and argv[3] == b"--"
         return argv[4:]
     rest = argv[argv.index(b"--no-python") + 2 :]
     rest = [string.Template(item.decode()).safe_substitute(local_rank="0").encode() for item in rest]
@@ -57,7 +56,7 @@ def user_argv(argv: list[bytes]) -> list[bytes]:
     env=st.dictionaries(nasty.variables, nasty.texts, max_size=3),
     cluster_env=st.dictionaries(nasty.variables, nasty.texts, max_size=1),
     folders=st.lists(nasty.folders, min_size=3, max_size=3, unique=True),
-    ranks=st.sampled_from((1, 2)),
+    torchrun=st.booleans(),
 )
 def test_arguments_environment_and_paths_arrive_through_start_sh(
     name: str,
@@ -65,23 +64,25 @@ def test_arguments_environment_and_paths_arrive_through_start_sh(
     env: dict[str, str],
     cluster_env: dict[str, str],
     folders: list[str],
-    ranks: int,
+    torchrun: bool,
 ) -> None:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         stub = stubs.make(folder / "stubs")
+        stub.show_gpus(1)
         run_dir, workdir, python_dir = (folder / str(i) / part for i, part in enumerate(folders))
         workdir.mkdir(parents=True)
         python_dir.mkdir(parents=True)
         (python_dir / "python").symlink_to(stub.python)
         try:
             target = Target(
-                job=job(name=name, command=["prog", *arguments], env=env),
+                job=job(name=name, command=["prog", *arguments], env=env, resources={"gpus_per_node": 1}),
                 cluster=Cluster.model_validate(
                     {
                         "name": "local",
                         "scheduler": "local",
                         "env": {n: v for n, v in cluster_env.items() if n != "PATH"},
+                        "node": {"numa_binding": "node" if torchrun else None},
                     }
                 ),
                 run_id="run",
@@ -89,7 +90,7 @@ def test_arguments_environment_and_paths_arrive_through_start_sh(
                 workdir=str(workdir),
                 python=str(python_dir / "python"),
                 nodes=1,
-                ranks_per_node=ranks,
+                ranks_per_node=1,
             )
             (start,) = render_run(target)
         except (ValidationError, RenderError) as error:
@@ -99,6 +100,7 @@ def test_arguments_environment_and_paths_arrive_through_start_sh(
         script.write_text(start.text, encoding="utf-8", newline="")
         done = bash(script, stub, folder)
         assert done.returncode == 0, done.stderr
+        assert (b"--no-python" in stub.python_argv()) == torchrun
         assert user_argv(stub.python_argv()) == [b"prog", *(a.encode() for a in arguments)]
         seen = stub.python_env()
         for key, value in {**target.cluster.env, **travelling(env)}.items():

@@ -330,8 +330,8 @@ def test_an_ejected_template_wins_and_its_difference_is_shown(tmp_path: Path) ->
     path = eject.eject(name, tmp_path)
     assert eject.diff_template(name, tmp_path) == ""
     path.write_text(path.read_text().replace("# One host:", "# My host:"))
-    assert "-# One host: torchrun" in eject.diff_template(name, tmp_path)
-    assert "+# My host: torchrun" in eject.diff_template(name, tmp_path)
+    assert "-# One host: there is no torchrun" in eject.diff_template(name, tmp_path)
+    assert "+# My host: there is no torchrun" in eject.diff_template(name, tmp_path)
     what = replace(target(clusters()["local"], "task"), ranks_per_node=2)
     files = render_run(replace(what, project_dir=tmp_path))
     assert "# My host:" in files[0].text

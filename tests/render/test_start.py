@@ -1,4 +1,4 @@
-"""start.sh under a stub of python: what torchrun is told, and what is refused."""
+"""start.sh under a stub of python: what starts the ranks, what it is told, and what is refused."""
 
 from __future__ import annotations
 
@@ -63,10 +63,23 @@ def run(script: Path, stub: stubs.Stubs, **env: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_on_one_host_torchrun_gets_the_supervisors_port_and_an_id_of_its_own(tmp_path: Path) -> None:
+def test_on_one_host_the_ranks_start_without_torchrun(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    code, errors = run(render(tmp_path, stub), stub)
+    code, errors = run(render(tmp_path, stub, command=["prog", "$$5"]), stub)
     assert code == 0, errors
+    argv = [item.decode() for item in stub.python_argv()]
+    assert argv == ["-m", "launcher.supervise.local_ranks", "2", "--", "prog", "$$5"]
+
+
+def test_torchrun_on_one_host_gets_the_supervisors_port_and_an_id_of_its_own(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    stub.show_gpus(2)
+    bound = with_node(numa_binding="node")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()  # one without --numa-binding
+    script = render(tmp_path, stub, bound, resources={"gpus_per_node": 2})
+    code, errors = run(script, stub, PYTHONPATH=str(tmp_path))
+    assert code == 0 and "ranks are not bound" in errors
     argv = [item.decode() for item in stub.python_argv()]
     log_dir = f"{tmp_path}/run/attempts/003/torchrun/node-0"
     assert argv[0] == "-c" and "from torch.distributed.run import main" in argv[1]
@@ -190,7 +203,7 @@ def with_node(**node: object) -> Cluster:
 
 def test_ranks_are_bound_by_torchrun_or_to_the_lists_of_the_profile(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    show_gpus(stub, 2)
+    stub.show_gpus(2)
     near = render(tmp_path, stub, with_node(numa_binding="node"), resources={"gpus_per_node": 2})
     torch = tmp_path / "torch"
     torch.mkdir()
@@ -214,7 +227,7 @@ def test_ranks_are_bound_by_torchrun_or_to_the_lists_of_the_profile(tmp_path: Pa
     ("fields", "message"),
     [
         ({"command": ["python", "-c", "x" * 2**17]}, "command: argument 2 has 128 KiB"),
-        ({"command": ["python", "$" * 2**16]}, "command: argument 1 has 128 KiB"),
+        ({"command": ["python", "$" * 2**17]}, "command: argument 1 has 128 KiB"),
         ({"env": {"LONG": "x" * (2**17 - 17)}}, "env.LONG has 128 KiB"),
     ],
 )
@@ -229,18 +242,24 @@ def test_what_no_process_can_be_given_is_refused_by_name(
 @pytest.mark.slow
 def test_the_longest_that_a_process_can_be_given_arrives(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    longest = "$" * (2**16 - 1)  # which torchrun gets doubled
     env = "x" * (2**17 - 1 - len("LAUNCHER_ENV_LONG="))
+    longest = "$" * (2**17 - 1)
     code, errors = run(render(tmp_path, stub, command=["echo", longest], env={"LONG": env}), stub)
     assert code == 0, errors
-    assert stub.python_argv()[-1] == 2 * longest.encode()
+    assert stub.python_argv()[-1] == longest.encode()
     assert stub.python_env()[b"LAUNCHER_ENV_LONG"] == env.encode()
+    stub.show_gpus(2)
+    bound, longest = with_node(numa_binding="node"), "$" * (2**16 - 1)  # which torchrun gets doubled
+    script = render(tmp_path, stub, bound, command=["echo", longest], resources={"gpus_per_node": 2})
+    code, errors = run(script, stub)
+    assert code == 0, errors
+    assert stub.python_argv()[-1] == 2 * longest.encode()
 
 
 @pytest.mark.parametrize("given", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_the_allocator_setting_of_the_user_stays(tmp_path: Path, given: str) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    show_gpus(stub, 2)
+    stub.show_gpus(2)
     script = render(tmp_path, stub, resources={"gpus_per_node": 2}, recipe=RECIPE)
     assert run(script, stub, **{given: "backend:native"})[0] == 0
     assert stub.python_env().get(b"PYTORCH_CUDA_ALLOC_CONF", b"backend:native") == b"backend:native"
@@ -273,13 +292,6 @@ def test_secrets_come_from_where_the_job_says_and_stand_in_no_file(tmp_path: Pat
     assert (code, "secret D has no value on this node" in errors) == (78, True)
 
 
-def show_gpus(stub: stubs.Stubs, count: int) -> None:
-    """An nvidia-smi that lists `count` GPUs."""
-    lines = "".join(f"echo 'GPU {number}: NVIDIA A100 (UUID: x)'\n" for number in range(count))
-    (stub.bin / "nvidia-smi").write_text(f"#!/bin/bash\n{lines}")
-    (stub.bin / "nvidia-smi").chmod(0o755)
-
-
 def test_a_job_for_gpus_does_not_start_on_a_node_that_has_none(tmp_path: Path) -> None:
     if shutil.which("nvidia-smi") or shutil.which("rocm-smi") or list(Path("/dev").glob("nvidia[0-9]*")):
         pytest.skip("this machine has a GPU")
@@ -294,7 +306,7 @@ def test_a_job_for_gpus_does_not_start_on_a_node_that_has_none(tmp_path: Path) -
 
 def test_missing_gpus_are_found_before_the_first_collective(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    show_gpus(stub, 1)
+    stub.show_gpus(1)
     code, errors = run(render(tmp_path, stub, resources={"gpus_per_node": 2}), stub)
     assert (code, "this node shows 1 GPUs, the job needs 2" in errors) == (78, True)
     assert run(render(tmp_path, stub, resources={"gpus_per_node": 1}), stub)[0] == 0

@@ -268,5 +268,6 @@ def test_a_stray_variable_of_launchers_own_reaches_no_rank(tmp_path: Path) -> No
 def test_the_path_of_a_job_is_its_own(tmp_path: Path) -> None:
     place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_ATTEMPT": "0", "RANK": "0", "PATH": "/usr/bin"}
     bin_of_python = str(Path(sys.executable).parent)
-    assert Worker(place)._environment()["PATH"] == f"{bin_of_python}:/usr/bin"
-    assert Worker({**place, **travelling({"PATH": "/mine"})})._environment()["PATH"] == "/mine"
+    assert Worker(place, os.getppid())._environment()["PATH"] == f"{bin_of_python}:/usr/bin"
+    mine = Worker({**place, **travelling({"PATH": "/mine"})}, os.getppid())
+    assert mine._environment()["PATH"] == "/mine"

@@ -257,34 +257,48 @@ def test_a_lost_node_is_named():
     assert (verdict.failure, verdict.node) == ("node-failed", 1)
 
 
-def test_torchrun_killed_before_any_rank_ended_is_not_blamed_on_the_user():
-    verdict = judge(Evidence(ranks=2, exit_codes={0: -9}))
-    assert verdict.failure == "unknown" and "torchrun" in verdict.reason and "SIGKILL" in verdict.reason
+STARTER_KILLED = "the process that starts the ranks on node 0 was ended by SIGKILL"
 
 
-def test_ranks_that_ended_because_torchrun_was_killed_are_not_blamed():
-    exits = (ended(0, -15, 1.0, stopping=True), ended(1, -15, 1.0, stopping=True))
-    verdict = judge(Evidence(ranks=2, exit_codes={0: -9}, exits=exits))
-    assert verdict.rank is None and "torchrun on node 0 was ended by SIGKILL" in verdict.reason
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_kill_of_what_starts_the_ranks_before_any_ended_is_not_blamed_on_the_user(ranks: int):
+    verdict = judge(Evidence(ranks=ranks, exit_codes={0: -9}, started=dict.fromkeys(range(ranks), 0)))
+    assert (verdict.failure, verdict.rank, verdict.reason) == ("unknown", None, STARTER_KILLED)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_that_ended_because_what_started_them_was_killed_are_not_blamed(ranks: int):
+    exits = tuple(ended(rank, -15, 1.0, stopping=True) for rank in range(ranks))
+    verdict = judge(Evidence(ranks=ranks, exit_codes={0: -9}, exits=exits))
+    assert (verdict.rank, verdict.reason) == (None, STARTER_KILLED)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("kills", "failure"),
     [(0, "unknown"), (1, "host-oom")],
 )
-def test_an_only_rank_that_is_killed_with_its_worker_needs_no_torchrun_to_be_blamed(kills: int, failure: str):
-    """It has no torchrun, whose exit code would be 1: the node's exit code is its own."""
-    verdict = judge(Evidence(ranks=1, exit_codes={0: -9}, started={0: 0}, host_oom_kills={0: kills}))
-    assert (verdict.failure, verdict.rank) == (failure, 0) and "torchrun" not in verdict.reason
+def test_ranks_that_are_killed_with_their_workers_are_named_though_none_has_a_record(
+    kills: int, failure: str, ranks: int
+):
+    """The exit code of the process that started them tells of it."""
+    started = dict.fromkeys(range(ranks), 0)
+    verdict = judge(Evidence(ranks=ranks, exit_codes={0: 137}, started=started, host_oom_kills={0: kills}))
+    assert (verdict.failure, verdict.rank) == (failure, 0) and "with the worker" in verdict.reason
 
 
-def test_an_only_ranks_worker_that_a_signal_ended_is_named_with_it():
-    verdict = judge(Evidence(ranks=1, exit_codes={0: -11}, started={0: 0}))
-    assert verdict.reason == "the worker of the only rank was ended by SIGSEGV"
+def test_a_missing_record_alone_does_not_tell_of_a_kill():
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, started={0: 0, 1: 0}))
+    assert verdict.reason == "the ranks ended without leaving a record"
+
+
+def test_a_worker_that_a_signal_ended_is_named_with_it():
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 139}, started={0: 0}))
+    assert verdict.reason == "the worker that watches a rank was ended by SIGSEGV"
 
 
 def test_an_only_rank_that_somebody_ended_says_so():
-    verdict = judge(Evidence(ranks=1, exit_codes={0: -15}, exits=(ended(0, -15, stopping=True),)))
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 0}, exits=(ended(0, -15, stopping=True),)))
     assert (verdict.failure, verdict.rank) == ("unknown", 0) and "SIGTERM" in verdict.reason
 
 

@@ -13,7 +13,7 @@ import pytest
 
 SAY = """
 import os
-print(os.environ.get("GLIBC_TUNABLES", "none")[:22], os.environ["RANK"], os.environ["MASTER_PORT"])
+print(os.environ.get("GLIBC_TUNABLES", "none")[:22])
 """
 HUGE = "glibc.malloc.hugetlb=1"
 
@@ -31,15 +31,15 @@ def test_a_task_on_the_cpu_has_its_heap_in_huge_pages(
     tmp_path: Path, facts: dict[str, object], env: dict[str, str], heap: str
 ) -> None:
     (tmp_path / "run.json").write_text(json.dumps(facts))
-    place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_RUN_ID": "r", "LAUNCHER_ATTEMPT": "0"}
+    place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_RUN_ID": "r", "LAUNCHER_ATTEMPT": "0", "RANK": "0"}
     outside = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     subprocess.run(
-        [sys.executable, "-m", "launcher.supervise.worker", "--alone", "--", sys.executable, "-c", SAY],
-        env={**outside, **place, "LAUNCHER_RENDEZVOUS_PORT": "61007", **env},
+        [sys.executable, "-m", "launcher.supervise.worker", "--", sys.executable, "-c", SAY],
+        env={**outside, **place, **env},
         check=True,
     )
     said = (tmp_path / "attempts/000/logs/node-00/rank-000.out").read_text()
-    assert said.partition(" ")[2].strip() == f"{heap} 0 61007"
+    assert said.partition(" ")[2].strip() == heap
 
 
 TOLD_EARLY = """
@@ -56,10 +56,35 @@ worker.main()
 
 
 def test_a_rank_that_is_ended_before_it_has_begun_leaves_its_record(tmp_path: Path) -> None:
-    """torchrun does so where another rank fails at once; a rank with a log and no record was killed."""
+    """Where another rank fails at once; a rank with a log and no record was killed."""
     (tmp_path / "run.json").write_text("{}")
     place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_ATTEMPT": "0", "RANK": "0"}
     done = subprocess.run([sys.executable, "-c", TOLD_EARLY], env={**os.environ, **place}, timeout=60)
     assert done.returncode == -signal.SIGTERM
     record = json.loads((tmp_path / "attempts/000/exits/rank-000.json").read_text())
     assert record["exit_code"] == -signal.SIGTERM and record["stopping"]
+
+
+RAISES = """
+from torch.distributed.elastic.multiprocessing.errors import record
+import os
+@record
+def main():
+    raise RuntimeError("refused: " + os.environ["API_TOKEN"])
+main()
+"""
+
+
+def test_torchrun_is_told_of_a_recorded_exception_with_secrets_masked(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    told = tmp_path / "error.json"
+    place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_ATTEMPT": "0", "RANK": "0"}
+    secret = {"LAUNCHER_SECRETS": "API_TOKEN", "LAUNCHER_ENV_API_TOKEN": "s3cr3t-v4lue-91f2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.supervise.worker", "--", sys.executable, "-c", RAISES],
+        env={**os.environ, **place, **secret, "TORCHELASTIC_ERROR_FILE": str(told)},
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "refused: ***" in json.loads(told.read_text())["message"]["message"]
+    assert "s3cr3t" not in told.read_text()

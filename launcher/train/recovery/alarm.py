@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,10 +18,12 @@ from launcher.train.rank import Rank
 LISTENING = timedelta(days=20)
 "Timeout of one wait, after which the thread waits again: the store counts milliseconds in 31 bits."
 CONNECTING = timedelta(seconds=30)
+ENDING_SECONDS = 0.2
+"Time for the other ranks to stop listening. A rank that has ended does not answer."
 
 
 class Alarm:
-    """Separate connections to torchrun's store, which lives outside all ranks.
+    """Separate connections to the store. torchrun serves it on several nodes, and rank 0 on one host.
 
     A thread waits on the store without holding the interpreter lock, so the signal arrives while the main
     thread is blocked in a collective or waits for the GPU. A single rank needs no thread.
@@ -44,10 +47,34 @@ class Alarm:
         self.rung = True
         self._store.set("alarm", why)
 
+    def end(self) -> None:
+        """Have all ranks stop listening, if the store ends with this rank, which is about to leave.
+
+        A rank that still waited on the store would print a stack trace of C++. Raises dist.DistError if the
+        store is gone.
+        """
+        if self.rank.world == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+            return
+        self._store.set(_key("quiet", self.rank.number), "")
+        if self.rank.first and not self._store.check(["alarm"]):
+            self._store.set("alarm", "")
+            all_quiet = [_key("quiet", number) for number in range(self.rank.world)]
+            deadline = time.monotonic() + ENDING_SECONDS
+            while not self._store.check(all_quiet) and time.monotonic() < deadline:
+                time.sleep(0.002)  # a wait on the store that times out would print a warning
+
     def exchange(self, topic: str, mine: Any, seconds: float) -> dict[int, Any]:
         """Return each rank's value for `topic`, by rank. Ranks without one after `seconds` are left out.
 
         `mine` must fit into JSON. Raises dist.DistError if the store is gone.
+        """
+        ranks = self.meet(topic, mine, seconds)
+        return {number: json.loads(self._store.get(_key(topic, number))) for number in ranks}
+
+    def meet(self, topic: str, mine: Any, seconds: float) -> list[int]:
+        """Set this rank's value for `topic`, wait as `exchange` does, and return the ranks that have one.
+
+        All ranks get the answer in the same moment, so the rank that serves the store may leave after it.
         """
         self._store.set(_key(topic, self.rank.number), json.dumps(mine))
         keys = [_key(topic, number) for number in range(self.rank.world)]
@@ -58,18 +85,22 @@ class Alarm:
             raise
         except dist.DistStoreError:
             ranks = [number for number in ranks if self._store.check([keys[number]])]
-        return {number: json.loads(self._store.get(keys[number])) for number in ranks}
+        return ranks
 
     def _listen(self, store: Store, heard: Callable[[str], object]) -> None:
         while True:
             try:
                 store.wait(["alarm"], LISTENING)
             except dist.DistNetworkError:
-                return  # torchrun is gone and ends the ranks
+                return  # what served the store is gone, and the ranks are being ended
             except dist.DistStoreError:
                 continue
-            if not self.rung:
-                heard(store.get("alarm").decode())
+            if self.rung:
+                return
+            if why := store.get("alarm").decode():
+                heard(why)
+            else:
+                store.set(_key("quiet", self.rank.number), "")
             return
 
     def _connect(self) -> Store:

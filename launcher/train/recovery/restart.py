@@ -85,6 +85,11 @@ class Restart:
         of one rank. Returns only if nothing could be handed over; the step then uses the remaining time."""
         self._leave_with("time", ring=True)
 
+    def end(self) -> None:
+        """Stop the alarm before this rank leaves without having rung it."""
+        with contextlib.suppress(dist.DistError):
+            self._alarm.end()
+
     def wait_if_under_way(self) -> None:
         """Wait if another thread of this rank is handing over; that thread then ends the process."""
         self._mine.acquire(timeout=MOST_SECONDS + ANSWER_SECONDS + UPDATE_SECONDS)
@@ -117,8 +122,8 @@ class Restart:
             return False
         within(CLOSING_SECONDS, close)
         with contextlib.suppress(dist.DistError):
-            # When the first rank exits, torchrun ends the others.
-            self._alarm.exchange("leaving", True, CLOSING_SECONDS + 1)
+            # When the first rank has failed, the others are ended.
+            self._alarm.meet("leaving", True, CLOSING_SECONDS + 1)
         return True
 
     def _hand_over(self) -> HandedOver | HandoverSkipped | None:

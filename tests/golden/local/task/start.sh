@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts the ranks of one attempt on this node: one launcher worker, which starts the only rank.
+# Starts the ranks of one attempt on this host: one launcher worker per rank.
 # Job tiny-gpt, run task-20261121-085401. Rendered by launcher 0.1.0.
 # The supervisor runs it; `bash start.sh` by hand runs attempt 0 of the same run.
 # shellcheck disable=SC2016 # values stand in single quotes, where nothing in them is expanded
@@ -51,5 +51,5 @@ fi
 [[ -v LAUNCHER_ENV_WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
 export LAUNCHER_ENV_WANDB_API_KEY
 
-# --alone: there is no torchrun, and the worker sets what one would set (RANK, WORLD_SIZE, MASTER_ADDR and so on).
-exec "$_python" -m launcher.supervise.worker --alone -- "${_argv[@]}"
+# One host: there is no torchrun, and each rank gets the variables that one would set (RANK, WORLD_SIZE and so on).
+exec "$_python" -m launcher.supervise.local_ranks 1 -- "${_argv[@]}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts the ranks of one attempt on this node: one launcher worker, which starts the only rank.
+# Starts the ranks of one attempt on this host: one launcher worker per rank.
 # Job it's 50% off; $(touch /tmp/pwned) #1 "quoted" hetjob é, run command-20261121-085401. Rendered by launcher 0.1.0.
 # The supervisor runs it; `bash start.sh` by hand runs attempt 0 of the same run.
 # shellcheck disable=SC2016 # values stand in single quotes, where nothing in them is expanded
@@ -106,5 +106,5 @@ if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
   export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
 fi
 
-# --alone: there is no torchrun, and the worker sets what one would set (RANK, WORLD_SIZE, MASTER_ADDR and so on).
-exec "$_python" -m launcher.supervise.worker --alone -- "${_argv[@]}"
+# One host: there is no torchrun, and each rank gets the variables that one would set (RANK, WORLD_SIZE and so on).
+exec "$_python" -m launcher.supervise.local_ranks 1 -- "${_argv[@]}"

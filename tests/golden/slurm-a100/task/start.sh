@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts the ranks of one attempt on this node: torchrun, which starts one launcher worker per rank.
+# Starts the ranks of one attempt on this host: one launcher worker per rank.
 # Job tiny-gpt, run task-20261121-085401. Rendered by launcher 0.1.0.
 # The supervisor runs it; `bash start.sh` by hand runs attempt 0 of the same run.
 # shellcheck disable=SC2016 # values stand in single quotes, where nothing in them is expanded
@@ -22,7 +22,6 @@ if [[ -z ${LAUNCHER_ATTEMPT:-} ]]; then
   export LAUNCHER_SECRETS='HF_TOKEN,WANDB_API_KEY'
   export LAUNCHER_NODES=1
   export LAUNCHER_NODE_RANK=0
-  export LAUNCHER_RENDEZVOUS_PORT=${LAUNCHER_RENDEZVOUS_PORT:-$((61000 + RANDOM % 4536))}
 fi
 [[ -n ${LAUNCHER_RUN_DIR:-} && -n ${LAUNCHER_RUN_ID:-} ]] || die 'LAUNCHER_ATTEMPT is set, but not LAUNCHER_RUN_DIR and LAUNCHER_RUN_ID'
 
@@ -80,27 +79,9 @@ if [[ $_hard == unlimited ]] || ((_hard > 1048576)); then _hard=1048576; fi
 if [[ $_soft != unlimited ]] && ((_soft < _hard)); then ulimit -S -n "$_hard" || true; fi
 ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
 
-# One host: torchrun listens at a port that the supervisor found free, and ends at once where another run has it.
-# A static rendezvous, since c10d's waits for up to 0.3 s, at random, so that many nodes do not come at once.
-_rendezvous=(
-  --nnodes 1 --node-rank 0 --rdzv-backend static --local-addr 127.0.0.1
-  --rdzv-endpoint "127.0.0.1:${LAUNCHER_RENDEZVOUS_PORT:?the supervisor sets it}"
-)
 
 # What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
 _argv=('/shared/envs/train/bin/python' '-m' 'launcher.train')
-_worker=(-m launcher.supervise.worker -- "${_argv[@]}")
-# torchrun takes $$ and ${local_rank} in arguments for its own: with every $ doubled they arrive as written.
-_two='$$'
-_worker=("${_worker[@]//[$]/$_two}")
-# Error files of torchrun: on the run directory, not in a temporary folder that is lost with the node.
-_log_dir=$LAUNCHER_RUN_DIR/attempts/$(printf '%03d' "$LAUNCHER_ATTEMPT")/torchrun/node-${LAUNCHER_NODE_RANK:-0}
-mkdir -p "$_log_dir" || true
-_torchrun=(
-  --nproc-per-node 4 --max-restarts 0 --log-dir "$_log_dir"
-  --rdzv-id "$LAUNCHER_RUN_ID-$LAUNCHER_ATTEMPT"
-  "${_rendezvous[@]}"
-)
 
 cd '/shared/code of user' || die 'the working directory of the job does not exist on this node: ''/shared/code of user'
 
@@ -120,6 +101,5 @@ if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
   export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
 fi
 
-# As `python -m torch.distributed.run`, but that nobody looks for garbage while torch is imported: a sixth of the time.
-_run_torchrun='import gc; gc.disable(); from torch.distributed.run import main; gc.enable(); main()'
-exec "$_python" -c "$_run_torchrun" "${_torchrun[@]}" --no-python "$_python" "${_worker[@]}"
+# One host: there is no torchrun, and each rank gets the variables that one would set (RANK, WORLD_SIZE and so on).
+exec "$_python" -m launcher.supervise.local_ranks 4 -- "${_argv[@]}"
