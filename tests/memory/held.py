@@ -42,7 +42,7 @@ def held(trainer: Trainer) -> dict[str, int]:
     states = [value for state in optimizer.state.values() for value in state.values()]
     twins: list[nn.Parameter] = []
     if isinstance(optimizer, HostOptimizer):
-        twins = [p for group in optimizer._inner.param_groups for p in group["params"]]
+        twins = [p for group in optimizer.inner.param_groups for p in group["params"]]
         gradients += max(local(p).nbytes for p in twins)
     return {
         "parameters": storages(model.parameters()),
