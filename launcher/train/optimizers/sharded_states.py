@@ -48,7 +48,7 @@ class ShardedStates(OnTwins):
         updated = [p for p in self.twins if p.grad is not None]
         for p in updated:
             twin = self.twins[p]
-            twin.grad = sharded_like(twin, _part(p.grad, twin), p.shape)  # type: ignore[arg-type]
+            twin.grad = sharded_like(twin, _part(p.grad, twin), p.shape)
         try:
             self.inner.step()
         finally:
@@ -95,7 +95,7 @@ class ShardedStates(OnTwins):
 
 
 def _rows(p: torch.Tensor, mesh: DeviceMesh) -> nn.Parameter:
-    """Return this rank's rows of `p` as a DTensor with the memory of `p`; all of `p` if it cannot be split."""
+    """Return this rank's rows of `p` as a DTensor in the memory of `p`, or all of `p` if it cannot be split."""
     whole = p.detach()
     if not p.ndim or p.stride(0) * p.shape[0] != p.numel() or not _dense(p):
         return nn.Parameter(whole)
