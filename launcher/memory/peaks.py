@@ -190,10 +190,15 @@ def at_least(model: ModelShapes, recipe: Recipe, ranks: Ranks, kept: float) -> i
     held = sum(standing(states, recipe, with_optimizer=True).values())
     if recipe.grad_accum > 1:
         held += _waiting(states, recipe)
-    if recipe.sharding == "fsdp-keep" and ranks.world > 1:
-        computed_in = FP32 if recipe.precision == "fp32" else BF16
-        held += sum(count * p.numel * min(p.itemsize, computed_in) for p, count in model.distinct)
-    return held + int(kept)
+    return held + gathered_for_the_pass(model, recipe, ranks) + int(kept)
+
+
+def gathered_for_the_pass(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
+    """Return the bytes of whole parameters that `fsdp-keep` holds beside its shards after a forward pass."""
+    if recipe.sharding != "fsdp-keep" or ranks.world == 1:
+        return 0
+    computed_in = FP32 if recipe.precision == "fp32" else BF16
+    return sum(count * p.numel * min(p.itemsize, computed_in) for p, count in model.distinct)
 
 
 def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, profile: Profile) -> Peak:
