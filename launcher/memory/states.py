@@ -115,7 +115,9 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
     cut = [(p, shard_of(p, shards, rank % shards), count) for p, count in model.distinct]
     parameters = sum(count * shard.padded * p.itemsize for p, shard, count in cut)
     reduced = sum(count * shard.padded * p.itemsize for p, shard, count in cut if p.requires_grad)
-    trained = [(p, updated_by(p, recipe, ranks, rank), count) for p, count in model.distinct if p.requires_grad]
+    trained = [
+        (p, updated_by(p, recipe, ranks, rank), count) for p, count in model.distinct if p.requires_grad
+    ]
     whole = sum(count * p.nbytes for p, _, count in trained)
     paged = sum(count * paged_bytes(recipe, p, shard) for p, shard, count in trained)
     states = sum(count * state_bytes(recipe, p, shard) for p, shard, count in trained) - paged

@@ -222,9 +222,7 @@ def _optimizer(
 ) -> tuple[float, float]:
     """Return the seconds of the optimizer's update, and of the copies around it."""
     optimizer = OPTIMIZERS[recipe.optimizer]
-    cut = [
-        (p, count * updated_by(p, recipe, ranks).numel) for p, count in model.distinct if p.requires_grad
-    ]
+    cut = [(p, count * updated_by(p, recipe, ranks).numel) for p, count in model.distinct if p.requires_grad]
     numel = sum(mine for _, mine in cut)
     parameters = sum(mine * p.itemsize for p, mine in cut)
     kept = states.gpu.optimizer + states.host.optimizer + states.managed + states.nvme

@@ -57,7 +57,8 @@ class Recipe(Value):
     embedding_states: EmbeddingStates = "32-bit"
     "With an 8-bit optimizer, the type of the states of embeddings."
     sharding: Sharding
-    "How parameters, gradients and states are spread over the ranks."
+    """How parameters, gradients and states are spread over the ranks. `zero2` and `zero3` are other names of
+    `fsdp-keep` and `fsdp`."""
     offload: Offload = "none"
     "What moves from the GPU to host memory or NVMe."
     optimizer_step: OptimizerStep = "after"
