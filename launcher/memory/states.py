@@ -206,7 +206,7 @@ def _waits(recipe: Recipe) -> bool:
 def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
     """Return the peak bytes of gradients, as launcher.train.sharding.price_of_last counts them.
 
-    DDP, also for `zero1`: the buckets, with the gradients as views of them; `grad_sync: last` adds a second copy.
+    DDP (`ddp`, `zero1`): the buckets, with the gradients as views; `grad_sync: last` adds a second copy.
     FSDP: this rank's shards; with `grad_sync: last` all gradients whole, in the type of the shards.
     `optimizer_step: backward` keeps none.
     """

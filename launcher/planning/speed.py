@@ -188,7 +188,7 @@ def _synchronise(
 
 
 def _gather_updated(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: Hardware) -> float:
-    """Return the seconds in which `zero1` gathers the updated parameters, once in a step. Nothing overlaps."""
+    """Return the seconds in which `zero1` gathers the updated parameters once a step; nothing overlaps."""
     if recipe.sharding != "zero1":
         return 0.0
     whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)

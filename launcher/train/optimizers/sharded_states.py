@@ -95,7 +95,7 @@ class ShardedStates(OnTwins):
 
 
 def _rows(p: torch.Tensor, mesh: DeviceMesh) -> nn.Parameter:
-    """Return this rank's rows of `p` as a DTensor in the memory of `p`, or all of `p` if it cannot be split."""
+    """Return this rank's rows of `p` as a DTensor in its memory, or all of `p` if it cannot be split."""
     whole = p.detach()
     if not p.ndim or p.stride(0) * p.shape[0] != p.numel() or not _dense(p):
         return nn.Parameter(whole)

@@ -1,8 +1,8 @@
 """Handover of a rank's state to the next attempt, through the shared memory of its node.
 
-Writing needs no other rank and no collective, because the others may be stuck. Each rank writes its shards, and
-the first rank of each node writes replicas, in the order of the model's parameters. Under another sharding, a
-rank reads its part from the files of its node if these are complete (`reshard`).
+Writing needs no other rank and no collective, because the others may be stuck. Each rank writes its shards,
+and the first rank of each node writes replicas, in the order of the model's parameters. Under another
+sharding, a rank reads its part from the files of its node if these are complete (`reshard`).
 """
 
 from __future__ import annotations
