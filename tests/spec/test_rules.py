@@ -10,7 +10,6 @@ from launcher.spec.recipe import (
     EmbeddingStates,
     GradSync,
     Offload,
-    Optimizer,
     OptimizerStep,
     Precision,
     Recipe,
@@ -102,11 +101,12 @@ def test_batch_norm_with_an_odd_accumulation_has_no_nearest_recipe():
     assert nearest_valid(recipe, Setting(8, 1, 8, batch_norm=True)) is None
 
 
-# Every value of every field that a rule or the entrypoint could ask about; sizes have no alternatives.
+# Every value of every field that a rule or the entrypoint could ask about; sizes have no alternatives. Rules
+# ask of an optimizer whether its states are 8-bit and paged.
 SIZES = {"micro_batch_size", "grad_accum", "loss_chunks", "expandable_segments"}
 VALUES: dict[str, tuple[Any, ...]] = {
     "precision": get_args(Precision),
-    "optimizer": get_args(Optimizer),
+    "optimizer": ("adamw", "adamw-8bit", "paged-adamw-8bit"),
     "sharding": get_args(get_args(Sharding)[0]),
     "offload": get_args(Offload),
     "embedding_states": get_args(EmbeddingStates),
@@ -122,7 +122,7 @@ SETTINGS = [
     CPU,
     Setting(1, 1, 1, nvme_dir=True, entrypoint=True),
     Setting(2, 1, 0, nvme_dir=True),
-    Setting(2, 1, 2, entrypoint=True),
+    Setting(2, 1, 2, entrypoint=True, adapter=True, clips=True),
     Setting(4, 2, 2, nvme_dir=True, batch_norm=True, entrypoint=True),
 ]
 
