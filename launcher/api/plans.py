@@ -12,6 +12,7 @@ from launcher.api.prepare import named_cluster, with_hardware
 from launcher.api.sources import During, in_silence, traces_dir
 from launcher.planning.cost import Cost, cost_of
 from launcher.planning.plan import PlanRefusedError
+from launcher.planning.zero import stages_of
 from launcher.report.content import Page
 from launcher.spec.errors import UsageError
 from launcher.spec.recipe import Recipe
@@ -32,6 +33,7 @@ class Questions:
     min_gpus: bool = False
     tokens: float | None = None
     largest: str | None = None
+    zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ def answer(
         raise UsageError(
             "--max-micro-batch: the profile says neither what a GPU nor what a node has (node.memory)"
         )
+    if asked.zero and decider.layout.ranks == 1:
+        raise UsageError(
+            "--zero: the job has one rank, so there is nothing to shard; ask for several, e.g. "
+            "--set resources.gpus_per_node=8"
+        )
     refused, decision = None, None
     try:
         decision = decider.decide(asker.job.plan.vary)
@@ -88,6 +95,10 @@ def answer(
         comparisons.append(asker.largest(family))
     if asked.tokens is not None:
         comparisons.append(tokens_on(askers, asked.tokens))
+    zero = None
+    if asked.zero:
+        smallest = decider.space().sizes(decider.plan.recipe)[:1] or [decider.plan.recipe]
+        zero = stages_of(decider, decision.chosen.recipe if decision is not None else smallest[0])
     page = Page(
         job=asker.job,
         cluster=asker.cluster,
@@ -96,6 +107,7 @@ def answer(
         comparisons=tuple(comparisons),
         explain=asked.explain,
         refusal=str(refused or ""),
+        zero=zero,
     )
     return Answered(page, refused)
 

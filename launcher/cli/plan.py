@@ -42,6 +42,9 @@ def plan(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="ARG=V1,V2,..", help="the largest that fits of an argument of the task"),
     ] = None,
+    zero: Annotated[
+        bool, typer.Option("--zero", help="memory without sharding and with each stage of ZeRO")
+    ] = False,
     html: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="FILE", help="write one self-contained page"),
@@ -56,7 +59,7 @@ def plan(
         fail(f"--tokens: {tokens} is no number of tokens")
     if html is not None and not html.absolute().parent.is_dir():
         fail(f"--html: there is no directory {html.absolute().parent}")
-    asked = Questions(explain, what_if or (), gpu or (), max_micro_batch, min_gpus, tokens, largest)
+    asked = Questions(explain, what_if or (), gpu or (), max_micro_batch, min_gpus, tokens, largest, zero)
     answered = answer(job, cluster or ["local"], set_ or [], asked, working)
     if html is not None:
         from launcher.report.plan_html import as_html
@@ -66,7 +69,7 @@ def plan(
         from launcher.report.data import as_data
 
         print_json(as_data(answered.page))
-    elif answered.page.decision is not None or answered.page.comparisons:
+    elif answered.page.decision is not None or answered.page.comparisons or answered.page.zero is not None:
         from launcher.cli.output import console
         from launcher.report.plan import show_page
 

@@ -16,14 +16,14 @@ from launcher.memory.states import (
     Ranks,
     States,
     paged_bytes,
-    shard_of,
     state_bytes,
     states_of,
+    updated_by,
 )
 from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES, Moment
 from launcher.memory.update import temporaries_of, update_temporaries
 from launcher.spec import optimizers
-from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
 Like = Literal["cuda", "cpu"]
 
@@ -38,7 +38,7 @@ def traced_as(recipe: Recipe) -> Recipe:
         update={
             "precision": "bf16-mixed" if recipe.precision == "float8" else recipe.precision,
             "optimizer": optimizers.DEFAULT,
-            "sharding": "none" if recipe.sharding == "ddp" else recipe.sharding,
+            "sharding": "none" if recipe.sharding in REPLICATED else recipe.sharding,
             "offload": "none",
             "optimizer_step": "after",
             "micro_batch_size": 1,
@@ -134,7 +134,7 @@ def standing(states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[st
     held = {"parameters": gpu.parameters, "buffers": gpu.buffers}
     if with_optimizer:
         held["optimizer states"] = gpu.optimizer
-    if recipe.sharding == "ddp":
+    if recipe.sharding in REPLICATED:
         # DDP's buckets exist from the beginning; the gradients are views of them.
         held[GRADIENTS] = _buckets(gpu, recipe)
     return {name: size for name, size in held.items() if size}
@@ -144,7 +144,7 @@ def _waiting(states: States, recipe: Recipe) -> int:
     """Return the bytes of earlier micro-batches' gradients on the GPU, without DDP's buckets."""
     if recipe.offload == "cpu":
         return 0
-    return states.gpu.gradients - (_buckets(states.gpu, recipe) if recipe.sharding == "ddp" else 0)
+    return states.gpu.gradients - (_buckets(states.gpu, recipe) if recipe.sharding in REPLICATED else 0)
 
 
 def _buckets(gpu: Held, recipe: Recipe) -> int:
@@ -159,11 +159,11 @@ def _made_states(model: ModelShapes, states: States, recipe: Recipe, ranks: Rank
     addition to DDP's buckets. States on the host exist already, and those of `optimizer_step: backward` as
     well: they are created without activations, and need less than a step.
     """
-    shards, made, highest = ranks.shards(recipe), 0, ("", 0, 0, 0)
+    made, highest = 0, ("", 0, 0, 0)
     for p, count in sorted(model.distinct, key=lambda pair: pair[0].vector):
         if not p.requires_grad:
             continue
-        shard = shard_of(p, shards, 0)
+        shard = updated_by(p, recipe, ranks)
         made += count * (state_bytes(recipe, p, shard) - paged_bytes(recipe, p, shard))
         now = (p.name, made, shard.numel * p.itemsize, temporaries_of(recipe, p, shard))
         highest = max(highest, now, key=lambda one: sum(one[1:]))
@@ -190,15 +190,20 @@ def at_least(model: ModelShapes, recipe: Recipe, ranks: Ranks, kept: float) -> i
     held = sum(standing(states, recipe, with_optimizer=True).values())
     if recipe.grad_accum > 1:
         held += _waiting(states, recipe)
-    if recipe.sharding == "fsdp-keep" and ranks.world > 1:
-        computed_in = FP32 if recipe.precision == "fp32" else BF16
-        held += sum(count * p.numel * min(p.itemsize, computed_in) for p, count in model.distinct)
-    return held + int(kept)
+    return held + gathered_for_the_pass(model, recipe, ranks) + int(kept)
+
+
+def gathered_for_the_pass(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
+    """Return the bytes of whole parameters that `fsdp-keep` holds beside its shards after a forward pass."""
+    if recipe.sharding != "fsdp-keep" or ranks.world == 1:
+        return 0
+    computed_in = FP32 if recipe.precision == "fp32" else BF16
+    return sum(count * p.numel * min(p.itemsize, computed_in) for p, count in model.distinct)
 
 
 def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, profile: Profile) -> Peak:
     parts = standing(states, recipe, with_optimizer=True)
-    if recipe.sharding == "ddp":
+    if recipe.sharding in REPLICATED:
         parts[GRADIENTS] = states.gpu.gradients
     else:
         parts[GRADIENTS] = _reduced(model, recipe, ranks)

@@ -22,7 +22,7 @@ from launcher.memory.trace import (
 )
 from launcher.memory.update import update_temporaries
 from launcher.spec.optimizers import OPTIMIZERS
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import REPLICATED, Recipe
 
 
 class Profile:
@@ -122,7 +122,7 @@ def adds_to_buckets(recipe: Recipe) -> bool:
 
     With `grad_sync: last`, gradients wait beside the buckets until the last micro-batch.
     """
-    return recipe.sharding == "ddp" and not (recipe.grad_sync == "last" and recipe.grad_accum > 1)
+    return recipe.sharding in REPLICATED and not (recipe.grad_sync == "last" and recipe.grad_accum > 1)
 
 
 def per_pass(trace: Trace, category: str) -> Affine:

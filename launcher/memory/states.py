@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.base import Value
 from launcher.spec.optimizers import BLOCK, LEAST_EIGHT_BIT, LEAST_PAGED, OPTIMIZERS, State
-from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
 FP32, BF16, CODE = 4, 2, 1
 "Bytes per element."
@@ -67,6 +67,10 @@ class Ranks:
             return 1
         return self.per_node if recipe.sharding == "hybrid" else self.world
 
+    def state_shards(self, recipe: Recipe) -> int:
+        """Number of shards of the optimizer states of a parameter. `zero1` shards nothing else."""
+        return self.world if recipe.sharding == "zero1" else self.shards(recipe)
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -93,6 +97,15 @@ def shard_of(p: Parameter, shards: int, number: int) -> Shard:
     return Shard(max(0, min(largest, rows - number * largest)), math.prod(p.shape[1:]), largest)
 
 
+def updated_by(p: Parameter, recipe: Recipe, ranks: Ranks, rank: int = 0) -> Shard:
+    """Return the part of a parameter that a rank updates and has optimizer states of.
+
+    `zero1` does not split a parameter without dimensions: launcher.train.optimizers.sharded_states.
+    """
+    shards = ranks.state_shards(recipe) if p.shape else 1
+    return shard_of(p, shards, rank % shards)
+
+
 def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -> States:
     """Return the states of rank number `rank`; rank 0 holds the most.
 
@@ -100,9 +113,11 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
     """
     shards = ranks.shards(recipe)
     cut = [(p, shard_of(p, shards, rank % shards), count) for p, count in model.distinct]
-    trained = [(p, shard, count) for p, shard, count in cut if p.requires_grad]
     parameters = sum(count * shard.padded * p.itemsize for p, shard, count in cut)
-    reduced = sum(count * shard.padded * p.itemsize for p, shard, count in trained)
+    reduced = sum(count * shard.padded * p.itemsize for p, shard, count in cut if p.requires_grad)
+    trained = [
+        (p, updated_by(p, recipe, ranks, rank), count) for p, count in model.distinct if p.requires_grad
+    ]
     whole = sum(count * p.nbytes for p, _, count in trained)
     paged = sum(count * paged_bytes(recipe, p, shard) for p, shard, count in trained)
     states = sum(count * state_bytes(recipe, p, shard) for p, shard, count in trained) - paged
@@ -191,7 +206,7 @@ def _waits(recipe: Recipe) -> bool:
 def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
     """Return the peak bytes of gradients, as launcher.train.sharding.price_of_last counts them.
 
-    DDP: the buckets, with the gradients as views of them; `grad_sync: last` adds a second copy.
+    DDP (`ddp`, `zero1`): the buckets, with the gradients as views; `grad_sync: last` adds a second copy.
     FSDP: this rank's shards; with `grad_sync: last` all gradients whole, in the type of the shards.
     `optimizer_step: backward` keeps none.
     """
@@ -199,7 +214,7 @@ def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
         return 0
     if not _waits(recipe) or recipe.sharding == "none":
         return reduced
-    return 2 * whole if recipe.sharding == "ddp" else whole
+    return 2 * whole if recipe.sharding in REPLICATED else whole
 
 
 def host_of_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:

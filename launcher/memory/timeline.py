@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from launcher.memory.estimate import When
 from launcher.memory.shapes import ModelShapes, Parameter
-from launcher.memory.states import Ranks, Shard, paged_bytes, shard_of, state_bytes
+from launcher.memory.states import Ranks, Shard, paged_bytes, shard_of, state_bytes, updated_by
 from launcher.memory.trace import COMPUTE, GRADIENTS, Trace
 from launcher.spec.optimizers import OPTIMIZERS
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import REPLICATED, Recipe
 
 
 @dataclass
@@ -126,7 +126,7 @@ def _standing(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Iterator[tupl
         for p in model.parameters:
             yield p.name, shard_of(p, shards, 0).padded * p.itemsize
     yield "buffers", model.buffers
-    if recipe.sharding == "ddp":
+    if recipe.sharding in REPLICATED:
         for p in model.trained:
             yield f"DDP's bucket for {p.name}", p.nbytes
 
@@ -135,9 +135,8 @@ def _states(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Iterator[tuple[
     """Yield the optimizer states on the GPU in the order of the update: matrices first."""
     if recipe.offload != "none":
         return
-    shards = ranks.shards(recipe)
     for p in sorted(model.trained, key=lambda p: p.vector):
-        for name, size in _tensors(recipe, p, shard_of(p, shards, 0)):
+        for name, size in _tensors(recipe, p, updated_by(p, recipe, ranks)):
             yield f"{name} of {p.name}", size
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.memory.shapes import ModelShapes, Parameter
-from launcher.memory.states import Ranks, Shard, shard_of
+from launcher.memory.states import Ranks, Shard, shard_of, updated_by
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import Recipe
 
@@ -11,16 +11,13 @@ from launcher.spec.recipe import Recipe
 def update_temporaries(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> tuple[int, str]:
     """Return the peak bytes of temporaries on rank 0's device, and the parameter that needs them.
 
-    An optimizer on the host has its temporaries there, so the result is (0, "").
+    An optimizer on the host has its temporaries there. With `zero1`, gathering follows the update of all
+    parameters.
     """
-    if recipe.offload != "none":
-        return 0, ""
-    shards = ranks.shards(recipe)
-    sizes = [
-        (temporaries_of(recipe, p, shard_of(p, shards, 0)), p.name)
-        for p, _ in model.distinct
-        if p.requires_grad
-    ]
+    trained = [p for p, _ in model.distinct if p.requires_grad]
+    sizes = [(gather_buffer(p, recipe, ranks), p.name) for p in trained]
+    if recipe.offload == "none":
+        sizes += [(temporaries_of(recipe, p, updated_by(p, recipe, ranks)), p.name) for p in trained]
     return max(sizes, default=(0, ""))
 
 
@@ -28,3 +25,14 @@ def temporaries_of(recipe: Recipe, p: Parameter, shard: Shard) -> int:
     """Return the peak bytes of temporaries while this shard is updated on the device."""
     each = OPTIMIZERS[recipe.optimizer].temporaries
     return shard.numel * each(p.itemsize, p.vector) if each is not None else 0
+
+
+def gather_buffer(p: Parameter, recipe: Recipe, ranks: Ranks) -> int:
+    """Return the bytes of the buffer in which `zero1` gathers a parameter, 0 if ranks have equally many rows.
+
+    launcher.train.optimizers.sharded_states.ShardedStates gathers other parameters in place.
+    """
+    shards = ranks.state_shards(recipe)
+    if recipe.sharding != "zero1" or not p.shape or p.shape[0] % shards == 0:
+        return 0
+    return shards * shard_of(p, shards, 0).padded * p.itemsize

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from launcher.planning.batches import smaller_micro_batch
 from launcher.planning.choice import Candidate, Capacity, Evaluate
-from launcher.planning.lower import shards_of, words_of
+from launcher.planning.lower import state_shards_of, words_of
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
 from launcher.spec.optimizers import OPTIMIZERS, saved_as
@@ -117,7 +117,7 @@ def can_go_on(recipe: Recipe, before: Recipe, setting: Setting) -> bool:
     8-bit states need the number of shards that saved them: launcher.train.optimizers.blocks.other_shards.
     """
     optimizer = saved_as(recipe.optimizer) == saved_as(before.optimizer)
-    reshards = shards_of(recipe, setting) != shards_of(before, setting)
+    reshards = state_shards_of(recipe, setting) != state_shards_of(before, setting)
     readable = not (reshards and OPTIMIZERS[recipe.optimizer].eight_bit)
     return optimizer and readable and recipe.precision == before.precision
 

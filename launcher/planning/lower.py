@@ -149,6 +149,7 @@ def _why_not(made: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -
     if verdict.phase == "init":  # parameters alone: states come with the first step
         return None if made.offload == "cpu" != recipe.offload else "needs as much memory for parameters"
     fewer = made.offload != recipe.offload or made.optimizer != recipe.optimizer
+    fewer |= state_shards_of(made, setting) > state_shards_of(recipe, setting)
     return None if fewer else "needs as much memory for parameters and optimizer states"
 
 
@@ -247,10 +248,15 @@ def _moves_more_to_host(rung: Recipe, recipe: Recipe) -> bool:
 
 
 def shards_of(recipe: Recipe, setting: Setting) -> int:
-    """Return the number of shards of the states, as launcher.memory.states.Ranks.shards counts them."""
+    """Return the number of shards of the parameters, as launcher.memory.states.Ranks.shards counts them."""
     if recipe.sharding not in SHARDED:
         return 1
     return setting.ranks // setting.nodes if recipe.sharding == "hybrid" else setting.ranks
+
+
+def state_shards_of(recipe: Recipe, setting: Setting) -> int:
+    """Return the number of shards of the optimizer states, as Ranks.state_shards counts them."""
+    return setting.ranks if recipe.sharding == "zero1" else shards_of(recipe, setting)
 
 
 def words_of(new: Recipe, old: Recipe, setting: Setting) -> str:

@@ -12,7 +12,7 @@ from launcher.spec.command import environment_name, seen_as
 from launcher.spec.drill import BUDGET, DRILLS, env_problems
 from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.job import Job
-from launcher.spec.recipe import APPROXIMATE, SHARDED, Recipe
+from launcher.spec.recipe import APPROXIMATE, REPLICATED, SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules, changes_line, nearest_valid
 from launcher.spec.supported import unsupported
 
@@ -210,7 +210,7 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     if "checkpoint_ratio" in fixed:
         chosen.setdefault("activations", "checkpoint")
     # `last` costs DDP one more copy of the gradients. Elsewhere it would take most of a rank's memory.
-    chosen.setdefault("grad_sync", "last" if chosen["sharding"] == "ddp" else "each")
+    chosen.setdefault("grad_sync", "last" if chosen["sharding"] in REPLICATED else "each")
     named = ", ".join(fixed) or "nothing"
     reason = (
         f"the job fixes {named}; the rest starts at the largest micro-batch "

@@ -23,7 +23,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "optimizer_step": ("after", "backward"),
     "activations": ("keep", "selective", "every-second", "checkpoint", "offload"),
     "loss_chunks": (1, 8),
-    "sharding": ("none", "ddp", "hybrid", "fsdp-keep", "fsdp"),
+    "sharding": ("none", "ddp", "zero1", "hybrid", "fsdp-keep", "fsdp"),
     "grad_sync": ("each", "last"),
 }
 

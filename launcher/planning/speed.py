@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import FP32, Ranks, States, shard_of, states_of
+from launcher.memory.states import FP32, Ranks, States, states_of, updated_by
 from launcher.memory.trace import Work
 from launcher.planning.hardware import GIGA, Hardware
 from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.optimizers import OPTIMIZERS
-from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
 # Share of the data sheet's FLOP/s that training reaches. "Fitted" means to the tables in benchmarks/results.
 REACHED = {
@@ -130,11 +130,12 @@ def step_time(
     # Copies of activations run in the kernels' stream: launcher.train.activations.offloaded.
     moved = 2 * accum * offloaded / _pcie(hardware)
     optimizer, copies = _optimizer(recipe, model, states, ranks, hardware)
+    updated = _gather_updated(recipe, model, ranks, hardware)
     return StepTime(
         compute=sums.compute,
         memory=sums.memory,
-        communication=sums.ring,
-        exposed=sums.exposed,
+        communication=sums.ring + updated,
+        exposed=sums.exposed + updated,
         offload=sums.offload + moved + copies,
         optimizer=optimizer,
         samples=micro * accum * ranks.world,
@@ -173,7 +174,7 @@ def _synchronise(
     """Return the time to reduce gradients once: reduce-scatter over shards, all-reduce over replicas."""
     # FSDP reduces in the type of the shards, DDP in that of the gradients. Both are the parameters' type.
     whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
-    if recipe.sharding == "ddp":
+    if recipe.sharding in REPLICATED:
         return _Links(2 * _ring(whole, ranks.world, ranks, hardware))
     if recipe.sharding not in SHARDED:
         return _Links()
@@ -184,6 +185,14 @@ def _synchronise(
         ring += 2 * (nodes - 1) / nodes * whole / (hardware.inter_node * NETWORK_REACHED)
     down = states.host.gradients if recipe.offload == "cpu" else 0
     return _Links(ring, down / _pcie(hardware))
+
+
+def _gather_updated(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: Hardware) -> float:
+    """Return the seconds in which `zero1` gathers the updated parameters once a step; nothing overlaps."""
+    if recipe.sharding != "zero1":
+        return 0.0
+    whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
+    return _ring(whole, ranks.world, ranks, hardware)
 
 
 def _computes_in(recipe: Recipe) -> int:
@@ -212,15 +221,17 @@ def _optimizer(
     recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware
 ) -> tuple[float, float]:
     """Return the seconds of the optimizer's update, and of the copies around it."""
-    optimizer, shards = OPTIMIZERS[recipe.optimizer], ranks.shards(recipe)
-    cut = [(p, count * shard_of(p, shards, 0).numel) for p, count in model.distinct if p.requires_grad]
+    optimizer = OPTIMIZERS[recipe.optimizer]
+    cut = [(p, count * updated_by(p, recipe, ranks).numel) for p, count in model.distinct if p.requires_grad]
     numel = sum(mine for _, mine in cut)
     parameters = sum(mine * p.itemsize for p, mine in cut)
     kept = states.gpu.optimizer + states.host.optimizer + states.managed + states.nvme
     # The update reads and writes parameters and states, and reads gradients. Clipping reads gradients twice
-    # and writes them once.
+    # and writes them once; those of `zero1` are whole.
     once = 2 * parameters + 2 * kept + parameters
     clipping = 3 * parameters
+    if recipe.sharding == "zero1":
+        clipping = 3 * sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
     on_gpu = hardware.card.bandwidth * GIGA * MEMORY_REACHED
     if recipe.offload == "none":
         traffic = once * (PLAIN_TRAFFIC if optimizer.temporaries is not None else 1.0) + clipping

@@ -12,8 +12,9 @@ from launcher.memory.estimate import Estimate, When
 from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decision
 from launcher.planning.questions import Comparison
+from launcher.planning.zero import Stages
 from launcher.report.terminal import cost_lines, ladder_line, plan_rows, recipe_line
-from launcher.spec.base import format_bytes, format_duration
+from launcher.spec.base import GIB, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.rules import changes_line
@@ -63,6 +64,8 @@ class Page:
     explain: bool = False
     refusal: str = ""
     "Why nothing fits, and what would fit."
+    zero: Stages | None = None
+    "Answer of `--zero`."
 
 
 class Bar(NamedTuple):
@@ -271,6 +274,39 @@ def comparison_table(page: Page, one: Comparison) -> tuple[tuple[str, ...], list
 def _facts(fitting: Candidate) -> tuple[str, str, str]:
     pace = f"{fitting.speed:.3g}" if fitting.speed else "-"
     return format_bytes(fitting.estimate.needed), "yes", pace
+
+
+ZERO = ("", "PARAMETERS", "GATHERED", "GRADIENTS", "STATES", "TOTAL", "IN ALL", "FITS")
+
+
+def zero_rows(page: Page) -> tuple[str, list[tuple[str, ...]]]:
+    """(title with the unit, a row for each stage of ZeRO)."""
+    assert page.zero is not None
+    most = max(stage.total for stage in page.zero.stages)
+    unit, name = (GIB, "GiB") if most >= GIB else (2**20, "MiB")
+    rows: list[tuple[str, ...]] = []
+    for one in page.zero.stages:
+        sizes = (one.parameters, one.gathered, one.gradients, one.optimizer, one.total)
+        cells = [f"{size / unit:.4g}" if size else "-" for size in (*sizes, one.candidate.estimate.needed)]
+        fits = "-" if one.fits is None else "yes" if one.fits else "no"
+        rows.append((f"{one.name}, {one.sharding}", *cells, fits))
+    return f"ZeRO: {name} on each GPU", rows
+
+
+def zero_lines(page: Page) -> list[str]:
+    """What the table of ZeRO's stages assumes."""
+    assert page.zero is not None
+    recipe, each = page.zero.recipe, page.zero.per_parameter
+    keep = next(stage for stage in page.zero.stages if stage.gathered)
+    return [
+        f"bytes per parameter: {each.parameters:.3g} parameters, {each.gradients:.3g} gradients, "
+        f"{each.optimizer:.3g} optimizer states ({recipe.precision}, {recipe.optimizer})",
+        "TOTAL: the model states during a step; IN ALL: the estimate with activations, communication, "
+        f"PyTorch's allocator and CUDA, at micro-batch {recipe.micro_batch_size}, activations "
+        f"{recipe.activations}, nothing offloaded",
+        f"ZeRO-2 is fsdp-keep: FSDP2 gathers the parameters and keeps its shard of them beside; without it, "
+        f"as the ZeRO paper counts, the total is {format_bytes(keep.in_the_paper)}",
+    ]
 
 
 def notes(page: Page) -> list[str]:

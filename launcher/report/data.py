@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.planning.choice import Candidate
 from launcher.planning.cost import cost_of
 from launcher.planning.questions import Answer, Comparison
+from launcher.planning.zero import Stages
 from launcher.report.content import Page
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def as_data(page: Page) -> dict[str, Any]:
             for rung in decision.rungs
         ]
     data["questions"] = [_comparison(one) for one in page.comparisons]
+    if page.zero is not None:
+        data["zero"] = _stages(page.zero)
     return data
 
 
@@ -65,6 +68,20 @@ def _candidate(one: Candidate) -> dict[str, Any]:
     if time is not None:
         data["time"] |= {"total": time.total, "samples_per_second": time.samples_per_second}
     return data
+
+
+def _stages(zero: Stages) -> dict[str, Any]:
+    stages = [
+        {
+            **one.model_dump(mode="json", exclude={"candidate"}),
+            "total": one.total,
+            "in_the_paper": one.in_the_paper,
+            **_candidate(one.candidate),
+        }
+        for one in zero.stages
+    ]
+    per_parameter = zero.per_parameter._asdict()
+    return {"recipe": zero.recipe.model_dump(), "bytes_per_parameter": per_parameter, "stages": stages}
 
 
 def _comparison(one: Comparison) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from launcher.report.content import (
     CATEGORIES,
     LADDER,
     OTHER,
+    ZERO,
     Bar,
     Page,
     bars,
@@ -24,6 +25,8 @@ from launcher.report.content import (
     memory_rows,
     notes,
     time_rows,
+    zero_lines,
+    zero_rows,
 )
 from launcher.report.terminal import grid
 from launcher.spec.base import format_bytes
@@ -54,6 +57,10 @@ def show_page(console: Console, page: Page) -> None:
         _section(console, one.question, _table(columns, rows))
         if one.conclusion:
             console.print(Text(one.conclusion, style="bold"))
+    if page.zero is not None:
+        title, stages = zero_rows(page)
+        _section(console, title, _table(ZERO, stages))
+        _lines(console, "of the table", zero_lines(page))
     _lines(console, "notes", notes(page))
     if decision is not None:
         _lines(console, "not modelled", decision.chosen.estimate.not_modelled)

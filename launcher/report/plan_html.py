@@ -11,6 +11,7 @@ from launcher.report.content import (
     CATEGORIES,
     LADDER,
     OTHER,
+    ZERO,
     Bar,
     Page,
     bars,
@@ -21,6 +22,8 @@ from launcher.report.content import (
     memory_rows,
     notes,
     time_rows,
+    zero_lines,
+    zero_rows,
 )
 from launcher.spec.base import format_bytes
 
@@ -42,6 +45,9 @@ def as_html(page: Page) -> str:
         "notes": notes(page),
         "gib": format_bytes,
     }
+    if page.zero is not None:
+        title, stages = zero_rows(page)
+        values["zero"] = {"title": title, "columns": ZERO, "rows": stages, "lines": zero_lines(page)}
     if (decision := page.decision) is not None:
         drawn, card = bars(decision.chosen.estimate), decision.room.card
         scale = max(card or 0, *(bar.total for bar in drawn))

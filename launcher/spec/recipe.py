@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
-from pydantic import Field, PositiveInt, create_model
+from pydantic import BeforeValidator, Field, PositiveInt, create_model
 from pydantic.fields import FieldInfo
 
 from launcher.spec.base import Value
@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     Optimizer = str
 else:
     Optimizer = Literal[tuple(OPTIMIZERS)]
-Sharding = Literal["none", "ddp", "fsdp", "fsdp-keep", "hybrid"]
+ZERO = {"zero2": "fsdp-keep", "zero3": "fsdp"}
+"Names of the ZeRO paper (arXiv 1910.02054) that a recipe may use -> the values they stand for."
+
+
+def _by_zero_name(name: Any) -> Any:
+    return ZERO.get(name, name) if isinstance(name, str) else name
+
+
+_Sharding = Literal["none", "ddp", "zero1", "fsdp", "fsdp-keep", "hybrid"]
+Sharding = Annotated[
+    _Sharding, BeforeValidator(_by_zero_name, json_schema_input_type=_Sharding | Literal["zero2", "zero3"])
+]
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
 Activations = Literal["keep", "selective", "every-second", "checkpoint", "offload", "compress"]
 GradSync = Literal["each", "last"]
@@ -28,6 +39,9 @@ APPROXIMATE = (
 )
 
 SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
+"FSDP2: each rank has a shard of the parameters, gradients and states."
+REPLICATED: frozenset[Sharding] = frozenset({"ddp", "zero1"})
+"DDP: each rank has all parameters and gradients."
 
 
 class Recipe(Value):
@@ -43,7 +57,8 @@ class Recipe(Value):
     embedding_states: EmbeddingStates = "32-bit"
     "With an 8-bit optimizer, the type of the states of embeddings."
     sharding: Sharding
-    "How parameters, gradients and states are spread over the ranks."
+    """How parameters, gradients and states are spread over the ranks. `zero2` and `zero3` are other names of
+    `fsdp-keep` and `fsdp`."""
     offload: Offload = "none"
     "What moves from the GPU to host memory or NVMe."
     optimizer_step: OptimizerStep = "after"

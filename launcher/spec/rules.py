@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.spec.optimizers import OPTIMIZERS, without_eight_bit
-from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ RULES = (
     ),
     Rule(
         "step-in-backward-no-ddp",
-        _in_backward(lambda r, s: r.sharding == "ddp"),
+        _in_backward(lambda r, s: r.sharding in REPLICATED),
         "DDP keeps all gradients in its buckets, so a step in the backward pass would free nothing",
         "torch.nn.parallel.DistributedDataParallel, gradient_as_bucket_view",
         lambda r, s: {"sharding": "fsdp"},

@@ -6,7 +6,7 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,20 @@ from torch import nn
 from launcher.spec.base import format_bytes
 from launcher.train.budget import Budget
 from launcher.train.optimizers.state import local, sharded_like, step_alone
+from launcher.train.optimizers.twins import Groups, Make, OnTwins
 from launcher.train.rank import SetupError
 
-Groups = list[dict[str, Any]]
-Make = Callable[[Groups, Collection[torch.Tensor]], torch.optim.Optimizer]
-"(parameter groups, parameters that need 32-bit states) -> the recipe's optimizer."
 Keep = Callable[[torch.Tensor], torch.Tensor]
 "A plain tensor of states -> the same values in the memory where they will stay."
 
 
-class HostOptimizer(torch.optim.Optimizer):
+class HostOptimizer(OnTwins):
     """An optimizer that runs another optimizer on the host, one parameter at a time.
 
     Every parameter has a twin in host memory with the same sharding. A step copies a gradient to the host,
-    updates the twin and copies it back. The inner optimizer does the arithmetic and saves its own states, so
-    checkpoints with and without offload are the same. Host memory holds the twins, which are as large as this
-    rank's parameters, the states unless `keep` moves them, and the gradient of one parameter at a time.
+    updates the twin and copies it back, so checkpoints with and without offload are the same. Host memory
+    holds the twins, which are as large as this rank's parameters, the states unless `keep` moves them, and
+    the gradient of one parameter at a time.
 
     All states are created at the start, so that states that do not fit fail before the first step.
     A memory budget does not count allocations inside the context `host_side`.
@@ -46,20 +44,17 @@ class HostOptimizer(torch.optim.Optimizer):
         keep: Keep,
         host_side: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        super().__init__(groups, {})
         self._keep, self._host_side = keep, host_side
         with host_side():
-            twins = {p: _twin(p) for group in groups for p in group["params"]}
-            on_host = [{**group, "params": [twins[p] for p in group["params"]]} for group in groups]
-            self._inner = make(on_host, [twins[p] for p in wide if p in twins])
+            super().__init__(groups, wide, make, _twin)
             for group, p, twin in self._pairs():
                 self._begin(group, p, twin)
-        self._follow_inner()
+        self.follow_inner()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters. `closure` is ignored; torch.distributed.checkpoint passes None by name."""
-        self._lead_inner()
+        self.lead_inner()
         with self._host_side():
             for group, p, twin in self._pairs():
                 if p.grad is None:
@@ -69,60 +64,34 @@ class HostOptimizer(torch.optim.Optimizer):
                 self._step_alone(group, twin, gradient)
                 local(p).copy_(local(twin), non_blocking=True)
 
-    def state_dict(self) -> dict[str, Any]:
-        self._lead_inner()
-        return self._inner.state_dict()
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load states and copy the parameters to their twins: load the parameters first."""
-        self._inner.load_state_dict(state_dict)
+    def _loaded(self) -> None:
         with self._host_side():
             for _, p, twin in self._pairs():
                 local(twin).copy_(local(p))
                 self._put_away(twin)
-        self._follow_inner()
-
-    def _pairs(self) -> Iterator[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
-        """Yield (group of the twin, parameter, twin)."""
-        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            for p, twin in zip(group["params"], inner["params"], strict=True):
-                yield inner, p, twin
 
     @torch.no_grad()
     def _begin(self, group: dict[str, Any], p: torch.Tensor, twin: torch.Tensor) -> None:
         """Create the states of one parameter with a step that changes nothing and is not counted."""
         local(twin).copy_(local(p))
         self._step_alone({**group, "lr": 0.0}, twin, torch.zeros_like(local(twin)))
-        if "step" in self._inner.state[twin]:
-            self._inner.state[twin]["step"].zero_()
+        if "step" in self.inner.state[twin]:
+            self.inner.state[twin]["step"].zero_()
         self._put_away(twin)
 
     def _step_alone(self, group: dict[str, Any], twin: torch.Tensor, gradient: torch.Tensor) -> None:
         """Update one twin only, so that the host holds one gradient and one set of new states at a time."""
         twin.grad = sharded_like(twin, gradient, twin.shape)
         try:
-            step_alone(self._inner, group, twin)
+            step_alone(self.inner, group, twin)
         finally:
             twin.grad = None
 
     def _put_away(self, twin: torch.Tensor) -> None:
-        state = self._inner.state[twin]
+        state = self.inner.state[twin]
         for name, value in state.items():
             if value.ndim:
                 state[name] = sharded_like(value, self._keep(local(value)), value.shape)
-
-    def _lead_inner(self) -> None:
-        """Copy this optimizer's settings, such as the learning rate, to the inner optimizer."""
-        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            inner.update({key: value for key, value in group.items() if key != "params"})
-
-    def _follow_inner(self) -> None:
-        """Expose the inner optimizer's settings and states as those of the parameters on the device."""
-        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            group.update({key: value for key, value in inner.items() if key != "params"})
-        for _, p, twin in self._pairs():
-            self.state[p] = self._inner.state[twin]
 
 
 def count_no_gradients(model: nn.Module, budget: Budget) -> None:

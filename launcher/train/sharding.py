@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.spec.base import format_bytes
-from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.activations import outermost
 from launcher.train.optimizers.state import local
 from launcher.train.precision import mixed_precision
@@ -35,7 +35,7 @@ def shard(
         _report_gradient_bytes(model, rank)
         return model
     model = _on(rank.device, _filled(model, fill, rank))
-    if rank.recipe.sharding == "ddp":
+    if rank.recipe.sharding in REPLICATED:
         _report_gradient_bytes(model, rank)
         # Gradients are views of the communication buckets, which saves a second copy of them.
         return DistributedDataParallel(
@@ -45,7 +45,7 @@ def shard(
             find_unused_parameters=rank.job.train.find_unused_parameters,
         )
     if rank.world > 1:
-        raise SetupError(f"sharding: none is for one rank; use ddp, fsdp or fsdp-keep for {rank.world} ranks")
+        raise SetupError(f"sharding: none is for one rank; use ddp, zero1 or fsdp for {rank.world} ranks")
     return model
 
 

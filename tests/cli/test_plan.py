@@ -215,6 +215,19 @@ def test_one_sample_more_than_the_largest_micro_batch_does_not_fit(lab: Lab) -> 
 
 
 @pytest.mark.slow
+def test_the_stages_of_zero_are_shown_for_the_chosen_recipe(lab: Lab) -> None:
+    zero = told(lab, "-c", "two.yaml", "--zero", "--set", "recipe.sharding=zero2")
+    stages = {one["sharding"]: one for one in zero["zero"]["stages"]}
+    assert zero["chosen"]["recipe"]["sharding"] == "fsdp-keep", "records have the canonical name"
+    assert stages["fsdp-keep"]["estimate"]["needed"] > stages["fsdp"]["estimate"]["needed"]
+    half = stages["ddp"]["optimizer"] / 2
+    assert stages["ddp"]["total"] - stages["zero1"]["total"] == pytest.approx(half, rel=1e-3)
+    shown = plan(lab, "-c", "two.yaml", "--zero", "--html", "zero.html").stdout
+    assert "ZeRO-1, zero1" in shown and "bytes per parameter: 4 parameters, 4 gradients, 8" in shown
+    assert "ZeRO-1, zero1" in (lab.folder / "zero.html").read_text()
+
+
+@pytest.mark.slow
 def test_the_fewest_gpus_are_those_on_which_it_fits(lab: Lab) -> None:
     """The states of 16 bytes a parameter are 3 GiB, a GPU has 3.5 with the CUDA context."""
     fixed = ("--set", "recipe.offload=none", "--set", "recipe.optimizer=adamw", "--min-gpus")
@@ -361,6 +374,7 @@ UNKNOWN_HOST = (
         (("-c", "local", "--set", "resources.gpus_per_node=0", "--min-gpus"), 2, "runs without GPUs"),
         (("-c", "local", "--set", "resources.gpus_per_node=0", "--gpu", "H100"), 2, "asks for no GPUs"),
         ((*UNKNOWN_HOST, "--max-micro-batch"), 2, "node.memory"),
+        (("-c", "one.yaml", "--zero"), 2, "has one rank, so there is nothing to shard"),
         (("-c", "local", "--set", "task=null", "--set", "command=python x.py"), 4, "a foreign command"),
     ],
 )

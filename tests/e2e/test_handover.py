@@ -111,6 +111,24 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
 
 
 @pytest.mark.slow
+def test_zero1_hands_over_the_states_of_every_rank_and_ends_as_ddp_does(lab: Lab) -> None:
+    faults = ([0, 1, "backward", 5], [1, 0, "forward", 7])
+    ended = {}
+    for sharding in ("zero1", "ddp"):
+        recipe = {"sharding": sharding, "precision": "fp32", "optimizer": "lion", "micro_batch_size": 16}
+        found = run(lab, *faults, recipe=recipe, train={"probe": "never"})
+        assert [one["failure"] for one in verdicts(found)] == ["gpu-oom", "gpu-oom", "succeeded"]
+        assert resumed(found) == [(4, "shared-memory"), (6, "shared-memory")]
+        assert [line["step"] for line in metrics(found)] == list(range(1, STEPS + 1)), "each step once"
+        why_not = f"sharding: {sharding} cannot be retried after a failure in backward"
+        assert {one["reason"] for one in events(found, "recovery-off")} == {why_not}
+        ended[sharding] = final(found, lab.folder / f"{found.id}.pt")
+    ours, theirs = ended["zero1"], ended["ddp"]
+    assert len(ours) > 20 and ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.mark.slow
 def test_ranks_that_do_not_meet_again_after_a_failure_are_ended_within_seconds_and_lose_no_step(
     lab: Lab,
 ) -> None:

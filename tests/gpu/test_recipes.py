@@ -35,13 +35,13 @@ def test_every_optimizer_trains_with_its_states_on_the_host(lab: Lab, optimizer:
     assert moved == pytest.approx(kept, rel=0.02)
 
 
-@pytest.mark.parametrize("sharding", ["none", "ddp"])
+@pytest.mark.parametrize("sharding", ["none", "ddp", "zero1"])
 def test_whole_parameters_go_up_and_down(lab: Lab, sharding: str) -> None:
     moved, kept = (losses(lab, sharding=sharding, offload=where) for where in ("cpu-optimizer", "none"))
     assert moved == pytest.approx(kept, rel=0.02)
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "fsdp"])
 def test_gradients_that_meet_last_train_alike(lab: Lab, sharding: str) -> None:
     last, each = (
         losses(lab, sharding=sharding, micro_batch_size=16, grad_sync=when) for when in ("last", "each")

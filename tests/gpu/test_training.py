@@ -21,7 +21,7 @@ def gpt(lab: Lab, **fields):
     return lab.job(**{**base, **fields})
 
 
-@pytest.mark.parametrize("sharding", ["none", "ddp", "fsdp"])
+@pytest.mark.parametrize("sharding", ["none", "ddp", "zero1", "fsdp"])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16", "fp32"])
 def test_one_gpu_trains_in_every_precision_and_sharding(lab: Lab, sharding: str, precision: str) -> None:
     job = gpt(lab, recipe={"sharding": sharding, "precision": precision}, train={"lr": 1e-3})

@@ -208,6 +208,11 @@ CASES: tuple[Case, ...] = (
     case("llama", ranks=4, micro=4, sharding="ddp", accumulation=2, grad_sync="last"),
     case("llama", ranks=4, micro=4, optimizer="lion", **HALF, **MIXED),
     case("llama", ranks=4, micro=8, sharding="fsdp-keep"),
+    case("llama", ranks=2, micro=8, sharding="zero1", **MIXED),
+    case("llama", ranks=4, micro=4, sharding="zero1", accumulation=2, grad_sync="last", optimizer="lion"),
+    case("conv", ranks=2, micro=64, sharding="zero1"),
+    case("odd tied", ranks=2, micro=32, sharding="zero1", optimizer="adamw-8bit"),
+    case("hf qwen3", ranks=4, micro=8, sharding="zero1", optimizer="adam-mini", **MIXED),
     # Tied, frozen, and uneven
     case("llama tied"),
     case("llama tied", ranks=2, micro=8, **MIXED),

@@ -20,6 +20,7 @@ from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.offload import HostOptimizer
+from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.shapes import read_shapes
@@ -40,9 +41,11 @@ def held(trainer: Trainer) -> dict[str, int]:
     if recipe.grad_sync == "last" and recipe.grad_accum > 1 and recipe.sharding != "none":
         gradients = price_of_last(model, recipe)[0]  # the gradients are gone here; tests/train measures them
     states = [value for state in optimizer.state.values() for value in state.values()]
+    if isinstance(optimizer, ShardedStates):
+        optimizer = optimizer.inner
     twins: list[nn.Parameter] = []
     if isinstance(optimizer, HostOptimizer):
-        twins = [p for group in optimizer._inner.param_groups for p in group["params"]]
+        twins = [p for group in optimizer.inner.param_groups for p in group["params"]]
         gradients += max(local(p).nbytes for p in twins)
     return {
         "parameters": storages(model.parameters()),

@@ -25,7 +25,7 @@ TASKS: tuple[dict[str, Any], ...] = (
     {"task": "models:Odd", "args": {"frozen": True}, "model": {"batch_norm": True}},
 )
 OFFLOADS = ("none", "cpu", "cpu-optimizer", "nvme-optimizer")
-SHARDINGS = {1: ("none", "fsdp"), 2: ("fsdp", "ddp", "fsdp-keep"), 4: ("hybrid",)}
+SHARDINGS = {1: ("none", "fsdp"), 2: ("fsdp", "ddp", "zero1", "fsdp-keep"), 4: ("hybrid", "zero1")}
 
 
 def cases(ranks: int) -> list[dict[str, Any]]:
@@ -36,7 +36,8 @@ def cases(ranks: int) -> list[dict[str, Any]]:
         itertools.cycle(("fp32", "bf16", "bf16-mixed")),
         itertools.cycle(("each", "last")),
     )
-    fields = [{"sharding": "fsdp", "optimizer": name} for name in names if ranks == 2]
+    each = ("fsdp", "zero1") if ranks == 2 else ()
+    fields = [{"sharding": sharding, "optimizer": name} for sharding in each for name in names]
     for sharding, offload in itertools.product(SHARDINGS[ranks], OFFLOADS):
         name, precision, sync = next(turns)
         more = {"optimizer": name, "precision": precision, "grad_sync": sync}

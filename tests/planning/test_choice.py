@@ -197,7 +197,7 @@ def test_the_space_holds_valid_recipes_alone_and_each_once():
         assert not broken_rules(recipe, space.setting)
         assert recipe.micro_batch_size * recipe.grad_accum == 16
         assert recipe.grad_sync == "each" or recipe.grad_accum > 1
-    assert {recipe.sharding for recipe in rests} == {"ddp", "hybrid", "fsdp-keep", "fsdp"}
+    assert {recipe.sharding for recipe in rests} == {"ddp", "zero1", "hybrid", "fsdp-keep", "fsdp"}
     assert {recipe.loss_chunks for recipe in rests} == {1, 8}
 
 

@@ -21,7 +21,7 @@ Draw = Any
 AXES: dict[str, tuple[Any, ...]] = {
     "activations": ("keep", "selective", "every-second", "checkpoint", "offload"),
     "offload": ("none", "cpu-optimizer", "cpu"),
-    "sharding": ("ddp", "fsdp-keep", "fsdp"),
+    "sharding": ("ddp", "zero1", "fsdp-keep", "fsdp"),
     "loss_chunks": (1, 8),
     "grad_sync": ("last", "each"),
 }

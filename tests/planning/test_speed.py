@@ -96,6 +96,8 @@ def on_ring(whole: float, over: int = 8) -> float:
     [
         ({"sharding": "ddp"}, 3 * on_ring(2 * 4 * PARAMETERS)),
         ({"sharding": "ddp", "grad_sync": "last"}, on_ring(2 * 4 * PARAMETERS)),
+        ({"sharding": "zero1"}, 3 * on_ring(2 * 4 * PARAMETERS) + on_ring(4 * PARAMETERS)),
+        ({"sharding": "zero1", "grad_sync": "last"}, on_ring((2 + 1) * 4 * PARAMETERS)),
         ({}, 3 * on_ring((2 + 2 + 4) * PARAMETERS)),
         ({"grad_sync": "last"}, on_ring((3 * (2 + 2) + 4) * PARAMETERS)),
         ({"sharding": "fsdp-keep"}, 3 * on_ring((2 + 4) * PARAMETERS)),

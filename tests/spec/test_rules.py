@@ -5,7 +5,17 @@ from typing import Any, get_args
 
 import pytest
 
-from launcher.spec.recipe import Activations, GradSync, Offload, Optimizer, Precision, Recipe, Sharding
+from launcher.spec.recipe import (
+    Activations,
+    EmbeddingStates,
+    GradSync,
+    Offload,
+    OptimizerStep,
+    Precision,
+    Recipe,
+    RecipeChoice,
+    Sharding,
+)
 from launcher.spec.rules import RULES, Setting, broken_rules, nearest_valid
 from launcher.spec.supported import WHY_NOT, unsupported
 
@@ -31,6 +41,12 @@ def test_a_usual_recipe_breaks_nothing():
         ({"sharding": "none"}, GPUS, "ranks-need-sharding"),
         ({"sharding": "hybrid"}, GPUS, "hybrid-needs-nodes"),
         ({"sharding": "ddp", "offload": "cpu"}, GPUS, "cpu-offload-needs-fsdp"),
+        ({"sharding": "zero1", "offload": "cpu"}, GPUS, "cpu-offload-needs-fsdp"),
+        (
+            {"sharding": "zero1", "optimizer_step": "backward", "grad_accum": 1},
+            TASK,
+            "step-in-backward-no-ddp",
+        ),
         ({"micro_batch_size": 1}, Setting(8, 1, 8, batch_norm=True), "batch-norm-needs-two"),
         ({"micro_batch_size": 1}, Setting(8, 1, 8, couples_samples=True), "coupled-samples-need-two"),
         ({"offload": "cpu"}, Setting(2, 1, 0), "offload-needs-gpu"),
@@ -64,18 +80,37 @@ def test_the_built_in_entrypoint_runs_on_the_cpu_what_its_tests_have_run_there(c
     assert names(GOOD.model_copy(update=change), Setting(2, 1, 0, entrypoint=True)) == []
 
 
+def test_zero1_keeps_its_states_on_the_host_but_not_its_parameters():
+    for offload in ("cpu-optimizer", "nvme-optimizer"):
+        recipe = GOOD.model_copy(update={"sharding": "zero1", "offload": offload})
+        assert names(recipe, Setting(8, 1, 8, nvme_dir=True, entrypoint=True)) == []
+    moved = GOOD.model_copy(update={"sharding": "zero1", "offload": "cpu"})
+    assert nearest_valid(moved, TASK) == GOOD.model_copy(update={"offload": "cpu"})
+
+
+def test_zero2_and_zero3_are_names_of_one_value_each():
+    fields = {**GOOD.model_dump(), "sharding": "zero2"}
+    assert Recipe.model_validate(fields).sharding == "fsdp-keep"
+    assert RecipeChoice(sharding="zero3").sharding == "fsdp"
+    with pytest.raises(ValueError, match="'zero1', 'fsdp', 'fsdp-keep' or 'hybrid'"):
+        RecipeChoice(sharding="zero4")
+
+
 def test_batch_norm_with_an_odd_accumulation_has_no_nearest_recipe():
     recipe = GOOD.model_copy(update={"micro_batch_size": 1, "grad_accum": 3})
     assert nearest_valid(recipe, Setting(8, 1, 8, batch_norm=True)) is None
 
 
-# Every value of every field that a rule or the entrypoint could ask about; sizes have no alternatives.
+# Every value of every field that a rule or the entrypoint could ask about; sizes have no alternatives. Rules
+# ask of an optimizer whether its states are 8-bit and paged.
 SIZES = {"micro_batch_size", "grad_accum", "loss_chunks", "expandable_segments"}
 VALUES: dict[str, tuple[Any, ...]] = {
     "precision": get_args(Precision),
-    "optimizer": get_args(Optimizer),
-    "sharding": get_args(Sharding),
+    "optimizer": ("adamw", "adamw-8bit", "paged-adamw-8bit"),
+    "sharding": get_args(get_args(Sharding)[0]),
     "offload": get_args(Offload),
+    "embedding_states": get_args(EmbeddingStates),
+    "optimizer_step": get_args(OptimizerStep),
     "activations": get_args(Activations),
     "checkpoint_ratio": (1.0, 0.5),
     "grad_sync": get_args(GradSync),
@@ -87,7 +122,7 @@ SETTINGS = [
     CPU,
     Setting(1, 1, 1, nvme_dir=True, entrypoint=True),
     Setting(2, 1, 0, nvme_dir=True),
-    Setting(2, 1, 2, entrypoint=True),
+    Setting(2, 1, 2, entrypoint=True, adapter=True, clips=True),
     Setting(4, 2, 2, nvme_dir=True, batch_norm=True, entrypoint=True),
 ]
 

@@ -35,6 +35,13 @@ CASES: dict[str, dict[str, Any]] = {
     "on the host": {"offload": "cpu"},
     "states on the host": {"offload": "cpu-optimizer", "optimizer": "adam-mini"},
     "on NVMe in 8 bit": {"sharding": "ddp", "offload": "nvme-optimizer", "optimizer": "adamw-8bit"},
+    "zero1": {"sharding": "zero1"},
+    "zero1 in 8 bit": {"sharding": "zero1", "optimizer": "adamw-8bit"},
+    "zero1 with states on the host": {
+        "sharding": "zero1",
+        "offload": "cpu-optimizer",
+        "optimizer": "adam-mini",
+    },
     "then on the host": {"then": {"offload": "cpu-optimizer", "activations": "checkpoint"}},
 }
 
@@ -88,6 +95,13 @@ def counted(rank: Rank, folder: Path, offload: str) -> list[int]:
 RESHARDED: dict[str, list[dict[str, Any]]] = {
     "ddp, fsdp": [{"sharding": "ddp"}, {"sharding": "fsdp"}],
     "fsdp, ddp": [{"sharding": "fsdp"}, {"sharding": "ddp"}],
+    "ddp, zero1": [{"sharding": "ddp"}, {"sharding": "zero1"}],
+    "zero1, ddp": [{"sharding": "zero1"}, {"sharding": "ddp"}],
+    "zero1 on the host, fsdp": [
+        {"sharding": "zero1", "offload": "cpu-optimizer"},
+        {"sharding": "fsdp"},
+    ],
+    "fsdp, zero1": [{"sharding": "fsdp"}, {"sharding": "zero1"}],
     "ddp on the host, fsdp": [
         {"sharding": "ddp", "optimizer": "adam-mini"},
         {"sharding": "fsdp-keep", "optimizer": "adam-mini", "offload": "cpu-optimizer"},
@@ -101,6 +115,8 @@ ON_TWO_NODES: dict[str, list[dict[str, Any]]] = {
     "hybrid, fsdp": [{"sharding": "hybrid"}, {"sharding": "fsdp"}],
     "ddp, hybrid": [{"sharding": "ddp"}, {"sharding": "hybrid"}],
     "fsdp, hybrid": [{"sharding": "fsdp"}, {"sharding": "hybrid"}],
+    "zero1, zero1": [{"sharding": "zero1"}, {"sharding": "zero1"}],
+    "zero1, ddp": [{"sharding": "zero1"}, {"sharding": "ddp"}],
 }
 
 

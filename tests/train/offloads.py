@@ -28,6 +28,7 @@ CASES = [
     *(("hybrid", optimizer, ALL if optimizer == "adamw-8bit" else ALL[1::2]) for optimizer in OPTIMIZERS),
     ("fsdp", "adamw", ALL),
     ("ddp", "adamw", ALL[:3]),
+    ("zero1", "adamw", ALL[:3]),
 ]
 MODEL = "crossing"  # blocks of 8-bit states cross rows and end with a shard
 

@@ -73,6 +73,7 @@ UNTOUCHED = [
     ("fsdp", "adamw-bf16", "cpu"),
     ("fsdp", "lion", "cpu-optimizer"),
     ("ddp", "adamw", "nvme-optimizer"),
+    ("zero1", "adamw-bf16", "none"),
 ]
 
 
@@ -110,6 +111,7 @@ EXACT: list[Case] = [
     ("ddp", 2, "each", {"optimizer": "adamw-8bit"}, {"find_unused_parameters": True}),
     ("ddp", 2, "each", {"optimizer": "lion-8bit"}, {}),
     ("ddp", 3, "last", {}, {}),
+    ("zero1", 2, "each", {"optimizer": "adam-mini"}, {}),
     ("fsdp", 1, "each", {"optimizer": "adam-mini"}, {}),
     ("fsdp", 2, "each", {"activations": "checkpoint", "loss_chunks": 3, "offload": "cpu"}, {}),
     ("fsdp", 3, "last", {"precision": "fp16-mixed", "grad_scaler": True}, {}),
@@ -206,7 +208,7 @@ def alone(rank: Rank, folder: Path) -> dict[str, Any]:
     done = folder / "done"
     probes = {
         sharding: trainer(rank, job(task="changing:ChangingTask"), recipe(sharding, 2, 2)).current.probe
-        for sharding in ("ddp", "fsdp", "fsdp-keep")
+        for sharding in ("ddp", "zero1", "fsdp", "fsdp-keep")
     }
     dist.barrier()
     found = {}

@@ -166,7 +166,9 @@ def main(out: Path) -> None:
     join_ranks(rank)
     folder = out.parent
     result: dict[str, Any] = {
-        "resumes": {sharding: resumes(rank, folder / sharding, sharding) for sharding in ("ddp", "fsdp")},
+        "resumes": {
+            sharding: resumes(rank, folder / sharding, sharding) for sharding in ("ddp", "zero1", "fsdp")
+        },
         "in background": in_background(rank, folder / "background"),
         "fails": {
             name: fails(rank, folder / f"fails {name}", name == "background")

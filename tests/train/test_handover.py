@@ -32,10 +32,12 @@ def test_every_optimizer_and_sharding_goes_on_as_if_nothing_had_happened(measure
     replicated, sharded = (measured["cases"][name]["bytes"] for name in ("ddp", "fsdp"))
     assert replicated[1] < 30_000 < 200_000 < replicated[0], "one rank of the node writes what all have"
     assert sharded[0] == pytest.approx(sharded[1], rel=0.1)
+    zero1 = measured["cases"]["zero1"]["bytes"]
+    assert zero1[0] < replicated[0] and 0.8 * sharded[1] / 3 * 2 < zero1[1] < sharded[1], "states alone"
 
 
 def test_under_another_sharding_each_rank_takes_its_part_of_the_same_state(measured: dict[str, Any]) -> None:
-    assert len(measured["resharded"]) == 4
+    assert len(measured["resharded"]) == 8
     for name, found in measured["resharded"].items():
         if "8 bit" in name:  # whose scales are of the blocks of each shard
             layout = "the state has another layout: other shapes, sharding"
@@ -51,6 +53,8 @@ def test_on_two_nodes_each_has_all_unless_the_shards_are_spread_over_both(tmp_pa
     found = measure("handed.py", tmp_path, ranks=4)["resharded"]
     spread = found.pop("fsdp, hybrid")
     assert spread["resumed"] == [0, None, "the state has another layout: other shapes, sharding"]
+    spread = found.pop("zero1, ddp")
+    assert spread["resumed"] == [0, None, "the state has another layout: other sharding"]
     for name, one in found.items():
         assert one["resumed"] == [2, "shared-memory", None] and one["different"] == [[]] * 4, name
         assert one["losses"][0] == pytest.approx(one["losses"][1], rel=1e-5), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,12 @@ from launcher.spec.base import format_bytes
 from launcher.spec.job import Training
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.train.budget import Budget
-from launcher.train.offload import HostOptimizer, Keep, Make, ScratchFiles, in_host_memory
+from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
+from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import local
+from launcher.train.optimizers.twins import Groups, Make
 from launcher.train.rank import Rank, SetupError
+from launcher.train.sharding import device_mesh
 
 
 def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim.Optimizer:
@@ -23,12 +27,21 @@ def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim
 
     Raises: SetupError if a library or the NVMe directory is missing, or if no parameter is trained.
     """
-    recipe, training = rank.recipe, rank.job.train
-    make = builder(recipe.optimizer, training.lr)
-    groups = parameter_groups(model, training)
-    wide = embeddings(model) if recipe.embedding_states == "32-bit" else []
+    groups = parameter_groups(model, rank.job.train)
+    wide = embeddings(model) if rank.recipe.embedding_states == "32-bit" else []
     if not groups:
         raise SetupError("the model has no trainable parameter: all of them have requires_grad=False")
+    if rank.recipe.sharding != "zero1":
+        return _placed(groups, wide, rank, budget)
+    return ShardedStates(groups, wide, partial(_placed, rank=rank, budget=budget), device_mesh(rank))
+
+
+def _placed(
+    groups: Groups, wide: Collection[torch.Tensor], rank: Rank, budget: Budget
+) -> torch.optim.Optimizer:
+    """Return the optimizer, with its states where `recipe.offload` puts them."""
+    recipe, training = rank.recipe, rank.job.train
+    make = builder(recipe.optimizer, training.lr)
     if recipe.offload in ("none", "cpu"):
         made = make(groups, wide)
         if recipe.offload == "cpu":  # the step creates the states

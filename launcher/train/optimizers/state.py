@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from launcher.train.checkpoints.reader import read_metadata
+from launcher.train.optimizers.twins import OnTwins
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,6 +86,11 @@ def step_alone(optimizer: torch.optim.Optimizer, group: dict[str, Any], p: torch
 def make_states(optimizer: torch.optim.Optimizer) -> None:
     """Create the states that do not exist yet, one parameter at a time, so that one gradient of zeros is in
     memory at once. The step changes nothing and is not counted."""
+    if isinstance(optimizer, OnTwins):
+        optimizer.lead_inner()
+        make_states(optimizer.inner)
+        optimizer.follow_inner()
+        return
     for group in optimizer.param_groups:
         for p in group["params"]:
             if not optimizer.state.get(p):

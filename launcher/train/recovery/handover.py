@@ -1,33 +1,32 @@
 """Handover of a rank's state to the next attempt, through the shared memory of its node.
 
-Writing needs no other rank and no collective, because the others may be stuck. Each rank writes its own plain
-tensors in the order of the model's parameters; an equal layout has the same shards in the same order. Under
-another sharding, a rank reads its part from the files of its node if these are complete (`reshard`).
+Writing needs no other rank and no collective, because the others may be stuck. Each rank writes its shards,
+and the first rank of each node writes replicas, in the order of the model's parameters. Under another
+sharding, a rank reads its part from the files of its node if these are complete (`reshard`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from launcher.rundir.shared import handover_folder, make_handover_folder, remove_handover
 from launcher.spec.optimizers import OPTIMIZERS, saved_as
-from launcher.spec.recipe import SHARDED
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.rank_state import not_persistent
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.packed import Packed, packed_bytes, read_packed, write_packed
 from launcher.train.recovery.progress import Progress
-from launcher.train.recovery.reshard import parts_of, place_of
+from launcher.train.recovery.reshard import Parts, parts_of, place_of
 from launcher.train.rng import packed
 
 Layout = dict[str, Any]
@@ -53,8 +52,8 @@ class Found:
     own: Packed
     states: list[list[str]]
     "Names of the optimizer states of each trained parameter."
-    copies: list[Callable[[torch.Tensor], object]]
-    "Functions that each write one tensor: first the parameters, then the states."
+    tensors: list[Parts]
+    "First the parameters, then the states."
     whole: bool
     "All files are of the same attempt and step."
     differ: list[str]
@@ -70,16 +69,13 @@ class Handover:
         # These are the shards. During a forward pass the model has gathered parameters in their place.
         self._parameters = [p for p in checkpoints.model.parameters() if checkpoints.holds(p)]
         self.layout = layout_of(self.rank, checkpoints.model)
-        # Replicas are equal bit for bit, so one rank per node writes them.
-        self._shared = self.rank.recipe.sharding not in SHARDED
-        self.writes_all = not self._shared or self.rank.local == 0
         self._stream: torch.cuda.Stream | None = None
         if self.rank.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.rank.device)  # type: ignore[no-untyped-call]
 
     def bytes(self) -> int:
         """Return the size of the tensors that `give` would write."""
-        return packed_bytes([local(tensor.detach()) for tensor in self._tensors()])
+        return packed_bytes([local(tensor.detach()) for tensor in self._tensors() if self._writes(tensor)])
 
     @torch.no_grad()
     def give(self) -> int:
@@ -99,7 +95,7 @@ class Handover:
                 "attempt": rank.attempt.number,
                 "step": progress.step,
                 "layout": self.layout,
-                "states": [list(state) for state in self._states()] if self.writes_all else [],
+                "states": [list(state) for state in self._states()],
                 "places": [place_of(tensor) for tensor in self._tensors()],
                 "own": {
                     "rng": packed(progress.undo.rng),
@@ -157,28 +153,26 @@ class Handover:
         if own is None:
             return None
         differ = [name for name in self.layout if own.about["layout"].get(name) != self.layout[name]]
-        first = self.rank.number - self.rank.local
-        # For replicas, the first rank of each node has written the file.
-        numbers = [first if self._shared else self.rank.number]
-        if reshards := bool(differ) and self._reshards(differ):
-            numbers = list(range(first, first + self.rank.per_node))
-        # This rank's own file is already open.
         mine = self.rank.number
-        files = [own if number == mine else read_packed(_file(folder, number)) for number in numbers]
+        first = mine - self.rank.local
+        numbers = {first, mine}  # the first rank has written the replicas of the node
+        if reshards := bool(differ) and self._reshards(differ):
+            numbers = {*range(first, first + self.rank.per_node)}
+        # This rank's own file is already open.
+        files = [own if number == mine else read_packed(_file(folder, number)) for number in sorted(numbers)]
         found = [file for file in files if file is not None]
         if len(found) < len(files):
             return None
         same = all(file.about[name] == own.about[name] for file in found for name in ("attempt", "step"))
-        written = [file for file in found if file.tensors]
-        states = written[0].about["states"] if written else []
-        if not reshards or not same or not written:
-            tensors = written[0].tensors if written else ()
-            return Found(own, states, [partial(_copy, part) for part in tensors], same, differ)
-        parts = parts_of([(file.about["places"], file.tensors) for file in written])
-        parameters = zip(self._parameters, parts[: len(self._parameters)], strict=True)
-        if all(part.complete for part in parts) and all(part.fits(p) for p, part in parameters):
-            differ = []
-        return Found(own, states, [part.copy_into for part in parts], same, differ)
+        states = own.about["states"]
+        if not same:
+            return Found(own, states, [], same, differ)
+        parts = parts_of([(file.about["places"], file.tensors) for file in found])
+        if reshards:
+            parameters = zip(self._parameters, parts[: len(self._parameters)], strict=True)
+            if all(part.complete for part in parts) and all(part.fits(p) for p, part in parameters):
+                differ = []
+        return Found(own, states, parts, same, differ)
 
     def _reshards(self, differ: list[str]) -> bool:
         """Return whether resharding can handle these differences. The scales of 8-bit states cannot be
@@ -200,14 +194,14 @@ class Handover:
     def _take(self, found: Found) -> Resumed:
         """Copy the state into the existing tensors: optimizer states stay on their device."""
         self.checkpoints.make_states()
-        own, copies = found.own, iter(found.copies)
+        own, tensors = found.own, iter(found.tensors)
         for p in self._parameters:
-            next(copies)(p)
+            next(tensors).copy_into(p)
         for p, names in zip(self._trained(), found.states, strict=True):
             if not names:  # the parameter never had a gradient
                 self.optimizer.state.pop(p, None)
             for name in names:
-                next(copies)(self.optimizer.state[p][name])
+                next(tensors).copy_into(self.optimizer.state[p][name])
         # This renews the copies of parameters that some optimizers work on.
         self.optimizer.load_state_dict(self.optimizer.state_dict())
         self.checkpoints.scaler.restore(own.about["scaler"])
@@ -216,14 +210,20 @@ class Handover:
         return Resumed(own.about["step"], "shared-memory", own.about["unrecorded"])
 
     def _tensors(self) -> list[torch.Tensor]:
-        if not self.writes_all:
-            return []
         return [*self._parameters, *(value for state in self._states() for value in state.values())]
 
     def _parts(self) -> list[torch.Tensor]:
         """Return this rank's parts. Parameters without gradient are as of the end of the last step."""
         undo = self.progress.undo
-        return [local(undo.kept(tensor).detach()) for tensor in self._tensors()]
+        return [
+            local(undo.kept(tensor).detach()) if self._writes(tensor) else tensor.new_empty(0)
+            for tensor in self._tensors()
+        ]
+
+    def _writes(self, tensor: torch.Tensor) -> bool:
+        """Return whether this rank writes its part of a tensor. Replicas are equal bit for bit, so the first
+        rank of each node writes them alone."""
+        return isinstance(tensor, DTensor) or self.rank.local == 0
 
     def _states(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the states of each trained parameter. `state_dict()` is avoided: it may have side effects."""
@@ -264,10 +264,6 @@ def why_not(offers: list[dict[str, Any] | None], newest: int) -> str | None:
     if there[0]["step"] <= newest:
         return f"the checkpoint of step {newest} is as new"
     return None
-
-
-def _copy(part: torch.Tensor, tensor: torch.Tensor) -> None:
-    local(tensor).copy_(part)
 
 
 def _file(folder: Path, rank: int) -> Path:

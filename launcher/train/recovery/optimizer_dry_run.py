@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.spec.recipe import Recipe
 from launcher.train.optimizers.local_shards import EightBit
+from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import local, sharded_like, step_alone
 
 
@@ -55,7 +56,10 @@ class OptimizerDryRun:
 
 def dry_run_of(optimizer: torch.optim.Optimizer, recipe: Recipe) -> OptimizerDryRun | None:
     """Return a dry run, or None if the states are in host memory: the step then needs no GPU memory."""
-    return OptimizerDryRun(optimizer) if recipe.offload == "none" else None
+    if recipe.offload != "none":
+        return None
+    # The rows of other ranks need no update here, and gathering them would be a collective.
+    return OptimizerDryRun(optimizer.inner if isinstance(optimizer, ShardedStates) else optimizer)
 
 
 class _Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]

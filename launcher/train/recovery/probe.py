@@ -23,6 +23,7 @@ from launcher.train.coupling import Split, split
 from launcher.train.data import to_device
 from launcher.train.failure import classify, in_a_line
 from launcher.train.model import loss_of
+from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.agreement import Agreement
@@ -285,6 +286,8 @@ class Probe:
             torch.nn.utils.get_total_norm(gradients)
         if dry_run is not None:
             dry_run.step()
+        if isinstance(self.optimizer, ShardedStates):
+            torch.empty(self.optimizer.gather_bytes, dtype=torch.uint8, device=self.rank.device)
 
     def _updates(self, dry_run: OptimizerDryRun | None) -> AbstractContextManager[object]:
         """Return the context of a backward pass: with `optimizer_step: backward`, it includes the update."""

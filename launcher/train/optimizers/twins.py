@@ -1,0 +1,65 @@
+"""An optimizer whose parameters are updated through twins, which another optimizer works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+Groups = list[dict[str, Any]]
+Make = Callable[[Groups, Collection[torch.Tensor]], torch.optim.Optimizer]
+"(parameter groups, parameters that need 32-bit states) -> the recipe's optimizer."
+
+
+class OnTwins(torch.optim.Optimizer):
+    """An optimizer that updates a twin of each parameter with an inner optimizer.
+
+    The inner optimizer does the arithmetic and saves its own states. This optimizer shows its states and
+    settings as those of the parameters, so a checkpoint does not show the twins.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        wide: Collection[torch.Tensor],
+        make: Make,
+        twin: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        super().__init__(groups, {})
+        self.twins = {p: twin(p) for group in groups for p in group["params"]}
+        of_twins = [{**group, "params": [self.twins[p] for p in group["params"]]} for group in groups]
+        self.inner = make(of_twins, [self.twins[p] for p in wide if p in self.twins])
+
+    def state_dict(self) -> dict[str, Any]:
+        self.lead_inner()
+        return self.inner.state_dict()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load states and settings. Load the parameters first: twins may be copies of them."""
+        self.inner.load_state_dict(state_dict)
+        self._loaded()
+        self.follow_inner()
+
+    def _loaded(self) -> None:
+        """Called after the inner optimizer has loaded states."""
+
+    def _pairs(self) -> Iterator[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
+        """Yield (group of the twin, parameter, twin)."""
+        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            for p, twin in zip(group["params"], inner["params"], strict=True):
+                yield inner, p, twin
+
+    def lead_inner(self) -> None:
+        """Copy this optimizer's settings, such as the learning rate, to the inner optimizer."""
+        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner.update({key: value for key, value in group.items() if key != "params"})
+
+    def follow_inner(self) -> None:
+        """Expose the inner optimizer's settings and states as those of the parameters."""
+        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            group.update({key: value for key, value in inner.items() if key != "params"})
+        for _, p, twin in self._pairs():
+            if self.inner.state.get(twin):
+                self.state[p] = self.inner.state[twin]

@@ -1,0 +1,79 @@
+"""`launcher plan --zero`: the stages of ZeRO from the estimate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.planning.decide import Decider
+from launcher.planning.declared import DeclaredParams
+from launcher.planning.zero import Stages, stages_of
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
+
+COUNT = 7_000_000_000
+GB = 10**9
+
+
+def stages(nodes: int = 1, **recipe: Any) -> Stages:
+    job = Job.model_validate(
+        {
+            "name": "seven",
+            "command": ["python", "train.py"],
+            "batch": {"global": 8 * nodes},
+            "plan": {"params": COUNT},
+            "recipe": recipe,
+            "resources": {"nodes": nodes},
+        }
+    )
+    gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": 8, "memory": "79.1GiB"}
+    cluster = Cluster.model_validate(
+        {"name": "eight", "scheduler": "local", "max_nodes": nodes, "node": {"gpu": gpu, "cpus": 64}}
+    )
+    decider = Decider(job, cluster, DeclaredParams(COUNT))
+    return stages_of(decider, decider.plan.recipe)
+
+
+def test_seven_billion_parameters_in_16_bit_on_8_gpus_are_the_published_row() -> None:
+    """56, 31.5, 19.25 and 7 GB for 2 + 2 + 4 bytes per parameter: 16-bit parameters, gradients and both
+    states of Adam. FSDP2 keeps its shard of the parameters beside the gathered ones of stage 2."""
+    found = stages(precision="bf16", optimizer="adamw")
+    assert found.per_parameter == pytest.approx((2, 2, 4), rel=1e-6)
+    in_the_paper = [stage.in_the_paper / GB for stage in found.stages]
+    assert in_the_paper == pytest.approx([56, 31.5, 19.25, 7], rel=1e-4)
+    shard = 2 * COUNT / 8 / GB
+    totals = [stage.total / GB for stage in found.stages]
+    assert totals == pytest.approx([56, 31.5, 19.25 + shard, 7], rel=1e-4)
+
+
+def test_the_paper_s_mixed_precision_is_16_bytes_per_parameter_without_sharding() -> None:
+    found = stages(precision="bf16-mixed", optimizer="adamw")
+    assert sum(found.per_parameter) == pytest.approx(16)
+    none, first, second, third = found.stages
+    assert none.total == pytest.approx(16 * COUNT, rel=1e-4) and not none.fits
+    assert first.total == pytest.approx((8 + 8 / 8) * COUNT, rel=1e-4)
+    assert second.gathered == pytest.approx(2 * COUNT, rel=1e-4)
+    assert third.total == pytest.approx(2 * COUNT, rel=1e-4) and third.fits
+
+
+def test_only_the_sharding_differs_and_nothing_is_offloaded() -> None:
+    found = stages(precision="bf16", optimizer="lion", offload="cpu-optimizer", sharding="fsdp")
+    recipes = [stage.candidate.recipe for stage in found.stages]
+    assert [one.sharding for one in recipes] == ["ddp", "zero1", "fsdp-keep", "fsdp"]
+    assert {one.model_copy(update={"sharding": "none"}) for one in recipes} == {
+        found.recipe.model_copy(update={"sharding": "none"})
+    }
+    assert {(one.offload, one.grad_sync, one.optimizer) for one in recipes} == {("none", "each", "lion")}
+
+
+def test_states_are_shared_out_over_all_nodes() -> None:
+    found = stages(nodes=2, precision="bf16", optimizer="adamw")
+    assert found.stages[1].optimizer == pytest.approx(4 * COUNT / 16, rel=1e-4)
+
+
+def test_a_stage_that_a_rule_refuses_says_so() -> None:
+    """bitsandbytes runs on plain parameters of a command, not on FSDP2's."""
+    found = stages(precision="bf16", optimizer="adamw-8bit", sharding="ddp")
+    assert [stage.why_not is not None for stage in found.stages] == [False, False, True, True]
+    assert "DTensor" in str(found.stages[3].why_not)
