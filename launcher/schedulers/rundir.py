@@ -107,24 +107,17 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def asking_to_stop(run: RunDir, sent: Callable[[], bool]) -> Iterator[None]:
-    """Wrap the code that writes `run.cancel` and sends it.
+def asking_to_stop(runs: Sequence[RunDir], sent: Callable[[Path], bool], name: str) -> Iterator[None]:
+    """Wrap the code that writes `cancel` in each run and sends it. `name` is what messages call the runs.
 
-    If the request was not sent it is removed, so that no later query sends it. The SchedulerError raised says
+    A request that was not `sent` is removed, so that no later query sends it. The SchedulerError raised says
     so.
     """
-    with asking_all_to_stop([run], lambda _: sent(), run.id):
-        yield
-
-
-@contextlib.contextmanager
-def asking_all_to_stop(runs: Sequence[RunDir], sent: Callable[[RunDir], bool], name: str) -> Iterator[None]:
-    """Like `asking_to_stop`, but for several runs, which messages call `name`."""
     before = {run: _request(run) for run in runs}
     try:
         yield
     except BaseException as error:
-        unsent = [run for run in runs if _request(run)[1] != before[run][1] and not sent(run)]
+        unsent = [run for run in runs if _request(run)[1] != before[run][1] and not sent(run.cancel)]
         if not unsent:
             raise
         for run in unsent:

@@ -250,7 +250,7 @@ class RunPodScheduler(Scheduler):
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         self._last.pop(run.path, None)
         copy = self.copy(run)
-        with asking_to_stop(run, lambda: copy.has_sent(run.cancel)):
+        with asking_to_stop([run], copy.has_sent, run.id):
             ask_to_stop(copy)  # first: an unconfirmed pod may begin yet
         try:
             self._poller.status(run, "cancel")
