@@ -56,8 +56,8 @@ class Store(Login, Protocol):
         """Write the run directory. Raises OSError."""
         ...
 
-    def path(self, file: Path) -> str:
-        """Return a file of a run directory as a path of the cluster."""
+    def path(self, run: RunDir, file: Path) -> str:
+        """Return a file of a run directory, or the directory, as a path of the cluster."""
         ...
 
     def look_along(self, runs: Sequence[RunDir]) -> None:
@@ -133,7 +133,7 @@ class Folder:
     def write(self, prepared: Prepared) -> RunDir:
         return write_run(prepared)
 
-    def path(self, file: Path) -> str:
+    def path(self, run: RunDir, file: Path) -> str:
         return str(file)
 
     def look_along(self, runs: Sequence[RunDir]) -> None:

@@ -67,8 +67,8 @@ class Copies(Mirrored):
         folder = for_us_alone(self.here)
         return write_run(replace(prepared, run_dir=str(folder / prepared.request.run_id)))
 
-    def path(self, file: Path) -> str:
-        return f"{self.there}/{file.relative_to(self.here)}"
+    def path(self, run: RunDir, file: Path) -> str:
+        return f"{self.there}/{file.relative_to(run.path.parent)}"
 
     def look_along(self, runs: Sequence[RunDir]) -> None:
         self.choose(runs, self.wanted)

@@ -167,7 +167,7 @@ class SlurmScheduler(Scheduler):
                 (run.path / name).unlink(missing_ok=True)
             before = run.read_state()
             replace_json(run.state, {"state": "submitted", "time": now()})
-            script = self.store.path(run.scripts / "job.sbatch")
+            script = self.store.path(run, run.scripts / "job.sbatch")
             command = sbatch_command(script, submission_of(run) + 1)
             try:
                 Submission([run], "resubmitted", command).send(self.store)

@@ -90,7 +90,7 @@ class Submission:
         handle = str(Handle(self.runs[0].read_about()["cluster"]["name"], "@"))
         record = {"event": self.event, "handle": handle, "command": self.command}
         before, after = map(quote, json.dumps(record)[1:].split("@", 1))
-        events = " ".join(quote(store.path(run.events)) for run in self.runs)
+        events = " ".join(quote(store.path(run, run.events)) for run in self.runs)
         task = "" if self.sweep is None else "_$i"
         event = f'\'{{"time": "%s", %s%s%s\\n\' "$now" {before} "${{job}}{task}" {after}'
         return (

@@ -76,7 +76,7 @@ def forget_text(runs: Sequence[RunDir], store: Store) -> str:
     found: dict[PurePosixPath, list[str]] = {}
     for run in runs:
         if sweep := run.read_about().get("sweep"):
-            folder = PurePosixPath(store.path(run.path)).parent / FOLDER / sweep["id"]
+            folder = PurePosixPath(store.path(run, run.path)).parent / FOLDER / sweep["id"]
             found.setdefault(folder, []).append(str(sweep["task"]))
     return "".join(
         f"(cd {shlex.quote(str(folder))} 2>/dev/null || exit 0; rm -f {' '.join(tasks)}\n"
