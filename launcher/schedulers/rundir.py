@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import platformdirs
 
 from launcher.rundir.files import read_record, replace_bytes, replace_json, replace_text
 from launcher.rundir.find import latest_checkpoint
@@ -19,19 +16,6 @@ from launcher.rundir.progress import last_step
 from launcher.schedulers.base import MaybeDoneError, Prepared, SchedulerError, Status
 from launcher.spec.cluster import MODES
 from launcher.spec.events import Replanned, Withdrawn
-
-
-def copies(place: str, runs: str) -> Path:
-    """The folder for copies of run directories that are in the folder `runs` of another `place`."""
-    where = hashlib.sha256(f"{place}:{runs}".encode()).hexdigest()[:8]
-    return Path(platformdirs.user_state_dir("launcher")) / "mirrors" / f"{place}-{where}"
-
-
-def for_us_alone(folder: Path) -> Path:
-    """Create the folder if it is missing, for this user only, whatever the umask is. Raises OSError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    return folder
 
 
 def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,12 +12,13 @@ from launcher.rundir.files import replace_text
 from launcher.rundir.find import default_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, Status
+from launcher.schedulers.copied import copies, for_us_alone, write_copy
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
-from launcher.schedulers.rundir import asking_to_stop, copies, for_us_alone, write_run
+from launcher.schedulers.rundir import asking_to_stop
 from launcher.schedulers.store import Place, write_requests_to_stop
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ class Copies(Mirrored):
 
     def write(self, prepared: Prepared) -> RunDir:
         """Write the local copy of the run directory, which the next round trip sends. Raises OSError."""
-        folder = for_us_alone(self.here)
-        return write_run(replace(prepared, run_dir=str(folder / prepared.request.run_id)))
+        return write_copy(prepared, self.here)
 
     def path(self, run: RunDir, file: Path) -> str:
         return f"{self.there}/{file.relative_to(run.path.parent)}"
