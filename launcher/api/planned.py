@@ -41,7 +41,7 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     except NotPlannedError:
         warning = ASK
     except PlanRefusedError as error:
-        if cluster.runpod is not None:  # renting a GPU that is too small costs money
+        if cluster.rents:  # renting a GPU that is too small costs money
             raise
         warning = (
             f"by its plan the job does not fit: {'; '.join(problem.message for problem in error.problems)}"

@@ -74,7 +74,8 @@ def prepared(
     run_id = run_dir.name if run_dir is not None else new_run_id(job.name)
     requests: list[Request] = []
     refused: list[PlanRefusedError] = []
-    for variant in (cluster, *(cluster.with_gpu(gpu) for gpu in _other_gpus(job, cluster))):
+    section = cluster.section if job.resources.gpus_per_node != 0 else None
+    for variant in (cluster, *(section.alternatives(cluster) if section is not None else ())):
         try:
             plan = planned(job, job_file, variant, root)
         except PlanRefusedError as error:
@@ -96,13 +97,6 @@ def prepared(
     return prepare(replace(requests[0], others=tuple(requests[1:])))
 
 
-def _other_gpus(job: Job, cluster: Cluster) -> tuple[str, ...]:
-    """GPU types that may be rented instead of the profile's."""
-    if cluster.runpod is None or job.resources.gpus_per_node == 0:
-        return ()
-    return tuple(cluster.runpod.other_gpus)
-
-
 @dataclass(frozen=True)
 class Limits:
     """Limits on what is rented, in USD per hour, USD and hours. None leaves the profile's value."""
@@ -119,10 +113,12 @@ def within(limits: Limits, cluster: Cluster) -> Cluster:
     given = {name: value for name, value in asdict(limits).items() if value is not None}
     if not given:
         return cluster
-    if cluster.runpod is None:
+    from launcher.schedulers.runpod.profile import RunPod
+
+    if (section := RunPod.of(cluster)) is None:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise SchedulerError(f"{options}: nothing is rented on {cluster.name}; give a runpod profile")
-    return cluster.model_copy(update={"runpod": cluster.runpod.model_copy(update=given)})
+    return cluster.model_copy(update={"runpod": section.model_copy(update=given)})
 
 
 def prepare(request: Request) -> tuple[Scheduler, Prepared]:

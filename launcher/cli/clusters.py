@@ -128,11 +128,10 @@ def detect(
     import sys
 
     from launcher.cli.output import fail
-    from launcher.schedulers.over_ssh.login import Here
     from launcher.schedulers.slurm import detect as slurm
-    from launcher.schedulers.slurm.remote import login_node
+    from launcher.schedulers.slurm.login import login_to
 
-    found = slurm.detect(Here() if login is None else login_node(login), login)
+    found = slurm.detect(login_to(login), login)
     choice = slurm.choose(found, partition, gpu)
     others = [
         f"  {one.words} (--partition {one.partition.name}{f' --gpu {one.gres_type}' * bool(one.gres_type)})"

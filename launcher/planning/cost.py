@@ -9,7 +9,7 @@ from launcher.spec.base import format_duration
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
-    from launcher.spec.cluster import Cluster, RunPod
+    from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 
 
@@ -67,13 +67,15 @@ def cost_of(job: Job, cluster: Cluster, plan: Plan, offered: Offered | None = No
 
     Without `offered`, the price is that of the profile.
     """
-    if cluster.runpod is None and cluster.usd_per_gpu_hour is None:
+    if not cluster.rents and cluster.usd_per_gpu_hour is None:
         return None
     price, source = _price(cluster, plan, offered)
     taken = hours_of(job.steps, job.batch.global_, plan.samples_per_second)
-    worst, why = (_worst_rented if cluster.runpod is not None else _worst_elsewhere)(
-        job, cluster, plan, price, offered
-    )
+    if cluster.section is not None and cluster.rents:
+        dearest = None if offered is None else (offered.dearest_per_hour, offered.dearest_seconds)
+        worst, why = cluster.section.worst_case(job, plan.layout.nodes, price, dearest)
+    else:
+        worst, why = _worst_elsewhere(job, cluster, price)
     return Cost(
         usd_per_hour=price,
         price=source,
@@ -92,7 +94,7 @@ def _price(cluster: Cluster, plan: Plan, offered: Offered | None) -> tuple[float
         return None, "not known: the profile's price is that of a GPU, and the job uses none"
     if plan.usd_per_hour is not None:
         return plan.usd_per_hour, "from the profile"
-    ask = "; `launcher submit --dry-run` asks RunPod" if cluster.runpod is not None else ""
+    ask = cluster.section.asks_price if cluster.section is not None else ""
     return None, f"not known: the profile {cluster.name} has no usd_per_gpu_hour{ask}"
 
 
@@ -108,78 +110,17 @@ def _why_no_time(job: Job, plan: Plan) -> str:
     return "the speed of this GPU is not known"
 
 
-def _worst_rented(
-    job: Job, cluster: Cluster, plan: Plan, price: float | None, offered: Offered | None
-) -> tuple[float | None, str]:
-    """Return the worst cost of every pod that the submitted run rents without another command of yours."""
-    section = cluster.runpod
-    assert section is not None  # checked by the caller
-    seconds = max_seconds(cluster, job)
-    limit = "resources.time" if seconds == job.resources.time else _named(section, "max_hours")
-    first, paid = price, seconds
-    if offered is not None:
-        price, paid = offered.dearest_per_hour, offered.dearest_seconds
-    elif price is not None:
-        paid = affordable(section, price, seconds, 0.0)
-    if paid < seconds:
-        seconds, limit = paid, "what the budget pays for"
-    pods = 1 + job.retries.preemptions if section.bid_per_gpu is not None and job.requeue else 1
-    most = f"{hours(seconds / 3600)} ({limit})"
-    if pods > 1 and section.budget is None:
-        most = f"{pods} pods of {most} each, one after the other (retries.preemptions)"
-    if (why := no_server_limit(section, plan.layout.nodes)) is not None:
-        day = "its hourly price" if price is None else f"{usd(24 * price)} a day"
-        return None, (
-            f"no limit ({why}): {most} if the start script runs; if it never runs, the pod costs {day} "
-            "until `launcher status` or `launcher runpod leaks --end` ends it"
-        )
-    if price is None and section.max_price is not None:
-        price, most = section.max_price, f"{most} at max_price"
-    elif price is not None and price != first:
-        most = f"{most} at the most expensive offer, {usd(price)}/h"
-    total = None if price is None else price * seconds / 3600 * pods
-    if section.budget is not None and (total is None or total > section.budget):
-        total, most = section.budget, f"{most}, limited by the budget"
-    if total is None:
-        return None, f"not known without a price: {most}, then RunPod itself ends the pod"
-    return total, f"{most}, then RunPod itself ends the pod"
-
-
-def _worst_elsewhere(
-    job: Job, cluster: Cluster, plan: Plan, price: float | None, offered: Offered | None
-) -> tuple[float | None, str]:
+def _worst_elsewhere(job: Job, cluster: Cluster, price: float | None) -> tuple[float | None, str]:
     if job.resources.time is None:
         return None, "no limit: resources.time is not set"
     again = job.retries.time_limits + job.retries.preemptions
-    jobs = 1 + again if cluster.slurm is not None and job.requeue else 1
+    requeues = cluster.section is not None and cluster.section.requeues and job.requeue
+    jobs = 1 + again if requeues else 1
     each = f"{format_duration(job.resources.time)} (resources.time)"
     why = each if jobs == 1 else f"{jobs} jobs of {each} each, one after the other (retries)"
     if price is None:
         return None, f"not known without a price: {why}"
     return price * jobs * job.resources.time / 3600, why
-
-
-def no_server_limit(section: RunPod, nodes: int) -> str | None:
-    """Return why RunPod itself does not end the pods at their time limit; None if it does."""
-    if nodes > 1:
-        return "RunPod has no time limit for a cluster of pods"
-    if not section.server_limit and section.bid_per_gpu is None:
-        return "server_limit: false"
-    return None
-
-
-def max_seconds(cluster: Cluster, job: Job) -> int:
-    """Return the time limit of one pod: max_hours, or the job's own time limit if that is shorter."""
-    assert cluster.runpod is not None  # only called for clusters that rent pods
-    seconds = int(cluster.runpod.max_hours * 3600)
-    return seconds if job.resources.time is None else min(seconds, job.resources.time)
-
-
-def affordable(section: RunPod, usd_per_hour: float, seconds: int, spent: float) -> int:
-    """Return the seconds that the budget pays for. `spent`: USD of earlier pods of the run."""
-    if section.budget is None or not usd_per_hour:
-        return seconds
-    return max(0, min(seconds, int((section.budget - spent) / usd_per_hour * 3600)))
 
 
 def hours_of(steps: int | None, batch: int, samples_per_second: float | None) -> float | None:
@@ -195,7 +136,3 @@ def hours(number: float) -> str:
 def usd(amount: float) -> str:
     """Format an amount with cents, or with two digits if it is below one cent."""
     return f"{amount:.2f} USD" if amount >= 0.01 or not amount else f"{amount:.2g} USD"
-
-
-def _named(section: RunPod, field: str) -> str:
-    return field if field in section.model_fields_set else f"{field}, by default"

@@ -63,7 +63,7 @@ def container(target: Target) -> Container:
     if home is not None:
         options.append("--container-mount-home" if home else "--no-container-mount-home")
     # Without this list a variable of the image overrides ours (pyxis' README, `--container-env`).
-    names = [*_ours(target), *(["CUDA_VISIBLE_DEVICES"] if _slurm_chooses_gpus(target) else [])]
+    names = [*_ours(target), *(["CUDA_VISIBLE_DEVICES"] if _scheduler_chooses_gpus(target) else [])]
     options.append(f"--container-env={','.join(names)}")
     return Container(tuple(options), (), (), file, mounts)
 
@@ -114,6 +114,6 @@ def _ours(target: Target) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, "PYTHONNOUSERSITE"]))
 
 
-def _slurm_chooses_gpus(target: Target) -> bool:
-    slurm = target.cluster.slurm
-    return bool(target.gpus_per_node) and slurm is not None and slurm.gpu_request != "none"
+def _scheduler_chooses_gpus(target: Target) -> bool:
+    section = target.cluster.section
+    return bool(target.gpus_per_node) and section is not None and section.assigns_gpus

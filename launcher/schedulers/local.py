@@ -26,6 +26,7 @@ from launcher.schedulers.base import (
     Status,
 )
 from launcher.schedulers.rundir import end_told, in_force, status_of, write_run
+from launcher.schedulers.store import Folder
 from launcher.spec.events import Resubmitted, Starting, Submitted
 from launcher.spec.variables import RESERVED_PREFIX
 from launcher.supervise.host import disk_full, signal_supervisor, supervisor_alive, supervisor_gone
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 
+STORE = Folder()
 START_SECONDS = 20.0
 "Timeout for the supervisor to take its lock. On an idle machine it takes well under a second."
 
@@ -80,30 +82,15 @@ class LocalScheduler(Scheduler):
 
     def prepare(self, request: Request) -> Prepared:
         """Prepare every file and the command of the supervisor. Raises RenderError, SchedulerError."""
-        from launcher.schedulers.prepare import about, target
+        from launcher.schedulers.prepare import ready
 
         if not request.workdir.is_dir():
             raise SchedulerError(f"workdir: {request.workdir} is no directory")
-        run_dir = str(request.runs_root.resolve() / request.run_id)
-        python = request.cluster.paths.python or sys.executable
-        where = target(request, run_dir, str(request.workdir), python, {})
-        return Prepared(
-            request=request,
-            run_dir=run_dir,
-            files=self.scripts(where),
-            target=where,
-            command=(python, "-m", "launcher.supervise", run_dir),
-            about=about(request),
-            warnings=(*request.plan.warnings, *self.notes(where)),
-        )
+        place, python = STORE.place(request), request.cluster.paths.python or sys.executable
+        return ready(self, request, place, python, (python, "-m", "launcher.supervise", place.run_dir))
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
-        from launcher.supervise.secrets import SecretError, read_secrets
-
-        try:
-            read_secrets(prepared.request.job.secrets)
-        except SecretError as error:
-            raise SchedulerError(f"secrets: {error}") from None
+        STORE.check(prepared.request)
         if prepared.command[0] == sys.executable and importlib.util.find_spec("torch") is None:
             raise SchedulerError(
                 f"torch is not installed for {sys.executable}: install launcher's checkout with the extra "

@@ -8,6 +8,7 @@ import re
 import secrets
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,31 @@ from launcher.images.names import PREFIX
 from launcher.render.values import Target
 from launcher.rundir.time import now
 from launcher.rundir.versions import version_of
-from launcher.schedulers.base import Request
+from launcher.schedulers.base import Prepared, Request, Scheduler
+from launcher.schedulers.store import Place
 
 
 def new_run_id(name: str) -> str:
     """A run id such as `gpt-demo-20261121-085401-3fa2`: readable, sorted by time, unique without a server."""
     slug = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-_")[:40] or "run"
     return f"{slug}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def ready(
+    scheduler: Scheduler, request: Request, place: Place, python: str, command: Sequence[str]
+) -> Prepared:
+    """A run that starts without values of its scheduler's own. Raises RenderError, SpecError, ImageError."""
+    look_at_code(request.workdir)
+    where = target(request, place.run_dir, place.workdir, python, {})
+    return Prepared(
+        request=request,
+        run_dir=place.run_dir,
+        files=scheduler.scripts(where),
+        target=where,
+        command=tuple(command),
+        about={**about(request), "workdir": place.workdir},
+        warnings=(*request.plan.warnings, *scheduler.notes(where), *place.notes),
+    )
 
 
 def about(request: Request) -> dict[str, Any]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import platformdirs
 
 from launcher.rundir.files import read_record, replace_bytes, replace_json, replace_text
 from launcher.rundir.find import latest_checkpoint
@@ -19,19 +16,6 @@ from launcher.rundir.progress import last_step
 from launcher.schedulers.base import MaybeDoneError, Prepared, SchedulerError, Status
 from launcher.spec.cluster import MODES
 from launcher.spec.events import Replanned, Withdrawn
-
-
-def copies(place: str, runs: str) -> Path:
-    """The folder for copies of run directories that are in the folder `runs` of another `place`."""
-    where = hashlib.sha256(f"{place}:{runs}".encode()).hexdigest()[:8]
-    return Path(platformdirs.user_state_dir("launcher")) / "mirrors" / f"{place}-{where}"
-
-
-def for_us_alone(folder: Path) -> Path:
-    """Create the folder if it is missing, for this user only, whatever the umask is. Raises OSError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    return folder
 
 
 def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
@@ -107,24 +91,17 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def asking_to_stop(run: RunDir, sent: Callable[[], bool]) -> Iterator[None]:
-    """Wrap the code that writes `run.cancel` and sends it.
+def asking_to_stop(runs: Sequence[RunDir], sent: Callable[[Path], bool], name: str) -> Iterator[None]:
+    """Wrap the code that writes `cancel` in each run and sends it. `name` is what messages call the runs.
 
-    If the request was not sent it is removed, so that no later query sends it. The SchedulerError raised says
+    A request that was not `sent` is removed, so that no later query sends it. The SchedulerError raised says
     so.
     """
-    with asking_all_to_stop([run], lambda _: sent(), run.id):
-        yield
-
-
-@contextlib.contextmanager
-def asking_all_to_stop(runs: Sequence[RunDir], sent: Callable[[RunDir], bool], name: str) -> Iterator[None]:
-    """Like `asking_to_stop`, but for several runs, which messages call `name`."""
     before = {run: _request(run) for run in runs}
     try:
         yield
     except BaseException as error:
-        unsent = [run for run in runs if _request(run)[1] != before[run][1] and not sent(run)]
+        unsent = [run for run in runs if _request(run)[1] != before[run][1] and not sent(run.cancel)]
         if not unsent:
             raise
         for run in unsent:

@@ -16,6 +16,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job, cross_problems
 from launcher.spec.program import not_a_job
+from launcher.spec.section import annotation_of
 from launcher.spec.typed import Raw, Typed
 from launcher.spec.yaml import Document, KeyPath, parse, read_bytes
 
@@ -207,7 +208,7 @@ def _model_at(model: type[BaseModel] | None, path: KeyPath) -> type[BaseModel] |
         if isinstance(key, int):
             continue
         infos = {info.alias or name: info for name, info in model.model_fields.items()}
-        model = next(_models_in(infos[key].annotation), None) if key in infos else None
+        model = next(_models_in(annotation_of(infos[key])), None) if key in infos else None
     return model
 
 

@@ -18,6 +18,7 @@ def json_schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of `job` or `cluster`. Raises KeyError for another name."""
     schema = MODELS[name].model_json_schema(by_alias=True)
     models = {model.__name__: model for module in (job, cluster, recipe) for model in _models(module)}
+    models |= {one.name: one.kind for one in cluster.SECTIONS.values()}
     models["RecipeChoice"] = recipe.Recipe  # has the same fields, with descriptions
     for title, definition in {**schema.get("$defs", {}), MODELS[name].__name__: schema}.items():
         if title in models:
@@ -45,6 +46,7 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
         if isinstance(text, ast.Constant) and isinstance(text.value, str):
-            info = model.model_fields[field.target.id]
-            texts[info.alias or field.target.id] = " ".join(text.value.split())
+            info = model.model_fields.get(field.target.id)  # None for a class variable
+            if info is not None:
+                texts[info.alias or field.target.id] = " ".join(text.value.split())
     return texts

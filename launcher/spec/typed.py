@@ -9,6 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
 
+from launcher.spec.section import annotation_of
 from launcher.spec.yaml import KeyPath, Scalar, parse_value
 
 _NUMBERS = (int, float)
@@ -45,7 +46,7 @@ class Typed:
             if isinstance(member, type) and issubclass(member, BaseModel):
                 infos = {info.alias or name: info for name, info in member.model_fields.items()}
                 if key in infos:
-                    return self.of(infos[key].annotation, value, path, infos[key].metadata)
+                    return self.of(annotation_of(infos[key]), value, path, infos[key].metadata)
             elif get_origin(member) is dict:
                 return self.of(get_args(member)[1], value, path)
         return self.of(Any, value, path)

@@ -18,6 +18,7 @@ from launcher.spec.cluster import Cluster, Host
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe, RecipeChoice
 from launcher.spec.schema import descriptions
+from launcher.spec.section import At, Section
 from tests.docs.field_examples import EXAMPLES, INTRODUCTIONS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
@@ -86,7 +87,9 @@ def models_in(model: type[Value]) -> Iterator[tuple[str, type[Value]]]:
 
 
 def _classes(annotation: Any) -> Iterator[type[Value]]:
-    if inspect.isclass(annotation) and issubclass(annotation, Value):
+    if isinstance(annotation, At):
+        yield annotation.kind
+    if inspect.isclass(annotation) and issubclass(annotation, Value) and annotation is not Section:
         yield annotation
     for argument in get_args(annotation):
         yield from _classes(argument)

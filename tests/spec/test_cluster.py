@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import subprocess
+import sys
+from typing import Any, ClassVar, Literal
 
 import pytest
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 
 from launcher.spec.cluster import Cluster
+from launcher.spec.section import Section
 
 LAB: dict[str, Any] = {"name": "lab", "scheduler": "ssh", "ssh": {"hosts": ["tensor01", "me@tensor02"]}}
 
@@ -42,3 +45,57 @@ def test_a_job_is_in_one_of_a_sites_clusters() -> None:
     with pytest.raises(ValidationError, match="name one cluster"):
         Cluster.model_validate(slurm)
     assert Cluster.model_validate({**slurm, "slurm": {"clusters": "gpu"}}).name == "site"
+
+
+def test_a_profile_tells_of_its_scheduler_without_naming_it() -> None:
+    gpu = {"type": "A", "count": 1, "memory": "80GiB"}
+    rented = {"gpu_id": "A", "other_gpus": {"B": "96GiB"}, "volume_id": "v"}
+    clusters = {
+        "local": Cluster.model_validate({"name": "c", "scheduler": "local"}),
+        "slurm": Cluster.model_validate({"name": "c", "scheduler": "slurm", "slurm": {}}),
+        "login": Cluster.model_validate({"name": "c", "scheduler": "slurm", "login": "node"}),
+        "ssh": Cluster.model_validate(LAB),
+        "runpod": Cluster.model_validate(
+            {"name": "c", "scheduler": "runpod", "node": {"gpu": gpu}, "runpod": rented}
+        ),
+    }
+    elsewhere = {name for name, cluster in clusters.items() if cluster.runs_elsewhere}
+    assert elsewhere == {"login", "ssh", "runpod"}
+    assert {name for name, cluster in clusters.items() if cluster.rents} == {"runpod"}
+    assert {name for name, c in clusters.items() if c.section and c.section.assigns_gpus} == {"slurm"}
+    assert clusters["runpod"].section is not None
+    (other,) = clusters["runpod"].section.alternatives(clusters["runpod"])
+    assert other.node.gpu is not None and (other.node.gpu.type, other.node.gpu.memory) == ("B", 96 * 2**30)
+
+
+class Spool(Section):
+    """As another package may write it."""
+
+    rents: ClassVar[bool] = True
+    hosts: int
+
+    def check(self, cluster: Cluster) -> None:
+        if cluster.max_nodes > self.hosts:
+            raise ValueError(f"max_nodes is above spool.hosts ({self.hosts})")
+
+
+def test_the_section_of_another_package_is_asked_as_well() -> None:
+    fields: dict[str, Any] = {"scheduler": (Literal["spool"], ...), "spool": (Spool | None, None)}
+    model = create_model("Cluster", __base__=Cluster, **fields)
+    profile = {"name": "c", "scheduler": "spool", "spool": {"hosts": 2}}
+    assert model.model_validate(profile).rents and not model.model_validate({**profile, "spool": None}).rents
+    with pytest.raises(ValidationError, match=r"max_nodes is above spool\.hosts \(2\)"):
+        model.model_validate({**profile, "max_nodes": 3})
+
+
+def test_the_schedulers_are_not_imported_before_a_profile_is_read() -> None:
+    code = (
+        "import sys; from launcher.spec.cluster import Cluster\n"
+        "assert not [name for name in sys.modules if name.startswith('launcher.schedulers')]\n"
+        "Cluster(name='c', scheduler='slurm')\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('launcher.schedulers.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rooms = ("runpod", "slurm", "ssh")
+    names = [f"launcher.schedulers.{room}{module}" for room in rooms for module in ("", ".profile")]
+    assert done.stdout.split() == names

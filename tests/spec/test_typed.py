@@ -14,6 +14,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.errors import SpecError
 from launcher.spec.job import Job
 from launcher.spec.load import from_record, load_cluster, load_job, read, validate
+from launcher.spec.section import annotation_of
 from launcher.spec.typed import _members
 from launcher.spec.yaml import Document, parse
 
@@ -117,7 +118,7 @@ def _texts(model: type[BaseModel], above: tuple[str, ...] = ()) -> list[tuple[tu
     found = []
     for name, info in model.model_fields.items():
         path = (*above, info.alias or name)
-        for member in _members(info.annotation):
+        for member in _members(annotation_of(info)):
             if member is str:
                 found.append((path, info.is_required()))
             elif isinstance(member, type) and issubclass(member, BaseModel):

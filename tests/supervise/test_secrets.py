@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from launcher.schedulers.slurm.remote import _usable
+from launcher.schedulers.over_ssh.secret_checks import usable as shell_check
 from launcher.spec.job import Secret
 from launcher.supervise.secret_file import LONGEST
 from launcher.supervise.secrets import SecretError, found, read_secrets
@@ -111,7 +111,7 @@ def test_the_check_in_shell_says_the_same(tmp_path: Path, case: str) -> None:
     elif case != "none":
         file.write_bytes(good[case] if case in good else UNUSABLE[case][0])
     home = f'"$HOME"/{chr(39)}it{chr(39)}"{chr(39)}"{chr(39)}s a token{chr(39)}'
-    done = subprocess.run(["sh", "-c", _usable(home, ROOM)], env={**os.environ, "HOME": str(tmp_path)})
+    done = subprocess.run(["sh", "-c", shell_check(home, ROOM)], env={**os.environ, "HOME": str(tmp_path)})
     try:
         read_secrets([Secret(name="TOKEN", file=str(file))])
         usable = True

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from launcher.rundir.files import replace_text
 from launcher.rundir.find import default_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, Status
+from launcher.schedulers.copied import copies, for_us_alone, write_copy
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
-from launcher.schedulers.rundir import asking_all_to_stop, asking_to_stop, copies, for_us_alone, write_run
+from launcher.schedulers.rundir import asking_to_stop
+from launcher.schedulers.store import Place, write_requests_to_stop
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
@@ -34,36 +36,44 @@ class NotSentError(SchedulerError):
     """Nothing was started, because the code or the run directory could not be written on the host."""
 
 
-class Copies:
-    """The local copies of runs on a host.
+class Copies(Mirrored):
+    """A `Store`: the runs on a host, with their copies here.
 
     `there` is the folder of the runs on the host. `codes` holds the snapshots taken; several hosts may share
     it. `wanted` is what each query fetches besides the records.
     """
 
+    far = True
+
     def __init__(self, ssh: Over, there: str, codes: dict[str, snapshot.Snapshot] | None = None) -> None:
-        self.ssh, self.there = ssh, there
-        self.mirror = Mirrored(ssh, copies(ssh.name, there), there)
-        self.wanted: Wanted | None = None
+        super().__init__(ssh, copies(ssh.name, there), there)
+        self.ssh, self.wanted = ssh, Wanted()
         self._codes = codes if codes is not None else {}
         self._last: tuple[float, Status] | None = None
         "(when to query again, last status)."
 
-    def take_code(self, request: Request) -> tuple[str, tuple[str, ...]]:
-        """Take a snapshot of the working directory.
-
-        Return its future place on the host, and notes for the user.
-
-        Raises SchedulerError, OSError.
-        """
+    def place(self, request: Request) -> Place:
+        """Take a snapshot of the working directory. Raises SchedulerError, OSError."""
         code = snapshot.of_request(request, leave_out=[default_root().resolve()])
         self._codes[code.digest] = code
-        return snapshot.place(self.there, code.digest), code.notes
+        workdir = snapshot.place(self.there, code.digest)
+        return Place(f"{self.there}/{request.run_id}", workdir, code.notes)
+
+    def check(self, request: Request) -> None:
+        """Everything that the run needs is over there."""
 
     def write(self, prepared: Prepared) -> RunDir:
         """Write the local copy of the run directory, which the next round trip sends. Raises OSError."""
-        folder = for_us_alone(self.mirror.here)
-        return write_run(replace(prepared, run_dir=str(folder / prepared.request.run_id)))
+        return write_copy(prepared, self.here)
+
+    def path(self, run: RunDir, file: Path) -> str:
+        return f"{self.there}/{file.relative_to(run.path.parent)}"
+
+    def look_along(self, runs: Sequence[RunDir]) -> None:
+        self.choose(runs, self.wanted)
+
+    def bring(self) -> None:
+        self.run(":")
 
     def lately(self, run: RunDir, look: Callable[[], Status]) -> Status:
         """Return the last status for a moment, because a follower asks more often than anything changes."""
@@ -79,17 +89,16 @@ class Copies:
         self._last = (time.monotonic() + max(pause, 5 * (time.monotonic() - began)), found)
         return found
 
-    def fetch(self, run: RunDir, wanted: Wanted | None) -> None:
-        """Update the local copy. Raises SchedulerError."""
-        self.wanted, self._last = wanted, None
-        self.mirror.choose([run], wanted)
-        self.mirror.run(":")
-        if run.id in self.mirror.lost:
-            lost = f"{self.there}/{run.id} is not on {self.ssh.name} any more"
+    def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
+        self.wanted, self._last = wanted or Wanted(), None
+        self.look_along([run])
+        self.bring()
+        if run.id in self.lost:
+            lost = f"{self.there}/{run.id} is not on {self.name} any more"
             raise SchedulerError(f"{lost}; what was copied of it is in {run.path}")
 
     def where(self, run: RunDir) -> str:
-        return f"{self.ssh.name}:{self.there}/{run.id}"
+        return f"{self.name}:{self.there}/{run.id}"
 
     def remove(self, runs: Sequence[RunDir], first: str = "") -> None:
         """Delete the runs on the host, after the shell text `first`. Raises SchedulerError."""
@@ -97,31 +106,23 @@ class Copies:
             f"{first}rm -rf " + " ".join(quote(f"{self.there}/{run.id}") for run in runs), timeout=600
         )
         if done.returncode:
-            raise SchedulerError(f"{self.ssh.name}: {done.stderr.decode(errors='replace').strip()}")
+            raise SchedulerError(f"{self.name}: {done.stderr.decode(errors='replace').strip()}")
 
     @contextmanager
     def strictly(self, runs: Sequence[RunDir], first: str = "") -> Iterator[None]:
         """Make round trips fail unless local changes were written on the host."""
-        self.mirror.choose(runs)
-        self.mirror.first, self.mirror.strict = first, True
+        self._last = None
+        self.choose(runs)
+        self.first, self.strict = first, True
         try:
             yield
         finally:
-            self.mirror.first, self.mirror.strict = "", False
+            self.first, self.strict = "", False
 
-    @contextmanager
-    def asking_all_to_stop(self, runs: Sequence[RunDir], name: str) -> Iterator[None]:
-        """Like `asking_to_stop`, but for several runs, which messages call `name`."""
-        self._last = None
-        with asking_all_to_stop(runs, lambda run: self.mirror.has_sent(run.cancel), name):
-            yield
-
-    @contextmanager
-    def asking_to_stop(self, run: RunDir) -> Iterator[None]:
-        """Wrap the code that writes `run.cancel` and sends it."""
-        self._last = None
-        with asking_to_stop(run, lambda: self.mirror.has_sent(run.cancel)):
-            yield
+    def ask_to_stop(self, runs: Sequence[RunDir], name: str, then: Callable[[], str]) -> str:
+        with asking_to_stop(runs, self.has_sent, name), self.strictly(runs):
+            write_requests_to_stop(runs)
+            return then()
 
     def deliver(
         self, runs: Sequence[RunDir], checks: Sequence[str], then: Callable[[], T], *, copied: bool = True
@@ -131,31 +132,24 @@ class Copies:
         The first round trip of `then` sends the run directories if they are `copied`. `checks` is shell that
         must succeed first. Raises NotSentError.
         """
-        self._last = None
         digests = sorted({run.read_about()["workdir"].rpartition("/")[2] for run in runs})
         codes = [self._codes[digest] for digest in digests if digest in self._codes]
         first = " &&\n".join([*checks, *(snapshot.adopt(self.there, digest) for digest in digests)])
-        brought = runs if copied else ()
-        for code in codes:
-            if code.digest not in self._sent():
+        missing = [code for code in codes if code.digest not in self._sent()]
+        while True:
+            for code in missing:
                 self._send_code(code)
-        try:
-            with self.strictly(brought, first):
-                return then()
-        except RefusedError as error:
-            if not codes or snapshot.MISSING not in str(error):
-                raise NotSentError(str(error)) from None
-        for code in codes:
-            self._send_code(code)  # the code was deleted on the host
-        try:
-            with self.strictly(brought, first):
-                return then()
-        except RefusedError as error:
-            raise NotSentError(str(error)) from None
+            try:
+                with self.strictly(runs if copied else (), first):
+                    return then()
+            except RefusedError as error:
+                if not codes or snapshot.MISSING not in str(error):
+                    raise NotSentError(str(error)) from None
+            missing, codes = codes, []  # the code was deleted on the host
 
     def _sent(self) -> list[str]:
         try:
-            return (self.mirror.here / SENT).read_text(encoding="utf-8").split()
+            return (self.here / SENT).read_text(encoding="utf-8").split()
         except FileNotFoundError:
             return []
 
@@ -165,7 +159,7 @@ class Copies:
             snapshot.send(code, self.ssh, self.there, before=sent[-1] if sent else None)
         except SchedulerError as error:
             raise NotSentError(str(error)) from None
-        replace_text(for_us_alone(self.mirror.here) / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
+        replace_text(for_us_alone(self.here) / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
 
 
 def absolute(runs: str | None, where: str) -> str:

@@ -61,9 +61,9 @@ class Here:
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
         try:
-            return subprocess.run(
-                ["sh", "-c", self.first + script], input=stdin, capture_output=True, timeout=timeout
-            )
+            text = (self.first + script).encode()  # on stdin: an argument has at most 128 KiB
+            command = ["sh", "-c", f'eval "$(head -c {len(text)})"']
+            return subprocess.run(command, input=text + stdin, capture_output=True, timeout=timeout)
         except subprocess.TimeoutExpired:
             raise CutError(f"{self.name} gave no answer within {timeout:.0f} s") from None
 

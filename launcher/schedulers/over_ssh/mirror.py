@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,15 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from launcher.rundir.files import parsed, read_record, replace_bytes
-from launcher.rundir.forms import STATE, fits
+from launcher.rundir.files import read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.rundir.table import DELETED, GROWING, SENT, expression
 from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.copied import for_us_alone, is_below, is_state, keep_checkpoints
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
 from launcher.schedulers.over_ssh.login import CutError, Login
-from launcher.schedulers.rundir import for_us_alone
 
 INDEX = ".mirror.json"
 "File in the copy of a run that lists its files as of the last round trip."
@@ -140,10 +138,10 @@ class Mirrored:
         for path, was in known.items():
             run, _, name = path.partition("/")
             fresh[run][name] = was
-        folders = {piece.path for piece in came.pieces if piece.kind == "folder"}
+        checkpoints: dict[str, set[str]] = {run: set() for run in self._runs}
         for piece in came.pieces:
             run, _, name = piece.path.partition("/")
-            if run not in fresh or run in came.lost or not _is_below(name):
+            if run not in fresh or run in came.lost or not is_below(name):
                 continue
             file = self.here / run / name
             untouched = not file.exists() or sent.get(piece.path, (0, 0))[1] in (0, file.stat().st_mtime_ns)
@@ -153,17 +151,17 @@ class Mirrored:
             elif piece.kind == "large":
                 self.too_large.add(piece.path)
             elif piece.kind == "folder":
-                file.mkdir(parents=True, exist_ok=True)
+                checkpoints[run].add(file.name)
             elif piece.kind == "same":
                 fresh[run][name] = replace(fresh[run][name], inode=piece.inode, time=piece.time)
             elif piece.kind == "end":
                 fresh[run][name] = _write_end(file, piece, sent.get(piece.path))
-            elif name == "state.json" and piece.kind == "whole" and not fits(parsed(piece.data), STATE):
+            elif name == "state.json" and piece.kind == "whole" and not is_state(piece.data):
                 self._report_invalid_state(piece.path)
             elif piece.kind == "whole" and untouched:
                 fresh[run][name] = _write_whole(file, piece)
         for run in set(self._runs) - came.lost:
-            _forget_checkpoints(self.here / run, folders)
+            keep_checkpoints(RunDir(self.here / run), checkpoints[run])
             if fresh[run] != before[run] or not (self.here / run / INDEX).exists():
                 _write_index(self.here / run, fresh[run])
 
@@ -291,18 +289,6 @@ def _write_whole(file: Path, piece: Piece) -> Known:
     replace_bytes(file, piece.data)
     whole = len(piece.data) == piece.size  # otherwise it changed while it was read, and is fetched again
     return Known(piece.inode if whole else "-", piece.size, piece.time, file.stat().st_mtime_ns)
-
-
-def _is_below(name: str) -> bool:
-    return bool(name) and not name.startswith("/") and ".." not in PurePosixPath(name).parts
-
-
-def _forget_checkpoints(run: Path, there: set[str]) -> None:
-    """Delete the checkpoints that the host no longer has. Only their names are copied, as empty folders."""
-    with contextlib.suppress(OSError):
-        for entry in (run / "checkpoints").iterdir():
-            if f"{run.name}/checkpoints/{entry.name}" not in there:
-                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _read_index(run: Path) -> dict[str, Known]:

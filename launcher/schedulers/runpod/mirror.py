@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.rundir.files import parsed, read_record, replace_bytes
-from launcher.rundir.forms import STATE, fits
+from launcher.rundir.files import read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.rundir.table import GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS, REPLACED, REQUESTS, SUBMITTED
+from launcher.schedulers.copied import is_below, is_state, keep_checkpoints
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD, Wanted
 from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeError
@@ -77,8 +76,8 @@ class Copy:
             for item in self.volume.all(self.prefix):
                 name = item.key.removeprefix(self.prefix)
                 file = to / name
-                here = file.stat().st_size if _plain(name) and file.is_file() else None
-                if _plain(name) and (here != item.size or marks.get(name) != item.mark):
+                here = file.stat().st_size if is_below(name) and file.is_file() else None
+                if is_below(name) and (here != item.size or marks.get(name) != item.mark):
                     with contextlib.suppress(GoneError):  # since it was listed
                         came += self._save(item.key, file)
                         marks[name] = item.mark
@@ -137,8 +136,9 @@ class Copy:
         yield from (item for item in files if self._is_wanted(item, wanted))
         for name in folders:
             if name == "checkpoints" and not folder:
-                self._copy_names(self.volume.walk(f"{self.prefix}checkpoints/")[1])
-            elif _skipped(folder, name) or not _plain(name) or (name in LOG_FOLDERS and not wanted.logs):
+                steps = self.volume.walk(f"{self.prefix}checkpoints/")[1]
+                keep_checkpoints(self.run, [one for one in steps if is_below(one) and one[0] != "."])
+            elif _skipped(folder, name) or not is_below(name) or (name in LOG_FOLDERS and not wanted.logs):
                 continue
             elif folder == "attempts/" and name != max(folders):
                 yield from self._earlier(f"{folder}{name}/", wanted, index)
@@ -159,7 +159,7 @@ class Copy:
         kind = PurePosixPath(name).suffix
         fits = item.size <= (LARGEST_LOG if kind in GROWING else LARGEST_RECORD)
         ours = name in ("state.json", "run.json", "plan.json")
-        return _plain(name) and not ours and kind in (*GROWING, *REPLACED) and fits and wanted.covers(name)
+        return is_below(name) and not ours and kind in (*GROWING, *REPLACED) and fits and wanted.covers(name)
 
     def _bring(self, item: Object, index: Index) -> None:
         name = item.key.removeprefix(self.prefix)
@@ -206,22 +206,12 @@ class Copy:
         """Take the state if the run has written it since we wrote ours. Returns why not."""
         if found is None or index.get("state.json", [0, "", 0])[1] == found[0].mark:
             return None
-        if not fits(parsed(found[1]), STATE):
+        if not is_state(found[1]):
             there = f"{self.prefix}state.json on the volume {self.volume.id}"
             return f"{there} is not the state of a run: what was known before is kept"
         replace_bytes(self.run.state, found[1])
         index["state.json"] = [found[0].size, found[0].mark, 0]
         return None
-
-    def _copy_names(self, steps: list[str]) -> None:
-        """Copy the names of checkpoints, as empty folders."""
-        for name in steps:
-            if _plain(name) and not name.startswith("."):
-                (self.run.checkpoints / name).mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):
-            for entry in self.run.checkpoints.iterdir():
-                if entry.name not in steps:
-                    shutil.rmtree(entry, ignore_errors=True)
 
     @contextlib.contextmanager
     def _index(self) -> Iterator[Index]:
@@ -237,15 +227,3 @@ class Copy:
 
 def _skipped(folder: str, name: str) -> bool:
     return name.startswith(".") or name in NOT_COPIED_FOLDERS or (not folder and name in SUBMITTED)
-
-
-def _plain(name: str) -> bool:
-    """A path below, whatever the volume's server makes of it. An object `checkpoints/` is a folder."""
-    parts = PurePosixPath(name).parts
-    return (
-        bool(parts)
-        and not name.startswith("/")
-        and not name.endswith("/")
-        and ".." not in parts
-        and "\0" not in name
-    )

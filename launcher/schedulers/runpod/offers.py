@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from launcher.planning import cost
-from launcher.planning.cost import affordable
 from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.runpod.cost import affordable
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.pods import Answer, Id, Money, Name, get
 from launcher.spec.base import format_duration
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
-    from launcher.spec.cluster import RunPod
+    from launcher.schedulers.runpod.profile import RunPod
 
 S3_CENTRES = (
     *("EU-CZ-1", "EU-RO-1", "EUR-IS-1", "EUR-NO-1", "US-CA-2", "US-GA-2", "US-IL-1", "US-KS-2", "US-MD-1"),

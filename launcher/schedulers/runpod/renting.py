@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from launcher.planning.cost import hours_of, max_seconds
+from launcher.planning.cost import hours_of
 from launcher.planning.plan import Plan
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import RunDir
@@ -21,6 +21,7 @@ from launcher.rundir.progress import last_step
 from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod import pods, request
+from launcher.schedulers.runpod.cost import max_seconds
 from launcher.schedulers.runpod.errors import (
     ApiError,
     Fate,
@@ -37,9 +38,10 @@ from launcher.schedulers.runpod.lifecycle import (
 )
 from launcher.schedulers.runpod.offers import Market, Need, Offer, look, spent_of
 from launcher.schedulers.runpod.poller import reject
+from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.runpod.volume import VolumeError
-from launcher.spec.cluster import Cluster, RunPod
+from launcher.spec.cluster import Cluster
 from launcher.spec.events import Refused, Submitting
 from launcher.spec.job import Job
 
@@ -280,7 +282,7 @@ def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
     on_host = request.host_gb(section, job, plan) if plan is not None else None
     needs = [Need(name, gpus, int(about["nodes"]), hours, on_host) for name in dict.fromkeys(ids)]
     spent = spent_of(run.read_events(), time.time())
-    market = look(client, section, needs, max_seconds(cluster, job), spent)
+    market = look(client, section, needs, max_seconds(section, job), spent)
     if not market.offers or section.budget is None:
         return market, request.told(market, None) if market.offers else ()
     left = section.budget - spent
@@ -292,8 +294,9 @@ def _recorded(run: RunDir) -> tuple[Mapping[str, Any], Job, Cluster, RunPod]:
     """What run.json tells."""
     about = run.read_about()
     cluster = Cluster.model_validate(about["cluster"])
-    assert cluster.runpod is not None  # it was submitted with one
-    return about, Job.model_validate(about["job"]), cluster, cluster.runpod
+    section = RunPod.of(cluster)
+    assert section is not None  # it was submitted with one
+    return about, Job.model_validate(about["job"]), cluster, section
 
 
 def _planned(run: RunDir) -> Plan | None:

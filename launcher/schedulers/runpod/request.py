@@ -14,14 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.planning.cost import hours_of, max_seconds, no_server_limit
+from launcher.planning.cost import hours_of
 from launcher.render.values import PodCode
 from launcher.rundir.find import default_root
 from launcher.rundir.time import stamp
 from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.prepare import about, target
+from launcher.schedulers.runpod.cost import max_seconds, no_server_limit
 from launcher.schedulers.runpod.errors import ApiError, Fate, LostAnswerError
+from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.scripts import (
     TooLongError,
     brings_code,
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from launcher.planning.plan import Plan
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.offers import Market, Need, Offer
-    from launcher.spec.cluster import RunPod
     from launcher.spec.job import Job
 
 DEFAULT_PYTHON = "python3"
@@ -73,7 +74,7 @@ class PodPrepared(Prepared):
 
     @property
     def section(self) -> RunPod:
-        section = self.request.cluster.runpod
+        section = RunPod.of(self.request.cluster)
         assert section is not None  # a cluster of this scheduler has one
         return section
 
@@ -141,7 +142,7 @@ def market_for(client: Client, prepared: PodPrepared) -> Market:
     """Ask RunPod what can be rented for it. Raises SchedulerError."""
     from launcher.schedulers.runpod.offers import look
 
-    seconds = max_seconds(prepared.request.cluster, prepared.request.job)
+    seconds = max_seconds(prepared.section, prepared.request.job)
     found = look(client, prepared.section, prepared.needs, seconds)
     if prepared.section.unplanned:
         return found
@@ -201,7 +202,7 @@ def _one(request: Request, digest: str | None, packed: bytes | None) -> PodPrepa
         run_dir=run_dir,
         files=files,
         target=where,
-        command=command(request.cluster.runpod, layout.nodes, layout.gpus_per_node),
+        command=command(RunPod.of(request.cluster), layout.nodes, layout.gpus_per_node),
         about=record,
         warnings=(*request.plan.warnings, *notes(where)),
         archive=archive,

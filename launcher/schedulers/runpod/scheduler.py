@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerError, Status
+from launcher.schedulers.copied import copies, write_copy
 from launcher.schedulers.over_ssh.exchange import Wanted
-from launcher.schedulers.rundir import asking_to_stop, copies, for_us_alone, in_force, rewrite_run, write_run
+from launcher.schedulers.rundir import asking_to_stop, in_force, rewrite_run
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of
 from launcher.schedulers.runpod.lifecycle import may_appear_until
@@ -143,15 +144,13 @@ class RunPodScheduler(Scheduler):
         by_gpu = {
             one.gpu_id: replace(
                 one,
-                run_dir=str(root / prepared.request.run_id),
                 about={**one.about, "runpod": {"data_center": market.data_center}},
             )
             for one in (prepared, *prepared.others)
         }
         chosen = market.offers[0].need.gpu_id if market.offers else prepared.gpu_id
         try:
-            for_us_alone(root)
-            run = write_run(by_gpu[chosen])
+            run = write_copy(by_gpu[chosen], root)
         except OSError as error:
             raise SchedulerError(f"cannot write {root}: {error.strerror}") from None
         remember_root(root)
@@ -250,7 +249,7 @@ class RunPodScheduler(Scheduler):
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         self._last.pop(run.path, None)
         copy = self.copy(run)
-        with asking_to_stop(run, lambda: copy.has_sent(run.cancel)):
+        with asking_to_stop([run], copy.has_sent, run.id):
             ask_to_stop(copy)  # first: an unconfirmed pod may begin yet
         try:
             self._poller.status(run, "cancel")

@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 
 from launcher import __version__
 from launcher.logs.mask import POD_KEY
-from launcher.planning.cost import max_seconds
 from launcher.render import quote, render
 from launcher.render.environment import RenderError
 from launcher.render.render import Packed, RenderedFile, as_render_error, rendered, start_script
 from launcher.render.values import Target, setup_lines
+from launcher.schedulers.runpod.cost import max_seconds
 from launcher.schedulers.runpod.handle import pod_name
+from launcher.schedulers.runpod.profile import RunPod
 from launcher.spec import variables
-from launcher.spec.cluster import MODES, Cluster, RunPod
+from launcher.spec.cluster import MODES, Cluster
 from launcher.spec.job import Job, Secret
 
 MAX_VARIABLES = 50
@@ -195,7 +196,7 @@ def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
         run_dir_mode=f"{MODES[target.cluster.paths.access]:o}",
         python=target.python,
         nodes=target.nodes,
-        max_seconds=max_seconds(target.cluster, target.job),
+        max_seconds=max_seconds(_section(target.cluster), target.job),
         handle_prefix=f"runpod:{target.cluster.name}:" + ("cluster/" if target.nodes > 1 else ""),
         setup=setup_lines(target.cluster),
         files=tuple(files),
@@ -229,7 +230,7 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
     env = {
         variables.RUN_ID: target.run_id,
         variables.SUBMISSION: "1",
-        variables.MAX_SECONDS: str(max_seconds(target.cluster, target.job)),
+        variables.MAX_SECONDS: str(max_seconds(_section(target.cluster), target.job)),
     }
     for secret in target.job.secrets:
         if secret.runpod is not None:
@@ -287,6 +288,6 @@ def _base64(text: str) -> quote.Written:
 
 
 def _section(cluster: Cluster) -> RunPod:
-    if cluster.runpod is None:
+    if (section := RunPod.of(cluster)) is None:
         raise RenderError(f"cluster {cluster.name} has no `runpod:` section")
-    return cluster.runpod
+    return section

@@ -1,12 +1,10 @@
-"""Cancel tasks of an array: a single one, or all of them with one call to scancel."""
+"""Cancel jobs: a single one, or many with one call to scancel."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from launcher.rundir.files import replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled, SchedulerError
 from launcher.schedulers.over_ssh.login import Answer, Login, ask
@@ -18,15 +16,21 @@ def asked_before(jobs: Iterable[RunDir]) -> set[RunDir]:
     return {run for run in jobs if run.cancel.exists()}
 
 
-def ask_all_to_stop(login: Login, jobs: Mapping[RunDir, str], again: Collection[RunDir]) -> str:
-    """Ask all runs to stop, in one round trip. Return why Slurm refused, or "" if it did not.
+def cancel_job(login: Login, job: str, *, again: bool) -> str:
+    """Remove one pending job from the queue; the second time, end it. Return why Slurm refused, or "".
 
-    Pending jobs are removed from the queue. A job that is running, or is just starting, finds the request in
-    its run directory. `jobs` maps each run to its latest job; `again` holds the runs that were
-    `asked_before`. Raises LoginError, OSError.
+    A run that has begun only needs the request in its directory. Raises LoginError.
     """
-    for run in jobs:
-        replace_bytes(run.cancel, f"{time.time()}\n".encode())
+    answer = ask(login, {"scancel": ["scancel", job] if again else _out_of_queue(job)})["scancel"]
+    return "scancel: " + (answer.err.strip() or f"exit code {answer.code}") if answer.code else ""
+
+
+def cancel_jobs(login: Login, jobs: Mapping[RunDir, str], again: Collection[RunDir]) -> str:
+    """Remove the pending ones of many jobs from the queue. Return why Slurm refused, or "".
+
+    A job that is running, or is just starting, finds the request in its run directory. `jobs` maps each run
+    to its latest job; the jobs of the runs `again`, which were `asked_before`, are ended. Raises LoginError.
+    """
     commands = {}
     if first := {job for run, job in jobs.items() if run not in again}:
         commands["waiting"] = ["scancel", "--state=PENDING", *sorted({_array(job) for job in first})]
@@ -59,7 +63,7 @@ said=$(squeue --noheader --array --states=PENDING --jobs="$1" --format=%i) || ex
 """
 
 
-def out_of_queue(job: str) -> list[str]:
+def _out_of_queue(job: str) -> list[str]:
     """The command that cancels a job or an array task if it is pending."""
     if "_" not in job:
         return ["scancel", "--state=PENDING", job]

@@ -4,12 +4,13 @@ trip."""
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
-from launcher.schedulers.over_ssh.login import Answer, Login, ask
+from launcher.schedulers.over_ssh.login import Answer, Here, Login, ask
 from launcher.schedulers.slurm.ahead import begun, keep, kept, stamp
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
@@ -46,6 +47,8 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
     `script` is the rendered job.sbatch, of which an array has `tasks`. A controller that does not answer is
     queried again for a while. Raises LoginError, NotSubmittedError.
     """
+    if isinstance(login, Here) and shutil.which("sbatch") is None:
+        raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
     paths = _paths(cluster, job)
     own = _questions(cluster, script, [path for path, _ in paths])
     known = kept(login)

@@ -11,10 +11,11 @@ from launcher.planning.hardware import memory_of
 from launcher.planning.plan import Plan
 from launcher.schedulers.slurm.cards import likely_cards
 from launcher.schedulers.slurm.limits import Asked, associations, default_qos, exceeded, flags
+from launcher.schedulers.slurm.profile import Slurm
 from launcher.schedulers.slurm.scripts import cpus_per_node
 from launcher.schedulers.slurm.site import Nodes, Partition, Site, default_memory
 from launcher.spec.base import format_bytes, format_duration
-from launcher.spec.cluster import Cluster, Slurm
+from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 
 STARTS_SECONDS = 60
@@ -34,7 +35,7 @@ class Request:
 
     @property
     def slurm(self) -> Slurm:
-        return self.cluster.slurm or Slurm()
+        return Slurm.of(self.cluster) or Slurm()
 
     @property
     def partitions(self) -> list[Partition]:

@@ -12,7 +12,8 @@ from launcher.render.container import container
 from launcher.render.environment import RenderError
 from launcher.render.render import RenderedFile, as_render_error, rendered, start_script
 from launcher.render.values import Pairs, SecretValues, Target, secret_values, setup_lines, uses_modules
-from launcher.spec.cluster import Cluster, Slurm
+from launcher.schedulers.slurm.profile import Slurm
+from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 
 
@@ -130,7 +131,7 @@ _MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 
 def batch_values(target: Target) -> BatchValues:
     options, flags = _sbatch_options(target)
-    slurm = target.cluster.slurm or Slurm()
+    slurm = Slurm.of(target.cluster) or Slurm()
     inside = container(target)
     return BatchValues(
         version=__version__,
@@ -199,14 +200,14 @@ def array_values(target: Target, sweep_id: str, folder: str, tasks: int, at_once
         output=quote.slurm_file(folder) + "/%a/slurm-%j.out",
         options=options,
         flags=flags,
-        with_comment=target.cluster.slurm is None or target.cluster.slurm.comment,
+        with_comment=(Slurm.of(target.cluster) or Slurm()).comment,
         requeue=target.job.requeue,
     )
 
 
 def cpus_per_node(job: Job, cluster: Cluster, gpus: int, ranks: int) -> int | None:
     """CPUs per node that the job asks Slurm for. None leaves the number to the site."""
-    node, slurm = cluster.node, cluster.slurm or Slurm()
+    node, slurm = cluster.node, Slurm.of(cluster) or Slurm()
     if job.resources.cpus_per_node is not None:
         return job.resources.cpus_per_node
     if node.cpus is not None:  # a fair share: proportional to the GPUs asked for
@@ -218,7 +219,7 @@ def cpus_per_node(job: Job, cluster: Cluster, gpus: int, ranks: int) -> int | No
 
 def cpus_note(target: Target) -> str | None:
     """Note which CPUs a job gets if the profile does not set the CPUs per node."""
-    slurm, ranks = target.cluster.slurm, target.ranks_per_node
+    slurm, ranks = Slurm.of(target.cluster), target.ranks_per_node
     if slurm is None or slurm.exclusive or target.cluster.node.cpus or "cpus-per-gpu" in slurm.extra:
         return None
     if target.job.resources.cpus_per_node is not None:
@@ -228,7 +229,7 @@ def cpus_note(target: Target) -> str | None:
 
 
 def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
-    resources, slurm = target.job.resources, target.cluster.slurm
+    resources, slurm = target.job.resources, Slurm.of(target.cluster)
     if slurm is None:
         raise RenderError(f"cluster {target.cluster.name} has no `slurm:` section")
     warned = target.job.stop_seconds(slurm.signal_seconds)

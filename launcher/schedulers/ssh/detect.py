@@ -8,6 +8,7 @@ from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.ssh.choose import DEFAULT_PYTHON
 from launcher.schedulers.ssh.hosts import HostError, all_of, ask_host, side_by_side
+from launcher.schedulers.ssh.profile import Ssh
 
 if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster, Gpu
@@ -20,9 +21,10 @@ def with_gpus_of_hosts(cluster: Cluster) -> Cluster:
 
     Raises SchedulerError if no host answers or if their GPUs differ.
     """
-    assert cluster.ssh is not None
+    section = Ssh.of(cluster)
+    assert section is not None
     python = cluster.paths.python or DEFAULT_PYTHON
-    hosts = [Over(host) for host in cluster.ssh.hosts]
+    hosts = [Over(host) for host in section.hosts]
     answers = side_by_side(lambda host: ask_host(host, python, {"do": "gpus"}), hosts)
     if all(isinstance(answer, SchedulerError) for answer in answers):
         all_of(answers)

@@ -43,22 +43,22 @@ def bring(run: RunDir, there: str, hosts: Sequence[Copies]) -> None:
             raise NotSentError(str(error)) from None
         if done.returncode == _SHARED:
             raise NotSentError(
-                f"{copies.mirror.name} has {there} in common with another host of the job, and not with all; "
+                f"{copies.name} has {there} in common with another host of the job, and not with all; "
                 "all of them share that folder, or none does"
             )
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines()
             why = said[-1] if said else f"exit code {done.returncode}"
-            raise NotSentError(f"{copies.mirror.name}: {there}/{run.id} could not be written: {why}")
+            raise NotSentError(f"{copies.name}: {there}/{run.id} could not be written: {why}")
 
 
 def _bring(run: RunDir, there: str, rank: int, copies: Copies) -> subprocess.CompletedProcess[bytes]:
     script = _MARK.format(folder=quote(f"{there}/{run.id}"), mark=f".node-{rank:02d}", shared=_SHARED)
     if rank == 0:
-        return copies.mirror.run(script)
+        return copies.run(script)
     script += "rm -rf plans scripts && tar -xf -"
     parcel = packed(run.path, SUBMITTED)
-    return copies.deliver([run], (), lambda: copies.mirror.run(script, stdin=parcel), copied=False)
+    return copies.deliver([run], (), lambda: copies.run(script, stdin=parcel), copied=False)
 
 
 def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:

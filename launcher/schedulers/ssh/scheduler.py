@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from launcher.rundir.files import replace_json, replace_text
+from launcher.rundir.files import replace_json
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
@@ -87,23 +86,18 @@ class SshHosts(Scheduler):
 
     def prepare(self, request: Request) -> Prepared:
         """Prepare a run with the code as it is now. Raises RenderError, SchedulerError, OSError."""
-        from launcher.schedulers.prepare import about, target
+        from launcher.schedulers.prepare import ready
 
         _leave_gpus_to_us(request)
-        workdir, extra = self._on(self.hosts[0]).take_code(request)
-        run_dir, python = f"{self.there}/{request.run_id}", request.cluster.paths.python or DEFAULT_PYTHON
-        where = target(request, run_dir, workdir, python, {})
-        unused = f"image {where.image}: not used, no container is started on these hosts"
+        place = self._on(self.hosts[0]).place(request)
+        python = request.cluster.paths.python or DEFAULT_PYTHON
         either = "|".join(self.hosts)  # the host is chosen after they were inspected
-        return Prepared(
-            request=request,
-            run_dir=run_dir,
-            files=self.scripts(where),
-            target=where,
-            command=("ssh", either, python, "-m", "launcher.supervise", run_dir),
-            about={**about(request), "workdir": workdir},
-            warnings=(*request.plan.warnings, *self.notes(where), *extra, *([unused] if where.image else [])),
-        )
+        command = ("ssh", either, python, "-m", "launcher.supervise", place.run_dir)
+        found = ready(self, request, place, python, command)
+        if not (image := found.target.image):
+            return found
+        unused = f"image {image}: not used, no container is started on these hosts"
+        return replace(found, warnings=(*found.warnings, unused))
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         chosen = self._choose((), prepared.about)
@@ -118,7 +112,7 @@ class SshHosts(Scheduler):
         try:
             run = copies.write(_on_hosts(prepared, chosen))
         except OSError as error:
-            raise SchedulerError(f"cannot write {copies.mirror.here}: {error.strerror}") from None
+            raise SchedulerError(f"cannot write {copies.here}: {error.strerror}") from None
         remember_root(run.path.parent)
         try:
             self._start(run, chosen, "submitted")
@@ -159,7 +153,7 @@ class SshHosts(Scheduler):
         living: dict[str, list[RunDir]] = {}
         for run in runs:
             if run.read_state().get("state", "submitted") in LIVING:
-                living.setdefault(self._of(run).ssh.name, []).append(run)
+                living.setdefault(self._of(run).name, []).append(run)
         locks: dict[str, tuple[str, str]] = {}
         for locks_of_host in all_of(side_by_side(lambda item: self._locks(*item), living.items())):
             locks |= locks_of_host
@@ -171,21 +165,24 @@ class SshHosts(Scheduler):
     def _locks(self, host: str, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
         """Run id -> (the word for its lock, why the host could not be asked)."""
         copies = self._on(host)
-        copies.mirror.choose(runs, copies.wanted)
+        copies.look_along(runs)
         try:
-            done = copies.mirror.run(locks_script(self.there, [run.id for run in runs]))
+            done = copies.run(locks_script(self.there, [run.id for run in runs]))
         except LoginError as error:
             return {run.id: ("", str(error)) for run in runs}
-        locks = words(done.stdout) | dict.fromkeys(copies.mirror.lost, "lost")
+        locks = words(done.stdout) | dict.fromkeys(copies.lost, "lost")
         return {run: (lock, "") for run, lock in locks.items()}
 
     def cancel(self, run: RunDir) -> None:
         """Ask the run to write a checkpoint and stop. A second call ends the ranks at once."""
         if not (before := self.statuses([run])[0]).ended:
             copies = self._of(run)
-            with copies.asking_to_stop(run), copies.strictly([run]):
-                replace_text(run.cancel, f"{time.time()}\n")
-                copies.mirror.run(":")
+
+            def send() -> str:
+                copies.bring()
+                return ""
+
+            copies.ask_to_stop([run], run.id, send)
             before = status_of(run, self.handle(run), run.read_state())
         if before.ended:
             raise SchedulerError(f"{run.id} is not running: {before.state}")
@@ -241,19 +238,19 @@ class SshHosts(Scheduler):
         """
         run.append(Submitting())
         copies = self._of(run)
-        first, there = copies.mirror, f"{self.there}/{run.id}"
+        there = f"{self.there}/{run.id}"
         spread = None
         if chosen.apart:
             spread = partial(bring, run, self.there, [self._on(host.name) for host in chosen.hosts])
         start = Start(
-            chosen.hosts, first, there, run.read_about(), chosen.place, event, self.handle(run), spread
+            chosen.hosts, copies, there, run.read_about(), chosen.place, event, self.handle(run), spread
         )
         try:
             copies.deliver([run], (), start.everywhere)
         except LoginError as error:
             raise LoginError(
                 f"{error}; the run may have started or not: `launcher status {run.id}` tells when "
-                f"{first.name} answers again"
+                f"{copies.name} answers again"
             ) from None
 
     def _withdraw(self, run: RunDir) -> None:

@@ -16,11 +16,11 @@ from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.lifecycle import NOT_LISTED_SECONDS
 from launcher.schedulers.runpod.offers import Market, Need, Offer, affordable, ordered, s3_refusal, spent_of
+from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.renting import NotRentedError, Order, rent
 from launcher.schedulers.runpod.request import told
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.runpod.volume import VolumeError
-from launcher.spec.cluster import RunPod
 from tests.schedulers.runpod.served import Asked, Reply, Served
 
 NEVER = 10**6

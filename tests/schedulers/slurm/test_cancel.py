@@ -10,20 +10,22 @@ import pytest
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.slurm.remote import RemoteSlurm
+from launcher.schedulers.over_ssh.copies import Copies
+from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from tests.schedulers.sshd import Sshd
 
 
 def on_both_sides(
     sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel: str = ""
-) -> tuple[RemoteSlurm, RunDir, RunDir]:
+) -> tuple[SlurmScheduler, RunDir, RunDir]:
     """A run as it is known here, and on a login node where scancel writes down what it is asked for."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (command := sshd.folder / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n{scancel}')
     command.chmod(0o755)
     sshd.login_shell(f'PATH={sshd.folder}:$PATH; exec sh -c "$SSH_ORIGINAL_COMMAND"')
-    slurm = RemoteSlurm(sshd.host, str(tmp_path / "runs"))
-    run = RunDir(slurm.copies.mirror.here / "demo-1")
+    copies = Copies(Over(sshd.host), str(tmp_path / "runs"))
+    slurm, run = SlurmScheduler(copies), RunDir(copies.here / "demo-1")
     run.path.mkdir(parents=True)
     replace_json(run.submitted, {"id": run.id, "cluster": {"name": "c", "scheduler": "slurm"}})
     replace_json(run.state, {"state": state})

@@ -302,3 +302,21 @@ def test_a_run_is_known_from_any_folder_before_sbatch_is_asked(
     scheduler = SlurmScheduler()
     assert scheduler.handle(scheduler.submit(ready)) == "slurm:c:12"
     assert (tmp_path / "then").read_text() == f"{tmp_path}/runs\n"
+
+
+def test_a_sweep_whose_folder_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    job = {"name": "j", "command": ["true"], "batch": {"global": 1}, "resources": {"gpus_per_node": 0}}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    (tmp_path / "c.yaml").write_text(json.dumps({"name": "c", "scheduler": "slurm", "slurm": {}}))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "sweeps").write_text("a file in its place")
+    scheduler = SlurmScheduler()
+    ready = prepared(tmp_path / "job.yaml", str(tmp_path / "c.yaml"), [])[1]
+    sweep = scheduler.prepare_sweep("many", [(ready, ("seed=1",))])
+    with pytest.raises(SchedulerError, match=r"cannot write .*/runs/sweeps/many: "):
+        scheduler.submit_sweep(sweep)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["sweeps"]

@@ -1,0 +1,100 @@
+"""`runpod:` in a cluster profile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from launcher.spec.base import Bytes
+from launcher.spec.section import Section
+
+if TYPE_CHECKING:
+    from launcher.spec.cluster import Cluster
+    from launcher.spec.job import Job
+
+
+class RunPod(Section):
+    """What launcher may rent, and for how much."""
+
+    missing: ClassVar[str] = "a `runpod:` section with at least gpu_id or cpu_id"
+    runs_elsewhere: ClassVar[bool] = True
+    rents: ClassVar[bool] = True
+    asks_price: ClassVar[str] = "; `launcher submit --dry-run` asks RunPod"
+
+    gpu_id: str | None = None
+    "Id of the GPU type in RunPod's catalogue; `node.gpu` describes it."
+    other_gpus: dict[str, Bytes] = {}
+    "Further GPU types that may be rented, with the memory of one GPU. The job is planned for each."
+    cpu_id: str | None = None
+    "Flavor of the pods of jobs without a GPU."
+    vcpu: int | None = Field(None, ge=2)
+    "vCPUs of a pod without a GPU: a power of two."
+    clouds: tuple[Literal["SECURE", "COMMUNITY"], ...] = Field(("SECURE",), min_length=1)
+    "Clouds to rent in. Network volumes exist in SECURE only, so launcher never rents COMMUNITY."
+    data_centers: tuple[str, ...] = ()
+    "Data centre of the volume, if the API key may not ask for it. Pods must be in the same one."
+    disk_gb: PositiveInt = 50
+    "Disk of the pod in GB."
+    volume_id: str | None = None
+    "Network volume, mounted at `volume_path`. It holds the run directories."
+    volume_path: str = "/workspace"
+    "Path of the network volume in the pod."
+    registry_id: str | None = None
+    "RunPod's id of the credentials for a private image registry. Not for spot pods or several nodes."
+    cuda_versions: tuple[str, ...] = ()
+    "Rent only hosts whose driver runs one of these CUDA versions."
+    ports: tuple[str, ...] = ()
+    "Ports of the pod to expose, in RunPod's notation."
+    max_hours: PositiveFloat = 24
+    "Time limit of one pod in hours, from its creation, whatever the training does."
+    max_price: PositiveFloat | None = None
+    "Highest price of all pods of a run together, in USD per hour. A pod billed above it is ended at once."
+    budget: PositiveFloat | None = None
+    "USD for all pods of a run together. The unspent rest limits the hours."
+    unplanned: bool = False
+    "Rent although launcher does not know whether the job fits."
+    bid_per_gpu: PositiveFloat | None = None
+    "USD per hour: rent an interruptible (spot) pod, which RunPod takes away if another user pays more."
+    server_limit: bool = True
+    """Let RunPod end each pod after its time, even if the start script never ran. RunPod has no such limit
+    for pods of several nodes. false rents without the limit; a spot pod always has it."""
+
+    @model_validator(mode="after")
+    def _something_to_rent(self) -> RunPod:
+        if self.gpu_id is None and self.cpu_id is None:
+            raise ValueError("give gpu_id (with node.gpu), or cpu_id and vcpu")
+        if (self.cpu_id is None) != (self.vcpu is None):
+            raise ValueError("cpu_id and vcpu belong together")
+        if self.vcpu is not None and self.vcpu & (self.vcpu - 1):
+            raise ValueError(f"vcpu: {self.vcpu} is not a power of two")
+        if self.gpu_id is None and (self.other_gpus or self.bid_per_gpu):
+            raise ValueError("other_gpus and bid_per_gpu need gpu_id")
+        return self
+
+    def check(self, cluster: Cluster) -> None:
+        if self.gpu_id is not None and cluster.node.gpu is None:
+            raise ValueError("runpod.gpu_id needs `node.gpu` (type, count, memory)")
+        if self.gpu_id is None and cluster.gpus_per_node:
+            raise ValueError("node.gpu needs runpod.gpu_id")
+
+    def alternatives(self, cluster: Cluster) -> tuple[Cluster, ...]:
+        return tuple(self._with_gpu(cluster, gpu_id) for gpu_id in self.other_gpus if gpu_id != self.gpu_id)
+
+    def _with_gpu(self, cluster: Cluster, gpu_id: str) -> Cluster:
+        assert cluster.node.gpu is not None  # other_gpus need gpu_id, and that needs node.gpu
+        gpu = cluster.node.gpu.model_copy(update={"type": gpu_id, "memory": self.other_gpus[gpu_id]})
+        return cluster.model_copy(
+            update={
+                "node": cluster.node.model_copy(update={"gpu": gpu}),
+                "runpod": self.model_copy(update={"gpu_id": gpu_id}),
+                "usd_per_gpu_hour": None,
+            }
+        )
+
+    def worst_case(
+        self, job: Job, nodes: int, usd_per_hour: float | None, dearest: tuple[float, int] | None
+    ) -> tuple[float | None, str]:
+        from launcher.schedulers.runpod.cost import worst_case
+
+        return worst_case(self, job, nodes, usd_per_hour, dearest)

@@ -1,0 +1,99 @@
+"""Submit runs as a job or an array, and record the job in their events.
+
+On this host a submission goes through submitit, whose folder programs may read. On another host it is text
+that travels with the run directories in one round trip.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import PreparedSweep
+from launcher.schedulers.over_ssh.login import LoginError
+from launcher.schedulers.over_ssh.rsh import quote
+from launcher.schedulers.slurm.handle import Handle, handle_of
+from launcher.schedulers.slurm.jobs import NotSubmittedError, jobs_of, submit
+from launcher.schedulers.slurm.sweep import folder_text
+from launcher.schedulers.store import Store
+from launcher.spec.events import Refused, Submitting
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The submission of one run, or of the runs of a sweep."""
+
+    runs: Sequence[RunDir]
+    event: str
+    command: tuple[str, ...]
+    sweep: PreparedSweep | None = None
+
+    def send(self, store: Store) -> None:
+        """Submit and record. Raises NotSubmittedError, UnclearError."""
+        for run in self.runs:
+            run.append(Submitting())
+        try:
+            job = self._as_text(store) if store.far else self._through_submitit(store)
+        except NotSubmittedError as error:
+            for run in self.runs:
+                run.append(Refused(reason=str(error)))
+            if self.sweep is not None:
+                with suppress(LoginError):
+                    store.login.run(f"rm -rf {quote(str(self.sweep.folder))}")
+            raise
+        cluster = self.runs[0].read_about()["cluster"]["name"]
+        for task, run in enumerate(self.runs):
+            handle = str(Handle(cluster, job if self.sweep is None else f"{job}_{task}"))
+            if store.far and str(handle_of(run)) == handle:
+                continue  # the event came with the answer
+            run.event(self.event, handle=handle, command=list(self.command))
+            store.fetch(run)
+
+    def _through_submitit(self, store: Store) -> str:
+        from launcher.schedulers.slurm.executor import ArrayExecutor, RunExecutor, Supervise
+
+        started = [Supervise(str(run.path)) for run in self.runs]
+        if (sweep := self.sweep) is None:
+            return str(RunExecutor(self.runs[0], store.login).submit(started[0]).job_id)
+        made = store.login.run(folder_text(sweep, self.runs))
+        if made.returncode:
+            said = made.stderr.decode(errors="replace").strip()
+            raise NotSubmittedError(f"cannot write {sweep.folder}: {said}")
+        executor = ArrayExecutor(sweep.folder, sweep.id, sweep.script.path, store.login)
+        return str(executor.submit_array(started)[0].job_id).partition("_")[0]
+
+    def _as_text(self, store: Store) -> str:
+        """Send run directories, job and events in one round trip, after the code if that is new there."""
+        from launcher.schedulers.over_ssh.copies import NotSentError
+        from launcher.schedulers.over_ssh.secret_checks import secret_checks
+
+        comment = self.runs[0].id if self.sweep is None else self.sweep.id
+        first = "" if self.sweep is None else folder_text(self.sweep, self.runs)
+        earlier = set[str]().union(*map(jobs_of, self.runs))
+        checks = dict.fromkeys(check for run in self.runs for check in secret_checks(run.read_about()))
+        try:
+            return store.deliver(
+                self.runs,
+                list(checks),
+                lambda: submit(
+                    store, self.command, comment, earlier=earlier, first=first, then=self._recorded(store)
+                ),
+            )
+        except NotSentError as error:
+            raise NotSubmittedError(str(error)) from None
+
+    def _recorded(self, store: Store) -> str:
+        """Shell that records the job `$job` in each run's events."""
+        handle = str(Handle(self.runs[0].read_about()["cluster"]["name"], "@"))
+        record = {"event": self.event, "handle": handle, "command": self.command}
+        before, after = map(quote, json.dumps(record)[1:].split("@", 1))
+        events = " ".join(quote(store.path(run, run.events)) for run in self.runs)
+        task = "" if self.sweep is None else "_$i"
+        event = f'\'{{"time": "%s", %s%s%s\\n\' "$now" {before} "${{job}}{task}" {after}'
+        return (
+            f"now=$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ) i=0\nfor f in {events}; do\n"
+            f'printf {event} >>"$f"\ni=$((i + 1))\ndone'
+        )

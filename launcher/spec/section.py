@@ -1,0 +1,96 @@
+"""The section of a profile that one scheduler reads. Its class is in that scheduler's room."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from pydantic import GetCoreSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
+
+from launcher.spec.base import Value
+
+if TYPE_CHECKING:
+    from launcher.spec.cluster import Cluster
+    from launcher.spec.job import Job
+
+S = TypeVar("S", bound="Section")
+
+
+class Section(Value):
+    """What the other rooms may ask of a section, with the answers of a scheduler that has none."""
+
+    missing: ClassVar[str] = ""
+    "Message if the profile has no such section; empty if it may be left out."
+    runs_elsewhere: ClassVar[bool] = False
+    "Whether run directories are on another machine and launcher keeps copies of them here."
+    requeues: ClassVar[bool] = False
+    "Whether an interrupted run goes on in another job of the same length."
+    rents: ClassVar[bool] = False
+    "Whether nodes are rented for the run, and paid by the hour."
+    asks_price: ClassVar[str] = ""
+    "How a user learns a price that the profile does not tell, as the end of a sentence."
+
+    @classmethod
+    def of(cls: type[S], cluster: Cluster) -> S | None:
+        """Return the section of the profile's scheduler if it is of this class."""
+        return cluster.section if isinstance(cluster.section, cls) else None
+
+    @classmethod
+    def implied(cls, section: Any) -> Mapping[str, Any]:
+        """Return fields of the profile that follow from a section as it was written, valid or not."""
+        return {}
+
+    def check(self, cluster: Cluster) -> None:
+        """Raise ValueError if the rest of the profile contradicts the section."""
+
+    @property
+    def assigns_gpus(self) -> bool:
+        """Whether the scheduler tells each job which GPUs of a node are its own."""
+        return False
+
+    def alternatives(self, cluster: Cluster) -> tuple[Cluster, ...]:
+        """Return the same profile for other GPUs that the run may get instead."""
+        return ()
+
+    def worst_case(
+        self, job: Job, nodes: int, usd_per_hour: float | None, dearest: tuple[float, int] | None
+    ) -> tuple[float | None, str]:
+        """Return the highest cost of rented nodes in USD (None: no limit), and what limits it.
+
+        `dearest`: USD per hour and seconds of the offer that can cost the most, if the provider was asked.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class At:
+    """Marks a field whose section has the class `name` in the room `room` of the schedulers.
+
+    The class is imported when a profile is first read: a room below the schedulers cannot import it.
+    """
+
+    room: str
+    name: str
+
+    @property
+    def kind(self) -> type[Section]:
+        return _imported(self.room, self.name)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(self.kind | None)
+
+
+@functools.cache
+def _imported(room: str, name: str) -> type[Section]:
+    kind: type[Section] = getattr(importlib.import_module(f"launcher.schedulers.{room}.profile"), name)
+    return kind
+
+
+def annotation_of(info: FieldInfo) -> Any:
+    """Return the type of a field's value, with the class of a section in its place."""
+    return next((one.kind for one in info.metadata if isinstance(one, At)), info.annotation)
