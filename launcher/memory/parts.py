@@ -9,6 +9,9 @@ from functools import cached_property
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import Activations
 
+LARGE = 0.05
+"""Size of an embedding or head that FSDP shards as a unit of its own, as a share of the largest block. Smaller
+ones save less than 5 % of what a block's gathered parameters and gradients take."""
 _NUMBERED = re.compile(r"((?:[^.]+\.)*?\d+)\.")
 
 

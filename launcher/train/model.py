@@ -52,7 +52,7 @@ def arranged(
     # On a CPU that stands in for a GPU, FSDP's shards and their gradients count as host memory.
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():
-        model = shard(model, blocks, rank, fill, mesh).train()
+        model = shard(model, blocks, task.outer_units(model), rank, fill, mesh).train()
     budget.track(list(model.buffers() if on_host else (*model.parameters(), *model.buffers())))
     if on_host:
         count_no_gradients(model, budget)
