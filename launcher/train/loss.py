@@ -24,9 +24,9 @@ def chunked_cross_entropy(
     that only one part's logits exist at a time: about 12 bytes x tokens x vocabulary / chunks in fp32. With
     1 chunk all logits are computed once.
 
-    Call this inside the model's `forward`, where FSDP gathers the head's weight. Pass the head itself if it is
-    a module: an FSDP unit is then gathered once for all parts. A function that calls it gathers it, and
-    reduces its gradient, for every part.
+    Call this inside the model's `forward`, where FSDP gathers the head's weight. Pass the head itself if it
+    is a module: an FSDP unit is then gathered once for all parts. If you pass a function that calls the head,
+    it is gathered, and its gradient is reduced, for every part.
     """
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
     weight = (targets != ignore_index).sum()
@@ -43,8 +43,7 @@ def chunked_cross_entropy(
         ]
         return torch.stack(sums).sum()
 
-    if isinstance(head, FSDPModule):
-        assert isinstance(head, nn.Module)
+    if isinstance(head, nn.Module) and isinstance(head, FSDPModule):
         return _within(head, in_parts, hidden), weight
     return in_parts(head, hidden), weight
 

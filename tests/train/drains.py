@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from launcher.rundir.files import replace_json
 from launcher.train.budget import MemoryBudget
 from launcher.train.failure import leave
+from launcher.train.loss import chunked_cross_entropy
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
@@ -43,18 +44,20 @@ BY_WORLD: dict[int, list[dict[str, str]]] = {
         {"sharding": "fsdp", "offload": "cpu", "grad_sync": "last"},
         {"sharding": "fsdp-keep", "activations": "checkpoint"},
         {"sharding": "fsdp-keep", "precision": "bf16-mixed", "grad_sync": "last"},
+        {"sharding": "fsdp", "loss_chunks": "3"},
     ],
     4: [
         {"sharding": "hybrid"},
         {"sharding": "hybrid", "activations": "checkpoint", "grad_sync": "last"},
         {"sharding": "hybrid", "offload": "cpu", "precision": "bf16-mixed"},
         {"sharding": "fsdp", "grad_sync": "last"},
+        {"sharding": "hybrid", "loss_chunks": "3", "grad_sync": "last"},
     ],
 }
 
 
 class Stack(nn.Module):
-    """Leaves its last block out when told to."""
+    """Leaves its last block out when told to. Its embedding and its head are FSDP units."""
 
     skips = False
 
@@ -66,11 +69,11 @@ class Stack(nn.Module):
         )
         self.head = nn.Linear(dim, VOCABULARY)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, chunks: int) -> Any:
         x = self.embedding(tokens)
         for layer in list(self.layers)[: -1 if self.skips else None]:
             x = x + layer(x)
-        return self.head(x)
+        return chunked_cross_entropy(x, self.head, targets, chunks)
 
 
 class Stacked(Ragged):
@@ -79,7 +82,7 @@ class Stacked(Ragged):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         if self.sends:
             most(0)
-        return super().loss(model, batch)
+        return model(batch["inputs"], batch["targets"], self.loss_chunks)
 
     def model(self) -> nn.Module:
         return Stack(self.dim)
@@ -95,6 +98,7 @@ class Case:
         self.task, self.budget = Stacked(), budget
         samples = self.task.data("train")[4 * rank.number :]
         self.batches = [self.task.collate(samples[:2]), self.task.collate(samples[2:4])]
+        self.task.loss_chunks = self.recipe.loss_chunks
         torch.manual_seed(0)
         self.model = arranged(new_model(self.task, self.recipe), self.task, self.rank, budget)
         assert isinstance(self.model, FSDPModule)

@@ -100,7 +100,7 @@ class _Small(nn.Module):
     def __init__(self, rows: int, fault: _Fault) -> None:
         super().__init__()
         table = torch.linspace(-1, 1, (rows + PARTS) * WIDTH).view(-1, WIDTH)
-        self.tokens = nn.Embedding(*table.shape, _weight=table.clone())
+        self.tokens = nn.Embedding(len(table), WIDTH, _weight=table.clone())
         self.blocks = nn.ModuleList(_Block(rows, fault) for _ in range(2))
         self.last = _Block(rows, fault)
         self.head = _Head(table, fault)
@@ -110,7 +110,7 @@ class _Small(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = self.last(x)
-        x.register_hook(self.last.fault)  # type: ignore[no-untyped-call]
+        x.register_hook(self.last.fault)
         return chunked_cross_entropy(x, self.head, tokens, PARTS)[0]
 
 
