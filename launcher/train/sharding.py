@@ -103,9 +103,11 @@ def fully_sharded(
         # backward pass, as the root does: a head needs them at once.
         looked_up = type(unit).forward is nn.Embedding.forward
         apply(unit, reshard_after_forward=looked_up and not keep)
+        assert isinstance(unit, FSDPModule)
         if looked_up:
-            assert isinstance(unit, FSDPModule)
             unit.set_unshard_in_backward(False)
+        elif not keep:
+            unit.register_forward_hook(_reshard_in_evaluation)
     # The backward pass needs the root's parameters first, so FSDP2's default keeps them after forward.
     apply(model, reshard_after_forward=False if keep else None)
     # FSDP reduces only the gradients that a rank has. If ranks took different branches (experts, modalities),
@@ -113,6 +115,11 @@ def fully_sharded(
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         model.set_reduce_scatter_unused_params(True)
     return model
+
+
+def _reshard_in_evaluation(unit: nn.Module, *_: object) -> None:
+    if not torch.is_grad_enabled() and isinstance(unit, FSDPModule):
+        unit.reshard()
 
 
 DIFFERENT_PARAMETERS = (

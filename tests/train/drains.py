@@ -29,6 +29,7 @@ from launcher.train.recovery import selftest
 from launcher.train.recovery.cleanup import clean, partial_sums
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.sharding import accumulate, device_mesh
+from launcher.train.task import TaskError
 from ragged import VOCABULARY, Ragged
 from runs import HERE, recipe
 
@@ -212,7 +213,7 @@ def careless(case: Case, total: int) -> dict[str, int]:
                 try:
                     case.passes()
                     wrong[name] += not same(case.gradients(), expected)
-                except (AssertionError, RuntimeError):
+                except (AssertionError, RuntimeError, TaskError):
                     wrong[name] += 1
     clean(case.model)
     return wrong
@@ -287,7 +288,8 @@ def main(out: Path) -> None:
         shardings = {fields["sharding"] for fields in BY_WORLD[rank.world]}
         result["self tests"] = {sharding: self_tests(rank, sharding) for sharding in sorted(shardings)}
         for fields in BY_WORLD[rank.world]:
-            case, name, begun = Case(rank, fields, budget), " ".join(fields.values()), time.perf_counter()
+            case, begun = Case(rank, fields, budget), time.perf_counter()
+            name = " ".join(f"loss in {v}" if k == "loss_chunks" else v for k, v in fields.items())
             found = result["sweeps"][name] = sweep(case)
             found["seconds"] = round(time.perf_counter() - begun, 2)
             found["static"] = case.collectives.static
