@@ -26,6 +26,7 @@ from launcher.memory.states import Ranks, states_of  # noqa: E402
 from launcher.spec.base import GIB  # noqa: E402
 from launcher.spec.job import Job  # noqa: E402
 from launcher.spec.recipe import Recipe  # noqa: E402
+from launcher.tasks.llama import LanguageModel  # noqa: E402
 from launcher.train import selective  # noqa: E402
 from launcher.train.shapes import read_shapes  # noqa: E402
 from launcher.train.task import load_task  # noqa: E402
@@ -106,8 +107,13 @@ def _said(entry: dict[str, Any], job: Job, recipe: Recipe, ranks: Ranks) -> str:
 
 def _estimate(entry: dict[str, Any], job: Job, recipe: Recipe, ranks: Ranks) -> Estimate:
     # torch's own contexts keep the last product of a block as well.
-    as_published = patch.object(selective, "contexts", selective.compiled_contexts)
-    with as_published if entry.get("keeps_last_product") else nullcontext():
+    all_products = patch.object(selective, "contexts", selective.compiled_contexts)
+    # torchtitan before pytorch/torchtitan#1094 gathered the embedding and the head in the root.
+    in_root = patch.object(LanguageModel, "outer_units", lambda *_: [])
+    with (
+        all_products if entry.get("keeps_last_product") else nullcontext(),
+        in_root if entry.get("units_in_root") else nullcontext(),
+    ):
         return predicted(job, recipe, ranks.world, "cuda")
 
 

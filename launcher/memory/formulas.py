@@ -64,7 +64,8 @@ def formula_trace(
 
     FSDP2, in compute precision: the forward pass holds a unit's parameters and two all-gather buffers. The
     backward pass holds parameters, the next unit's all-gather, gradients, and one reduce-scatter input in
-    fp32. For two equal units that is 6 and 10 bytes per parameter. The root stays gathered between passes.
+    fp32. For two equal units that is 6 and 10 bytes per parameter. The root stays gathered between passes,
+    and so does the head if it is a unit of its own. Such an embedding is gathered in the forward pass only.
     """
     passes = 2 if complete and recipe.grad_accum > 1 else 1
     step = _Step(parts_of(model), recipe, ranks, tokens_per_sample or 0, passes)
@@ -106,6 +107,11 @@ class _Step(_Script):
         self.compute = FP32 if recipe.precision == "fp32" else BF16
         self.reduce = FP32 if mixed else self.compute
         self.between = FP32 if self.autocast else self.compute
+        self.root = model.inner if self.sharded else model.root
+        self.embedding: Part | None = None
+        self.head: Part | None = None
+        if self.sharded and model.outer:
+            self.embedding, self.head = model.outer
         self.shards = ranks.shards(recipe)
         self.waits = self.sharded and passes > 1 and recipe.grad_sync == "last"
         # The sum does not depend on which blocks are recomputed.
@@ -142,7 +148,7 @@ class _Step(_Script):
 
     def forward(self) -> None:
         root, cached = self.model.root, list[int]()
-        self.gather(root)
+        self.look_up()
         for block in self.model.blocks:
             self.gather(block)
             copies = self.copies(block)
@@ -157,17 +163,29 @@ class _Step(_Script):
         in_root = self.make(
             ACTIVATIONS, root.module, each=self.model.kept_in_root * self.tokens * self.compute
         )
+        self.gather(self.head)
         self.kept[""] = self.copies(root) + in_root + self.loss(ACTIVATIONS)
         self.arrive([])
         self.free(cached)
 
+    def look_up(self) -> None:
+        """Gather the root and the embedding at the beginning of a forward pass."""
+        self.gather(self.root)
+        self.gather(self.embedding)
+        if self.recipe.sharding != "fsdp-keep":
+            self.scatter(self.embedding)
+
     def backward(self, *, last: bool) -> None:
-        root, looked_up = self.model.root, self.model.looked_up
+        root, looked_up = self.root, self.model.looked_up
         of_loss = self.make(TEMPORARIES, self.model.end, each=self.logits * FP32)
         self.free(of_loss)
-        # The head's gradient comes first and the embedding's last; FSDP reduces both at the end.
+        # The head's gradient comes first and the embedding's last. FSDP reduces those in the root at the end.
         early = self.gradient(root, [p for p in root.trained if p not in looked_up])
+        of_head = self.gradient(self.head, self.head.trained) if self.head is not None else []
         self.free(self.kept.pop(""))
+        if self.head is not None:
+            self.scatter(self.head)
+            self.reduced(self.head, of_head, last=last)
         prefetched: list[int] = []
         for number, block in reversed(list(enumerate(self.model.blocks))):
             if block.name not in self.gathered:
@@ -183,9 +201,13 @@ class _Step(_Script):
             self.free(passing, self.kept.pop(block.name))
             self.scatter(block)
             self.reduced(block, gradient, last=last)
-        late = self.gradient(root, [p for p in looked_up if p.requires_grad])
+        late = self.gradient(root, [p for p in looked_up if p in root.trained])
+        of_embedding = self.gradient(self.embedding, self.embedding.trained) if self.embedding else []
         self.scatter(root)
         self.reduced(root, early + late, last=last)
+        if self.embedding is not None:
+            self.scatter(self.embedding)
+            self.reduced(self.embedding, of_embedding, last=last)
         self.free(self.reducing)
         self.reducing = []
         if last:
@@ -193,18 +215,19 @@ class _Step(_Script):
             self.gradients = {}
 
     def evaluation(self) -> None:
-        root, cached = self.model.root, list[int]()
-        self.gather(root)
+        cached = list[int]()
+        self.look_up()
         for block in self.model.blocks:
             self.gather(block)
             cached += self.copies(block)
             self.free(self.passing(block))
             if self.recipe.sharding != "fsdp-keep":
                 self.scatter(block)
-        cached += self.copies(root) + self.loss(TEMPORARIES)
+        self.gather(self.head)
+        cached += self.copies(self.model.root) + self.loss(TEMPORARIES)
         self.arrive([])
         self.free(cached)
-        for part in (*self.model.blocks, root):
+        for part in (self.embedding, *self.model.blocks, self.head, self.root):
             self.scatter(part)
 
     def whole(self, block: Part) -> int:
@@ -242,9 +265,9 @@ class _Step(_Script):
         numel = sum(p.numel for p in part.parameters if len(p.shape) > 1 and p not in self.model.looked_up)
         return self.make(ACTIVATIONS, part.module, numel * self.compute)
 
-    def gather(self, part: Part) -> None:
+    def gather(self, part: Part | None) -> None:
         """Gather a unit. The forward pass frees its all-gather buffer after the next unit is copied out."""
-        if self.sharded and part.name not in self.gathered:
+        if self.sharded and part is not None and part.name not in self.gathered:
             arrived = self.all_gather(part)
             self.unshard(part)
             self.arrive(arrived)
@@ -261,8 +284,9 @@ class _Step(_Script):
         numel = part.numel if self.sharded else 0
         self.gathered[part.name] = self.make(GATHERED, part.module, numel * self.compute)
 
-    def scatter(self, part: Part) -> None:
-        self.free(self.gathered.pop(part.name, []))
+    def scatter(self, part: Part | None) -> None:
+        if part is not None:
+            self.free(self.gathered.pop(part.name, []))
 
     def padded(self, parameters: Iterable[Parameter]) -> int:
         """Elements of a rank's shards, including the rows that FSDP pads."""

@@ -52,7 +52,7 @@ def arranged(
     # On a CPU that stands in for a GPU, FSDP's shards and their gradients count as host memory.
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():
-        model = shard(model, blocks, rank, fill, mesh).train()
+        model = shard(model, blocks, task.outer_units(model), rank, fill, mesh).train()
     budget.track(list(model.buffers() if on_host else (*model.parameters(), *model.buffers())))
     if on_host:
         count_no_gradients(model, budget)
@@ -70,9 +70,18 @@ def loss_of(
     task: Task, model: nn.Module, batch: Any, rank: Rank
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
     """Return (sum, weight) of one micro-batch. Raises TaskError if the task returns anything else."""
-    with compute_in(rank.recipe, rank.device):
-        result = task.loss(model, batch)
     name = f"loss() of {type(task).__name__}"
+    try:
+        with compute_in(rank.recipe, rank.device):
+            result = task.loss(model, batch)
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
+        raise TaskError(
+            f"{name} uses a weight outside of its module's forward, where FSDP has not gathered it: call the "
+            "module. A weight outside of all blocks can be used anywhere in the model's forward if "
+            "outer_units() of the task does not return its module"
+        ) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
         raise TaskError(f"{name} must return (sum, weight), where sum is a tensor")
     if result[0].ndim:

@@ -7,6 +7,7 @@ from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.model import new_model
 from launcher.train.nf4 import NF4Linear
 from launcher.train.optimizers.build import embeddings
+from launcher.train.outer_units import check_outer_units
 from launcher.train.sharding import check_dimensions, shared_with_root
 from launcher.train.task import Task
 
@@ -20,7 +21,9 @@ def read_shapes(task: Task, recipe: Recipe) -> ModelShapes:
     model = new_model(task, recipe, on_meta=True)
     if recipe.sharding in SHARDED:
         check_dimensions(model)
-        shared_with_root(model, list(task.blocks(model)))
+        blocks = list(task.blocks(model))
+        shared_with_root(model, blocks)
+        check_outer_units(model, blocks, task.outer_units(model))
     wide = set(embeddings(model))
     packed = {m.weight: m.in_features * m.out_features for m in model.modules() if isinstance(m, NF4Linear)}
     return ModelShapes(

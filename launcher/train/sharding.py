@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from launcher.spec.base import format_bytes
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.activations import outermost
 from launcher.train.optimizers.state import local
+from launcher.train.outer_units import check_outer_units
 from launcher.train.precision import mixed_precision
 from launcher.train.rank import Rank, SetupError
 
@@ -25,13 +27,18 @@ Fill = Callable[[nn.Module], None]
 def shard(
     model: nn.Module,
     blocks: Iterable[nn.Module],
+    outer: Iterable[nn.Module],
     rank: Rank,
     fill: Fill | None,
     mesh: DeviceMesh | None = None,
 ) -> nn.Module:
-    """Return the model as this rank trains it, on its device. A model on the meta device needs `fill`."""
+    """Return the model as this rank trains it, on its device. A model on the meta device needs `fill`.
+
+    `outer`: the FSDP units outside of the blocks.
+    """
     if rank.recipe.sharding in SHARDED:
-        model = _filled(fully_sharded(model, list(blocks), rank, mesh or device_mesh(rank)), fill, rank)
+        mesh = mesh or device_mesh(rank)
+        model = _filled(fully_sharded(model, list(blocks), list(outer), rank, mesh), fill, rank)
         _report_gradient_bytes(model, rank)
         return model
     model = _on(rank.device, _filled(model, fill, rank))
@@ -72,34 +79,47 @@ def _buffers_to(device: torch.device, model: nn.Module) -> None:
             setattr(module, name, buffer.to(device))
 
 
-def fully_sharded(model: nn.Module, blocks: list[nn.Module], rank: Rank, mesh: DeviceMesh) -> nn.Module:
-    """Apply FSDP2 to the blocks and to the model. Only shards are moved to the GPU, never the whole model."""
+def fully_sharded(
+    model: nn.Module, blocks: list[nn.Module], outer: list[nn.Module], rank: Rank, mesh: DeviceMesh
+) -> nn.Module:
+    """Apply FSDP2 to the blocks, to the units `outer` and to the rest of the model.
+
+    Only shards are moved to the GPU, never the whole model. Raises SetupError.
+    """
     check_dimensions(model)
-    offload, shared = offload_policy(rank), shared_with_root(model, blocks)
-    keep = rank.recipe.sharding == "fsdp-keep"
+    check_outer_units(model, blocks, outer)
+    shared, keep = shared_with_root(model, blocks), rank.recipe.sharding == "fsdp-keep"
+    apply = partial(
+        fully_shard,
+        mesh=mesh,
+        mp_policy=mixed_precision(rank.recipe),
+        offload_policy=offload_policy(rank),
+    )
     # Innermost first: a unit takes the parameters that no unit inside it has taken.
     for block in reversed(blocks):
-        fully_shard(
-            block,
-            mesh=mesh,
-            reshard_after_forward=not keep,
-            mp_policy=mixed_precision(rank.recipe),
-            offload_policy=offload,
-            ignored_params=shared,
-        )
+        apply(block, reshard_after_forward=not keep, ignored_params=shared)
+    for unit in outer:
+        # Looking up rows needs the weight only in the forward pass. Other units keep their parameters for the
+        # backward pass, as the root does: a head needs them at once.
+        looked_up = type(unit).forward is nn.Embedding.forward
+        apply(unit, reshard_after_forward=looked_up and not keep)
+        assert isinstance(unit, FSDPModule)
+        if looked_up:
+            unit.set_unshard_in_backward(False)
+        elif not keep:
+            unit.register_forward_hook(_reshard_in_evaluation)
     # The backward pass needs the root's parameters first, so FSDP2's default keeps them after forward.
-    fully_shard(
-        model,
-        mesh=mesh,
-        reshard_after_forward=False if keep else None,
-        mp_policy=mixed_precision(rank.recipe),
-        offload_policy=offload,
-    )
+    apply(model, reshard_after_forward=False if keep else None)
     # FSDP reduces only the gradients that a rank has. If ranks took different branches (experts, modalities),
     # it adds gradients of different parameters. torch 2.13 can send zeros for the rest; see used_parameters.
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         model.set_reduce_scatter_unused_params(True)
     return model
+
+
+def _reshard_in_evaluation(unit: nn.Module, *_: object) -> None:
+    if not torch.is_grad_enabled() and isinstance(unit, FSDPModule):
+        unit.reshard()
 
 
 DIFFERENT_PARAMETERS = (

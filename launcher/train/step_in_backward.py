@@ -79,7 +79,7 @@ class StepInBackward:
             raise TaskError(
                 f"{self._names[p]} is in an FSDP unit that the model uses more than once in a step, so its "
                 "gradient comes in parts, but optimizer_step: backward uses it at once: set optimizer_step: "
-                "after, or leave the module out of the task's blocks()"
+                "after, or leave the module out of the task's blocks() or outer_units()"
             )
         self._used.add(p)
         self._update(self._groups[p], p)

@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 from launcher.spec.adapter import Adapter
 from launcher.spec.errors import LauncherError
 from launcher.train import logged
+from launcher.train.outer_units import embedding_and_head
 
 Split = Literal["train", "eval"]
 
@@ -137,6 +138,15 @@ class Task(ABC):
         for module in model.modules():
             if isinstance(module, nn.ModuleList):
                 yield from module
+
+    def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
+        """Return modules outside of the blocks that FSDP also shards and gathers one at a time: by default
+        the embedding and the output layer of a language model, if launcher finds them.
+
+        Each forward pass on each rank must call each of these modules, and use their weights in no other way.
+        Return an empty list to gather them with the rest of the model.
+        """
+        return embedding_and_head(model, self.blocks(model))
 
 
 def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:

@@ -205,6 +205,7 @@ CASES: tuple[Case, ...] = (
     case("llama", ranks=2, micro=8, activations="selective", **PURE),
     case("llama", ranks=2, micro=8, activations="compress", **MIXED),
     case("llama", ranks=4, micro=8, activations="checkpoint", **MIXED),
+    case("llama", ranks=4, micro=8, activations="checkpoint", loss_chunks=4, **MIXED),
     case("llama", ranks=4, micro=4, sharding="ddp", accumulation=2, grad_sync="last"),
     case("llama", ranks=4, micro=4, optimizer="lion", **HALF, **MIXED),
     case("llama", ranks=4, micro=8, sharding="fsdp-keep"),

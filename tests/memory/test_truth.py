@@ -33,6 +33,8 @@ ALONE: tuple[Case, ...] = (
 TOGETHER: tuple[Case, ...] = (
     case("video tiny", ranks=2, micro=4, activations="checkpoint", **MIXED),
     case("llama", ranks=2, micro=2, accumulation=2, grad_sync="last", **MIXED),
+    case("llama", ranks=2, micro=2, loss_chunks=4, activations="checkpoint", **MIXED),
+    case("hf llama", ranks=2, micro=2, **MIXED),
     case("llama", ranks=2, micro=2, sharding="ddp", optimizer="lion"),
     case("llama", ranks=2, micro=2, activations="compress", accumulation=2, **MIXED),
     case("odd tied", ranks=2, micro=32, sharding="fsdp-keep"),

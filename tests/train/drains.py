@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from launcher.rundir.files import replace_json
 from launcher.train.budget import MemoryBudget
 from launcher.train.failure import leave
+from launcher.train.loss import chunked_cross_entropy
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
@@ -28,6 +29,7 @@ from launcher.train.recovery import selftest
 from launcher.train.recovery.cleanup import clean, partial_sums
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.sharding import accumulate, device_mesh
+from launcher.train.task import TaskError
 from ragged import VOCABULARY, Ragged
 from runs import HERE, recipe
 
@@ -43,18 +45,20 @@ BY_WORLD: dict[int, list[dict[str, str]]] = {
         {"sharding": "fsdp", "offload": "cpu", "grad_sync": "last"},
         {"sharding": "fsdp-keep", "activations": "checkpoint"},
         {"sharding": "fsdp-keep", "precision": "bf16-mixed", "grad_sync": "last"},
+        {"sharding": "fsdp", "loss_chunks": "3"},
     ],
     4: [
         {"sharding": "hybrid"},
         {"sharding": "hybrid", "activations": "checkpoint", "grad_sync": "last"},
         {"sharding": "hybrid", "offload": "cpu", "precision": "bf16-mixed"},
         {"sharding": "fsdp", "grad_sync": "last"},
+        {"sharding": "hybrid", "loss_chunks": "3", "grad_sync": "last"},
     ],
 }
 
 
 class Stack(nn.Module):
-    """Leaves its last block out when told to."""
+    """Leaves its last block out when told to. Its embedding and its head are FSDP units."""
 
     skips = False
 
@@ -66,11 +70,11 @@ class Stack(nn.Module):
         )
         self.head = nn.Linear(dim, VOCABULARY)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, chunks: int) -> Any:
         x = self.embedding(tokens)
         for layer in list(self.layers)[: -1 if self.skips else None]:
             x = x + layer(x)
-        return self.head(x)
+        return chunked_cross_entropy(x, self.head, targets, chunks)
 
 
 class Stacked(Ragged):
@@ -79,7 +83,7 @@ class Stacked(Ragged):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         if self.sends:
             most(0)
-        return super().loss(model, batch)
+        return model(batch["inputs"], batch["targets"], self.loss_chunks)
 
     def model(self) -> nn.Module:
         return Stack(self.dim)
@@ -95,6 +99,7 @@ class Case:
         self.task, self.budget = Stacked(), budget
         samples = self.task.data("train")[4 * rank.number :]
         self.batches = [self.task.collate(samples[:2]), self.task.collate(samples[2:4])]
+        self.task.loss_chunks = self.recipe.loss_chunks
         torch.manual_seed(0)
         self.model = arranged(new_model(self.task, self.recipe), self.task, self.rank, budget)
         assert isinstance(self.model, FSDPModule)
@@ -208,7 +213,7 @@ def careless(case: Case, total: int) -> dict[str, int]:
                 try:
                     case.passes()
                     wrong[name] += not same(case.gradients(), expected)
-                except (AssertionError, RuntimeError):
+                except (AssertionError, RuntimeError, TaskError):
                     wrong[name] += 1
     clean(case.model)
     return wrong
@@ -283,7 +288,8 @@ def main(out: Path) -> None:
         shardings = {fields["sharding"] for fields in BY_WORLD[rank.world]}
         result["self tests"] = {sharding: self_tests(rank, sharding) for sharding in sorted(shardings)}
         for fields in BY_WORLD[rank.world]:
-            case, name, begun = Case(rank, fields, budget), " ".join(fields.values()), time.perf_counter()
+            case, begun = Case(rank, fields, budget), time.perf_counter()
+            name = " ".join(f"loss in {v}" if k == "loss_chunks" else v for k, v in fields.items())
             found = result["sweeps"][name] = sweep(case)
             found["seconds"] = round(time.perf_counter() - begun, 2)
             found["static"] = case.collectives.static

@@ -106,6 +106,7 @@ CASES: dict[int, list[dict[str, str]]] = {
         {"sharding": "fsdp", "activations": "compress"},
         {"sharding": "fsdp", "precision": "bf16-mixed", "activations": "checkpoint"},
         {"sharding": "fsdp", "precision": "bf16", "optimizer": "adamw-8bit", "activations": "every-second"},
+        {"sharding": "fsdp", "precision": "bf16-mixed", "loss_chunks": "3"},
     ],
     4: [{"sharding": "hybrid"}, {"sharding": "hybrid", "precision": "bf16-mixed"}],
 }

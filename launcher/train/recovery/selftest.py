@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from launcher.train.loss import chunked_cross_entropy
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.cleanup import clean, partial_sums
@@ -31,12 +32,12 @@ def self_test(rank: Rank, mesh: DeviceMesh) -> str | None:
 def _test(rank: Rank, mesh: DeviceMesh) -> str | None:
     fault = _Fault()
     model: Any = _Small(2 * mesh.size(mesh.ndim - 1), fault)
-    fully_sharded(model, list(model.blocks), rank, mesh)
+    fully_sharded(model, list(model.blocks), [model.tokens, model.head], rank, mesh)
     collectives = Collectives(model, rank.device)
     for unit in collectives.units:
         unit.set_custom_all_gather(_FaultyGather(collectives, unit, fault))  # type: ignore[arg-type]
         unit.set_custom_reduce_scatter(_FaultyReduce(collectives, unit, fault))  # type: ignore[arg-type]
-    sample = torch.linspace(-1, 1, 3 * WIDTH, device=rank.device).view(3, WIDTH)
+    sample = torch.arange(PARTS + 1, device=rank.device)
     with collectives.local():
         expected = _gradients(model, sample, fault)
         parts = fault.passed
@@ -56,14 +57,14 @@ def _gradients(model: Any, sample: torch.Tensor, fault: _Fault) -> list[torch.Te
     """Run two micro-batches and return the gradients, which are reduced after the second."""
     for last in (False, True):
         model.set_requires_gradient_sync(last)
-        loss = model(sample).square().sum()
+        loss = model(sample)
         fault()
         loss.backward()
     met = [local(p.grad) for p in model.parameters() if p.grad is not None]
     return [gradient.clone() for gradient in (*met, *partial_sums(model))]
 
 
-WIDTH = 4
+WIDTH, PARTS = 4, 2
 
 
 class _Fault:
@@ -94,17 +95,33 @@ class _Block(nn.Module):
 
 
 class _Small(nn.Module):
+    """Has each kind of unit: an embedding, blocks, a head with the loss in parts, and the root."""
+
     def __init__(self, rows: int, fault: _Fault) -> None:
         super().__init__()
+        table = torch.linspace(-1, 1, (rows + PARTS) * WIDTH).view(-1, WIDTH)
+        self.tokens = nn.Embedding(len(table), WIDTH, _weight=table.clone())
         self.blocks = nn.ModuleList(_Block(rows, fault) for _ in range(2))
         self.last = _Block(rows, fault)
+        self.head = _Head(table, fault)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
         for block in self.blocks:
             x = block(x)
         x = self.last(x)
-        x.register_hook(self.last.fault)  # type: ignore[no-untyped-call]
-        return x
+        x.register_hook(self.last.fault)
+        return chunked_cross_entropy(x, self.head, tokens, PARTS)[0]
+
+
+class _Head(nn.Module):
+    def __init__(self, table: torch.Tensor, fault: _Fault) -> None:
+        super().__init__()
+        self.weight, self.fault = nn.Parameter(table.flip(0)), fault
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.fault()  # in the backward pass, too, which recomputes each part of the loss
+        return x @ self.weight.T
 
 
 class _FaultyGather(AllGather):
