@@ -6,7 +6,8 @@ import importlib.util
 import os
 import shlex
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,15 +17,25 @@ from launcher.train.activations import outermost
 from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.rank import SetupError
 
+Forward = Callable[..., Any]
 
-def apply_compile(blocks: Iterable[nn.Module], recipe: Recipe, device: torch.device, budget: Budget) -> None:
+
+def apply_compile(
+    blocks: Iterable[nn.Module],
+    recipe: Recipe,
+    device: torch.device,
+    budget: Budget,
+    compiled: Callable[[Forward], Forward] | None = None,
+) -> None:
     """Compile each block. Call it after apply_activations, so that the graph includes recomputation.
+
+    `compiled`: replaces torch.compile in a trace, which runs no code.
 
     Raises SetupError.
     """
     if not recipe.compile:
         return
-    if missing := missing_compiler(device):
+    if compiled is None and (missing := missing_compiler(device)):
         raise SetupError(f"compile: true needs {missing}; install it or use compile: false")
     if isinstance(budget, MemoryBudget):
         raise SetupError(
@@ -37,7 +48,7 @@ def apply_compile(blocks: Iterable[nn.Module], recipe: Recipe, device: torch.dev
             "compile: true compiles block by block, but blocks() of the task returns none; use compile: false"
         )
     for block in outer:
-        block.forward = torch.compile(block.forward)
+        block.forward = (compiled or torch.compile)(block.forward)
 
 
 def missing_compiler(device: torch.device) -> str | None:
