@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from launcher.memory.assess import BAND, BAND_WIDER
 from launcher.memory.profile import kept_of
 from launcher.memory.states import Ranks
 from launcher.memory.trace import alone
@@ -158,8 +157,8 @@ def test_a_plan_says_when_it_is_that_of_the_uncompiled_step(
     sentences = [note for note in decisions[0].notes if "estimate is that of the uncompiled step" in note]
     if "Broken" in task:
         assert len(sentences) == 1 and "graph" in sentences[0]
-        assert estimate.peaks == eager.peaks and estimate.band == BAND_WIDER
+        assert estimate.peaks == eager.peaks
         assert any("torch.compile" in one for one in estimate.not_modelled)
     else:
-        assert not sentences and estimate.band == BAND
+        assert not sentences
         assert not any("torch.compile" in one for one in estimate.not_modelled)
