@@ -16,7 +16,14 @@ from launcher.spec.recipe import SHARDED, Recipe, Sharding
 
 _WORTH_A_TRACE = 0.1
 "A loss in parts is traced only if it could save this share of the highest peak."
-_DECIDE_WORK = ("activations", "checkpoint_ratio", "loss_chunks", "precision", "compile")
+_DECIDE_WORK = (
+    "activations",
+    "checkpoint_ratio",
+    "activation_budget",
+    "loss_chunks",
+    "precision",
+    "compile",
+)
 
 
 class _Key(NamedTuple):
@@ -74,8 +81,23 @@ class Traces:
         Offloaded activations are not recomputed, so `activations: offload` counts as `keep`. With
         `compile: true` this is the uncompiled step: launcher.planning.speed knows what fusion saves.
         """
+        if recipe.activations == "budget":
+            return self._work_within_budget(recipe, args)
         recipe = recipe.model_copy(update={"compile": False})
         return self._pass(keeping(recipe) if recipe.activations == "offload" else recipe, args)[0]
+
+    def _work_within_budget(self, recipe: Recipe, args: Args | None) -> Work:
+        """Return the FLOPs of the compiled step, which recomputes as its partitioner decides.
+
+        The traffic is that of the step without recomputation: what is cheap to compute again is in the same
+        kernels.
+        """
+        work = self.work(keeping(recipe), args)
+        compiled = self._pass(recipe, args)[0]
+        if self.uncompiled is not None or self.untraced is not None:
+            return work
+        flops = {"forward_flops": compiled.forward_flops, "backward_flops": compiled.backward_flops}
+        return work._replace(**flops)
 
     def kept(self, recipe: Recipe, args: Args | None = None) -> Kept:
         """Return the bytes kept for the backward pass, on GPU and host, with the loss in one part."""
@@ -148,7 +170,8 @@ class Traces:
 
 
 def keeping(recipe: Recipe) -> Recipe:
-    return recipe.model_copy(update={"activations": "keep", "checkpoint_ratio": 1.0})
+    update = {"activations": "keep", "checkpoint_ratio": 1.0, "activation_budget": 1.0}
+    return recipe.model_copy(update=update)
 
 
 def args_key(args: Mapping[str, Any] | None) -> Hashable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shlex
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 
 from launcher.spec.recipe import Recipe
 from launcher.train.activations import outermost
@@ -48,7 +50,20 @@ def apply_compile(
             "compile: true compiles block by block, but blocks() of the task returns none; use compile: false"
         )
     for block in outer:
-        block.forward = (compiled or torch.compile)(block.forward)
+        block.forward = _within_budget((compiled or torch.compile)(block.forward), recipe)
+
+
+def _within_budget(forward: Forward, recipe: Recipe) -> Forward:
+    """Return a forward that is compiled, in its first call, with the budget for activations of the recipe."""
+    if recipe.activations != "budget":
+        return forward
+
+    @functools.wraps(forward)
+    def within_budget(*args: Any, **kwargs: Any) -> Any:
+        with functorch_config.patch(activation_memory_budget=recipe.activation_budget):
+            return forward(*args, **kwargs)
+
+    return within_budget
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -58,6 +58,7 @@ COMPILED: tuple[Case, ...] = tuple(
         ("llama wide", {"activations": "checkpoint"}),
         ("llama wide", {"activations": "selective", **MIXED}),
         ("llama wide", {"activations": "every-second", **PURE}),
+        ("llama wide", {"sharding": "fsdp", **MIXED}),
         ("gpt dropout", {}),
         ("hf llama", {}),
     )

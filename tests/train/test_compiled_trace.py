@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from launcher.spec.recipe import Recipe
 from launcher.tasks.llama import LanguageModel
 from launcher.train import Task
 from launcher.train.activations import apply_activations
+from launcher.train.budget import Unlimited
+from launcher.train.compiling import apply_compile, missing_compiler
 from launcher.train.tracing.compiled import NotCapturedError
 from launcher.train.tracing.source import TaskSource
 from launcher.train.tracing.tracer import Tracer
@@ -41,15 +44,21 @@ def llama(layers: int) -> LanguageModel:
     return LanguageModel(model={**SHAPE, "layers": layers}, context=32)
 
 
-def really_kept(layers: int, chosen: Recipe) -> int:
-    """Bytes that autograd keeps in a real forward pass of partitioned graphs, which run without inductor."""
+def built(layers: int, chosen: Recipe, backend: str) -> tuple[LanguageModel, nn.Module]:
+    """A task and its model, compiled as in a run but for the backend."""
     torch.compiler.reset()
     task = llama(layers)
     model = task.model()
     task.initialise(model, 0)
     apply_activations(task.blocks(model), chosen, torch.device("cpu"))
-    for block in task.blocks(model):
-        block.forward = torch.compile(block.forward, backend="aot_eager_decomp_partition")
+    compiled = functools.partial(torch.compile, backend=backend)
+    apply_compile(task.blocks(model), chosen, torch.device("cpu"), Unlimited(), compiled)
+    return task, model
+
+
+def really_kept(layers: int, chosen: Recipe, backend: str) -> int:
+    """Bytes that autograd keeps in a real forward pass."""
+    task, model = built(layers, chosen, backend)
     parameters = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, Any] = {}
 
@@ -68,16 +77,31 @@ def really_kept(layers: int, chosen: Recipe) -> int:
 SLOW = pytest.mark.slow
 
 
+COMPILES = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+PARTITIONED = "aot_eager_decomp_partition"
+"The graphs of the partitioner, run operator by operator: nothing has to be compiled."
+
+
 @pytest.mark.parametrize(
-    "activations", ["selective", *(pytest.param(one, marks=SLOW) for one in ("keep", "every-second"))]
+    ("activations", "budget", "backend"),
+    [
+        ("selective", 1.0, PARTITIONED),
+        pytest.param("keep", 1.0, PARTITIONED, marks=SLOW),
+        pytest.param("every-second", 1.0, PARTITIONED, marks=SLOW),
+        # Inductor simplifies the graph first, so with a budget another choice may be the best.
+        pytest.param("budget", 0.4, "inductor", marks=(SLOW, COMPILES)),
+        pytest.param("budget", 0.0, "inductor", marks=(SLOW, COMPILES)),
+    ],
 )
-def test_a_compiled_block_keeps_what_the_partitioner_keeps(activations: str) -> None:
-    chosen = recipe(activations=activations)
+def test_a_compiled_block_keeps_what_the_partitioner_keeps(
+    activations: str, budget: float, backend: str
+) -> None:
+    chosen = recipe(activations=activations, activation_budget=budget)
     traced = [
         kept_of(alone(Tracer(llama(layers), JOB, "cpu").sample(chosen, ALONE, 2))).everywhere.at(2)
         for layers in (2, 4)
     ]
-    real = [really_kept(layers, chosen) for layers in (2, 4)]
+    real = [really_kept(layers, chosen, backend) for layers in (2, 4)]
     assert traced[1] - traced[0] == real[1] - real[0] > 0
 
 
@@ -92,6 +116,35 @@ def test_a_compiled_step_has_the_flops_of_the_step_and_needs_less() -> None:
             most, whole = (max(one.at(2) for one in trace.highest()[phase]) for trace in (fused, eager))
             assert most <= whole
     assert sum(one.fixed for one in fused.storages) < sum(one.fixed for one in eager.storages)
+
+
+def test_a_lower_budget_keeps_less_and_computes_more() -> None:
+    tracer = Tracer(llama(4), JOB, "cuda")
+    traces = [
+        alone(tracer.sample(recipe(activations="budget", activation_budget=budget), ALONE, 2))
+        for budget in (1.0, 0.5, 0.0)
+    ]
+    kept = [kept_of(trace).everywhere.at(2) for trace in traces]
+    flops = [trace.work.backward_flops.at(2) for trace in traces]
+    assert kept[0] > kept[1] > kept[2] and flops[0] <= flops[1] < flops[2]
+    assert len({trace.work.forward_flops for trace in traces}) == 1
+    plain = alone(tracer.sample(recipe(), ALONE, 2))
+    assert traces[0] == plain
+
+
+@COMPILES
+@pytest.mark.slow
+def test_a_budget_changes_no_gradient() -> None:
+    batch = torch.randint(0, SHAPE["vocabulary"], (2, 33), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for budget in (1.0, 0.4, 0.0):
+        task, model = built(2, recipe(activations="budget", activation_budget=budget), "inductor")
+        task.loss(model, batch)[0].backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    plain = gradients[0]
+    for other in gradients[1:]:
+        # Fused kernels add up in another order when they are cut elsewhere.
+        assert (other - plain).norm() <= 1e-6 * plain.norm()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
@@ -59,10 +60,10 @@ def compiled(forward: Callable[..., Any], like: Like) -> Callable[..., Any]:
     """Return a forward that allocates what the compiled one does. It runs within `compiling`."""
     from torch._dynamo.exc import TorchDynamoException
 
-    captured = torch.compile(forward, backend=_backend(like), fullgraph=True, dynamic=False)
-
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
+        backend = _backend(like, functorch_config.activation_memory_budget)
+        captured = torch.compile(forward, backend=backend, fullgraph=True, dynamic=False)
         with _as_in_a_run():
             try:
                 return captured(*args, **kwargs)
@@ -75,7 +76,6 @@ def compiled(forward: Callable[..., Any], like: Like) -> Callable[..., Any]:
 @contextmanager
 def _as_in_a_run() -> Iterator[None]:
     """Without the modes, hooks and replacements of a trace, which a graph would capture."""
-    import torch._functorch.config
     from torch._dynamo import config as dynamo_config
 
     with ExitStack() as stack:
@@ -89,13 +89,13 @@ def _as_in_a_run() -> Iterator[None]:
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.WARNING)  # torch's words about compiling are for a run
         stack.enter_context(dynamo_config.patch(recompile_limit=MANY, accumulated_recompile_limit=MANY))
-        stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
+        stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
         yield
 
 
 @functools.cache
-def _backend(like: Like) -> Callable[..., Any]:
-    """Return one backend per device: Dynamo shares graphs between blocks with the same one."""
+def _backend(like: Like, budget: float) -> Callable[..., Any]:
+    """Return one backend per device and budget: Dynamo shares graphs between blocks with the same one."""
     from torch._inductor.compile_fx import compile_fx  # imports for a second
 
     def inner(graph: fx.GraphModule, inputs: Any, **options: Any) -> _Player:
