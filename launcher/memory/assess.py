@@ -19,6 +19,7 @@ from launcher.memory.trace import COMPUTE, GRADIENTS, REDUCE_SCATTER
 from launcher.spec.cluster import Gpu
 from launcher.spec.recipe import Recipe
 
+UNCOMPILED = "torch.compile: fused kernels keep less than the traced step"
 ROUNDING = 0.02
 "Share that the allocator adds to the bytes of tensors, used if its model is not run."
 
@@ -163,9 +164,6 @@ def failure_of(
 
 
 def _not_modelled(recipe: Recipe) -> tuple[str, ...]:
-    found = []
-    if recipe.compile:
-        found.append("torch.compile: fused kernels keep less than the traced step")
     if recipe.precision == "float8":
-        found.append("float8: copies of inputs and weights in 8 bit; traced as bf16-mixed")
-    return tuple(found)
+        return ("float8: copies of inputs and weights in 8 bit; traced as bf16-mixed",)
+    return ()

@@ -116,9 +116,8 @@ class _Step(_Script):
         self.waits = self.sharded and passes > 1 and recipe.grad_sync == "last"
         # The sum does not depend on which blocks are recomputed.
         ratio = recipe.checkpoint_ratio if recipe.activations == "checkpoint" else 1.0
-        changed = (
-            0 if recipe.activations in ("keep", "compress") else max(1, round(ratio * len(model.blocks)))
-        )
+        all_kept = recipe.activations in ("keep", "budget", "compress")
+        changed = 0 if all_kept else max(1, round(ratio * len(model.blocks)))
         self.changed = {block.name for block in model.blocks[:changed]}
         self.logits = tokens * model.vocabulary // recipe.loss_chunks
         self.batch: list[int] = []

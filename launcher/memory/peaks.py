@@ -44,7 +44,6 @@ def traced_as(recipe: Recipe) -> Recipe:
             "micro_batch_size": 1,
             "grad_accum": 1,
             "grad_sync": "each",
-            "compile": False,
             "grad_scaler": False,
             "expandable_segments": True,
         }

@@ -12,7 +12,7 @@ from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.store import TraceStore, pack_shapes, pack_trace, unpack_shapes, unpack_trace
 from launcher.memory.trace import Trace
-from launcher.planning.source import About, Args, NoTraceError, Source
+from launcher.planning.source import About, Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.recipe import Precision, Recipe
 
 T = TypeVar("T")
@@ -53,10 +53,14 @@ class CachedSource:
                 return pack_trace(self._source.trace(recipe, ranks, args, exact=exact))
             except NoTraceError as error:
                 return {"no trace": str(error)}
+            except NotCompiledError as error:
+                return {"not compiled": str(error)}
 
         packed = self._kept(key, make, dict)
         if "no trace" in packed:
             raise NoTraceError(packed["no trace"])
+        if "not compiled" in packed:
+            raise NotCompiledError(packed["not compiled"])
         return unpack_trace(packed)
 
     def _kept(self, key: Any, make: Callable[[], T], kind: type[T]) -> T:

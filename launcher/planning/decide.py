@@ -195,7 +195,8 @@ class Decider:
 
     def _about(self, chosen: Candidate) -> list[str]:
         recipe, on_host = chosen.recipe, chosen.estimate.host_per_node
-        found = [self.evaluate.traces.untraced] if self.evaluate.traces.untraced is not None else []
+        traces = self.evaluate.traces
+        found = [why for why in (traces.untraced, traces.uncompiled) if why is not None]
         if self.capacity.host is None and not recipe.offloads:  # else a warning says it
             found.append(
                 "`node.memory` is not set in the profile; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from launcher.memory.assess import Surroundings, assess, assess_at_least, failure_of
+from launcher.memory.assess import UNCOMPILED, Surroundings, assess, assess_at_least, failure_of
 from launcher.memory.estimate import Estimate
 from launcher.memory.failure import Failure
 from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN
@@ -161,6 +161,9 @@ class Evaluator:
             missing = (*activations, *NOT_KNOWN, *estimate.not_modelled)
             update = {"basis": "formulas", "band": FORMULA_BAND, "not_modelled": missing}
             return estimate.model_copy(update=update)
+        if recipe.compile and self.traces.uncompiled is not None:
+            missing = (UNCOMPILED, *estimate.not_modelled)
+            estimate = estimate.model_copy(update={"not_modelled": missing})
         if (learnt := self.learnt(recipe)) is not None:
             band = estimate.band if learnt.band is None else max(LEAST_BAND, learnt.band)
             estimate = estimate.model_copy(update={"correction": learnt.factor, "band": band})

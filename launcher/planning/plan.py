@@ -209,6 +209,8 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
         chosen.setdefault("grad_scaler", True)
     if "checkpoint_ratio" in fixed:
         chosen.setdefault("activations", "checkpoint")
+    if "activation_budget" in fixed:
+        chosen.setdefault("activations", "budget")
     # `last` costs DDP one more copy of the gradients. Elsewhere it would take most of a rank's memory.
     chosen.setdefault("grad_sync", "last" if chosen["sharding"] in REPLICATED else "each")
     named = ", ".join(fixed) or "nothing"

@@ -18,6 +18,10 @@ class NoTraceError(Exception):
     """The step cannot be traced. The message says why, and what the task's author can do."""
 
 
+class NotCompiledError(Exception):
+    """torch.compile cannot capture a block as one graph. The message is a sentence for the plan."""
+
+
 class About(NamedTuple):
     """Properties of a task that a plan needs in addition to its traces."""
 
@@ -51,5 +55,6 @@ class Source(Protocol):
 
         Raises:
             NotAffineError: The step is not affine in the micro-batch.
+            NotCompiledError: `recipe.compile`, and a block cannot be captured as one graph.
             NoTraceError: The step cannot be traced.
         """

@@ -22,6 +22,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),
     "optimizer_step": ("after", "backward"),
     "activations": ("keep", "selective", "every-second", "checkpoint", "offload"),
+    "activation_budget": (1.0, 0.7, 0.5, 0.3, 0.1),
     "loss_chunks": (1, 8),
     "sharding": ("none", "ddp", "zero1", "hybrid", "fsdp-keep", "fsdp"),
     "grad_sync": ("each", "last"),
@@ -51,8 +52,11 @@ class Space:
         if not self.setting.entrypoint:
             # The planner does not know which fields of a recipe the user's command reads.
             given.update(AXES)
-        if "checkpoint_ratio" in given:
+        if {"checkpoint_ratio", "activation_budget"} & given:
             given.add("activations")
+        # Each value costs a trace of its own, so the job has to ask for them.
+        if not ("activations" in self.fixed and self.base.activations == "budget"):
+            given.add("activation_budget")
         free = {name: values for name, values in AXES.items() if name not in given}
         pointless: dict[str, set[str]] = {}
         if self.setting.gpus_per_node == 0:  # there is no GPU to offload from

@@ -11,12 +11,19 @@ from launcher.memory.profile import Kept, Profile, kept_of, profile_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import NotAffineError, Trace, Work
-from launcher.planning.source import Args, NoTraceError, Source
+from launcher.planning.source import Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
 
 _WORTH_A_TRACE = 0.1
 "A loss in parts is traced only if it could save this share of the highest peak."
-_DECIDE_WORK = ("activations", "checkpoint_ratio", "loss_chunks", "precision")
+_DECIDE_WORK = (
+    "activations",
+    "checkpoint_ratio",
+    "activation_budget",
+    "loss_chunks",
+    "precision",
+    "compile",
+)
 
 
 class _Key(NamedTuple):
@@ -41,6 +48,8 @@ class Traces:
         self._profiles: dict[Hashable, Profile] = {}
         self.untraced: str | None = None
         "Why formulas replace traces; None if the model can be traced."
+        self.uncompiled: str | None = None
+        "Why traces with `compile: true` are those of the uncompiled step; None if they are not."
 
     def model(self, recipe: Recipe, args: Args | None = None) -> ModelShapes:
         key = (recipe.precision, args_key(args))
@@ -69,9 +78,26 @@ class Traces:
     def work(self, recipe: Recipe, args: Args | None = None) -> Work:
         """Return a rank's FLOPs and memory traffic, which are the same for every sharding.
 
-        Offloaded activations are not recomputed, so `activations: offload` counts as `keep`.
+        Offloaded activations are not recomputed, so `activations: offload` counts as `keep`. With
+        `compile: true` this is the uncompiled step: launcher.planning.speed knows what fusion saves.
         """
+        if recipe.activations == "budget":
+            return self._work_within_budget(recipe, args)
+        recipe = recipe.model_copy(update={"compile": False})
         return self._pass(keeping(recipe) if recipe.activations == "offload" else recipe, args)[0]
+
+    def _work_within_budget(self, recipe: Recipe, args: Args | None) -> Work:
+        """Return the FLOPs of the compiled step, which recomputes as its partitioner decides.
+
+        The traffic is that of the step without recomputation: what is cheap to compute again is in the same
+        kernels.
+        """
+        work = self.work(keeping(recipe), args)
+        compiled = self._pass(recipe, args)[0]
+        if self.uncompiled is not None or self.untraced is not None:
+            return work
+        flops = {"forward_flops": compiled.forward_flops, "backward_flops": compiled.backward_flops}
+        return work._replace(**flops)
 
     def kept(self, recipe: Recipe, args: Args | None = None) -> Kept:
         """Return the bytes kept for the backward pass, on GPU and host, with the loss in one part."""
@@ -122,8 +148,13 @@ class Traces:
     def _ask(self, recipe: Recipe, args: Args | None, *, exact: bool) -> Trace:
         """Return the source's trace, or the formulas' trace if there is none."""
         if self.untraced is None:
+            if self.uncompiled is not None:
+                recipe = recipe.model_copy(update={"compile": False})
             try:
                 return self.source.trace(recipe, self.ranks, args, exact=exact)
+            except NotCompiledError as error:
+                self.uncompiled = str(error)
+                return self._ask(recipe, args, exact=exact)
             except NoTraceError as error:
                 self.untraced = str(error)
         tokens = self.source.about(args).tokens_per_sample
@@ -139,7 +170,8 @@ class Traces:
 
 
 def keeping(recipe: Recipe) -> Recipe:
-    return recipe.model_copy(update={"activations": "keep", "checkpoint_ratio": 1.0})
+    update = {"activations": "keep", "checkpoint_ratio": 1.0, "activation_budget": 1.0}
+    return recipe.model_copy(update=update)
 
 
 def args_key(args: Mapping[str, Any] | None) -> Hashable:

@@ -45,6 +45,8 @@ def recipe_line(recipe: Recipe) -> str:
         parts.append(f"activations {recipe.activations}")
     if recipe.checkpoint_ratio < 1:
         parts.append(f"of {recipe.checkpoint_ratio:g} of the blocks")
+    if recipe.activation_budget < 1:
+        parts.append(f"of {recipe.activation_budget:g} of the activations")
     if recipe.loss_chunks > 1:
         parts.append(f"loss in {recipe.loss_chunks} chunks")
     if recipe.compile:

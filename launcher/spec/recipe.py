@@ -28,7 +28,7 @@ Sharding = Annotated[
     _Sharding, BeforeValidator(_by_zero_name, json_schema_input_type=_Sharding | Literal["zero2", "zero3"])
 ]
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
-Activations = Literal["keep", "selective", "every-second", "checkpoint", "offload", "compress"]
+Activations = Literal["keep", "selective", "every-second", "checkpoint", "budget", "offload", "compress"]
 GradSync = Literal["each", "last"]
 OptimizerStep = Literal["after", "backward"]
 EmbeddingStates = Literal["32-bit", "8-bit"]
@@ -68,6 +68,9 @@ class Recipe(Value):
     "What a block keeps for its backward pass. With `compress`, gradients are approximate."
     checkpoint_ratio: float = Field(1.0, gt=0, le=1)
     "With `activations: checkpoint`, the share of the blocks that is recomputed, spread evenly."
+    activation_budget: float = Field(1.0, ge=0, le=1)
+    """With `activations: budget`, torch's `activation_memory_budget`: the share of the memory of a compiled
+    block's activations that may be kept. 1 keeps what torch.compile keeps, 0 recomputes as much as it can."""
     micro_batch_size: PositiveInt
     "Samples per rank and forward pass."
     grad_accum: PositiveInt

@@ -220,6 +220,20 @@ RULES = (
         lambda r, s: {"checkpoint_ratio": 1.0},
     ),
     Rule(
+        "budget-needs-compile",
+        lambda r, s: r.activations == "budget" and not r.compile,
+        "activations: budget is a setting of torch.compile's partitioner",
+        "torch._functorch.config.activation_memory_budget",
+        lambda r, s: {"compile": True},
+    ),
+    Rule(
+        "activation-budget-needs-budget",
+        lambda r, s: r.activation_budget < 1 and r.activations != "budget",
+        "activation_budget is the share of a compiled block's activations that activations: budget keeps",
+        "torch._functorch.config.activation_memory_budget",
+        lambda r, s: {"activation_budget": 1.0},
+    ),
+    Rule(
         "embedding-states-need-8-bit",
         lambda r, s: r.embedding_states == "8-bit" and not OPTIMIZERS[r.optimizer].eight_bit,
         "embedding_states: 8-bit is for an optimizer with 8-bit states",

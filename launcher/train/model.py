@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from launcher.spec.recipe import Recipe
 from launcher.train.activations import apply_activations
 from launcher.train.adapter import initialise_adapter, initialise_with_adapter, with_adapter
 from launcher.train.budget import Budget
-from launcher.train.compiling import apply_compile
+from launcher.train.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
 from launcher.train.offload import count_no_gradients
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
@@ -36,15 +37,23 @@ def new_model(task: Task, recipe: Recipe, *, on_meta: bool = False) -> nn.Module
 
 
 def arranged(
-    model: nn.Module, task: Task, rank: Rank, budget: Budget, mesh: DeviceMesh | None = None
+    model: nn.Module,
+    task: Task,
+    rank: Rank,
+    budget: Budget,
+    mesh: DeviceMesh | None = None,
+    compiled: Callable[[Forward], Forward] | None = None,
 ) -> nn.Module:
-    """Return this rank's part of the model, ready to train. Without `mesh`, a mesh of all ranks is made."""
+    """Return this rank's part of the model, ready to train.
+
+    Without `mesh`, a mesh of all ranks is made. `compiled` replaces torch.compile.
+    """
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
         to_float8(model, task.blocks(model), device)
     blocks = list(dict.fromkeys(task.blocks(model)))  # a model may use a block several times
     apply_activations(blocks, recipe, device)
-    apply_compile(blocks, recipe, device, budget)
+    apply_compile(blocks, recipe, device, budget, compiled)
     on_meta = any(p.is_meta for p in model.parameters())
     fill = partial(_initialise, task, device=device, seed=rank.job.train.seed) if on_meta else None
     if task.adapter is not None and not on_meta:

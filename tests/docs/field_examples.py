@@ -205,6 +205,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "optimizer_step": "backward",
         "activations": "checkpoint",
         "checkpoint_ratio": "0.5",
+        "activation_budget": "0.5",
         "micro_batch_size": "4",
         "grad_accum": "8",
         "grad_sync": "last",

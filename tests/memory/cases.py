@@ -76,6 +76,10 @@ TASKS: dict[str, dict[str, Any]] = {
         "args": {"path": "qwen3.json", "context": 128},
         "adapter": {"kind": "qlora", "rank": 8},
     },
+    "llama wide": {
+        "task": "launcher.tasks.llama:LanguageModel",
+        "args": {"model": {**LLAMA, "layers": 4, "vocabulary": 256}, "context": 512},
+    },
     "llama tied": {
         "task": "launcher.tasks.llama:LanguageModel",
         "args": {"model": {**LLAMA, "tied": True}, "context": 128},
@@ -119,6 +123,7 @@ class Case:
             f"sync {r.grad_sync}" if r.grad_accum > 1 else "",
             f"{r.loss_chunks} loss chunks" if r.loss_chunks > 1 else "",
             f"offload {r.offload}" if r.offload != "none" else "",
+            "compiled" if r.compile else "",
             "step in backward" if r.optimizer_step == "backward" else "",
         ]
         return ", ".join(filter(None, words))

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.memory.cases import HALF, MIXED, Case, case, peak, truths, write_configs
+from launcher.train.compiling import missing_compiler
+from tests.memory.cases import HALF, MIXED, PURE, Case, case, peak, truths, write_configs
 from tests.memory.predicted import MOMENTS, peaks, predicted
 
 ALONE: tuple[Case, ...] = (
@@ -50,7 +52,22 @@ TOGETHER: tuple[Case, ...] = (
     case("hf qwen3 qlora", ranks=2, micro=2, optimizer="adamw-8bit"),
     case("llama tied", ranks=2, micro=2, optimizer="lion", optimizer_step="backward", **MIXED),
 )
+COMPILED: tuple[Case, ...] = tuple(
+    case(model, micro=8, compile=True, **fields)
+    for model, fields in (
+        ("llama wide", {}),
+        ("llama wide", MIXED),
+        ("llama wide", {"activations": "checkpoint"}),
+        ("llama wide", {"activations": "selective", **MIXED}),
+        ("llama wide", {"activations": "every-second", **PURE}),
+        ("llama wide", {"sharding": "fsdp", **MIXED}),
+        ("gpt dropout", {}),
+        ("hf llama", {}),
+    )
+)
+"Measured by the profiler: no mode sees what compiled code allocates."
 MOST, MEDIAN = 0.08, 0.02
+OF_COMPILED = 0.005
 pytestmark = pytest.mark.thorough
 PROFILED = ALONE[2]
 "No convolutions, whose kernels take scratch."
@@ -81,6 +98,14 @@ def test_every_moment_of_a_real_run_peaks_as_predicted(
         measured = max(true[one]["peaks"][moment].values())
         predicted_peak = max(said(one, configs)[moment].values())
         assert predicted_peak == pytest.approx(measured, rel=MOST, abs=1024), moment
+
+
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+@pytest.mark.parametrize("one", COMPILED, ids=lambda one: one.name)
+def test_a_compiled_step_peaks_as_predicted(one: Case, configs: Path) -> None:
+    (true,) = truths([one])
+    predicted_peak = max(said(one, configs)["steady state"].values())
+    assert predicted_peak == pytest.approx(peak(true["peaks"]), rel=OF_COMPILED)
 
 
 def test_half_of_the_peaks_are_within_two_percent(true: dict[Case, Any], configs: Path) -> None:

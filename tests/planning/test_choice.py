@@ -218,6 +218,15 @@ def test_a_ratio_of_checkpointed_blocks_keeps_checkpointing():
     assert {recipe.activations for recipe in space.rests} == {"checkpoint"}
 
 
+def test_budgets_for_activations_are_searched_only_if_a_job_asks_for_one():
+    asked = Toy().space(activations="budget", compile=True)
+    assert {recipe.activation_budget for recipe in asked.rests} == {1.0, 0.7, 0.5, 0.3, 0.1}
+    fixed = Toy().space(activations="budget", compile=True, activation_budget=0.2)
+    assert {recipe.activation_budget for recipe in fixed.rests} == {0.2}
+    for other in ({"compile": True}, {}, {"activations": "checkpoint"}):
+        assert {recipe.activation_budget for recipe in Toy().space(**other).rests} == {1.0}
+
+
 def test_of_a_foreign_command_only_the_micro_batch_is_chosen():
     base = Recipe(precision="bf16-mixed", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
     space = Space(base, frozenset(), Setting(8, 1, 8, entrypoint=False))

@@ -40,12 +40,14 @@ def main(out: Path) -> None:
         ("fsdp", "checkpoint"),
         ("fsdp", "selective"),
         ("fsdp", "every-second"),
+        ("fsdp", "budget"),
         ("ddp", "keep"),
     ]
     for sharding, activations in cases:
         torch._dynamo.reset()
         counters.clear()
-        compiled = gradient(rank, sharding, compile=True, activations=activations)
+        more = {"activation_budget": 0.3} if activations == "budget" else {}
+        compiled = gradient(rank, sharding, compile=True, activations=activations, **more)
         result[f"{sharding} {activations}"] = {
             "distance": distance(compiled, eager),
             "graphs": counters["stats"]["unique_graphs"],

@@ -26,12 +26,14 @@ LARGEST_HEAD = 256
 @contextmanager
 def as_cuda() -> Iterator[None]:
     """Save the tensors that CUDA kernels save."""
-    changed: dict[str, Any] = {
-        "rms_norm": _rms_norm,
-        "dropout": _dropout(functional.dropout),
-        "scaled_dot_product_attention": _attention(functional.scaled_dot_product_attention),
-    }
-    with patch.multiple(functional, **changed), patch.object(activations, "_unpack", _copied_back):
+    with patch.multiple(functional, **_REPLACED), patch.object(activations, "_unpack", _copied_back):
+        yield
+
+
+@contextmanager
+def as_compiled() -> Iterator[None]:
+    """Undo what as_cuda() does to functions that torch.compile takes apart itself."""
+    with patch.object(functional, "rms_norm", _NATIVE_RMS_NORM):
         yield
 
 
@@ -105,3 +107,12 @@ def _copied_back(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool)
     """Return an offloaded activation as a new tensor, as on a GPU; the CPU would not copy it."""
     device, tensor = packed
     return tensor if device is None else tensor.clone()
+
+
+_NATIVE_RMS_NORM = functional.rms_norm
+_REPLACED: dict[str, Any] = {
+    "rms_norm": _rms_norm,
+    "dropout": _dropout(functional.dropout),
+    "scaled_dot_product_attention": _attention(functional.scaled_dot_product_attention),
+}
+"Made once: torch.compile takes another function for another graph."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -47,5 +48,9 @@ def no_packed_mask() -> Iterator[None]:
     if masks is None or not hasattr(masks, "find_packed_sequence_indices"):
         yield
         return
-    with patch.object(masks, "find_packed_sequence_indices", lambda *_, **__: None):
+    with patch.object(masks, "find_packed_sequence_indices", _none_packed):
         yield
+
+
+def _none_packed(*_: Any, **__: Any) -> None:
+    return None

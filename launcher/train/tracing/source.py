@@ -17,13 +17,14 @@ from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.store import PACKAGE
 from launcher.memory.trace import Trace, alone
-from launcher.planning.source import About, NoTraceError
+from launcher.planning.source import About, NotCompiledError, NoTraceError
 from launcher.spec import optimizers
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.batch_norm import first_batch_norm
 from launcher.train.shapes import read_shapes
 from launcher.train.task import Task, check_varied, load_task
+from launcher.train.tracing.compiled import NotCapturedError
 from launcher.train.tracing.tracer import Tracer, UntraceableError
 
 TO_DO = (
@@ -33,6 +34,7 @@ TO_DO = (
 )
 
 
+EAGER = "compile: true: the estimate is that of the uncompiled step; a block cannot be captured as one graph"
 LARGEST = 2**20
 "Maximum bytes of a file named by an argument that counts as source; larger files are data."
 _LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
@@ -80,6 +82,8 @@ class TaskSource:
             if exact:
                 return alone(tracer.sample(recipe, ranks, recipe.micro_batch_size, complete=True))
             return tracer.trace(recipe, ranks)
+        except NotCapturedError as error:
+            raise NotCompiledError(f"{EAGER}: {error}") from error
         except UntraceableError as error:
             raise NoTraceError(f"{error}; {TO_DO}") from error
 

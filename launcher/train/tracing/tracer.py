@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +32,7 @@ from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, device_mesh
 from launcher.train.task import Task
 from launcher.train.tracing.as_cuda import as_cuda
+from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
 from launcher.train.tracing.fake_model import make_fake, no_packed_mask
 from launcher.train.tracing.folding import fold
 from launcher.train.tracing.storage_recorder import StorageRecorder
@@ -99,8 +101,12 @@ class Tracer:
         # If only some blocks are recomputed, the blocks are not equal.
         if not whole and recipe.checkpoint_ratio == 1:
             # Some models cannot run with fewer blocks; run those with all.
-            with suppress(Exception):
+            try:
                 return _sample(unroll(self.record(recipe, ranks, complete=complete)), micro_batch)
+            except NotCapturedError:
+                raise
+            except Exception:
+                pass
         return _sample(self.record(recipe, ranks, whole=True, complete=complete), micro_batch)
 
     def record(
@@ -124,13 +130,16 @@ class Tracer:
             if self.like == "cuda":
                 stack.enter_context(as_cuda())
             units = set(outermost(self.task.blocks(model)))
-            model = arranged(model, self.task, rank, Unlimited(), mesh)
+            model = arranged(model, self.task, rank, Unlimited(), mesh, partial(compiled, like=self.like))
             recorder = StorageRecorder(names, units, blocks, runs)
             recorder.streams_of(model)
             recorder.leave_out([*model.parameters(), *model.buffers()])
+            stack.enter_context(compiling(fake, recorder))
             try:
                 with recorder.following():
                     self._step(model, rank, recorder, batch, complete=complete)
+            except NotCapturedError:
+                raise
             except Exception as error:
                 raise UntraceableError(recorder.module, error) from error
         return recorder.recorded
