@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from memory_tables import between, markdown  # noqa: E402
 
-from launcher.api.given import given  # noqa: E402
+from launcher.api.job_source import given  # noqa: E402
 from launcher.api.plan_questions import Asker  # noqa: E402
 from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
 from launcher.api.sources import in_silence, traces_dir  # noqa: E402

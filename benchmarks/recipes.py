@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.train.curves import curves, distance  # noqa: E402
+from tests.train.loss_curves import curves, distance  # noqa: E402
 from tests.train.recipes import PLAIN, REFERENCE, covering, recipe, tolerance, valid  # noqa: E402
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.api.given import Given
+from launcher.api.job_source import Given
 from launcher.api.prepare import runs_root
 from launcher.api.sources import During, UsersCode, source_of
 from launcher.memory.ledger import default_folder

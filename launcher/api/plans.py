@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.api.given import JobLike, Values, given, overrides_of
+from launcher.api.job_source import JobLike, Values, given, overrides_of
 from launcher.api.plan_questions import Asker, tokens_on
 from launcher.api.prepare import named_cluster, with_hardware
 from launcher.api.sources import During, in_silence, traces_dir

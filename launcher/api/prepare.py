@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.api.given import JobLike, given
+from launcher.api.job_source import JobLike, given
 from launcher.api.planned import planned
 from launcher.planning.plan import PlanRefusedError
 from launcher.render.shipped import clusters_dir

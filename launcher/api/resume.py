@@ -30,7 +30,7 @@ def resume(run: RunDir, sets: Sequence[str] = (), cluster: str | None = None) ->
     scheduler = scheduler_of(run)
     again = None
     if sets or cluster:
-        from launcher.api.again import prepared_again
+        from launcher.api.resubmission import prepared_again
 
         again = prepared_again(run, sets, cluster)
     before = scheduler.status(run)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from launcher.api.given import Values, overrides_of
+from launcher.api.job_source import Values, overrides_of
 from launcher.rundir.find import find_run
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status

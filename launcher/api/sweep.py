@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from launcher.api.given import JobLike, given
+from launcher.api.job_source import JobLike, given
 from launcher.api.missing import check_there
 from launcher.api.prepare import named_cluster, prepared, runs_root
 from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping

@@ -92,7 +92,7 @@ def render(
 ) -> None:
     """Show the Dockerfile or Apptainer definition and the files it copies, exactly as they are built."""
     from launcher.cli.output import fail
-    from launcher.cli.rendered import show_files
+    from launcher.cli.rendered_files import show_files
     from launcher.images.build import write_context
     from launcher.images.context import Built, build_files
 

@@ -49,7 +49,7 @@ def render(
     """
     from launcher.api.prepare import prepared, queue_sets
     from launcher.cli.output import fail
-    from launcher.cli.rendered import image_files, show_diff, show_files, write_image, write_run_dir
+    from launcher.cli.rendered_files import image_files, show_diff, show_files, write_image, write_run_dir
 
     run_dir = out.absolute() if out is not None and not image else None
     queue = queue_sets(partition, account, qos, reservation, dependency, nodelist)

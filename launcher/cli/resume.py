@@ -51,7 +51,7 @@ def resume(
         return
     if again is not None:
         from launcher.cli.output import console
-        from launcher.planning.again import consequences
+        from launcher.planning.replanning import consequences
         from launcher.report.terminal import show_plan
 
         request = again.request

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from launcher.api.given import JobLike
+    from launcher.api.job_source import JobLike
 
 from launcher.cli.options import (
     Account,
@@ -87,7 +87,7 @@ def _job(file: Path | None, command: list[str] | None, cluster: str, sets: list[
     from launcher.cli.output import fail
 
     if command is not None and file is None:
-        from launcher.api.of_command import job_of_command
+        from launcher.api.command_job import job_of_command
 
         return job_of_command(command, cluster, sets)
     if file is None or command is not None:
@@ -100,7 +100,7 @@ def _ask_ahead(cluster: str) -> None:
     from contextlib import suppress
 
     from launcher.render.shipped import clusters_dir
-    from launcher.schedulers.slurm.ahead import begin
+    from launcher.schedulers.slurm.prefetch import begin
     from launcher.spec.errors import SpecError
     from launcher.spec.find import cluster_folders, find_cluster
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.api.given import JobLike
+    from launcher.api.job_source import JobLike
 
 
 def submit_sweep(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from launcher.spec import failures
 from launcher.spec.forms import STAMP, Form
 from launcher.spec.forms import fits as fits
-from launcher.spec.record import form_of
+from launcher.spec.json_object import form_of
 from launcher.spec.records import StateRecord
 
 FAILURES = frozenset(failures.FAILURES) - {"succeeded"}

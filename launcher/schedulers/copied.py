@@ -1,6 +1,6 @@
 """What each copy of a run directory that is elsewhere has in common: on a host behind ssh, or on a volume.
 
-Which files travel is in `launcher.rundir.table`.
+Which files travel is in `launcher.rundir.contents`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from launcher.spec.record import Record
+from launcher.spec.json_object import Record
 
 STATES = frozenset(
     {

@@ -19,8 +19,8 @@ from launcher.planning.plan import Plan
 from launcher.rundir.downgrades import downgrades_within, recipe_in_force
 from launcher.rundir.files import read_json
 from launcher.rundir.find import latest_checkpoint, remove_partial_checkpoints
-from launcher.rundir.found import found_in_model
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.model_properties import found_in_model
 from launcher.rundir.shared import remove_handover
 from launcher.rundir.stop import StopRequest, read_stop_request, read_text
 from launcher.spec.events import (

@@ -31,7 +31,7 @@ from launcher.train.checkpoints.folder import (
     PartsError,
     RefusedError,
 )
-from launcher.train.live import with_tensors
+from launcher.train.largest_tensors import with_tensors
 from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.task import TaskError
 from launcher.train.where import Where

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from launcher.spec.verdict import Phase
-from launcher.train.live import Moment
+from launcher.train.largest_tensors import Moment
 
 
 @dataclass

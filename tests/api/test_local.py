@@ -166,7 +166,7 @@ def test_what_the_plan_warns_of_is_a_warning(lab: Lab) -> None:
 
 
 def test_values_reach_the_job_as_they_are() -> None:
-    from launcher.api.given import given, overrides_of
+    from launcher.api.job_source import given, overrides_of
 
     args = {"args.a": "\N{PILE OF POO}", "args.b": ["1", 1, None], "args.c": {"x": "1e3"}, "args.d": "1e3"}
     job = given(TASK).job(overrides_of(args))

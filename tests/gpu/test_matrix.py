@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.curves import curves, distance
+from tests.train.loss_curves import curves, distance
 from tests.train.recipes import PLAIN, REFERENCE, covering, recipe, tolerance
 
 pytestmark = pytest.mark.gpu

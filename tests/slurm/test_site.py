@@ -12,8 +12,8 @@ from launcher.memory.estimate import Estimate
 from launcher.planning.plan import make_plan
 from launcher.schedulers.over_ssh.login import Answer, Here
 from launcher.schedulers.slurm import checks
-from launcher.schedulers.slurm.cards import likely_cards
 from launcher.schedulers.slurm.detect import as_yaml, choose, found, name_of
+from launcher.schedulers.slurm.gpu_types import likely_cards
 from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import Site, gpus_of, site
 from launcher.spec.cluster import Cluster, Node

@@ -180,6 +180,7 @@ def test_the_gradient_is_near_the_exact_one_the_same_twice_and_memory_falls(
         assert less < 0.8 * most, case
 
 
+@pytest.mark.slow
 def test_a_step_that_runs_out_of_memory_is_repeated_with_less_under_the_same_policy(tmp_path: Path) -> None:
     """Bit for bit the run that began step 3 with the smaller micro-batch."""
     asked = job(

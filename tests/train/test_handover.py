@@ -12,14 +12,14 @@ from launcher.rundir import shared
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import handover_folder, make_handover_folder, remove_handover
 from launcher.train.recovery.host_memory import free_for_handover
-from launcher.train.recovery.packed import read_packed, write_packed
 from launcher.train.recovery.restart import Offer, refusal
+from launcher.train.recovery.tensor_file import read_packed, write_packed
 from tests.train.runs import measure
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return measure("handed.py", tmp_path_factory.mktemp("handed"), ranks=2)
+    return measure("handovers.py", tmp_path_factory.mktemp("handed"), ranks=2)
 
 
 def test_every_optimizer_and_sharding_goes_on_as_if_nothing_had_happened(measured: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def test_under_another_sharding_each_rank_takes_its_part_of_the_same_state(measu
 
 @pytest.mark.thorough
 def test_on_two_nodes_each_has_all_unless_the_shards_are_spread_over_both(tmp_path: Path) -> None:
-    found = measure("handed.py", tmp_path, ranks=4)["resharded"]
+    found = measure("handovers.py", tmp_path, ranks=4)["resharded"]
     spread = found.pop("fsdp, hybrid")
     assert spread["resumed"] == [0, None, "the state has another layout: other shapes, sharding"]
     spread = found.pop("zero1, ddp")

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from tests.train.curves import curves, distance
+from tests.train.loss_curves import curves, distance
 from tests.train.recipes import OPTIMIZER, PLAIN, REFERENCE, covering, recipe, tolerance
 
 

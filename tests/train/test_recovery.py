@@ -59,7 +59,7 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(stopped: RunDir, tm
 @pytest.mark.slow
 def test_the_state_of_a_task_is_in_its_checkpoints(tmp_path: Path) -> None:
     """A run that is stopped after step 3 and resumed, held against one that is not."""
-    asked = {"task": "keeping:Keeping", "train": {"probe": "never"}}
+    asked = {"task": "stateful:Keeping", "train": {"probe": "never"}}
     undisturbed = prepare(tmp_path / "undisturbed", job(**asked))
     assert start(undisturbed, recipe()).codes == {0: 0, 1: 0}
     run = prepare(tmp_path / "run", job(**asked, args={"fault": "stop", "call": 3}))
@@ -71,7 +71,7 @@ def test_the_state_of_a_task_is_in_its_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_attributes_that_no_checkpoint_holds_are_told_once_with_their_names(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", job(task="keeping:Forgetful", train={"probe": "never"}))
+    run = prepare(tmp_path / "run", job(task="stateful:Forgetful", train={"probe": "never"}))
     ended = start(run, recipe("none", micro=8), ranks=1)
     assert ended.codes == {0: 0}, ended.output
     [told] = [event for event in run.read_events() if event["event"] == "state-not-saved"]
@@ -81,7 +81,7 @@ def test_attributes_that_no_checkpoint_holds_are_told_once_with_their_names(tmp_
 
 @pytest.mark.slow
 def test_a_state_that_no_file_can_hold_is_refused_at_the_start(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", job(task="keeping:Unsaved"))
+    run = prepare(tmp_path / "run", job(task="stateful:Unsaved"))
     ended = start(run, recipe("none", micro=8), ranks=1)
     assert ended.codes == {0: 1}
     told = error(run.attempt(0), 0)

@@ -41,7 +41,7 @@ def test_without_a_scaler_the_loss_is_untouched_and_every_step_is_taken() -> Non
 def test_an_overflow_on_one_rank_is_left_out_on_all_and_else_the_gradient_is_that_of_fp32(
     tmp_path: Path,
 ) -> None:
-    for sharding, found in measure("halves.py", tmp_path, ranks=2).items():
+    for sharding, found in measure("half_precision.py", tmp_path, ranks=2).items():
         assert found["after overflow"] == [[START / 2, True, False], [2.0**39, True, False]], sharding
         # fp16 has 11 bits of precision: 2^-11 = 0.05 % per operation, a few operations deep.
         assert 1e-5 < found["distance"] < 4e-3, sharding

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
 
-from launcher.rundir.table import COPIED_NAMES, GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS
+from launcher.rundir.contents import COPIED_NAMES, GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS
 
 PART = 4 * 2**20
 "Maximum bytes that one round trip fetches. More data takes further round trips."

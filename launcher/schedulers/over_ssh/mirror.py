@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from launcher.rundir.contents import DELETED, GROWING, SENT, expression
 from launcher.rundir.files import read_record, replace_bytes
 from launcher.rundir.layout import RunDir
-from launcher.rundir.table import DELETED, GROWING, SENT, expression
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.copied import for_us_alone, is_below, is_state, keep_checkpoints
 from launcher.schedulers.over_ssh import exchange

@@ -11,7 +11,6 @@ from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
 from launcher.schedulers.over_ssh.login import Answer, Here, Login, ask
-from launcher.schedulers.slurm.ahead import begun, keep, kept, stamp
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
     TAKES_NONE,
@@ -21,6 +20,7 @@ from launcher.schedulers.slurm.jobs import (
     patiently,
     unanswered,
 )
+from launcher.schedulers.slurm.prefetch import begun, keep, kept, stamp
 from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import OF_ACCOUNTING, questions, site
 from launcher.spec.cluster import Cluster

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from launcher.planning.hardware import Card, memory_of
 from launcher.schedulers.over_ssh.login import Answer, Login, LoginError, ask
-from launcher.schedulers.slurm.cards import likely_cards
+from launcher.schedulers.slurm.gpu_types import likely_cards
 from launcher.schedulers.slurm.site import MIB, Nodes, Partition, Site, default_memory, questions, site
 from launcher.spec.base import GIB, format_bytes, format_duration
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from launcher.planning.hardware import memory_of
 from launcher.planning.plan import Plan
-from launcher.schedulers.slurm.cards import likely_cards
+from launcher.schedulers.slurm.gpu_types import likely_cards
 from launcher.schedulers.slurm.limits import Asked, associations, default_qos, exceeded, flags
 from launcher.schedulers.slurm.profile import Slurm
 from launcher.schedulers.slurm.scripts import cpus_per_node

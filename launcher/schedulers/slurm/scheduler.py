@@ -31,11 +31,11 @@ from launcher.schedulers.slurm.jobs import (
     sbatch_command,
     submission_of,
 )
-from launcher.schedulers.slurm.judged import judged, lives
 from launcher.schedulers.slurm.login import store_of
-from launcher.schedulers.slurm.pace import Pace
 from launcher.schedulers.slurm.pending import needs_site
+from launcher.schedulers.slurm.query_interval import Pace
 from launcher.schedulers.slurm.records import Records, look_up
+from launcher.schedulers.slurm.run_state import judged, lives
 from launcher.schedulers.slurm.site import Site, questions, site
 from launcher.schedulers.slurm.submission import Submission
 from launcher.schedulers.slurm.sweep import forget_text

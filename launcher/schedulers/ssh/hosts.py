@@ -14,7 +14,12 @@ from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import login_environment
 
 _PACKAGE = Path(__file__).parents[2]
-_MODULES = ("supervise.secret_file", "schedulers.ssh.cards", "schedulers.ssh.meet", "schedulers.ssh.on_host")
+_MODULES = (
+    "supervise.secret_file",
+    "schedulers.ssh.gpus",
+    "schedulers.ssh.reachability",
+    "schedulers.ssh.on_host",
+)
 # The modules come first on stdin, then the request: neither appears in a process list.
 _BOOT = """
 import json, sys, types

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from launcher.rundir.contents import SUBMITTED
 from launcher.rundir.layout import RunDir
-from launcher.rundir.table import SUBMITTED
 from launcher.schedulers.over_ssh.copies import NotSentError
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.mirror import packed

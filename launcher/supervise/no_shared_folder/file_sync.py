@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.rundir.contents import ATTEMPT, FILES, RunFile, expression
 from launcher.rundir.files import append_json, replace_bytes
 from launcher.rundir.layout import RunDir
-from launcher.rundir.table import ATTEMPT, FILES, RunFile, expression
 from launcher.supervise.no_shared_folder.wire import WireError
 
 PART = 2**20

@@ -58,7 +58,7 @@ from launcher.train.frozen import fingerprint
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.optimizers.state import make_states, without_states
 from launcher.train.rank import Rank
-from launcher.train.recovery.sent import BACKGROUND_GROUP
+from launcher.train.recovery.issued_collectives import BACKGROUND_GROUP
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed

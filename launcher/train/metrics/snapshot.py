@@ -18,7 +18,7 @@ from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.time import now
 from launcher.spec.events import MemorySnapshot
 from launcher.train.budget import Budget, Held, MemoryBudget
-from launcher.train.live import Moment, Piece, cuda_pieces, largest
+from launcher.train.largest_tensors import Moment, Piece, cuda_pieces, largest
 from launcher.train.metrics.notes import Notes
 from launcher.train.rank import Rank
 from launcher.train.where import Where

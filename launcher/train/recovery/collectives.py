@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from launcher.spec.recipe import Recipe
 from launcher.train.recovery.cleanup import drop_partial_sums, replication
+from launcher.train.recovery.issued_collectives import sent
 from launcher.train.recovery.other_shards import OtherShards
-from launcher.train.recovery.sent import sent
 from launcher.train.sharding import meets
 
 # torch 2.13 and newer have the new names; their old names warn.

@@ -24,9 +24,9 @@ from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.rank_state import not_persistent
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
-from launcher.train.recovery.packed import Packed, packed_bytes, read_packed, write_packed
 from launcher.train.recovery.progress import Progress
 from launcher.train.recovery.reshard import Parts, parts_of, place_of
+from launcher.train.recovery.tensor_file import Packed, packed_bytes, read_packed, write_packed
 from launcher.train.rng import packed
 
 Layout = dict[str, Any]

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
-from launcher.api.again import prepared_again
 from launcher.api.prepare import Limits
+from launcher.api.resubmission import prepared_again
 from launcher.cli.main import _exit_code, app
 from launcher.planning.plan import PlanRefusedError
 from launcher.report.story import Story

@@ -11,8 +11,8 @@ import pytest
 from launcher.rundir.files import append_json, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.slurm.identity import is_of
-from launcher.schedulers.slurm.judged import judged
 from launcher.schedulers.slurm.records import JobRecord, Records
+from launcher.schedulers.slurm.run_state import judged
 
 SENT = "2026-11-21T12:00:00.000000Z"
 

@@ -19,8 +19,8 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.registry import opened
 from launcher.schedulers.slurm.handle import handle_of
-from launcher.schedulers.slurm.judged import judged
 from launcher.schedulers.slurm.records import NO_ACCOUNTING, JobRecord, Records
+from launcher.schedulers.slurm.run_state import judged
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from tests.schedulers.slurm.test_submitit import Queue
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.api.of_command import job_of_command
+from launcher.api.command_job import job_of_command
 from launcher.spec.errors import UsageError
 from tests.lab import Lab
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.again import changes, consequences, no_higher
 from launcher.planning.plan import make_plan
+from launcher.planning.replanning import changes, consequences, no_higher
 from launcher.spec.cluster import Cluster
 from launcher.spec.events import Climb, Downgrade, Event, Replanned
 from launcher.spec.job import Job

@@ -9,10 +9,10 @@ from typing import Any
 
 from launcher.api.planned import planned
 from launcher.api.prepare import named_cluster, prepare, with_hardware
-from launcher.planning.again import changes, no_higher
-from launcher.rundir.found import found_in_model
+from launcher.planning.replanning import changes, no_higher
 from launcher.rundir.layout import RunDir
 from launcher.rundir.made_with import why_not_on
+from launcher.rundir.model_properties import found_in_model
 from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.registry import scheduler_class

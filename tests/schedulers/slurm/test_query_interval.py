@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.slurm.pace import Pace
+from launcher.schedulers.slurm.query_interval import Pace
 
 
 class Follower:
