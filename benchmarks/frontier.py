@@ -54,6 +54,8 @@ CASES = (
           "recipe.embedding_states=8-bit"), "RTX 4090"),
     Case("13.14B, all parameters, 2048 tokens, 2x A5000 24 GB", "llama-13b.yaml", "runpod-2xa5000",
          (*AUTO, "recipe.precision=bf16", "resources.memory_per_node=null")),
+    Case("the same with a global batch of 2", "llama-13b.yaml", "runpod-2xa5000",
+         (*AUTO, "recipe.precision=bf16", "resources.memory_per_node=null", "batch.global=2")),
     Case("8.36B autoencoder, 8x A6000 48 GB", "brain-8b.yaml", "tensor01",
          (*AUTO, "recipe.precision=bf16-mixed")),
     Case("70B, all parameters, 4096 tokens, 8x H100 80 GB", "llama-70b.yaml", "slurm-h100",
