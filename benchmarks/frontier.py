@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from memory_tables import between, markdown  # noqa: E402
+from memory_tables import between, budget, filled, markdown  # noqa: E402
 
 from launcher.api.job_source import given  # noqa: E402
 from launcher.api.plan_questions import Asker  # noqa: E402
@@ -28,6 +28,11 @@ from launcher.spec.base import GIB  # noqa: E402
 from launcher.spec.errors import LauncherError  # noqa: E402
 from launcher.spec.job import Job  # noqa: E402
 
+BUDGET = (
+    "What the fastest recipe's memory consists of, in GiB: categories of tensors at the highest peak, "
+    "`allocator` for what PyTorch's allocator holds beside them (workspaces, gaps, memory of other streams), "
+    "and what is outside of PyTorch."
+)
 AUTO = ("recipe=auto", "train.clip_norm=null")
 
 
@@ -78,36 +83,41 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose title has this text")
     options = parser.parse_args()
-    rows = []
+    rows, terms = [], []
     for case in CASES:
         if options.only in case.title:
             begun = time.monotonic()
-            rows.append(row(case))
-            print(json.dumps({**rows[-1], "seconds": round(time.monotonic() - begun)}), flush=True)
-    table = markdown(rows)
+            found, of_fastest = row(case)
+            rows.append(found)
+            terms.append({"work": case.title, **of_fastest})
+            print(json.dumps({**found, "seconds": round(time.monotonic() - begun)}), flush=True)
+    terms = filled(terms)
+    table = f"{markdown(rows)}\n\n{BUDGET}\n\n{markdown(terms)}"
     print(table)
     if options.save:
-        result = {"command": "python benchmarks/frontier.py --save", "rows": rows}
+        result = {"command": "python benchmarks/frontier.py --save", "rows": rows, "budgets": terms}
         (ROOT / "benchmarks" / "results" / "frontier.json").write_text(json.dumps(result, indent=1) + "\n")
         between(ROOT / "docs" / "frontier.md", "benchmarks/frontier.py", table)
     return 0
 
 
-def row(case: Case) -> dict[str, Any]:
+def row(case: Case) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the row of a case, and the terms of the fastest recipe's estimate in GiB."""
     asker = _asker(case)
     decider = asker.decider()
     try:
         chosen = decider.decide().chosen
-        fastest, speed = _told(chosen), f"{chosen.speed:.3g}"
+        fastest, speed, terms = _told(chosen), f"{chosen.speed:.3g}", budget(chosen.estimate)
     except LauncherError:
-        fastest, speed = "nothing fits", "-"
-    return {
+        fastest, speed, terms = "nothing fits", "-", {}
+    found = {
         "work": case.title,
         "the fastest that fits": fastest,
         "samples/s": speed,
         "least without offload": _told(least(asker, offloads=False)),
         "least of all": _told(least(asker, offloads=True)),
     }
+    return found, terms
 
 
 def least(asker: Asker, *, offloads: bool) -> Candidate | None:

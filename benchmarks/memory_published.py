@@ -18,7 +18,7 @@ from unittest.mock import patch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from memory_tables import markdown  # noqa: E402
+from memory_tables import budget, filled, markdown  # noqa: E402
 
 from launcher.memory import accuracy  # noqa: E402
 from launcher.memory.estimate import Estimate  # noqa: E402
@@ -33,6 +33,11 @@ from launcher.train.task import load_task  # noqa: E402
 from tests.memory.predicted import peaks, predicted  # noqa: E402
 
 DATA = Path(__file__).with_suffix(".json")
+BUDGET = (
+    "The terms of each estimate, in GiB: categories of tensors at the highest peak, `allocator` for what "
+    "PyTorch's allocator holds beside them (workspaces, gaps, memory of other streams), and what is outside "
+    "of PyTorch, which the published figures do not contain."
+)
 
 
 def main() -> int:
@@ -51,10 +56,11 @@ def main() -> int:
         f"Published whole: {len(parts)} rows, error {statistics.median(parts):.1%} in the median, "
         f"{max(parts):.1%} at most."
     )
-    text = f"{markdown(rows)}\n\n{judged}\n\n{_notes(data)}"
+    terms = filled([_budget(entry, data) for entry in data["entries"] if "recipe" in entry])
+    text = f"{markdown(rows)}\n\n{judged}\n\n{BUDGET}\n\n{markdown(terms)}\n\n{_notes(data)}"
     print(text)
     if options.save:
-        result = {"command": "python benchmarks/memory_published.py --save", "rows": rows}
+        result = {"command": "python benchmarks/memory_published.py --save", "rows": rows, "budgets": terms}
         accuracy.save("others", found)
         target = ROOT / "benchmarks" / "results" / "memory-published.json"
         target.write_text(json.dumps(result, indent=1) + "\n")
@@ -78,6 +84,10 @@ def _row(entry: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:
         "launcher GiB": said,
         "notes": " ".join(f"[{note}]" for note in entry["notes"]),
     }
+
+
+def _budget(entry: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:
+    return {"run": entry["name"], **budget(_estimate(entry, *_case(entry, data)))}
 
 
 def errors() -> dict[str, float]:

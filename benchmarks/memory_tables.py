@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.memory.estimate import Estimate
+from launcher.spec.base import GIB
+
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The keys of the first row are the columns."""
@@ -14,6 +17,19 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     names = list(rows[0])
     lines = [names, ["---"] * len(names), *([str(row[name]) for name in names] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def budget(estimate: Estimate) -> dict[str, str]:
+    """Return the GiB of each category at the highest peak, of the allocator's rest, and beside PyTorch."""
+    rest = estimate.reserved - estimate.allocated
+    terms = {**estimate.worst.parts, "allocator": rest, **estimate.overhead}
+    return {name: f"{size / GIB:.2f}" for name, size in terms.items() if size > 0.005 * GIB}
+
+
+def filled(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the rows with every row's columns; `-` stands where a row has none."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return [{name: row.get(name, "-") for name in names} for row in rows]
 
 
 def between(page: Path, script: str, text: str) -> None:

@@ -76,6 +76,8 @@ class Part:
 class Parts:
     root: Part
     blocks: tuple[Part, ...]
+    outer_units: tuple[str, ...] = ()
+    "As in ModelShapes."
 
     @cached_property
     def embeddings(self) -> tuple[Parameter, ...]:
@@ -104,23 +106,14 @@ class Parts:
 
     @cached_property
     def outer(self) -> tuple[Part, ...]:
-        """The embedding and the head if FSDP shards them as units of their own, else nothing.
-
-        The rule is that of launcher.train.outer_units.
-        """
-        least = LARGE * max((block.numel for block in self.blocks), default=0)
-        pairs = [
-            (embedding, head)
-            for embedding in self.embeddings
-            for head in self.root.matrices
-            if embedding.shape == head.shape and head.numel >= least
-        ]
-        if len(pairs) != 1:
+        """The embedding and the head if FSDP shards them as units of their own, else nothing."""
+        looked_up = [p.name.rpartition(".")[0] for p in self.embeddings]
+        units = sorted(self.outer_units, key=lambda name: name not in looked_up)  # the embedding first
+        if len(units) != 2 or units[0] not in looked_up:
             return ()
-        modules = [p.name.rpartition(".")[0] for p in pairs[0]]
         return tuple(
-            Part(module, tuple(p for p in self.root.parameters if p.name.rpartition(".")[0] == module))
-            for module in modules
+            Part(unit, tuple(p for p in self.root.parameters if p.name.rpartition(".")[0] == unit))
+            for unit in units
         )
 
     @cached_property
@@ -143,4 +136,4 @@ def parts_of(model: ModelShapes) -> Parts:
         numbered = _NUMBERED.match(p.name)
         found.setdefault(numbered[1] if numbered else "", []).append(p)
     root, *blocks = (Part(name, tuple(parameters)) for name, parameters in found.items())
-    return Parts(root, tuple(blocks))
+    return Parts(root, tuple(blocks), model.outer_units)

@@ -42,6 +42,8 @@ class ModelShapes:
     parameters: tuple[Parameter, ...]
     buffers: int
     "Bytes of all buffers; they are not sharded."
+    outer_units: tuple[str, ...] = ()
+    "Names of the modules outside of the blocks that FSDP shards as units of their own."
 
     @cached_property
     def distinct(self) -> tuple[tuple[Parameter, int], ...]:

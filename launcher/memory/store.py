@@ -122,4 +122,5 @@ def pack_shapes(model: ModelShapes) -> dict[str, Any]:
 
 def unpack_shapes(packed: Mapping[str, Any]) -> ModelShapes:
     parameters = (Parameter(**{**p, "shape": tuple(p["shape"])}) for p in packed["parameters"])
-    return ModelShapes(**{**packed, "parameters": tuple(parameters)})
+    units = tuple(packed.get("outer_units", ()))
+    return ModelShapes(**{**packed, "parameters": tuple(parameters), "outer_units": units})

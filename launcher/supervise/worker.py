@@ -45,6 +45,9 @@ GRACE_SECONDS = 20.0
 ORPHAN_GRACE_SECONDS = 3.0
 "Time until SIGKILL of the rank if the parent or the supervisor is gone."
 
+CONFIRM_SECONDS = 5.0
+"Time that the supervisor has to write down that it stops the attempt, after a SIGTERM to every process."
+
 PARENT_DIED = signal.SIGUSR2
 "Sent by the kernel when the parent dies, with the parent as sender. The parent itself never sends it."
 
@@ -85,6 +88,8 @@ class Worker:
         self.child: subprocess.Popen[bytes] | None = None
         self.stopping = False
         "Whether the rank was told to end."
+        self.unexplained = False
+        "Whether a SIGTERM came that may be one to every process of the run."
         self.error_file: Path | None = None
         self.run = RunDir(Path(environ[variables.RUN_DIR]))
         self.attempt: AttemptDir = self.run.started(environ)
@@ -135,6 +140,8 @@ class Worker:
         code = self.capture.pump(self.child)
         signal_group(self.child.pid, signal.SIGKILL)  # processes that the rank left in its group
         self.capture.close()
+        if self.unexplained and not self.stopping:
+            self.stopping = self._asked_to_stop()
         self._record(code, started)
         remove_error_folders(self.run, self.node, self.rank)
         if self._orphaned():
@@ -216,9 +223,24 @@ class Worker:
         if not self.supervisor or sender == self.parent:
             self._tell_rank()
             return time.monotonic() + GRACE_SECONDS
-        # The signal went to every process of the run, the rank included. The supervisor decides what follows.
-        self.stopping = self.stopping or (signum == signal.SIGTERM and not self.trains)
+        # If it went to every process of the run, the rank included, the supervisor decides what follows.
+        self.unexplained = self.unexplained or (signum == signal.SIGTERM and not self.trains)
         return kill_at
+
+    def _asked_to_stop(self) -> bool:
+        """Return whether the supervisor stops the attempt, which it writes down as soon as it hears of it.
+
+        A SIGTERM may also have come to this process alone (`pkill -f train.py` finds it and not the
+        supervisor). Then the end of the rank is an end like any other.
+        """
+        deadline = time.monotonic() + CONFIRM_SECONDS
+        while not self.attempt.stop.exists():
+            if self.stopping or self._orphaned():  # told by the supervisor or the parent in the meantime
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
 
     def _orphaned(self) -> bool:
         """Return whether the parent has died.
@@ -231,7 +253,8 @@ class Worker:
         """Tell the rank to end, only once: a second signal could interrupt a script that is saving."""
         if not self.stopping:
             self.stopping = True
-            self._signal_rank(signal.SIGHUP if self.trains else signal.SIGTERM)
+            if not self.unexplained:
+                self._signal_rank(signal.SIGHUP if self.trains else signal.SIGTERM)
 
     def _signal_rank(self, signum: signal.Signals) -> None:
         """Signal the rank's group. `capture.pump` notices the end by the closed pipes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pydoc_data.topics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from launcher.tasks.windows import check_counts
 from launcher.train.loss import chunked_cross_entropy
+from launcher.train.outer_units import embedding_and_head
 from launcher.train.task import Split, Task
 
 BYTES = 256
@@ -45,6 +46,9 @@ class PydocGPT(Task):
         part = text[:border] if split == "train" else text[border:]
         numbers = torch.tensor(list(part))
         return [numbers[i : i + self.context + 1] for i in range(0, len(part) - self.context, self.context)]
+
+    def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
+        return embedding_and_head(model, self.blocks(model))
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total, weight = model(batch[:, :-1], batch[:, 1:], self.loss_chunks)

@@ -17,6 +17,7 @@ from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts
 from launcher.train.initialise import draw_normal, first_row
 from launcher.train.optimizers.state import local
+from launcher.train.outer_units import embedding_and_head
 from launcher.train.task import Split, Task, TaskError
 
 IGNORED = -100
@@ -120,6 +121,9 @@ class CausalLM(Task):
         names = set(getattr(model, "_no_split_modules", None) or ())
         found = [module for module in model.modules() if type(module).__name__ in names]
         return found or super().blocks(model)
+
+    def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
+        return embedding_and_head(model, self.blocks(model))
 
     def _remember(self, model: nn.Module) -> None:
         """Store what the meta device and to_empty() lose: ties, buffers, and parameters with values."""

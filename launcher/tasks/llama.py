@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -16,6 +16,7 @@ from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts
 from launcher.train.initialise import initialise_parameters
 from launcher.train.loss import chunked_cross_entropy
+from launcher.train.outer_units import embedding_and_head
 from launcher.train.task import Split, Task, TaskError
 
 STD = 0.02
@@ -91,6 +92,9 @@ class LanguageModel(Task):
 
     def data(self, split: Split) -> Windows:
         return self.text.windows(split, self.context, self.shape.vocabulary)
+
+    def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
+        return embedding_and_head(model, self.blocks(model))
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total, weight = model(batch[:, :-1], batch[:, 1:], self.loss_chunks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -16,6 +16,7 @@ from launcher.tasks.video_data import Clips, MovingDigits
 from launcher.tasks.vision import VisionEncoder, VisionShape
 from launcher.tasks.windows import check_counts
 from launcher.train.initialise import fan_in, initialise_parameters
+from launcher.train.outer_units import embedding_and_head
 from launcher.train.task import Split, Task, TaskError
 
 IGNORED = -100
@@ -86,6 +87,9 @@ class VideoLanguageModel(Task):
             "tokens": pad([text[:-1] for text in texts]),
             "targets": pad([text[1:] for text in texts], padding_value=IGNORED),
         }
+
+    def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
+        return embedding_and_head(model, self.blocks(model))
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         total, weight = model(batch["frames"], batch["tokens"], batch["targets"], self.loss_chunks)

@@ -87,9 +87,9 @@ def loss_of(
         if "mixed torch.Tensor and DTensor" not in str(error):
             raise
         raise TaskError(
-            f"{name} uses a weight outside of its module's forward, where FSDP has not gathered it: call the "
-            "module. A weight outside of all blocks can be used anywhere in the model's forward if "
-            "outer_units() of the task does not return its module"
+            f"{name}, or the model, uses a weight outside of its module's forward, where FSDP has not "
+            "gathered it: call the module. A weight outside of all blocks can be used anywhere in the "
+            "model's forward if outer_units() of the task does not return its module"
         ) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
         raise TaskError(f"{name} must return (sum, weight), where sum is a tensor")

@@ -14,6 +14,9 @@ from launcher.train.rank import SetupError
 def embedding_and_head(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the embedding and the output layer of a language model, or nothing.
 
+    A module with a hook of the model's own stays with the root: the hook would see the sum of a loss in parts
+    instead of the layer's output.
+
     They are the only `nn.Embedding` and `nn.Linear` outside of the blocks whose weights have the same shape,
     are not tied, and have at least LARGE of the parameters of the largest block. A model without such a pair
     may use an embedding's weight directly for its logits, or only some of its output layers in a step. Then
@@ -28,6 +31,8 @@ def embedding_and_head(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn
         kind = embeddings if isinstance(module, nn.Embedding) else linear
         # peft keeps a layer that has an adapter as the child `base_layer` of the adapter.
         if not isinstance(module, nn.Embedding | nn.Linear) or name.endswith("base_layer"):
+            continue
+        if module._forward_hooks or module._forward_pre_hooks:
             continue
         weight = module._parameters.get("weight")  # None if it is computed, e.g. by weight_norm
         if weight is None or module in inside or len(owners[weight]) > 1 or weight.numel() < least:
@@ -44,6 +49,11 @@ def check_outer_units(model: nn.Module, blocks: Sequence[nn.Module], units: Iter
     for unit in units:
         parts = set(unit.modules())
         name = names.get(unit)
+        if unit._forward_hooks or unit._forward_pre_hooks:
+            raise SetupError(
+                f"outer_units() of the task returned {name}, which has a forward hook: with a loss in parts, "
+                "the hook would see their sum; leave the module out, so that the root has it"
+            )
         if not name:
             raise SetupError(
                 f"outer_units() of the task returned {type(unit).__name__}, which is "

@@ -19,11 +19,12 @@ def read_shapes(task: Task, recipe: Recipe) -> ModelShapes:
     as one that needs a value on the meta device.
     """
     model = new_model(task, recipe, on_meta=True)
+    units = list(task.outer_units(model))
     if recipe.sharding in SHARDED:
         check_dimensions(model)
         blocks = list(task.blocks(model))
         shared_with_root(model, blocks)
-        check_outer_units(model, blocks, task.outer_units(model))
+        check_outer_units(model, blocks, units)
     wide = set(embeddings(model))
     packed = {m.weight: m.in_features * m.out_features for m in model.modules() if isinstance(m, NF4Linear)}
     return ModelShapes(
@@ -39,4 +40,5 @@ def read_shapes(task: Task, recipe: Recipe) -> ModelShapes:
             for name, parameter in model.named_parameters()
         ),
         buffers=sum(buffer.nbytes for buffer in model.buffers()),
+        outer_units=tuple(name for name, module in model.named_modules() if module in units),
     )

@@ -18,7 +18,6 @@ from torch.utils.data import default_collate
 from launcher.spec.adapter import Adapter
 from launcher.spec.errors import LauncherError
 from launcher.train import logged
-from launcher.train.outer_units import embedding_and_head
 
 Split = Literal["train", "eval"]
 
@@ -140,13 +139,14 @@ class Task(ABC):
                 yield from module
 
     def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
-        """Return modules outside of the blocks that FSDP also shards and gathers one at a time: by default
-        the embedding and the output layer of a language model, if launcher finds them.
+        """Return modules outside of the blocks that FSDP also shards and gathers one at a time.
 
         Each forward pass on each rank must call each of these modules, and use their weights in no other way.
-        Return an empty list to gather them with the rest of the model.
+        If that holds for your language model, return `embedding_and_head(model, self.blocks(model))` of
+        launcher.train.outer_units, as launcher's own tasks do. By default FSDP gathers everything outside of
+        the blocks together.
         """
-        return embedding_and_head(model, self.blocks(model))
+        return []
 
 
 def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:

@@ -252,3 +252,24 @@ def test_a_port_is_held_for_one_run_and_torchs_store_can_listen_there() -> None:
         assert store.get("key") == b"value"
         with pytest.raises(DistNetworkError, match="EADDRINUSE"):
             TCPStore("127.0.0.1", port, 1, is_master=True)
+
+
+STRAY = """
+import os, signal, sys, time
+print("ready", flush=True)
+if os.environ["RANK"] == "1":
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(0.5)
+    sys.exit(int(os.environ["CODE"]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_sigterm_that_the_supervisor_knows_nothing_of_hides_no_exit_code(
+    code: int, tmp_path: Path, started: list[Ranks]
+) -> None:
+    waits = "" if code == 0 else "else: time.sleep(600)"
+    ranks = Ranks(tmp_path, STRAY + waits, LAUNCHER_SUPERVISED=str(os.getpid()), CODE=str(code))
+    started.append(ranks)
+    assert ranks.process.wait(60) == code
+    assert ranks.record(1)["exit_code"] == code and not ranks.record(1)["stopping"]
