@@ -16,20 +16,20 @@ from torch import nn
 
 from launcher.spec.base import format_bytes
 from launcher.train.budget import Budget
+from launcher.train.optimizers.proxies import Groups, Make, ProxyOptimizer
 from launcher.train.optimizers.state import local, sharded_like, step_alone
-from launcher.train.optimizers.twins import Groups, Make, OnTwins
 from launcher.train.rank import SetupError
 
 Keep = Callable[[torch.Tensor], torch.Tensor]
 "A plain tensor of states -> the same values in the memory where they will stay."
 
 
-class HostOptimizer(OnTwins):
+class HostOptimizer(ProxyOptimizer):
     """An optimizer that runs another optimizer on the host, one parameter at a time.
 
-    Every parameter has a twin in host memory with the same sharding. A step copies a gradient to the host,
-    updates the twin and copies it back, so checkpoints with and without offload are the same. Host memory
-    holds the twins, which are as large as this rank's parameters, the states unless `keep` moves them, and
+    Every parameter has a proxy in host memory with the same sharding. A step copies a gradient to the host,
+    updates the proxy and copies it back, so checkpoints with and without offload are the same. Host memory
+    holds the proxies, which are as large as this rank's parameters, the states unless `keep` moves them, and
     the gradient of one parameter at a time.
 
     All states are created at the start, so that states that do not fit fail before the first step.
@@ -47,8 +47,8 @@ class HostOptimizer(OnTwins):
         self._keep, self._host_side = keep, host_side
         with host_side():
             super().__init__(groups, wide, make, _twin)
-            for group, p, twin in self._pairs():
-                self._begin(group, p, twin)
+            for group, p, proxy in self._pairs():
+                self._begin(group, p, proxy)
         self.follow_inner()
 
     @torch.no_grad()
@@ -56,39 +56,39 @@ class HostOptimizer(OnTwins):
         """Update all parameters. `closure` is ignored; torch.distributed.checkpoint passes None by name."""
         self.lead_inner()
         with self._host_side():
-            for group, p, twin in self._pairs():
+            for group, p, proxy in self._pairs():
                 if p.grad is None:
                     continue
-                gradient = _on_host(local(twin))
+                gradient = _on_host(local(proxy))
                 gradient.copy_(local(p.grad))
-                self._step_alone(group, twin, gradient)
-                local(p).copy_(local(twin), non_blocking=True)
+                self._step_alone(group, proxy, gradient)
+                local(p).copy_(local(proxy), non_blocking=True)
 
     def _loaded(self) -> None:
         with self._host_side():
-            for _, p, twin in self._pairs():
-                local(twin).copy_(local(p))
-                self._put_away(twin)
+            for _, p, proxy in self._pairs():
+                local(proxy).copy_(local(p))
+                self._put_away(proxy)
 
     @torch.no_grad()
-    def _begin(self, group: dict[str, Any], p: torch.Tensor, twin: torch.Tensor) -> None:
+    def _begin(self, group: dict[str, Any], p: torch.Tensor, proxy: torch.Tensor) -> None:
         """Create the states of one parameter with a step that changes nothing and is not counted."""
-        local(twin).copy_(local(p))
-        self._step_alone({**group, "lr": 0.0}, twin, torch.zeros_like(local(twin)))
-        if "step" in self.inner.state[twin]:
-            self.inner.state[twin]["step"].zero_()
-        self._put_away(twin)
+        local(proxy).copy_(local(p))
+        self._step_alone({**group, "lr": 0.0}, proxy, torch.zeros_like(local(proxy)))
+        if "step" in self.inner.state[proxy]:
+            self.inner.state[proxy]["step"].zero_()
+        self._put_away(proxy)
 
-    def _step_alone(self, group: dict[str, Any], twin: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Update one twin only, so that the host holds one gradient and one set of new states at a time."""
-        twin.grad = sharded_like(twin, gradient, twin.shape)
+    def _step_alone(self, group: dict[str, Any], proxy: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Update one proxy only, so that the host holds one gradient and one set of new states at a time."""
+        proxy.grad = sharded_like(proxy, gradient, proxy.shape)
         try:
-            step_alone(self.inner, group, twin)
+            step_alone(self.inner, group, proxy)
         finally:
-            twin.grad = None
+            proxy.grad = None
 
-    def _put_away(self, twin: torch.Tensor) -> None:
-        state = self.inner.state[twin]
+    def _put_away(self, proxy: torch.Tensor) -> None:
+        state = self.inner.state[proxy]
         for name, value in state.items():
             if value.ndim:
                 state[name] = sharded_like(value, self._keep(local(value)), value.shape)

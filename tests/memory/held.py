@@ -43,16 +43,16 @@ def held(trainer: Trainer) -> dict[str, int]:
     states = [value for state in optimizer.state.values() for value in state.values()]
     if isinstance(optimizer, ShardedStates):
         optimizer = optimizer.inner
-    twins: list[nn.Parameter] = []
+    proxies: list[nn.Parameter] = []
     if isinstance(optimizer, HostOptimizer):
-        twins = [p for group in optimizer.inner.param_groups for p in group["params"]]
-        gradients += max(local(p).nbytes for p in twins)
+        proxies = [p for group in optimizer.inner.param_groups for p in group["params"]]
+        gradients += max(local(p).nbytes for p in proxies)
     return {
         "parameters": storages(model.parameters()),
         "buffers": storages(model.buffers()),
         "gradients": gradients,
         "states": sum(local(value).nbytes for value in states),
-        "copies": sum(local(p).nbytes for p in twins),
+        "copies": sum(local(p).nbytes for p in proxies),
     }
 
 

@@ -15,9 +15,9 @@ from launcher.spec.job import Training
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.train.budget import Budget
 from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
+from launcher.train.optimizers.proxies import Groups, Make
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import local
-from launcher.train.optimizers.twins import Groups, Make
 from launcher.train.rank import Rank, SetupError
 from launcher.train.sharding import device_mesh
 
@@ -85,9 +85,8 @@ def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any
 
 
 def _host_cost(optimizer: HostOptimizer, keep: Keep) -> str:
-    twins = sum(local(p).nbytes for group in optimizer.param_groups for p in group["params"])
+    proxies = sum(local(p).nbytes for group in optimizer.param_groups for p in group["params"])
     states = sum(local(value).nbytes for state in optimizer.state.values() for value in state.values())
     where = keep.folder if isinstance(keep, ScratchFiles) else "host memory"
-    return (
-        f"{format_bytes(twins)} of parameters in host memory and {format_bytes(states)} of states in {where}"
-    )
+    of_parameters = f"{format_bytes(proxies)} of parameters in host memory"
+    return f"{of_parameters} and {format_bytes(states)} of states in {where}"

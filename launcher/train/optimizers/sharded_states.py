@@ -19,17 +19,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from launcher.train.optimizers.proxies import Groups, Make, ProxyOptimizer
 from launcher.train.optimizers.state import local, sharded_like
-from launcher.train.optimizers.twins import Groups, Make, OnTwins
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class ShardedStates(OnTwins):
+class ShardedStates(ProxyOptimizer):
     """An optimizer that updates this rank's rows of each parameter, then gathers the rows of all ranks.
 
-    A twin is this rank's rows as a DTensor that shares their memory. Rows are split as FSDP2 does. Every rank
-    keeps all states of a parameter that cannot be split: one without dimensions, or one whose rows are not
+    A proxy is this rank's rows as a DTensor that shares their memory. Rows are split as FSDP2 does. Every
+    rank keeps all states of a parameter that cannot be split: one without dimensions, or one whose rows are not
     contiguous in memory.
     """
 
@@ -45,28 +45,28 @@ class ShardedStates(OnTwins):
         Every rank must have gradients for the same parameters, as DDP ensures.
         """
         self.lead_inner()
-        updated = [p for p in self.twins if p.grad is not None]
+        updated = [p for p in self.proxies if p.grad is not None]
         for p in updated:
-            twin = self.twins[p]
-            twin.grad = sharded_like(twin, _part(p.grad, twin), p.shape)
+            proxy = self.proxies[p]
+            proxy.grad = sharded_like(proxy, _part(p.grad, proxy), p.shape)
         try:
             self.inner.step()
         finally:
             for p in updated:
-                self.twins[p].grad = None
+                self.proxies[p].grad = None
         self.follow_inner()
         self._gather(updated)
 
     @property
     def gather_bytes(self) -> int:
         """The bytes of the largest buffer that gathering allocates."""
-        return max((_padded(p, self._mesh.size()) for p in self.twins if self._needs_buffer(p)), default=0)
+        return max((_padded(p, self._mesh.size()) for p in self.proxies if self._needs_buffer(p)), default=0)
 
     def lead_inner(self) -> None:
         super().lead_inner()
-        for p, twin in self.twins.items():
+        for p, proxy in self.proxies.items():
             if p not in self.state:  # dropped by the reader of a checkpoint that has none
-                self.inner.state.pop(twin, None)
+                self.inner.state.pop(proxy, None)
 
     def _gather(self, updated: Sequence[torch.Tensor]) -> None:
         """Fill the parameters with the rows of all ranks: in place if all ranks have equally many rows."""
@@ -74,8 +74,8 @@ class ShardedStates(OnTwins):
         for p in updated:
             if self._needs_buffer(p):
                 buffered.append(p)
-            elif isinstance(self.twins[p], DTensor):
-                rows = _flat(local(self.twins[p]))
+            elif isinstance(self.proxies[p], DTensor):
+                rows = _flat(local(self.proxies[p]))
                 started.append(_all_gather(_flat(p.detach()), rows, group=group, async_op=True))
         for work in started:
             work.wait()
@@ -83,7 +83,7 @@ class ShardedStates(OnTwins):
             self._gather_uneven(p)
 
     def _gather_uneven(self, p: torch.Tensor) -> None:
-        ranks, rows = self._mesh.size(), local(self.twins[p])
+        ranks, rows = self._mesh.size(), local(self.proxies[p])
         buffer = torch.empty(_padded(p, ranks) // p.itemsize, dtype=p.dtype, device=p.device)
         own = buffer.chunk(ranks)[self._mesh.get_local_rank()]
         own[: rows.numel()].copy_(_flat(rows))
@@ -91,7 +91,7 @@ class ShardedStates(OnTwins):
         _flat(p.detach()).copy_(buffer[: p.numel()])  # only the last rows are padding
 
     def _needs_buffer(self, p: torch.Tensor) -> bool:
-        return isinstance(self.twins[p], DTensor) and p.shape[0] % self._mesh.size() != 0
+        return isinstance(self.proxies[p], DTensor) and p.shape[0] % self._mesh.size() != 0
 
 
 def _rows(p: torch.Tensor, mesh: DeviceMesh) -> nn.Parameter:
@@ -116,13 +116,13 @@ def _dense(p: torch.Tensor) -> bool:
     return True
 
 
-def _part(gradient: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
-    """Return the rows of a whole gradient that belong to the twin."""
-    if not isinstance(twin, DTensor):
+def _part(gradient: torch.Tensor, proxy: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a whole gradient that belong to the proxy."""
+    if not isinstance(proxy, DTensor):
         return gradient
-    rows = local(twin)
-    size = math.ceil(twin.shape[0] / twin.device_mesh.size())
-    start = min(twin.device_mesh.get_local_rank() * size, twin.shape[0])
+    rows = local(proxy)
+    size = math.ceil(proxy.shape[0] / proxy.device_mesh.size())
+    start = min(proxy.device_mesh.get_local_rank() * size, proxy.shape[0])
     return gradient[start : start + rows.shape[0]]
 
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from launcher.train.checkpoints.reader import read_metadata
-from launcher.train.optimizers.twins import OnTwins
+from launcher.train.optimizers.proxies import ProxyOptimizer
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ def step_alone(optimizer: torch.optim.Optimizer, group: dict[str, Any], p: torch
 def make_states(optimizer: torch.optim.Optimizer) -> None:
     """Create the states that do not exist yet, one parameter at a time, so that one gradient of zeros is in
     memory at once. The step changes nothing and is not counted."""
-    if isinstance(optimizer, OnTwins):
+    if isinstance(optimizer, ProxyOptimizer):
         optimizer.lead_inner()
         make_states(optimizer.inner)
         optimizer.follow_inner()

@@ -1,4 +1,4 @@
-"""An optimizer whose parameters are updated through twins, which another optimizer works on."""
+"""An optimizer whose parameters are updated through proxies, which another optimizer works on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Make = Callable[[Groups, Collection[torch.Tensor]], torch.optim.Optimizer]
 "(parameter groups, parameters that need 32-bit states) -> the recipe's optimizer."
 
 
-class OnTwins(torch.optim.Optimizer):
-    """An optimizer that updates a twin of each parameter with an inner optimizer.
+class ProxyOptimizer(torch.optim.Optimizer):
+    """An optimizer that updates a proxy of each parameter with an inner optimizer.
 
     The inner optimizer does the arithmetic and saves its own states. This optimizer shows its states and
-    settings as those of the parameters, so a checkpoint does not show the twins.
+    settings as those of the parameters, so a checkpoint does not show the proxies.
     """
 
     def __init__(
@@ -24,12 +24,12 @@ class OnTwins(torch.optim.Optimizer):
         groups: Groups,
         wide: Collection[torch.Tensor],
         make: Make,
-        twin: Callable[[torch.Tensor], torch.Tensor],
+        proxy: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         super().__init__(groups, {})
-        self.twins = {p: twin(p) for group in groups for p in group["params"]}
-        of_twins = [{**group, "params": [self.twins[p] for p in group["params"]]} for group in groups]
-        self.inner = make(of_twins, [self.twins[p] for p in wide if p in self.twins])
+        self.proxies = {p: proxy(p) for group in groups for p in group["params"]}
+        of_proxies = [{**group, "params": [self.proxies[p] for p in group["params"]]} for group in groups]
+        self.inner = make(of_proxies, [self.proxies[p] for p in wide if p in self.proxies])
 
     def state_dict(self) -> dict[str, Any]:
         self.lead_inner()
@@ -37,7 +37,7 @@ class OnTwins(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load states and settings. Load the parameters first: twins may be copies of them."""
+        """Load states and settings. Load the parameters first: proxies may be copies of them."""
         self.inner.load_state_dict(state_dict)
         self._loaded()
         self.follow_inner()
@@ -46,10 +46,10 @@ class OnTwins(torch.optim.Optimizer):
         """Called after the inner optimizer has loaded states."""
 
     def _pairs(self) -> Iterator[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
-        """Yield (group of the twin, parameter, twin)."""
+        """Yield (group of the proxy, parameter, proxy)."""
         for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            for p, twin in zip(group["params"], inner["params"], strict=True):
-                yield inner, p, twin
+            for p, proxy in zip(group["params"], inner["params"], strict=True):
+                yield inner, p, proxy
 
     def lead_inner(self) -> None:
         """Copy this optimizer's settings, such as the learning rate, to the inner optimizer."""
@@ -60,6 +60,6 @@ class OnTwins(torch.optim.Optimizer):
         """Expose the inner optimizer's settings and states as those of the parameters."""
         for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             group.update({key: value for key, value in inner.items() if key != "params"})
-        for _, p, twin in self._pairs():
-            if self.inner.state.get(twin):
-                self.state[p] = self.inner.state[twin]
+        for _, p, proxy in self._pairs():
+            if self.inner.state.get(proxy):
+                self.state[p] = self.inner.state[proxy]
