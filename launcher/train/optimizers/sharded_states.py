@@ -29,8 +29,8 @@ class ShardedStates(ProxyOptimizer):
     """An optimizer that updates this rank's rows of each parameter, then gathers the rows of all ranks.
 
     A proxy is this rank's rows as a DTensor that shares their memory. Rows are split as FSDP2 does. Every
-    rank keeps all states of a parameter that cannot be split: one without dimensions, or one whose rows are not
-    contiguous in memory.
+    rank keeps all states of a parameter that cannot be split: one without dimensions, or one whose rows are
+    not contiguous in memory.
     """
 
     def __init__(self, groups: Groups, wide: Collection[torch.Tensor], make: Make, mesh: DeviceMesh) -> None:
