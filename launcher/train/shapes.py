@@ -8,7 +8,7 @@ from launcher.train.model import new_model
 from launcher.train.nf4 import NF4Linear
 from launcher.train.optimizers.build import embeddings
 from launcher.train.outer_units import check_outer_units
-from launcher.train.sharding import check_dimensions, shared_with_root
+from launcher.train.sharding import check_shardable, shared_with_root
 from launcher.train.task import Task
 
 
@@ -21,7 +21,7 @@ def read_shapes(task: Task, recipe: Recipe) -> ModelShapes:
     model = new_model(task, recipe, on_meta=True)
     units = list(task.outer_units(model))
     if recipe.sharding in SHARDED:
-        check_dimensions(model)
+        check_shardable(model)
         blocks = list(task.blocks(model))
         shared_with_root(model, blocks)
         check_outer_units(model, blocks, units)

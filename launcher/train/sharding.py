@@ -86,7 +86,7 @@ def fully_sharded(
 
     Only shards are moved to the GPU, never the whole model. Raises SetupError.
     """
-    check_dimensions(model)
+    check_shardable(model)
     check_outer_units(model, blocks, outer)
     shared, keep = shared_with_root(model, blocks), rank.recipe.sharding == "fsdp-keep"
     apply = partial(
@@ -144,8 +144,15 @@ def replicas(rank: Rank) -> int:
     return rank.world // rank.per_node if rank.recipe.sharding == "hybrid" else 1
 
 
-def check_dimensions(model: nn.Module) -> None:
-    """Raise SetupError for a parameter without dimensions: FSDP shards along the first dimension."""
+def check_shardable(model: nn.Module) -> None:
+    """Raise SetupError for a parameter without dimensions, since FSDP shards along the first dimension, and
+    for an embedding with `max_norm`, whose forward changes gathered rows that FSDP throws away."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise SetupError(
+                f"{name} has max_norm, which rescales rows of its weight in the forward pass: under FSDP the "
+                "change would be lost. Use sharding: ddp, or rescale the rows in the task"
+            )
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
             raise SetupError(

@@ -13,6 +13,7 @@ from launcher.tasks.huggingface import CausalLM
 from launcher.tasks.llama import LanguageModel
 from launcher.train.outer_units import check_outer_units, embedding_and_head
 from launcher.train.rank import SetupError
+from tests.train.ragged import Ragged
 from tests.train.runs import job, losses, measure, prepare, recipe, start
 
 LAYERS = 3  # of outer_units.py
@@ -117,6 +118,21 @@ def test_where_it_is_not_clear_which_one_is_the_head_the_root_has_all() -> None:
     assert found_in(model, model.blocks) == ["tokens", "heads.one"]
     nn.utils.parametrizations.weight_norm(model.heads["one"])
     assert found_in(model, model.blocks) == []
+
+
+def test_a_head_with_a_hook_of_the_model_stays_in_the_root() -> None:
+    """The hook would see the sum of a loss in parts, not the logits of each."""
+    model = Branches()
+    del model.heads["other"]
+    model.heads["one"].register_forward_hook(lambda module, inputs, output: output * 0.5)
+    assert found_in(model, model.blocks) == []
+    with pytest.raises(SetupError, match=r"heads.one, which has a forward hook"):
+        check_outer_units(model, list(model.blocks), [model.heads["one"]])
+
+
+def test_a_task_has_no_units_of_its_own_unless_it_says_so() -> None:
+    task = Ragged()
+    assert list(task.outer_units(task.model())) == []
 
 
 @pytest.mark.parametrize(

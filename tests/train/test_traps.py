@@ -17,7 +17,7 @@ from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.batch_norm import computes_in_fp32
 from launcher.train.checkpoints.export import export
 from launcher.train.rank import SetupError
-from launcher.train.sharding import check_dimensions
+from launcher.train.sharding import check_shardable
 from tests.train.runs import any_error, error, job, losses, prepare, recipe, start
 
 
@@ -48,10 +48,17 @@ def test_weights_that_two_blocks_share_are_refused_under_fsdp_with_what_to_do(tm
 
 def test_a_parameter_without_dimensions_is_refused_under_fsdp_with_what_to_do() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
-    check_dimensions(model)
+    check_shardable(model)
     model.register_parameter("temperature", nn.Parameter(torch.tensor(1.0)))
     with pytest.raises(SetupError, match=r"temperature .*torch\.zeros\(1\).* sharding: ddp"):
-        check_dimensions(model)
+        check_shardable(model)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_that_changes_its_rows_in_the_forward_pass_is_refused_under_fsdp(kind: Any) -> None:
+    with pytest.raises(SetupError, match=r"0 has max_norm.* sharding: ddp"):
+        check_shardable(nn.Sequential(kind(8, 4, max_norm=1.0)))
+    check_shardable(nn.Sequential(kind(8, 4)))
 
 
 @pytest.mark.slow
