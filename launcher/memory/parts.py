@@ -9,10 +9,6 @@ from functools import cached_property
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import Activations
 
-LARGE = 0.25
-"""Least size of an embedding or head that is an FSDP unit of its own, as a share of the largest block. Two
-more units are four more collectives: with 0.17 of a block of 0.2 million parameters, a step of 0.27 s on two
-CPU ranks took 3 % longer."""
 _NUMBERED = re.compile(r"((?:[^.]+\.)*?\d+)\.")
 
 

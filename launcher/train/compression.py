@@ -38,7 +38,7 @@ class Codes:
     __slots__ = ("__weakref__", "codes", "dtype", "numel", "scales")
 
     def __init__(self, tensor: torch.Tensor, layout: Layout) -> None:
-        # Of the types for activations, only fp16 has less range than fp32, which small scales need.
+        # Small scales need the range of fp32, which bf16 has and fp16 has not.
         exact = torch.float32 if tensor.dtype == torch.float16 else tensor.dtype
         self.numel, self.dtype = layout.numel, tensor.dtype
         rows = -(-self.numel // GROUP)
