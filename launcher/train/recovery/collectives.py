@@ -7,6 +7,7 @@ matter: the step is repeated.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
@@ -159,7 +160,8 @@ class Collectives:
             self.others.fill(unit, output, own, group.rank(), group.size())
         else:
             self._sending, before = True, sent()
-            work = _all_gather(output_tensor=output, input_tensor=own, group=group, async_op=later)
+            with released_by_gloo(output, own):
+                work = _all_gather(output_tensor=output, input_tensor=own, group=group, async_op=later)
             self._sending, self._own = False, self._own + sent() - before
         self._count(entry)
         return work
@@ -170,7 +172,8 @@ class Collectives:
         entry = Entry("reduce-scatter", group, whole.device, whole.dtype, whole.numel(), output.numel(), op)
         if not self._local:
             self._sending, before = True, sent()
-            work = _reduce_scatter(output=output, input=whole, group=group, op=op, async_op=later)
+            with released_by_gloo(output, whole):
+                work = _reduce_scatter(output=output, input=whole, group=group, op=op, async_op=later)
             self._own += sent() - before
             self._sending = self._replicas is not None  # FSDP2 issues an all-reduce next
             self._count(entry)
@@ -236,6 +239,30 @@ class ReduceScatter(AllGather):
         async_op: bool = False,
     ) -> Any:
         return self.collectives.reduce(output_tensor, input_tensor, group, op, async_op)
+
+
+RELEASE_SECONDS = 1.0
+"Time that gloo's thread gets to release the tensors of a collective; it takes microseconds."
+
+
+@contextmanager
+def released_by_gloo(*tensors: torch.Tensor) -> Iterator[None]:
+    """Wait on exit until gloo's thread has released the tensors of a collective that is done.
+
+    The thread holds them a little longer than the call lasts. A memory budget would count them until then,
+    so its peak would depend on the time.
+    """
+    on_host = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
+    before = [_uses(storage) for storage in on_host]
+    yield
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while any(_uses(s) > n for s, n in zip(on_host, before, strict=True)) and time.monotonic() < deadline:
+        time.sleep(0)
+
+
+def _uses(storage: torch.UntypedStorage) -> int:
+    uses: int = torch._C._storage_Use_Count(storage._cdata)
+    return uses
 
 
 def _no_all_reduce(unit: Any, _: Any) -> None:
