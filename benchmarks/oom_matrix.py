@@ -57,6 +57,7 @@ SECONDS = 150.0
 SHARDINGS = {
     "one device": {"sharding": "none"},
     "ddp": {"sharding": "ddp"},
+    "zero1": {"sharding": "zero1"},
     "fsdp": {"sharding": "fsdp"},
     "fsdp-keep": {"sharding": "fsdp-keep"},
     "hybrid": {"sharding": "hybrid"},

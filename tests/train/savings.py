@@ -1,7 +1,7 @@
-"""Run on one rank: the least budget, in bytes, under which each recipe of `cases.json` trains two steps.
+"""Run on every rank: the least budget, in bytes, under which each recipe of `cases.json` trains two steps.
 
 Each recipe is trained without a limit, to learn its peak; then under exactly that many bytes, under a byte
-less, and under what the next recipe needs.
+less, and under what the next recipe needs. All ranks have as many bytes and run out at the same place.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -51,7 +52,11 @@ def main(out: Path) -> None:
     for case, one, less in zip(cases, found, [*found[1:], {"peak": 0}], strict=True):
         limits = {"exact": one["peak"], "a byte less": one["peak"] - 1, "next": less["peak"]}
         one |= {name: trained(rank, case, limit)[1] for name, limit in limits.items()}
-    out.write_text(json.dumps(found))
+    everywhere: list[Any] = [None] * rank.world
+    dist.all_gather_object(everywhere, found)
+    if rank.first:
+        out.write_text(json.dumps(everywhere))
+    dist.barrier()
     leave(0)
 
 

@@ -33,7 +33,7 @@ JOB = {
 PLAIN = {
     "precision": "bf16", "optimizer": "adamw", "sharding": "none", "micro_batch_size": 16, "grad_accum": 1,
 }  # fmt: skip
-CHANGES: dict[str, dict[str, Any]] = {
+ONE_RANK: dict[str, dict[str, Any]] = {
     "plain": {},
     "selective": {"activations": "selective"},
     "every-second": {"activations": "every-second"},
@@ -46,16 +46,28 @@ CHANGES: dict[str, dict[str, Any]] = {
                             "embedding_states": "32-bit", "optimizer_step": "after"},
 }  # fmt: skip
 "What each recipe changes in the one before it."
+TWO_RANKS: dict[str, dict[str, Any]] = {
+    "ddp": {"sharding": "ddp", "micro_batch_size": 8},
+    "zero1": {"sharding": "zero1"},
+    "fsdp-keep": {"sharding": "fsdp-keep"},
+    "fsdp": {"sharding": "fsdp"},
+    **{name: change for name, change in ONE_RANK.items() if name not in ("plain", "offload to the host")},
+    "offload to the host": {**ONE_RANK["offload to the host"]},
+}
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1600)]
 
 
-def test_each_recipe_trains_where_the_one_before_it_runs_out(tmp_path: Path) -> None:
-    recipes = accumulate(CHANGES.values(), lambda one, more: {**one, **more}, initial=PLAIN)
+@pytest.mark.parametrize(("ranks", "changes"), [(1, ONE_RANK), (2, TWO_RANKS)], ids=["one rank", "two ranks"])
+def test_each_recipe_trains_where_the_one_before_it_runs_out(
+    ranks: int, changes: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    recipes = accumulate(changes.values(), lambda one, more: {**one, **more}, initial=PLAIN)
     cases = [{"job": JOB, "recipe": Recipe.model_validate(one).model_dump()} for one in [*recipes][1:]]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
-    found = dict(zip(CHANGES, measure("savings.py", tmp_path, ranks=1, timeout=1500), strict=True))
-    peaks = {name: one["peak"] for name, one in found.items()}
-    assert all(less < more for more, less in pairwise(peaks.values())), peaks
-    for name, one in found.items():
-        assert one["exact"] == one["losses"], name
-        assert one["a byte less"] is None and one["next"] is None, name
+    for measured in measure("savings.py", tmp_path, ranks, timeout=1500):
+        found = dict(zip(changes, measured, strict=True))
+        peaks = {name: one["peak"] for name, one in found.items()}
+        assert all(less < more for more, less in pairwise(peaks.values())), peaks
+        for name, one in found.items():
+            assert one["exact"] == one["losses"], name
+            assert one["a byte less"] is None and one["next"] is None, name
