@@ -59,7 +59,9 @@ class Case:
 
     def __str__(self) -> str:
         r = self.recipe
-        words = (self.model, f"{self.ranks}x", r.sharding, r.precision, r.optimizer, r.activations)
+        words = [self.model, f"{self.ranks}x", r.sharding, r.precision, r.optimizer, r.activations]
+        words += ["compiled"] * r.compile + ["in-backward"] * (r.optimizer_step == "backward")
+        words += ["8-bit-embeddings"] * (r.embedding_states == "8-bit")
         return "-".join(
             (*words, f"{r.grad_accum}x{r.micro_batch_size}x{self.context}", f"chunks{r.loss_chunks}")
         )
@@ -79,7 +81,11 @@ class Case:
                 "batch": {"global": batch},
                 "steps": 2,
                 "model": {"batch_norm": brain},
-                "train": {"checkpoint_every": None, "eval_every": 2},
+                "train": {
+                    "checkpoint_every": None,
+                    "eval_every": 2,
+                    "clip_norm": None if self.recipe.optimizer_step == "backward" else 1.0,
+                },
             }
         )
 
@@ -91,6 +97,7 @@ def case(model: str, ranks: int = 1, micro: int = 1, context: int = 2048, **fiel
 
 
 FULL, SELECTIVE, PURE = {"activations": "checkpoint"}, {"activations": "selective"}, {"precision": "bf16"}
+COMPILED = {"compile": True}
 CASES: tuple[Case, ...] = (
     case("0.1b", micro=8),
     case("0.1b", micro=32),
@@ -99,6 +106,12 @@ CASES: tuple[Case, ...] = (
     case("0.1b", micro=16, **FULL),
     case("0.1b", micro=16, **SELECTIVE),
     case("0.1b", micro=16, activations="compress"),
+    case("0.1b", micro=16, **COMPILED),
+    case("0.1b", micro=16, **COMPILED, **SELECTIVE),
+    case("0.1b", micro=16, **COMPILED, activations="budget", activation_budget=0.5),
+    case("0.1b", micro=16, activations="every-second"),
+    case("0.1b", micro=8, optimizer_step="backward", **PURE),
+    case("0.1b", micro=8, optimizer="adamw-8bit", embedding_states="8-bit"),
     case("0.1b", micro=8, grad_accum=3),
     case("0.1b", micro=16, optimizer="adamw-8bit"),
     case("0.1b", micro=16, optimizer="lion", loss_chunks=8),
@@ -122,6 +135,8 @@ CASES: tuple[Case, ...] = (
     case("7b", optimizer="adamw-8bit", **FULL, **PURE),
     case("7b", micro=2, ranks=8, context=4096, **FULL),
     case("7b", ranks=8, context=4096, **SELECTIVE),
+    case("7b", ranks=8, context=4096, **COMPILED, **SELECTIVE),
+    case("7b", optimizer="adamw-8bit", optimizer_step="backward", loss_chunks=8, **FULL, **PURE),
     case("7b", ranks=8, context=2048, activations="compress", **PURE),
     case("3b", ranks=8, sharding="zero1", optimizer="lion", **FULL, **PURE),
     case("7b", ranks=8, context=2048, sharding="fsdp-keep", **FULL),
