@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -32,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay alive. Each later collection of garbage takes 0.3 s less without them."""
+    gc.collect()
+    gc.freeze()
 
 
 class OneSlurmCluster(LoadFileScheduling):

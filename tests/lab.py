@@ -16,6 +16,10 @@ from ruamel.yaml import YAML
 
 from launcher.rundir.layout import RunDir
 
+PATIENCE = 240.0
+"""Seconds after which a test gives up waiting. Only a hang takes as long, on a busy machine too: a test is
+about what happens, not about how fast."""
+
 
 class Lab:
     """A user's project folder, and what a user can do in it."""
@@ -46,7 +50,9 @@ class Lab:
         (self.folder / name).write_text(text)
         return self.folder / name
 
-    def cli(self, *arguments: str, timeout: float = 120, **more: Any) -> subprocess.CompletedProcess[str]:
+    def cli(
+        self, *arguments: str, timeout: float = PATIENCE, **more: Any
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "launcher", *arguments],
             cwd=self.folder, env=self.environ, timeout=timeout, capture_output=True, text=True,
@@ -71,7 +77,7 @@ class Lab:
     def status(self, run: RunDir) -> dict[str, Any]:
         return json.loads(self.cli("status", str(run.path), "--json").stdout)
 
-    def wait(self, run: RunDir, *states: str, timeout: float = 120) -> dict[str, Any]:
+    def wait(self, run: RunDir, *states: str, timeout: float = PATIENCE) -> dict[str, Any]:
         """Until the run is in one of the states (any ended one by default)."""
         wanted = states or ("succeeded", "failed", "cancelled", "interrupted", "lost")
         deadline = time.monotonic() + timeout
@@ -112,7 +118,7 @@ HELD_JOB = {
 }
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout: float = 60) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):

@@ -69,11 +69,11 @@ def test_a_run_is_waited_for_cancelled_resumed_and_told_of_as_the_command_line_d
     wait_for(lambda: run.state == "running" and run.directory.attempts(), "start")
     assert launcher.runs(state="running")[0] == run == launcher.Run(run.id[:-2]) == launcher.Run(run.handle)
     run.cancel()
-    assert run.wait(60).failure == "cancelled" and run.verdict is not None
+    assert run.wait(240).failure == "cancelled" and run.verdict is not None
     with pytest.raises(launcher.SchedulerError, match="is not running: cancelled"):
         run.cancel()
     (lab.folder / "go").touch()
-    assert run.resume(set={"env.B": 2}).wait(60).state == "succeeded"
+    assert run.resume(set={"env.B": 2}).wait(240).state == "succeeded"
     assert [one.failure for one in run.verdicts] == ["cancelled", "succeeded"]
     assert run.job.env == {"A": "1e3", "B": "2"}
     assert run.logs(rank=1).count("went") == 1 and run.logs().count("went") == 2
@@ -147,7 +147,7 @@ def test_the_job_of_a_run_runs_the_same_code_from_any_folder(lab: Lab) -> None:
     lab.script("print('the wrong one')")
     lab.job("sub/job.yaml", command="python train.py", resources={"gpus_per_node": 0, "ranks_per_node": 1})
     first = launcher.run("sub/job.yaml")
-    again = launcher.run(first.job, timeout=60)
+    again = launcher.run(first.job, timeout=240)
     assert "the right one" in first.logs() and "the right one" in again.logs()
 
 
@@ -161,7 +161,7 @@ def test_what_the_plan_warns_of_is_a_warning(lab: Lab) -> None:
         "resources": {"gpus_per_node": 0},
     }
     with pytest.warns(UserWarning, match=r"nothing reads train\.lr"):
-        run = launcher.run(job, set={"train.lr": 1, "env.WORD": "\N{PILE OF POO}"}, timeout=60)
+        run = launcher.run(job, set={"train.lr": 1, "env.WORD": "\N{PILE OF POO}"}, timeout=240)
     assert "\N{PILE OF POO}" in run.logs()
 
 

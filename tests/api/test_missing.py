@@ -155,7 +155,7 @@ def test_setup_that_bash_cannot_read(project: Path, lines: list[str], said: str)
         "resources": {"gpus_per_node": 0},
     }
     if not said:
-        launcher.submit(job, "mine.yaml").wait(60)
+        launcher.submit(job, "mine.yaml").wait(240)
         return
     with pytest.raises(SpecError) as raised:
         launcher.submit(job, "mine.yaml")
@@ -169,4 +169,4 @@ def test_a_file_that_setup_makes_is_left_to_the_run(project: Path) -> None:
     YAML().dump({"name": "mine", "scheduler": "local", "setup": setup}, project / "m.yaml")
     resources = {"gpus_per_node": 0}
     job = {"name": "x", "command": "python made.py", "batch": {"global": 2}, "resources": resources}
-    assert launcher.run(job, "m.yaml", timeout=60).state == "succeeded"
+    assert launcher.run(job, "m.yaml", timeout=240).state == "succeeded"

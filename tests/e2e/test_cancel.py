@@ -52,6 +52,6 @@ def test_a_second_cancel_ends_the_ranks_whatever_they_were_asked_before(lab: Lab
     run = in_a_long_step(lab)
     for how in (signal.SIGUSR2, None, None):
         stop(lab, run, how)
-    status = lab.wait(run, timeout=20)
+    status = lab.wait(run)
     assert (status["state"], status["checkpoint_step"]) == ("cancelled", None)
     assert verdicts(run)[0]["reason"] == "cancelled by the user; ranks that did not end in time were killed"

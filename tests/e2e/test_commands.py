@@ -90,7 +90,7 @@ def test_a_port_that_something_else_has_taken_ends_the_attempt_at_once(lab: Lab)
     """launcher holds it against its own runs; a server with SO_REUSEADDR may still come before rank 0."""
     lab.script(TAKEN)
     run = lab.submit(str(lab.job(command="python train.py", retries={"same": 0})))
-    assert lab.wait(run, timeout=60)["failure"] == "rendezvous-failed", lab.all_logs(run)
+    assert lab.wait(run)["failure"] == "rendezvous-failed", lab.all_logs(run)
     (verdict,) = verdicts(run)
     assert verdict["rank"] == 0 and "EADDRINUSE" in verdict["exception"]
 
@@ -109,7 +109,7 @@ def test_a_script_that_ends_politely_when_it_is_told_to_has_not_succeeded(lab: L
     job = lab.job(command="python train.py", resources={"gpus_per_node": 0, "ranks_per_node": ranks})
     assert lab.cli("submit", str(job)).returncode == 0
     run = lab.newest()
-    wait_for(lambda: "ready" in lab.all_logs(run), "the script", 30)
+    wait_for(lambda: "ready" in lab.all_logs(run), "the script")
     lab.cli("cancel", run.id)
     assert lab.wait(run)["state"] == "cancelled"
     assert verdicts(run)[0]["failure"] == "cancelled"
@@ -257,7 +257,7 @@ def test_a_rank_that_ignores_sigterm_is_ended_all_the_same(lab: Lab) -> None:
     run = lab.submit(str(lab.job(command="python train.py", stop_timeout=2)))
     wait_for(lambda: run.attempt(0).rank_log(0, 1, "out").read_text(), "a deaf rank")
     assert lab.cli("cancel").returncode == 0
-    assert lab.wait(run, timeout=60)["state"] == "cancelled"
+    assert lab.wait(run)["state"] == "cancelled"
     assert processes_of(run.path) == []
 
 
@@ -386,7 +386,7 @@ def test_a_child_in_its_own_session_does_not_outlive_a_killed_supervisor(lab: La
     run = lab.submit(str(lab.job(command=["bash", "-c", "setsid sleep 777 & echo up; wait"])))
     wait_for(lambda: "up" in run.attempt(0).rank_log(0, 1, "out").read_text(), "both ranks")
     os.kill(json.loads(run.supervisor_lock.read_text())["pid"], signal.SIGKILL)
-    wait_for(lambda: not processes_of(run.path), "end of every process", 30)
+    wait_for(lambda: not processes_of(run.path), "end of every process")
     assert lab.status(run)["state"] == "lost"
 
 

@@ -52,7 +52,7 @@ def supervisor(lab: Lab, run: RunDir) -> Iterator[subprocess.Popen[bytes]]:
     try:
         wait_for(lambda: len(run.attempts()) > attempts and _ranks(process), "rank")
         yield process
-        process.wait(30)
+        process.wait(240)
     finally:
         process.kill()
 
@@ -89,7 +89,7 @@ def test_also_when_nobody_could_say_so(lab: Lab, run: RunDir) -> None:
         with supervisor(lab, run) as process:
             process.kill()
     command = [sys.executable, "-m", "launcher.supervise", str(run.path)]
-    subprocess.run(command, env=lab.environ, timeout=60)
+    subprocess.run(command, env=lab.environ, timeout=240)
     assert (run.read_state()["state"], run.read_state()["then"]) == ("failed", IN_VAIN)
 
 

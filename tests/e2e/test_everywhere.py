@@ -48,7 +48,7 @@ import json, sys, launcher
 run = launcher.Run(sys.argv[1])
 found = [one for one in launcher.runs(state="succeeded") if one == run]
 print(json.dumps({
-    "state": run.wait(60).state, "found": len(found), "failures": [one.failure for one in run.verdicts],
+    "state": run.wait(240).state, "found": len(found), "failures": [one.failure for one in run.verdicts],
     "steps": sorted({line["step"] for line in run.metrics()}),
     "saved": [one.step for one in run.checkpoints()],
     "logs": run.logs(rank=0), "by_handle": launcher.Run(run.handle).path == run.path,
@@ -103,7 +103,7 @@ def _told(place: Place) -> Told:
         seen.update(_command_lines())
         return (lab.status(run)["step"] or 0) >= 3
 
-    wait_for(late, "step 3", 90)
+    wait_for(late, "step 3")
     done = lab.cli("cancel", run.id)
     assert done.returncode == 0, done.stdout + done.stderr
     cancelled = _ended(lab, run)
@@ -134,7 +134,7 @@ def _ended(lab: Lab, run: RunDir) -> dict[str, Any]:
         status = lab.status(run)
         return None if status["state"] in LIVING else status
 
-    found: dict[str, Any] = wait_for(ended, f"end of {run.id}", 120)
+    found: dict[str, Any] = wait_for(ended, f"end of {run.id}")
     return found
 
 

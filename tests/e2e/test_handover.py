@@ -233,8 +233,8 @@ def test_two_nodes_hand_over_each_in_its_own_memory_and_a_lost_one_costs_the_che
     assert second["failure"] == "node-failed"
     [given] = events(found, "handover")
     assert given["step"] == 2 and resumed(found) == [(2, "shared-memory")]
-    wait_for(lambda: not processes_of(found.path), "end of every rank", 20)
-    wait_for(lambda: not handover_folder(found, 0).parent.exists(), "empty shared memory", 20)
+    wait_for(lambda: not processes_of(found.path), "end of every rank")
+    wait_for(lambda: not handover_folder(found, 0).parent.exists(), "empty shared memory")
 
     _, supervisors = two_nodes("", **fields)
     assert [one.wait(240) for one in supervisors] == [0, 0], lab.all_logs(found)

@@ -134,8 +134,8 @@ def test_a_second_cancel_ends_the_saving_at_once(lab: Lab) -> None:
     [half] = found.checkpoints.iterdir()
     assert half.name == ".step-00000004.partial"
     assert lab.cli("cancel", found.id).returncode == 0
-    assert lab.wait(found, timeout=30)["state"] == "cancelled"
-    wait_for(lambda: not processes_of(found.path), "end of every rank", 20)
+    assert lab.wait(found)["state"] == "cancelled"
+    wait_for(lambda: not processes_of(found.path), "end of every rank")
     clean(found)
     assert list(found.checkpoints.iterdir()) == []
     assert why(lab, found, "lost") == "steps 1 to 4 are lost: no time was left to save"

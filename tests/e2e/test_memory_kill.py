@@ -76,7 +76,7 @@ def test_a_rank_that_the_kernel_kills_ran_out_of_host_memory(lab: Lab, limited: 
     lab.script(GREEDY)
     job = lab.job(command="python train.py", resources=ONE_RANK, retries={"same": 0, "lower": 0})
     cli = within(limited, lab, "run", str(job))
-    said, _ = cli.communicate(timeout=120)
+    said, _ = cli.communicate(timeout=240)
     assert cli.returncode == EXIT_CODES["host-oom"], said
     (verdict,) = verdicts(lab.newest())
     assert (verdict["failure"], verdict["confidence"]) == ("host-oom", "likely")
@@ -94,7 +94,7 @@ def test_a_kill_by_nobody_known_near_the_limit_is_taken_for_the_kernel_s(lab: La
     full = lab.folder / "full"
     pid = int(wait_for(lambda: full.exists() and full.read_text(), "the rank has filled its memory"))
     os.kill(pid, signal.SIGKILL)
-    said, _ = cli.communicate(timeout=120)
+    said, _ = cli.communicate(timeout=240)
     assert cli.returncode == EXIT_CODES["host-oom"], said
     (verdict,) = verdicts(lab.newest())
     assert (verdict["failure"], verdict["confidence"]) == ("host-oom", "likely")

@@ -60,7 +60,7 @@ def sandbox(shared: Sandbox, lab: Lab) -> Iterator[Sandbox]:
     shared.faults()
     for pod in shared.state()["live"]:
         shared.ask("DELETE", f"/clusters/{pod['cluster']}" if pod["cluster"] else f"/pods/{pod['id']}")
-    wait_for(lambda: not shared.processes(), "end of every pod", 20)
+    wait_for(lambda: not shared.processes(), "end of every pod")
 
 
 def profile(sandbox: Sandbox, lab: Lab, **runpod: Any) -> str:
@@ -106,7 +106,7 @@ def test_a_job_runs_out_of_memory_goes_on_smaller_and_ends_its_pod(sandbox: Sand
     sizes = [event["recipe"]["micro_batch_size"] for event in events(run, "attempt")]
     assert sizes[0] == 16 > sizes[1]
     assert sorted(losses(run)) in (list(range(6)), list(range(1, 7))), "each optimizer step once"
-    wait_for(lambda: ended(sandbox, run), "end of the pod by itself", 20)
+    wait_for(lambda: ended(sandbox, run), "end of the pod by itself")
     (pod,) = pods_of(sandbox, run)
     assert pod["starts"] == 1, "the script never returned"
     assert "gpu-oom" in lab.cli("why", run.id).stdout
@@ -130,18 +130,18 @@ def test_a_cancelled_run_writes_a_checkpoint_and_is_resumed_on_a_new_pod(sandbox
         recipe={"sharding": "ddp", "precision": "fp32"},
     )  # fmt: skip
     run = submit(lab, job, profile(sandbox, lab))
-    wait_for(lambda: lab.status(run) and len(metrics(run)) > 3, "a few steps", 60)
+    wait_for(lambda: lab.status(run) and len(metrics(run)) > 3, "a few steps")
     done = lab.cli("cancel", run.id)
     assert done.returncode == 0, done.stderr
     assert lab.wait(run)["state"] in ("cancelled", "interrupted")
-    wait_for(lambda: ended(sandbox, run), "end of the pod", 20)
+    wait_for(lambda: ended(sandbox, run), "end of the pod")
     steps = max(losses(run))
     resumed = lab.cli("resume", run.id)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert lab.wait(run, "succeeded", "failed", "lost")["state"] == "succeeded", lab.all_logs(run)
     assert max(losses(run)) >= 79 > steps and events(run, "resumed")
     assert len(pods_of(sandbox, run)) == 2
-    wait_for(lambda: ended(sandbox, run), "end of the pod", 20)
+    wait_for(lambda: ended(sandbox, run), "end of the pod")
 
 
 @pytest.mark.slow
@@ -156,14 +156,14 @@ def test_a_spot_pod_is_taken_away_and_a_new_one_goes_on(sandbox: Sandbox, lab: L
     (first,) = pods_of(sandbox, run)
     assert first["interruptible"] and first["price"] == 0.2
     step = sandbox.volume / "runs" / run.id / "checkpoints" / "step"
-    wait_for(lambda: int(step.read_text()) > 2, "steps", 60)
+    wait_for(lambda: int(step.read_text()) > 2, "steps")
     sandbox.interrupt(first["id"])
     kept = int(step.read_text())
     assert lab.wait(run, "succeeded", "failed", "lost")["state"] == "succeeded", lab.all_logs(run)
     shown = lab.cli("logs", run.id).stdout
     assert "begins at 0" in shown and f"begins at {kept}" in shown and "done 12" in shown
     assert len(pods_of(sandbox, run)) == 2
-    wait_for(lambda: ended(sandbox, run), "end of both pods", 20)
+    wait_for(lambda: ended(sandbox, run), "end of both pods")
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_two_nodes_of_a_cluster_meet_and_end_together(sandbox: Sandbox, lab: Lab
     shown = lab.cli("logs", run.id).stdout
     assert "met 2 from node 0" in shown and "met 2 from node 1" in shown
     assert len(pods_of(sandbox, run)) == 2
-    wait_for(lambda: ended(sandbox, run), "end of the cluster", 60)
+    wait_for(lambda: ended(sandbox, run), "end of the cluster")
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_an_answer_lost_after_creation_costs_no_second_pod(sandbox: Sandbox, lab
     assert len(pods_of(sandbox, run)) == 1
     assert lab.wait(run)["state"] == "succeeded"
     assert f"hello from {run.id}" in lab.cli("logs", run.id).stdout
-    wait_for(lambda: ended(sandbox, run), "end of the pod", 20)
+    wait_for(lambda: ended(sandbox, run), "end of the pod")
 
 
 @pytest.mark.slow
@@ -230,8 +230,8 @@ def test_a_refusal_is_one_clear_message_and_leaves_nothing(
     assert "Traceback" not in done.stderr and len(done.stderr) < 3000
     sandbox.faults()
     if fault == "huge-body":  # the pod is there, and found by its name
-        wait_for(lambda: lab.status(lab.newest())["state"] == "succeeded", "the run", 60)
-        wait_for(lambda: not sandbox.state()["live"], "end of the pod", 20)
+        wait_for(lambda: lab.status(lab.newest())["state"] == "succeeded", "the run")
+        wait_for(lambda: not sandbox.state()["live"], "end of the pod")
     assert sandbox.state()["live"] == []
     if not hostile:
         assert json.loads(lab.cli("list", "--json").stdout) == []

@@ -43,7 +43,7 @@ def test_a_task_finishes_its_step_and_saves_it(lab: Lab, ranks: int) -> None:
     status = lab.wait(run)
     assert (status["state"], status["failure"], status["checkpoint_step"]) == ("interrupted", "preempted", 1)
     assert verdicts(run)[0]["reason"].endswith("a checkpoint was written"), lab.all_logs(run)
-    assert not psutil.wait_procs(told, timeout=30)[1]
+    assert not psutil.wait_procs(told, timeout=240)[1]
 
 
 SCRIPT = """

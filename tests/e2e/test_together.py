@@ -115,7 +115,7 @@ def two_nodes(lab: Lab):
 
 def test_two_nodes_meet_and_agree_on_success(lab: Lab, two_nodes) -> None:
     run, supervisors = two_nodes(MEET, command="python train.py")
-    assert [s.wait(120) for s in supervisors] == [0, 0], lab.all_logs(run)
+    assert [s.wait(240) for s in supervisors] == [0, 0], lab.all_logs(run)
     logs = lab.cli("logs", str(run.path)).stdout
     assert logs.count("met 2") >= 1
     assert sorted(path.name for path in run.attempt(0).logs.iterdir()) == ["node-00", "node-01"]
@@ -125,7 +125,7 @@ def test_two_nodes_meet_and_agree_on_success(lab: Lab, two_nodes) -> None:
 def test_no_attempt_is_opened_after_a_request_to_stop_and_every_node_hears_of_it(lab: Lab, two_nodes) -> None:
     """Here only node 0 sees the request."""
     run, supervisors = two_nodes(MEET, cancelled=True, command="python train.py")
-    assert [s.wait(120) for s in supervisors] == [18, 18], lab.all_logs(run)
+    assert [s.wait(240) for s in supervisors] == [18, 18], lab.all_logs(run)
     assert run.attempts() == [] and lab.status(run)["state"] == "cancelled"
 
 
@@ -140,7 +140,7 @@ def test_memory_running_out_on_one_node_lowers_the_recipe_of_both(lab: Lab, two_
         "print('fits', sys.argv[1])\n"
     )
     run, supervisors = two_nodes(script, command="python train.py {micro_batch_size}")
-    assert [s.wait(180) for s in supervisors] == [0, 0], lab.all_logs(run)
+    assert [s.wait(240) for s in supervisors] == [0, 0], lab.all_logs(run)
     first, last = verdicts(run)
     assert (first["failure"], first["rank"], first["node"]) == ("gpu-oom", 1, 1)
     assert last["failure"] == "succeeded"

@@ -169,7 +169,7 @@ def measured(cases: Sequence[tuple[Case, float | None]], folder: Path) -> list[d
         for one, cap in cases
     ]
     (folder / "cases.json").write_text(json.dumps(asked))
-    measure(str(TRUTH), folder, ranks=1, env=ALLOCATOR, timeout=3000, gpus_per_node=1)
+    measure(str(TRUTH), folder, ranks=1, env=ALLOCATOR, timeout=3000, fresh=True, gpus_per_node=1)
     answers: list[dict[str, Any]] = json.loads((folder / "rank-0.json").read_text())
     return answers
 

@@ -55,9 +55,9 @@ def test_a_new_line_is_shown_within_half_a_second(tmp_path: Path) -> None:
     )
     done = threading.Event()
     thread, screen = follow(run, done)
-    assert writer.wait(60) == 0
+    assert writer.wait(240) == 0
     done.set()
-    thread.join(10)
+    thread.join(240)
     assert not thread.is_alive()
     delays = [shown - float(line.rpartition(b" ")[2]) for shown, line in screen.shown]
     assert len(delays) == 25
@@ -74,7 +74,7 @@ def test_new_ranks_and_attempts_appear_and_the_end_is_drained(tmp_path: Path) ->
             time.sleep(0.2)
     write_rank(run, 0, [(99, b"late")], attempt=3, stream="err")
     done.set()
-    thread.join(10)
+    thread.join(240)
     assert not thread.is_alive()
     assert [line[16:] for _, line in screen.shown] == [
         b"%d:r%03d ! attempt %d" % (attempt, rank, attempt) for attempt in range(4) for rank in range(2)
@@ -97,6 +97,6 @@ def test_an_idle_follow_of_1024_ranks_is_cheap_and_keeps_no_file_open(tmp_path: 
         time.sleep(0.05)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_utime - used
     done.set()
-    thread.join(10)
+    thread.join(240)
     assert most <= before + 4
     assert used < 0.6, "less than a third of one core for 1,024 ranks"

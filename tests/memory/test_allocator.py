@@ -201,9 +201,9 @@ def test_no_byte_is_lost_or_given_twice(trace, expandable, capacity):
 def test_forty_thousand_events_take_far_less_than_a_second():
     sizes = [(number * 7919 % 97 + 1) * 300_000 for number in range(20_000)]
     events = [event for number in range(20_000) for event in (number, ~(number - 200))[: 1 + (number >= 200)]]
-    started = time.perf_counter()
+    started = time.process_time()
     replay(sizes, events)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_memory_of_one_stream_is_not_reused_on_another_one():

@@ -23,7 +23,7 @@ with open(out + ".new", "wb") as file:
         file.write(item + b"\\0")
 os.rename(out + ".new", out)
 if mode.startswith("wait"):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 240
     stop_file = sys.argv[sys.argv.index("--stop-file") + 1] if "--stop-file" in sys.argv else "/nowhere"
     while not caught and not os.path.exists(stop_file) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -33,7 +33,7 @@ def job(**fields: object) -> Job:
 
 def bash(script: Path, stub: stubs.Stubs, cwd: Path, **env: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        ["bash", str(script)], env=stub.env(**env), cwd=cwd, capture_output=True, timeout=60
+        ["bash", str(script)], env=stub.env(**env), cwd=cwd, capture_output=True, timeout=240
     )
 
 

@@ -26,7 +26,7 @@ from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from launcher.schedulers.runpod.scripts import added_at_creation
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
-from tests.lab import wait_for
+from tests.lab import PATIENCE, wait_for
 from tests.render import stubs
 from tests.render.run import notes, render_run
 
@@ -115,7 +115,7 @@ class Pod:
             )
 
     def wait_for(self, text: str) -> str:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while text not in (log := (self.folder / "log").read_text()):
             assert time.monotonic() < deadline, log
             assert self.process is not None and self.process.poll() is None, "the script returned: " + log
@@ -346,7 +346,7 @@ def test_a_limit_counts_from_the_first_start_of_the_pod(pod: Pod) -> None:
     deadline, stop = pod.run_dir / "pod-pod1.deadline", pod.run_dir / "pod-pod1.stop"
     began = int(time.time())
     pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait", LAUNCHER_MAX_SECONDS="3600")
-    wait_for(pod.stub.out.exists, "a supervisor", 20)
+    wait_for(pod.stub.out.exists, "a supervisor")
     pod.end()
     assert began + 3600 <= int(deadline.read_text()) <= time.time() + 3600
     pod.stub.out.unlink()
@@ -372,9 +372,7 @@ def test_a_pod_that_was_told_to_stop_is_told_again_after_a_restart(pod: Pod) -> 
 
 def test_term_to_the_pod_reaches_the_supervisor(pod: Pod) -> None:
     pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait", STUB_EXIT="5")
-    deadline = time.monotonic() + 15
-    while not pod.stub.out.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(pod.stub.out.exists, "a supervisor")
     assert pod.process is not None
     pod.process.send_signal(signal.SIGTERM)
     assert "exit code 5" in pod.wait_for("the pod is ending")

@@ -59,7 +59,7 @@ def run(script: Path, stub: stubs.Stubs, **env: str) -> tuple[int, str]:
     }
     env = {**attempt, "LAUNCHER_NODE_RANK": "0", **env}
     environ = {name: value for name, value in stub.env(**env).items() if value != "UNSET"}
-    done = subprocess.run(["bash", str(script)], env=environ, capture_output=True, timeout=30, text=True)
+    done = subprocess.run(["bash", str(script)], env=environ, capture_output=True, timeout=240, text=True)
     return done.returncode, done.stderr
 
 

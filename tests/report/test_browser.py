@@ -89,7 +89,7 @@ def test_the_page_of_a_plan_in_a_browser(lab: Lab, server: Server, tmp_path: Pat
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
     command = [str(BROWSER), *ALONE, *sandbox, f"--user-data-dir={tmp_path / 'profile'}"]
     command += ["--virtual-time-budget=10000", "--dump-dom", f"{server.url}/measure.html"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
     told = re.search(r"<pre>(.*?)</pre>", shown, re.S)
     assert told, shown
     for width, page in json.loads(unescape(told[1])).items():

@@ -261,4 +261,4 @@ def test_a_run_whose_state_cannot_be_written_ended_as_its_events_tell(
     fields = {"command": "python train.py", "resources": resources, "retries": {"same": 0}}
     run = lab.submit(str(lab.job(**fields, env={"CODE": str(code)})))
     wait_for(lambda: events(run, "finished"), "end of the run")
-    wait_for(lambda: lab.status(run)["state"] == state, f"state {state}", timeout=20)
+    wait_for(lambda: lab.status(run)["state"] == state, f"state {state}")

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from tests.lab import wait_for
+from tests.lab import PATIENCE, wait_for
 
 VOLUME = "sandbox"
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ class Sandbox:
             **more.pop("headers", {}),
         }
         assert self.process.poll() is None, f"the sandbox has ended: {self.process.returncode}"
-        return httpx.request(method, url, headers=headers, timeout=30, **more)
+        return httpx.request(method, url, headers=headers, timeout=240, **more)
 
     def state(self) -> dict[str, Any]:
         found = self.ask("GET", "//sandbox/state").json()
@@ -75,7 +75,7 @@ class Sandbox:
         return found
 
     def wait(self, id: str, status: str) -> dict[str, Any]:
-        wait_for(lambda: self.pod(id)["status"] == status, f"pod {id} {status}", 20)
+        wait_for(lambda: self.pod(id)["status"] == status, f"pod {id} {status}")
         return self.pod(id)
 
     def processes(self) -> list[int]:
@@ -92,7 +92,7 @@ class Sandbox:
     def end(self, with_signal: int = signal.SIGINT) -> None:
         if self.process.poll() is None:
             self.process.send_signal(with_signal)
-            self.process.wait(20)
+            self.process.wait(240)
 
 
 def body(args: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def launch(folder: Path, *options: str, environ: dict[str, str] | None = None, *
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             env={"OMP_NUM_THREADS": "1", **os.environ, **(environ or {})},
         )  # fmt: skip
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not (folder / "env.sh").exists() or "SECRET" not in (folder / "env.sh").read_text():
         assert process.poll() is None, printed.read_text()
         assert time.monotonic() < deadline, "the sandbox does not start"

@@ -103,7 +103,7 @@ def test_a_pod_that_costs_more_is_not_listed_yet_or_has_no_image(sandbox: Sandbo
     made = sandbox.create()
     assert made["cost"] == pytest.approx(0.18)
     assert names(sandbox) == [] and sandbox.pod(made["id"])["id"] == made["id"]
-    wait_for(lambda: names(sandbox) == ["test"], "the pod in the list", 5)
+    wait_for(lambda: names(sandbox) == ["test"], "the pod in the list")
     failed = sandbox.wait(made["id"], "ERROR")
     assert failed["cost"] == 0.0 and failed["actions"] == ["start", "terminate"]
     sandbox.faults(slow_pull={"p": 1, "value": 1}, slow_answer={"p": 1, "times": 1, "value": 0.5})
@@ -149,7 +149,7 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back(tmp_path: Path) 
 def test_bad_options_are_one_clear_message(tmp_path: Path, options: list[str], told: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "launcher", "runpod", "sandbox", "--folder", str(tmp_path / "s"), *options],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
     assert done.stderr.startswith("launcher: ") and not (tmp_path / "s").exists()
@@ -164,7 +164,7 @@ def test_two_servers_share_neither_a_port_nor_a_folder(shared: Sandbox, tmp_path
     ):
         done = subprocess.run(
             [sys.executable, "-m", "launcher", "runpod", "sandbox", *options],
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=240,
         )  # fmt: skip
         assert done.returncode == 2 and told in done.stderr, done.stderr
     assert shared.pod(pod)["status"] in ("STARTING", "RUNNING")

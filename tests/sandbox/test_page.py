@@ -40,20 +40,20 @@ def test_the_commands_of_the_page_run_as_they_are_written(tmp_path: Path) -> Non
         ["bash", "-c", f"exec {first} --port 0 >{tmp_path}/said 2>&1"], cwd=home, env=env
     )
     try:
-        wait_for(lambda: "Ctrl-C" in (tmp_path / "said").read_text(), "server", 30)
+        wait_for(lambda: "Ctrl-C" in (tmp_path / "said").read_text(), "server")
         done = subprocess.run(
             ["bash", "-e", "-c", "\n".join(rest)],
             cwd=home,
             env=env,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         assert "hello from pod" in done.stdout and "succeeded" in done.stdout
     finally:
         server.send_signal(signal.SIGINT)
-        server.wait(20)
+        server.wait(240)
 
 
 def test_the_table_of_the_page_holds_every_fault_and_its_value() -> None:

@@ -38,7 +38,7 @@ def lines(sandbox: Sandbox, pod: str, until: str, **more: Any) -> list[tuple[str
     headers = {"Authorization": f"Bearer {sandbox.environ['RUNPOD_API_KEY']}", **more.pop("headers", {})}
     found: list[tuple[str, dict[str, str]]] = []
     id = ""
-    with httpx.stream("GET", url, headers=headers, timeout=20, **more) as answer:
+    with httpx.stream("GET", url, headers=headers, timeout=240, **more) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line.startswith("id: "):
@@ -137,7 +137,7 @@ def test_nothing_of_a_pod_is_left_whatever_it_started(sandbox: Sandbox) -> None:
     lines(sandbox, pod, "up")
     assert len(sandbox.processes()) >= 2
     sandbox.ask("DELETE", f"/pods/{pod}")
-    wait_for(lambda: not sandbox.processes(), "end of every process", 10)
+    wait_for(lambda: not sandbox.processes(), "end of every process")
 
 
 @pytest.mark.skipif(not OPENAPI.is_file(), reason="RunPod's OpenAPI document is not here (RUNPOD_OPENAPI)")
@@ -229,7 +229,7 @@ def test_a_cluster_gives_each_node_its_rank_and_ends_as_a_whole(sandbox: Sandbox
     assert sandbox.ask("DELETE", f"/clusters/{cluster}", key=told[1][4]).status_code == 204
     assert sandbox.ask("GET", "/clusters").json() == {"clusters": []}
     assert sandbox.ask("GET", f"/clusters/{cluster}").status_code == 404
-    wait_for(lambda: not sandbox.processes(), "end of every process", 10)
+    wait_for(lambda: not sandbox.processes(), "end of every process")
 
 
 def graphql(sandbox: Sandbox, query: str, **variables: Any) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def test_the_service_itself_ends_a_pod_whose_time_is_over(sandbox: Sandbox) -> N
     made = graphql(sandbox, DEMAND, input={**WANTED, "terminateAfter": soon})
     id = made["data"]["podFindAndDeployOnDemand"]["id"]
     assert sandbox.pod(id)["id"] == id
-    wait_for(lambda: sandbox.ask("GET", f"/pods/{id}").status_code == 404, "end of the pod", 10)
+    wait_for(lambda: sandbox.ask("GET", f"/pods/{id}").status_code == 404, "end of the pod")
     assert (
         "passed" in graphql(sandbox, DEMAND, input={**WANTED, "terminateAfter": soon})["errors"][0]["message"]
     )
@@ -299,7 +299,7 @@ def test_a_pod_is_billed_by_the_second_and_the_bill_survives_the_server(tmp_path
         first.wait(kept, "RUNNING")
     usd = bill["metadata"]["totals"]["totalAmount"]
     elapsed = round(usd * 3600 / price, 6)
-    assert elapsed in (2, 3, 4, 5) and bill["metadata"]["totals"]["cpuAmount"] == usd
+    assert elapsed == int(elapsed) >= 2 and bill["metadata"]["totals"]["cpuAmount"] == usd
     assert bill["metadata"]["uniquePodCount"] == 1 and bill["records"][0]["podId"] == pod
     with start(folder) as again:
         assert again.environ["RUNPOD_API_KEY"] == first.environ["RUNPOD_API_KEY"], "keys stay good"
@@ -322,7 +322,7 @@ def test_without_namespaces_pods_are_kept_apart_and_ended_all_the_same(tmp_path:
             assert (folder / "pods" / pod / "disk" / "tmp" / "mine").exists()
         assert str(killed.volume) in (folder / "runpod-sandbox.yaml").read_text(), "in place of /workspace"
         killed.ask("DELETE", f"/pods/{first}")
-        wait_for(lambda: not (folder / "pods" / first / "disk").exists(), "end of the pod", 10)
+        wait_for(lambda: not (folder / "pods" / first / "disk").exists(), "end of the pod")
         assert all(first not in Path(f"/proc/{pid}/environ").read_text() for pid in killed.processes())
     finally:
         killed.end(signal.SIGKILL)
@@ -341,7 +341,7 @@ def test_a_server_that_is_killed_leaves_no_process_and_its_successor_closes_the_
     finally:
         killed.end(signal.SIGKILL)
     if isolated and os.geteuid() == 0:
-        wait_for(lambda: not killed.processes(), "end of every process, by the kernel alone", 20)
+        wait_for(lambda: not killed.processes(), "end of every process, by the kernel alone")
     with start(folder) as again:
         assert not killed.processes()
         assert [one["id"] for one in again.state()["gone"]] == [pod]

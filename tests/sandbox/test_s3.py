@@ -50,7 +50,7 @@ def test_what_is_put_is_the_file_that_a_pod_sees_and_the_other_way_round(sandbox
     s3.put_object(Bucket=VOLUME, Key=name, Body=b"abc\n")
     assert (sandbox.volume / name).read_bytes() == b"abc\n"
     pod = sandbox.create("bash -c 'cat /workspace/runs/*/*.txt | tr a-c A-C >/workspace/answer; sleep 1000'")
-    wait_for(lambda: (sandbox.volume / "answer").read_text() == "ABC\n", "the pod's answer", 20)
+    wait_for(lambda: (sandbox.volume / "answer").read_text() == "ABC\n", "the pod's answer")
     assert s3.get_object(Bucket=VOLUME, Key="answer")["Body"].read() == b"ABC\n"
     sandbox.ask("DELETE", f"/pods/{pod['id']}")
     assert s3.head_object(Bucket=VOLUME, Key=name)["ContentLength"] == 4

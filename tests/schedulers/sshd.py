@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import PATIENCE
+
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 REAL_SSH = shutil.which("ssh")
 PASSWORD = "open-sesame"
@@ -75,7 +77,7 @@ class Sshd:
         command = [SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex((self.address, self.port)) == 0:

@@ -31,7 +31,7 @@ from tests.slurm.shape import Shape
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sacct", "slurmdbd", "mariadbd", "ip", "unshare")
 SBIN = os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/sbin"))
 CGROUP = Path("/sys/fs/cgroup/memory")
-WAIT = 20.0
+WAIT = 120.0
 ROOT = Path(__file__).resolve().parents[2]
 
 # The node's init: waits for its network cable, then runs slurmd and reaps what jobs leave behind.
@@ -310,7 +310,7 @@ class Cluster:
         _wait(lambda: _listens("127.0.0.1", shape.port + 2), "mariadbd", self._log("mariadbd"))
 
     def _sacctmgr(self, *words: str) -> None:
-        subprocess.run(["sacctmgr", "-iQ", *words], env=self._environ(), capture_output=True, timeout=20)
+        subprocess.run(["sacctmgr", "-iQ", *words], env=self._environ(), capture_output=True, timeout=120)
 
     def _environ(self) -> dict[str, str]:
         return {**os.environ, **self.env(), "PATH": SBIN}

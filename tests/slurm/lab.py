@@ -13,7 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from launcher.rundir.layout import RunDir
-from tests.lab import Lab, wait_for
+from tests.lab import PATIENCE, Lab, wait_for
 from tests.slurm.cluster import ROOT, Cluster
 
 GPT = {
@@ -62,7 +62,7 @@ class SlurmLab(Lab):
     def submit(self, *arguments: str) -> RunDir:
         return super().submit(*arguments, "-c", "lab.yaml")
 
-    def slurm(self, *command: str, timeout: float = 30) -> str:
+    def slurm(self, *command: str, timeout: float = PATIENCE) -> str:
         """What one of Slurm's commands prints; fails the test when it fails."""
         done = subprocess.run(
             command, env=self.on_the_cluster, cwd=self.folder, capture_output=True, text=True, timeout=timeout
@@ -85,7 +85,7 @@ class SlurmLab(Lab):
 
         return wait_for(ended, f"end of job {job} in accounting", 30)
 
-    def wait(self, run: RunDir, *states: str, timeout: float = 200) -> dict[str, Any]:
+    def wait(self, run: RunDir, *states: str, timeout: float = PATIENCE) -> dict[str, Any]:
         """Until `launcher status` says so; asked when state.json or the queue has news, and now and then."""
         wanted = states or ENDED
         deadline = time.monotonic() + timeout

@@ -33,7 +33,7 @@ def started(
     YAML().dump({**YAML().load(file), **profile}, file)
     resources = {**ONE_RANK, "nodes": nodes, "time": "10m"}
     run = lab.submit(str(lab.job(**{**GPT, "resources": resources})))
-    wait_for(lambda: moment(run), "moment before the supervisors", 120)
+    wait_for(lambda: moment(run), "moment before the supervisors")
     return run
 
 
@@ -116,7 +116,7 @@ def crash_in_the_check(lab: SlurmLab) -> Told:
     first = lab.slurm("squeue", "-h", "-j", job_id(run), "-o", "%N")
     victim = lab.slurm("scontrol", "show", "hostnames", first).split()[-1]
     lab.cluster.crash_node(victim)
-    wait_for(lambda: "down" in lab.slurm("sinfo", "-h", "-n", victim, "-o", "%T"), "node that is down", 60)
+    wait_for(lambda: "down" in lab.slurm("sinfo", "-h", "-n", victim, "-o", "%T"), "node that is down")
     status = lab.wait(run, "succeeded", "failed")
     lab.cluster.start_node(victim)  # others need two of the partition's nodes, too
     return Told(lab, run, status, {"victim": victim})

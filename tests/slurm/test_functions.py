@@ -148,7 +148,7 @@ def test_a_preempted_function_goes_on_from_its_checkpoint_and_another_begins_ane
     ids = process.stdout.readline().split()
     for job in [] if requeue else ids:
         slurm_lab.slurm("scontrol", "update", f"JobId={job}", "Requeue=0")
-    wait_for(lambda: all((slurm_lab.folder / name).exists() for name in ("waits", "plain")), "calls", 120)
+    wait_for(lambda: all((slurm_lab.folder / name).exists() for name in ("waits", "plain")), "calls")
     slurm_lab.slurm("scancel", "--batch", "--signal=USR2", *ids)
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 0
@@ -163,4 +163,4 @@ def test_the_lines_of_the_page_run(slurm_lab: SlurmLab) -> None:
     profile = (slurm_lab.folder / "lab.yaml").read_text().replace("name: lab", "name: my-slurm")
     (slurm_lab.folder / "clusters" / "my-slurm.yaml").write_text(profile)
     lines = program(slurm_lab, PAGE.read_text().partition("```python\n")[2].partition("```")[0])
-    assert slurm_lab.slurm(sys.executable, str(lines), timeout=120) == "42\n[2, 4, 6]"
+    assert slurm_lab.slurm(sys.executable, str(lines), timeout=240) == "42\n[2, 4, 6]"

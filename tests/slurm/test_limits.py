@@ -159,7 +159,7 @@ def verdict(
         wanted.append(f"--gpus-per-node={fields['gpus_per_node']}")
     number = lab.sbatch("sleep 60", *wanted)
     try:
-        state, reason = wait_for(lambda: said_of(lab, number), f"verdict of Slurm on {number}", 20)
+        state, reason = wait_for(lambda: said_of(lab, number), f"verdict of Slurm on {number}")
         record = look_up(partial(ask, Here()), [number]).get(number)
     finally:
         lab.slurm("scancel", number)
@@ -246,13 +246,13 @@ def test_a_default_that_the_partition_is_not_for_is_refused_and_a_job_with_it_is
     monkeypatch.setenv("SLURM_CONF", slurm_lab.environ["SLURM_CONF"])
     number = slurm_lab.sbatch("sleep 60", f"--partition={partition}")
     seen = partial(look_up, partial(ask, Here()), [number])
-    record = wait_for(lambda: (one := seen().get(number)) and one.reason and one, "reason of Slurm", 20)
+    record = wait_for(lambda: (one := seen().get(number)) and one.reason and one, "reason of Slurm")
     why = why_pending(record)
     assert f"may not use its partition ({partition}) (Slurm says: {partition} allows " in why
     name = "Account" if field == "account" else "QOS"
     assert f"`scontrol update JobId={number} {name}=NAME`" in why and "wait;" not in why
     slurm_lab.slurm("scontrol", "update", f"JobId={number}", *change.split())
-    wait_for(lambda: (one := seen().get(number)) and one.state == "RUNNING", "start of the job", 20)
+    wait_for(lambda: (one := seen().get(number)) and one.state == "RUNNING", "start of the job")
 
 
 ONE_RANK = {"nodes": 1, "ranks_per_node": 1, "time": "5m"}
@@ -309,8 +309,8 @@ def test_accounting_that_hangs_holds_no_verb_up(cluster: Cluster, slurm_lab: Slu
         calls.unlink(missing_ok=True)
         with ThreadPoolExecutor() as pool:
             following = pool.submit(lab.cli, "logs", run.id, "-f", timeout=at_most)
-            wait_for(calls.exists, "question of the follower", 20)
-            wait_for(lambda: run.read_state()["state"] == "running", "start of the run", 20)
+            wait_for(calls.exists, "question of the follower")
+            wait_for(lambda: run.read_state()["state"] == "running", "start of the run")
             lab.cli("cancel", run.id, timeout=at_most)
             followed = following.result()
         status = lab.cli("status", run.id, timeout=at_most)

@@ -116,7 +116,7 @@ def test_a_controller_that_comes_back_during_submission_gets_the_job_once(lab: S
         time.sleep(2)
     finally:
         lab.cluster.start_controller()
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out + err
     assert jobs_of(lab) == [job_id(lab.newest())]
     assert lab.wait(lab.newest())["state"] == "succeeded"
@@ -133,7 +133,7 @@ def test_a_controller_that_is_silent_is_asked_again_and_gets_the_job_once(lab: S
         said = process.stderr.readline()
     finally:
         lab.cluster.thaw_controller()
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=240)
     time.sleep(1)
     assert "timed out" in said and "trying for 20 s" in said
     assert process.returncode == 0, out + err

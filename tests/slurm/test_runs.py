@@ -232,7 +232,7 @@ def test_where_requeue_is_refused_a_linked_job_goes_on_with_the_run(it: Told) ->
 def preempted(lab: SlurmLab, partition: str = "scavenge", node: str = "n5") -> Told:
     lab.profile(partition=partition)
     run = lab.submit(slow(lab, 0.5, resources={**ONE_RANK, "time": "10m"}))
-    wait_for(lambda: steps(run) > 3, "some steps", 120)
+    wait_for(lambda: steps(run) > 3, "some steps")
     lab.sbatch("sleep 3", "-p", "urgent", "-w", node, "--exclusive", "-t", "1")
     return Told(lab, run, lab.wait(run, "succeeded", "failed"))
 
@@ -263,7 +263,7 @@ def test_where_preemption_cancels_the_run_goes_on_all_the_same(it: Told) -> None
 def requeued(lab: SlurmLab) -> Told:
     """By an administrator: SIGTERM comes without a warning, and SIGKILL after KillWait."""
     run = lab.submit(slow(lab, 0.5, resources={"nodes": 2, "ranks_per_node": 2, "time": "10m"}))
-    wait_for(lambda: steps(run) > 2, "some steps", 120)
+    wait_for(lambda: steps(run) > 2, "some steps")
     lab.slurm("scontrol", "requeue", job_id(run))
     return Told(lab, run, lab.wait(run, "succeeded", "failed"))
 
@@ -280,9 +280,9 @@ def test_a_job_that_is_requeued_by_others_saves_the_step_it_is_in(it: Told) -> N
 
 def suspended(lab: SlurmLab) -> Told:
     run = lab.submit(slow(lab, 0.5, resources={"nodes": 2, "ranks_per_node": 1, "time": "10m"}))
-    wait_for(lambda: steps(run) > 2, "some steps", 120)
+    wait_for(lambda: steps(run) > 2, "some steps")
     lab.slurm("scontrol", "suspend", job_id(run))
-    said = wait_for(lambda: lab.status(run)["reason"], "word of it", 30)
+    said = wait_for(lambda: lab.status(run)["reason"], "word of it")
     time.sleep(1.2 * LOST_SECONDS)  # what one node takes for the loss of another
     lab.slurm("scontrol", "resume", job_id(run))
     return Told(lab, run, lab.wait(run, "succeeded", "failed"), {"said": said})
@@ -302,11 +302,11 @@ def test_a_job_that_is_suspended_says_so_and_goes_on_as_if_nothing_had_been(it: 
 def crash(lab: SlurmLab, partition: str, nodes: int, is_back: bool) -> Told:
     lab.profile(partition=partition)
     run = lab.submit(slow(lab, 0.5, resources={"nodes": nodes, "ranks_per_node": 1, "time": "10m"}))
-    wait_for(lambda: events(run, "checkpoint"), "a checkpoint", 120)
+    wait_for(lambda: events(run, "checkpoint"), "a checkpoint")
     first = lab.slurm("squeue", "-h", "-j", job_id(run), "-o", "%N")
     victim = lab.slurm("scontrol", "show", "hostnames", first).split()[-1]
     lab.cluster.crash_node(victim)
-    wait_for(lambda: "down" in lab.slurm("sinfo", "-h", "-n", victim, "-o", "%T"), "node that is down", 60)
+    wait_for(lambda: "down" in lab.slurm("sinfo", "-h", "-n", victim, "-o", "%T"), "node that is down")
     if is_back:
         lab.cluster.start_node(victim)
     return Told(lab, run, lab.wait(run, "succeeded", "failed"), {"victim": victim})
@@ -341,7 +341,7 @@ def cancelled(
 ) -> Told:
     lab.profile(**(options or {}))
     run = lab.submit(slow(lab, 0.2, steps=100000, **fields))
-    wait_for(lambda: moment(run), "moment for scancel", 120)
+    wait_for(lambda: moment(run), "moment for scancel")
     lab.slurm("scancel", job_id(run))
     return Told(lab, run, lab.wait(run))
 
@@ -384,11 +384,11 @@ def cancelled_at_the_time_limit(lab: SlurmLab) -> Told:
     lab.script(HELD, "held.py")
     lab.profile(signal_seconds=60)
     run = lab.submit(str(lab.job(**HELD_JOB, recipe="auto", resources={**ONE_RANK, "time": "2m"})))
-    wait_for((run.path / "held").exists, "first step", 60)
+    wait_for((run.path / "held").exists, "first step")
     lab.slurm("scancel", "--batch", "--signal=USR2", job_id(run))  # as Slurm does a minute before the limit
-    wait_for(lambda: events(run, "stopping"), "warning", 60)
+    wait_for(lambda: events(run, "stopping"), "warning")
     done = lab.cli("cancel", run.id)
-    wait_for(lambda: len(events(run, "stopping")) > 1, "request to cancel", 60)
+    wait_for(lambda: len(events(run, "stopping")) > 1, "request to cancel")
     (run.path / "go").touch()
     return Told(lab, run, lab.wait(run), {"said": done.stdout + done.stderr})
 

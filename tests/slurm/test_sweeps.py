@@ -58,7 +58,7 @@ def test_a_sweep_is_looked_at_cancelled_and_deleted_as_a_whole(lab: SlurmLab) ->
     job = slow(lab, 0.2, steps=100000, train={"checkpoint_every": None, "lr": 1e-3})
     sweep, runs = submitted(lab, job, "--sweep", "seed=0,1,2,3", "--at-once", "2")
     array = job_id(runs[0]).partition("_")[0]
-    wait_for(lambda: all(steps(run) > 2 for run in runs[:2]), "training of two runs", 120)
+    wait_for(lambda: all(steps(run) > 2 for run in runs[:2]), "training of two runs")
 
     calls(lab, "squeue")
     shown = said(lab, "status", sweep)
@@ -100,7 +100,7 @@ def test_a_second_cancel_ends_those_that_were_asked_before(lab: SlurmLab) -> Non
     sweep, runs = submitted(lab, str(job), "--sweep", "env.WHO=a,b,c", "--at-once", "2")
     array = job_id(runs[0]).partition("_")[0]
     lab.slurm("scontrol", "hold", f"{array}_2")  # also when one of the two has ended
-    wait_for(lambda: all("on" in lab.all_logs(run) for run in runs[:2]), "start of two runs", 60)
+    wait_for(lambda: all("on" in lab.all_logs(run) for run in runs[:2]), "start of two runs")
     said(lab, "cancel", runs[1].id)
     calls(lab, "scancel")
     out = said(lab, "cancel", sweep)

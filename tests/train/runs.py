@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,20 +14,10 @@ from launcher.rundir.files import read_json, read_json_lines
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
-from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.rank import Rank
+from tests.train import warm
 
 HERE = Path(__file__).parent
-# Two nodes on one machine: all that a rank sees of them is how many ranks its own has.
-PRETEND = 'LOCAL_WORLD_SIZE="${PRETEND_PER_NODE:-$LOCAL_WORLD_SIZE}"; '
-# Each rank leaves its exit code behind: torchrun shows only the first failing one. Ranks that were stopped
-# wait for each other, because torchrun would end a rank that takes longer over its last words.
-RANK = (
-    PRETEND
-    + 'trap : TERM; "$1" -m launcher.train; code=$?; echo $code > "$CODES/$RANK"; '
-    + f'while [ $code = {EXIT_STOPPED} ] && [ $(ls "$CODES" | wc -l) -lt $WORLD_SIZE ]; do sleep 0.05; done; '
-    + "exit $code"
-)
 
 
 @dataclass(frozen=True)
@@ -84,35 +72,32 @@ def one_rank(run: RunDir, **fields: Any) -> Rank:
     return Rank(**{**values, **fields})
 
 
-def start(run: RunDir, recipe: Recipe, ranks: int = 2, env: dict[str, str] | None = None) -> Ended:
-    """The next attempt, to its end. Two minutes are a hang, even on a busy machine."""
+def start(
+    run: RunDir, recipe: Recipe, ranks: int = 2, env: dict[str, str] | None = None, *, fresh: bool = False
+) -> Ended:
+    """The next attempt, to its end. It is given up when it hangs."""
     attempt = run.attempt(len(run.attempts()))
-    codes = attempt.path / "codes"
-    codes.mkdir(parents=True)
+    attempt.path.mkdir(parents=True)
     attempt.recipe.write_text(recipe.model_dump_json())
-    process = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(ranks), "--no-python"),
-            *("bash", "-c", RANK, "rank", sys.executable),
-        ],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "CODES": str(codes),
-            "LAUNCHER_RUN_DIR": str(run.path),
-            "LAUNCHER_ATTEMPT": str(attempt.number),
-            "LAUNCHER_STOP_FILE": str(attempt.stop),
-            **(env or {}),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
+    output = attempt.path / "output"
+    codes = warm.run(
+        warm.Request(
+            argv=["launcher.train"],
+            module=True,
+            ranks=ranks,
+            environ={
+                **_environ(run),
+                "LAUNCHER_ATTEMPT": str(attempt.number),
+                "LAUNCHER_STOP_FILE": str(attempt.stop),
+                **(env or {}),
+            },
+            together=True,
+            fresh=fresh,
+            output=str(output),
+            timeout=240,
+        )
     )
-    return Ended(
-        codes={int(file.name): int(file.read_text()) for file in codes.iterdir()},
-        output=process.stdout + process.stderr,
-    )
+    return Ended(codes, output.read_text(errors="replace"))
 
 
 def measure(
@@ -121,37 +106,42 @@ def measure(
     ranks: int,
     per_node: int | None = None,
     env: dict[str, str] | None = None,
-    timeout: float = 280,
+    timeout: float = 800,
+    *,
+    fresh: bool = False,
     **about: Any,
 ) -> Any:
-    """What a script of this folder writes when it runs on every rank."""
+    """What a script of this folder writes when it runs on every rank.
+
+    With `per_node`, the ranks of this machine pretend to be on several nodes: all that a rank sees of them is
+    how many ranks its own has.
+    """
     run = prepare(folder / "run", job(), **about)
     attempt = run.attempt(0)
     attempt.path.mkdir(parents=True)
     attempt.recipe.write_text(recipe().model_dump_json())
-    torchrun = [
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--no-python"),
-        *("bash", "-c", PRETEND + 'exec "$@"', "rank", sys.executable),
-    ]
+    output, out = folder / "output", folder / "out.json"
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    subprocess.run(
-        [
-            sys.executable,
-            *(torchrun if ranks > 1 else []),
-            *(str(HERE / script), str(folder / "out.json")),
-        ],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "LAUNCHER_RUN_DIR": str(run.path),
-            "PYTHONPATH": os.pathsep.join(paths),
-            "PRETEND_PER_NODE": str(per_node or ""),
-            **(env or {}),
-        },
-        check=True,
-        timeout=timeout,
+    pretended = {"LOCAL_WORLD_SIZE": str(per_node)} if per_node else {}
+    codes = warm.run(
+        warm.Request(
+            argv=[str(HERE / script), str(out)],
+            module=False,
+            ranks=ranks,
+            environ={**_environ(run), "PYTHONPATH": os.pathsep.join(paths), **pretended, **(env or {})},
+            together=ranks > 1,
+            fresh=fresh,
+            output=str(output),
+            timeout=timeout,
+        )
     )
-    return json.loads((folder / "out.json").read_text())
+    print(output.read_text(errors="replace"))
+    assert not any(codes.values()), (script, codes)
+    return json.loads(out.read_text())
+
+
+def _environ(run: RunDir) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "LAUNCHER_RUN_DIR": str(run.path)}
 
 
 def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:

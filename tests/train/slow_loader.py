@@ -21,7 +21,7 @@ from runs import HERE, recipe
 
 MET = "MET"
 "Names the file that is there when rank 0 has met the others again."
-SECONDS = 60.0
+SECONDS = 240.0
 
 
 class Slow(Ragged):

@@ -22,7 +22,7 @@ from optimizers import BATCH, OPTIMIZERS, digest
 from ragged import Ragged
 from runs import job, recipe
 
-STEPS = 4
+STEPS = 2
 
 
 class Steep(Ragged):

@@ -147,7 +147,7 @@ def test_a_run_goes_on_from_one_node_to_hybrid_and_back(tmp_path: Path) -> None:
     undisturbed = losses(run, attempt=0)
 
     _forget(run, 6)
-    ended = start(run, recipe("hybrid", micro=2), ranks=4, env={"PRETEND_PER_NODE": "2"})
+    ended = start(run, recipe("hybrid", micro=2), ranks=4, env={"LOCAL_WORLD_SIZE": "2"})
     assert set(ended.codes.values()) == {0}, ended.output
     assert losses(run, attempt=1) == pytest.approx({step: undisturbed[step] for step in (4, 5, 6)}, rel=1e-5)
 

@@ -57,7 +57,7 @@ def test_augmentation_does_not_depend_on_the_split_of_the_batch(undisturbed: Run
 
 def test_a_killed_worker_is_the_hosts_memory_and_none_is_left_behind(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", noisy(2, args={"fault": "killed", "call": 9}))
-    ended = start(run, recipe("none", micro=8), ranks=1)
+    ended = start(run, recipe("none", micro=8), ranks=1, fresh=True)  # /proc shows what it was started with
     assert ended.codes == {0: EXIT_OOM}, ended.output
     assert error(run.attempt(0), 0)["failure"] == "host-oom"
     assert not [process for process in psutil.process_iter(["environ"]) if _of(process, run)]

@@ -15,7 +15,7 @@ from launcher.schedulers.base import Status
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.runpod.request import PodPrepared
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
-from tests.lab import wait_for
+from tests.lab import PATIENCE, wait_for
 from tests.sandbox.server import VOLUME, Sandbox
 
 A5000, A6000 = "NVIDIA RTX A5000", "NVIDIA RTX A6000"
@@ -125,7 +125,7 @@ class Lab:
 
         return str(handle_of(run))
 
-    def until(self, run: RunDir, *states: str, seconds: float = 10) -> Status:
+    def until(self, run: RunDir, *states: str, seconds: float = PATIENCE) -> Status:
         found: list[Status] = []
 
         def there() -> bool:
@@ -141,7 +141,7 @@ class Lab:
         return [pod for pod in found if run.id in pod["name"] and pod["status"] != "EXITED"]
 
     def no_pods(self, run: RunDir) -> None:
-        wait_for(lambda: not self.pods(run), "no pod is left", 10)
+        wait_for(lambda: not self.pods(run), "no pod is left")
 
     def bill(self, run: RunDir) -> int:
         """How many pods the run ever had."""

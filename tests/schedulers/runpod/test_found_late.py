@@ -37,7 +37,7 @@ def test_of_two_that_a_look_finds_who_has_begun_the_run_is_kept_else_the_first(l
     first, second = made(lab, run), made(lab, run)
     claim = lab.there(run) / "runpod-submission-1"
     if begun:
-        wait_for(lambda: claim.exists() and claim.read_text().strip() == second, "the second begins", 10)
+        wait_for(lambda: claim.exists() and claim.read_text().strip() == second, "the second begins")
     kept = second if begun else first
     assert [pod["id"] for pod in lab.pods(run)] == [first, second]
     assert lab.look(run).handle == f"runpod:box:{kept}"

@@ -36,9 +36,9 @@ def killed(lab: Lab) -> dict[str, RunDir]:
         process = subprocess.Popen(
             command, cwd=lab.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        wait_for(lambda n=name: sent(lab, n), f"{name} asks for its pod", 60)
+        wait_for(lambda n=name: sent(lab, n), f"{name} asks for its pod")
         process.send_signal(number)
-        assert process.wait(20) != 0
+        assert process.wait(240) != 0
         (found[name],) = [run for run in runs_in() if run.id.startswith(name)]
     lab.sandbox.faults()
     return found

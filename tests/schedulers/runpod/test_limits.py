@@ -43,7 +43,7 @@ def test_a_pod_above_the_limit_that_cannot_be_ended_is_kept_in_view_until_it_is(
     (event,) = [event for event in run.read_events() if event["event"] == "rejected"]
     assert event["handle"] == f"runpod:box:{pod['id']}" == lab.handle(run)
     assert event["usd_per_hour"] > 0.1
-    wait_for(lambda: b'"cancelled"' in (lab.there(run) / "state.json").read_bytes(), "its pod stops", 10)
+    wait_for(lambda: b'"cancelled"' in (lab.there(run) / "state.json").read_bytes(), "its pod stops")
     assert "goes on costing money" in lab.look(run).reason
     for end in (False, True):
         with pytest.raises(SystemExit) as ended:
@@ -69,7 +69,7 @@ def test_a_rejected_pod_counts_towards_the_budget_until_it_is_ended(lab: Lab) ->
         lab.look(run)
         return any(event["event"] == "finished" for event in run.read_events())
 
-    wait_for(finished, "its own word that it has ended", 10)
+    wait_for(finished, "its own word that it has ended")
     first = spent_of(run.read_events(), time.time())
     time.sleep(0.5)
     later = spent_of(run.read_events(), time.time())
@@ -116,7 +116,7 @@ def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(
     lab.sandbox.faults()
     run = find_run(ready.request.run_id)
     lab.until(run, "running")
-    wait_for(lambda: len(lab.pods(run)) == 1 and lab.look(run).state == "running", "one pod", 10)
+    wait_for(lambda: len(lab.pods(run)) == 1 and lab.look(run).state == "running", "one pod")
     assert [e["usd_per_hour"] for e in run.read_events() if e["event"] == "found"] == [0.06]
     lab.go(run)
     lab.until(run, "succeeded")
@@ -146,7 +146,7 @@ def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
         SchedulerError, match=rf"is kept until .* UTC: .* `launcher clean {run.id}` after that"
     ):
         clean([run.id], yes=True)
-    wait_for(lambda: not lab.sandbox.state()["live"], "the pods end themselves", 20)
+    wait_for(lambda: not lab.sandbox.state()["live"], "the pods end themselves")
     assert lab.bill(run) == 2
     assert json.loads((lab.there(run) / "state.json").read_text())["state"] == "cancelled"
     lab.scheduler.resume(run)
@@ -158,7 +158,7 @@ def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
 def test_a_pod_whose_start_script_begins_too_late_ends_itself_at_once(lab: Lab) -> None:
     lab.sandbox.faults(slow_pull={"p": 1, "value": 3})
     run = lab.submit(lab.prepare(max_hours=2 / 3600, server_limit=False))
-    wait_for(lambda: not lab.pods(run), "it ends itself", 10)
+    wait_for(lambda: not lab.pods(run), "it ends itself")
     assert not (lab.there(run) / "pod-node-0.log").exists(), "nothing was run"
     status = lab.until(run, "failed")
     assert status.failure == "time-limit" and "over when its start script began" in status.reason

@@ -37,7 +37,7 @@ def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
         }
         for line in commands(PAGE):
             command = [sys.executable, "-m", "launcher", *shlex.split(line)[1:]]
-            done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=240)
             assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             shown += done.stdout
         assert not sandbox.state()["live"]

@@ -17,7 +17,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
 from launcher.cli.main import app
-from tests.lab import wait_for
+from tests.lab import PATIENCE, wait_for
 from tests.sandbox.server import Sandbox, start
 
 # Stands for `python -m launcher.supervise RUN_DIR ...` on the pod: begins, trains a while, says how it ended.
@@ -131,9 +131,9 @@ def one_sequence(seed: int, sandbox: Sandbox, cli: Any) -> dict[str, Any]:
         if time.monotonic() > begin + 4:  # the last layer
             rounds += 1
             cli("runpod", "leaks", "--end")
-        assert time.monotonic() < begin + 60, f"pods are left: {live(sandbox)}; {told}"
+        assert time.monotonic() < begin + PATIENCE, f"pods are left: {live(sandbox)}; {told}"
         time.sleep(0.1)
-    wait_for(lambda: all(pod["halted"] for pod in sandbox.state()["gone"]), "end of the processes", 20)
+    wait_for(lambda: all(pod["halted"] for pod in sandbox.state()["gone"]), "end of the processes")
     gone = {pod["id"]: pod for pod in sandbox.state()["gone"]}
     for file in (sandbox.volume / "runs").glob("*/trained"):
         at_it = ""
@@ -162,5 +162,5 @@ def test_no_pod_is_left_after_random_faults(seeds: range, sandbox: Sandbox, cli:
     for one in results:
         print(json.dumps(one))
     assert not live(sandbox)
-    wait_for(lambda: not sandbox.processes(), "end of every process", 20)
+    wait_for(lambda: not sandbox.processes(), "end of every process")
     assert sum(one["pods"] for one in results) > 0 and any(one["code"] == 0 for one in results)

@@ -359,7 +359,7 @@ def test_an_interruptible_pod_that_is_taken_away_is_replaced_by_who_looks(lab: L
     handle = lab.handle(run)
     lab.until(run, "running")
     lab.sandbox.interrupt(handle.rpartition(":")[2])
-    wait_for(lambda: lab.look(run).handle != handle, "another pod", 10)
+    wait_for(lambda: lab.look(run).handle != handle, "another pod")
     events = run.read_events()
     (requeued,) = [event for event in events if event["event"] == "requeued"]
     assert (requeued["reason"], requeued["gpu"]) == ("preempted", A5000)
@@ -379,7 +379,7 @@ def test_without_room_for_another_pod_the_run_waits_for_one(
     lab.until(run, "running")
     lab.sandbox.faults(no_capacity={"p": 1, "times": 2})
     lab.sandbox.interrupt(handle.rpartition(":")[2])
-    wait_for(lambda: "waits for a pod" in lab.look(run).reason, "it waits", 10)
+    wait_for(lambda: "waits for a pod" in lab.look(run).reason, "it waits")
     assert statuses_of([run])[0].state == "submitted" and not lab.pods(run), "looking at a list rents nothing"
     lab.until(run, "running")
     lab.scheduler.cancel(run)
@@ -394,7 +394,7 @@ def test_with_a_budget_that_is_spent_no_other_pod_is_waited_for(lab: Lab) -> Non
     about["cluster"]["runpod"]["budget"] = 0.001
     replace_json(run.path / "run.json", about)
     lab.sandbox.interrupt(handle.rpartition(":")[2])
-    wait_for(lambda: re.search(r"of the budget pays for \d+s,", lab.look(run).reason), "it gives up", 10)
+    wait_for(lambda: re.search(r"of the budget pays for \d+s,", lab.look(run).reason), "it gives up")
     assert lab.look(run).state == "interrupted" and not lab.pods(run)
 
 
@@ -405,7 +405,7 @@ def test_a_second_pod_of_the_same_submission_ends_itself(lab: Lab) -> None:
     (pod,) = lab.pods(run)
     keep = {name: pod[name] for name in ("name", "image", "args", "env", "mounts", "disk")}
     twin = lab.sandbox.ask("POST", "/pods", json={**keep, "cpu": {"id": "cpu3c", "vcpuCount": 2}}).json()
-    wait_for(lambda: [one["id"] for one in lab.pods(run)] == [pod["id"]], "the twin ends", 10)
+    wait_for(lambda: [one["id"] for one in lab.pods(run)] == [pod["id"]], "the twin ends")
     lab.look(run)
     event = next(event for event in run.read_events() if event["event"] == "twin")
     assert (event["pod"], event["handle"]) == (twin["id"], handle)
@@ -432,7 +432,7 @@ def test_a_pod_that_crashes_again_and_again_is_ended(lab: Lab) -> None:
     (pod,) = lab.pods(run)
     starts = lab.there(run) / f"pod-{pod['id']}.starts"
     for number in range(1, 5):
-        wait_for(lambda n=number: lines(starts) == n and lab.sandbox.processes(), "another start", 10)
+        wait_for(lambda n=number: lines(starts) == n and lab.sandbox.processes(), "another start")
         crash(lab)
     lab.no_pods(run)
     found = lab.look(run)

@@ -42,7 +42,7 @@ class Quoting:
             return Reply(422, {"status": 422, "detail": "no valid request", "errors": [said]})
         headers = {"Authorization": asked.headers["Authorization"]}
         url = f"{self.behind}{asked.path}" + (f"?{asked.query}" if asked.query else "")
-        found = httpx.request(asked.method, url, headers=headers, json=asked.body, timeout=30)
+        found = httpx.request(asked.method, url, headers=headers, json=asked.body, timeout=240)
         return Reply(found.status_code, raw=found.content, headers={"Content-Type": "application/json"})
 
 
@@ -89,7 +89,7 @@ def test_a_job_that_prints_its_environment_does_not_tell_the_key(lab: Lab, secre
     (lab.sandbox.volume / "python").write_text(real)
     printing = ["python", "-c", "import os; print(dict(os.environ)); raise SystemExit(3)"]
     run = lab.submit(lab.prepare(job={"command": printing, "secrets": secrets}))
-    lab.until(run, "failed", seconds=30)
+    lab.until(run, "failed")
     lab.no_pods(run)  # it still had the key to end itself with
     to = lab.folder / "whole"
     lab.scheduler.copy(run).download(to)

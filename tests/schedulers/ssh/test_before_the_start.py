@@ -214,7 +214,7 @@ def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_
     daemon = psutil.Process(sshd.process.pid)
     wait_for(lambda: supervisor not in daemon.children(recursive=True), "end of what has started it")
     sshd.stop()
-    _, said = submitting.communicate(timeout=60)
+    _, said = submitting.communicate(timeout=240)
     assert submitting.returncode == 4 and "the run may have started or not: `launcher status" in said
     sshd.start()
     run = laptop.newest()

@@ -95,7 +95,7 @@ def reference(lab: Laptop) -> Reference:
     host.stop()
     broken = json.loads(lab.cli("status", there.id, "--json").stdout)
     host.start()
-    followed, _ = follower.communicate(timeout=120)
+    followed, _ = follower.communicate(timeout=240)
     return Reference(lab, lab.newest(), followed, broken, argv)
 
 
@@ -239,7 +239,7 @@ def test_a_host_that_drops_out_interrupts_the_run(lab: Laptop) -> None:
     """No batch system starts it again, so the first one does not wait for it in vain."""
     run = waiting(lab, 2, "both.yaml")
     os.kill(other_supervisor(lab.on_disk(run)), 9)
-    status = lab.wait(run, timeout=150)
+    status = lab.wait(run)
     assert (status["state"], status["failure"]) == ("interrupted", "node-failed"), status
     assert [event["then"] for event in events(run, "ended")] == ["node 1 has no supervisor any more"]
     (lab.on_disk(run).path / "go").touch()
