@@ -128,7 +128,7 @@ MODES = {"private": 0o700, "group": 0o750, "all": 0o755}
 "Mode of a run directory, by `paths.access`."
 
 
-class Contradictions(ValueError):
+class ContradictionsError(ValueError):
     """Fields of a profile do not go together. `found` has the key path and the message of each problem."""
 
     def __init__(self, found: Sequence[tuple[tuple[str, ...], str]]) -> None:
@@ -189,7 +189,7 @@ class Cluster(Value):
         if self.section is not None:
             found += self.section.contradictions(self)
         if found:
-            raise Contradictions(found)
+            raise ContradictionsError(found)
         return self
 
     @classmethod

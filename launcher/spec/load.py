@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from launcher.spec.cluster import Cluster, Contradictions
+from launcher.spec.cluster import Cluster, ContradictionsError
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job, cross_problems
 from launcher.spec.program import not_a_job
@@ -102,7 +102,7 @@ def validate(model: type[Model], document: Document) -> Model:
         details = [d for d in details if d["type"] != "too_short" or d["loc"] not in wrong]
         told = {path for path, _ in typed.wrong}
         for detail in details:
-            if isinstance(found := detail.get("ctx", {}).get("error"), Contradictions):
+            if isinstance(found := detail.get("ctx", {}).get("error"), ContradictionsError):
                 problems += _contradictions(document, found.found)
             elif detail["loc"] not in told:
                 problems.append(_problem(model, document, detail))

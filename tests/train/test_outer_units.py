@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from launcher.tasks.huggingface import CausalLM
 from launcher.rundir.files import read_json_lines
+from launcher.tasks.huggingface import CausalLM
 from launcher.tasks.llama import LanguageModel
 from launcher.train.outer_units import check_outer_units, embedding_and_head
 from launcher.train.rank import SetupError
