@@ -9,7 +9,7 @@ from launcher.spec import optimizers
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.command import environment_name, seen_as
-from launcher.spec.drill import BUDGET, DRILLS, env_problems
+from launcher.spec.drill import BUDGET, DRILLS, counts_allocations, env_problems
 from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.job import Job
 from launcher.spec.recipe import APPROXIMATE, REPLICATED, SHARDED, Recipe
@@ -44,6 +44,7 @@ class Layout(Value):
             lower_micro_batch=job.retries.lower_micro_batch,
             adapter=job.adapter is not None,
             clips=job.task is not None and job.train.clip_norm is not None,
+            counts_allocations=job.task is not None and counts_allocations(job.env, self.gpus_per_node),
         )
 
 

@@ -38,6 +38,7 @@ EXIT: Form = {
     "last_lines?": [str],
     "exception?": str,
     "stopping?": bool,
+    "killed?": bool,
 }
 "exits/rank-*.json. Clues are checked individually."
 

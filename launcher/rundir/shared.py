@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.rundir.layout import RunDir
@@ -16,8 +17,7 @@ MEMORY = Path("/dev/shm")
 
 def handover_folder(run: RunDir, node: int) -> Path:
     """The node's folder of the run. It is unique per run directory and node, also on one machine."""
-    where = hashlib.sha256(os.fsencode(run.path.resolve())).hexdigest()[:8]
-    return _of_user() / f"{run.id}-{where}" / f"node-{node:02d}"
+    return _of_run(run) / f"node-{node:02d}"
 
 
 def make_handover_folder(run: RunDir, node: int) -> Path:
@@ -57,6 +57,20 @@ def remove_handover(run: RunDir, node: int) -> None:
     _remove(handover_folder(run, node))
 
 
+def remove_shared(run: RunDir) -> None:
+    """Remove all that the run has in this host's shared memory, of each node."""
+    _remove(_of_run(run))
+
+
+def with_shared(root: Path) -> Iterator[RunDir]:
+    """Yield the runs of the folder `root` that have something in this host's shared memory."""
+    with contextlib.suppress(OSError):
+        for folder in list(_of_user().iterdir()):
+            run = RunDir(root / folder.name.rpartition("-")[0])
+            if _of_run(run) == folder:
+                yield run
+
+
 def _make(folder: Path) -> Path:
     """Create `folder` and its parents, each for this user only, and return it. Raises OSError."""
     tries = 20
@@ -85,6 +99,11 @@ def _parents(folder: Path) -> list[Path]:
 
 def _error_folders(run: RunDir, node: int) -> Path:
     return handover_folder(run, node).with_name(f"errors-{node:02d}")
+
+
+def _of_run(run: RunDir) -> Path:
+    where = hashlib.sha256(os.fsencode(run.path.resolve())).hexdigest()[:8]
+    return _of_user() / f"{run.id}-{where}"
 
 
 def _of_user() -> Path:

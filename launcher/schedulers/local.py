@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.rundir.files import open_regular, replace_json, replace_text
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared import remove_handover
+from launcher.rundir.shared import remove_shared
 from launcher.rundir.time import now
 from launcher.schedulers.base import (
     LIVING,
@@ -177,7 +177,7 @@ class LocalScheduler(Scheduler):
 
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
-            remove_handover(run, 0)  # left behind if every process of the run was killed
+            remove_shared(run)  # left behind if every process of the run was killed
             shutil.rmtree(run.path)
 
     def _end_orphans(self, run: RunDir) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     Field,
     NonNegativeFloat,
@@ -17,7 +19,7 @@ from pydantic import (
 
 from launcher.spec.base import Bytes, Env, Rate, Value
 from launcher.spec.failure_patterns import FailurePattern
-from launcher.spec.section import At, Section
+from launcher.spec.section import At, Section, annotation_of, missing_section
 
 HOST = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$"
 
@@ -126,6 +128,14 @@ MODES = {"private": 0o700, "group": 0o750, "all": 0o755}
 "Mode of a run directory, by `paths.access`."
 
 
+class ContradictionsError(ValueError):
+    """Fields of a profile do not go together. `found` has the key path and the message of each problem."""
+
+    def __init__(self, found: Sequence[tuple[tuple[str, ...], str]]) -> None:
+        super().__init__("; ".join(f"{'.'.join(path)}: {message}" for path, message in found))
+        self.found = tuple(found)
+
+
 class Cluster(Value):
     """A cluster profile."""
 
@@ -173,17 +183,41 @@ class Cluster(Value):
         return data
 
     @model_validator(mode="after")
-    def _section_of_scheduler(self) -> Cluster:
-        if self.login is not None and self.scheduler != "slurm":
-            raise ValueError(f"`login:` is given but scheduler is {self.scheduler}")
-        for name in SECTIONS:
-            if getattr(self, name) is not None and self.scheduler != name:
-                raise ValueError(f"`{name}:` is given but scheduler is {self.scheduler}")
+    def _consistent(self) -> Cluster:
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        found = list(self.sections_problems(fields))
         if self.section is not None:
-            self.section.check(self)
-        elif self.scheduler in SECTIONS and (missing := SECTIONS[self.scheduler].kind.missing):
-            raise ValueError(f"scheduler: {self.scheduler} needs {missing}")
+            found += self.section.contradictions(self)
+        if found:
+            raise ContradictionsError(found)
         return self
+
+    @classmethod
+    def sections_problems(cls, data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield (key path, message) for sections that do not go with the scheduler, or that are missing.
+
+        Works on unvalidated data, too.
+        """
+        scheduler = data.get("scheduler")
+        if not isinstance(scheduler, str):
+            return
+        for name in ("login", *SECTIONS):
+            if data.get(name) is not None and scheduler != ("slurm" if name == "login" else name):
+                yield (name,), f"is given but scheduler is {scheduler}"
+        kind = cls.section_type(scheduler)
+        if kind is not None and data.get(scheduler) is None and (missing := missing_section(kind, scheduler)):
+            yield ("scheduler",), f"{scheduler} needs {missing}"
+
+    @classmethod
+    def section_type(cls, scheduler: str) -> type[BaseModel] | None:
+        """Return the model of the scheduler's section, or None if it has none."""
+        if scheduler not in cls.model_fields:
+            return None
+        kind = annotation_of(cls.model_fields[scheduler])
+        models = (
+            one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)
+        )
+        return next(models, None)
 
     @property
     def section(self) -> Section | None:

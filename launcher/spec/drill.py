@@ -49,6 +49,11 @@ def env_problems(env: Mapping[str, str], ranks: int) -> Iterator[tuple[str, str]
         yield DRILLS, str(error)
 
 
+def counts_allocations(env: Mapping[str, str], gpus_per_node: int) -> bool:
+    """Return whether the ranks count each allocation: for drills, and for a budget on the CPU."""
+    return bool(env.get(DRILLS, "").strip("; ")) or (gpus_per_node == 0 and bool(env.get(BUDGET)))
+
+
 def parse_budget(text: str) -> int | None:
     """Return the budget in bytes, or None if `text` is empty. Raises ValueError."""
     if not text:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from launcher.spec.cluster import Cluster
+from launcher.spec.cluster import Cluster, ContradictionsError
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job, cross_problems
 from launcher.spec.program import not_a_job
@@ -101,12 +101,15 @@ def validate(model: type[Model], document: Document) -> Model:
         # pydantic does not count an invalid item, so a list with one may also be reported as "too short".
         details = [d for d in details if d["type"] != "too_short" or d["loc"] not in wrong]
         told = {path for path, _ in typed.wrong}
-        problems += [_problem(model, document, detail) for detail in details if detail["loc"] not in told]
+        for detail in details:
+            if isinstance(found := detail.get("ctx", {}).get("error"), ContradictionsError):
+                problems += _contradictions(document, found.found)
+            elif detail["loc"] not in told:
+                problems.append(_problem(model, document, detail))
         if model is Job:
-            problems += [
-                Problem(document.place(path), ".".join(path), message)
-                for path, message in cross_problems(data)
-            ]
+            problems += _contradictions(document, cross_problems(data))
+        elif issubclass(model, Cluster):
+            problems += _contradictions(document, model.sections_problems(data))
     if problems:
         raise SpecError(sorted(dict.fromkeys(problems), key=lambda p: _line(p.where)))
     return value
@@ -116,6 +119,10 @@ def _with_its_section(model: type[Model], data: dict[str, Any]) -> type[Model]:
     from launcher.spec.plugins import cluster_model
 
     return cast("type[Model]", cluster_model(data.get("scheduler")))
+
+
+def _contradictions(document: Document, found: Iterable[tuple[tuple[str, ...], str]]) -> list[Problem]:
+    return [Problem(document.place(path), ".".join(path), message) for path, message in found]
 
 
 def _no_values(document: Document, typed: Typed) -> list[Problem]:

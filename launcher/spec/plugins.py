@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, get_args
 
-from pydantic import create_model
+from pydantic import BaseModel, Field, create_model
 
 from launcher.spec.cluster import Cluster
+from launcher.spec.section import missing_section
 
 SCHEDULERS = "launcher.schedulers"
 "Group of entry points. An entry point's name is the `scheduler:` of a profile."
@@ -37,8 +38,17 @@ def cluster_model(scheduler: object) -> type[Cluster]:
 
 @functools.cache
 def _with_section(name: str) -> type[Cluster]:
-    section = getattr(registered()[name].load(), "Section", None)
+    return with_section(name, getattr(registered()[name].load(), "Section", None))
+
+
+def with_section(name: str, section: type[BaseModel] | None) -> type[Cluster]:
+    """Return the model of a profile with the scheduler `name`, whose section is of the type `section`.
+
+    A section that has no required fields may be left out.
+    """
     fields: dict[str, Any] = {"scheduler": (Literal[name], ...)}
-    if section is not None:
-        fields[name] = (section | None, None)
+    if section is None:
+        return create_model("Cluster", __base__=Cluster, **fields)
+    default = Field(None) if missing_section(section, name) else Field(default_factory=section)
+    fields[name] = (section | None, default)
     return create_model("Cluster", __base__=Cluster, **fields)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.spec.drill import BUDGET, DRILLS
 from launcher.spec.optimizers import OPTIMIZERS, without_eight_bit
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
@@ -33,6 +34,8 @@ class Setting:
     "Whether the job trains an adapter."
     clips: bool = False
     "Whether the built-in entrypoint limits the norm of the gradient (`train.clip_norm`)."
+    counts_allocations: bool = False
+    "Whether each allocation is counted, for a drill or for a memory budget on the CPU."
 
     @property
     def keeps_micro_batch(self) -> bool:
@@ -93,6 +96,12 @@ def _in_backward(because: Callable[[Recipe, Setting], bool]) -> Callable[[Recipe
 
 def _step_after(recipe: Recipe, _: Setting) -> dict[str, Any]:
     return {"optimizer_step": "after"}
+
+
+def _not_compiled(recipe: Recipe, _: Setting) -> dict[str, Any]:
+    if recipe.activations == "budget":
+        return {"compile": False, "activations": "checkpoint", "activation_budget": 1.0}
+    return {"compile": False}
 
 
 def _two_samples(recipe: Recipe, _: Setting) -> dict[str, Any]:
@@ -225,6 +234,14 @@ RULES = (
         "activations: budget is a setting of torch.compile's partitioner",
         "torch._functorch.config.activation_memory_budget",
         lambda r, s: {"compile": True},
+    ),
+    Rule(
+        "compile-no-counting",
+        lambda r, s: r.compile and s.counts_allocations,
+        f"allocations of compiled code are not counted, which a drill ({DRILLS}) needs, and on the CPU a "
+        f"memory budget ({BUDGET})",
+        "launcher.train.budget",
+        _not_compiled,
     ),
     Rule(
         "activation-budget-needs-budget",

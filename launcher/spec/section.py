@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
@@ -45,8 +45,9 @@ class Section(Value):
         """Return fields of the profile that follow from a section as it was written, valid or not."""
         return {}
 
-    def check(self, cluster: Cluster) -> None:
-        """Raise ValueError if the rest of the profile contradicts the section."""
+    def contradictions(self, cluster: Cluster) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield (key path of a field of the profile, message) for each contradiction with the section."""
+        yield from ()
 
     @property
     def assigns_gpus(self) -> bool:
@@ -89,6 +90,14 @@ class At:
 def _imported(room: str, name: str) -> type[Section]:
     kind: type[Section] = getattr(importlib.import_module(f"launcher.schedulers.{room}.profile"), name)
     return kind
+
+
+def missing_section(kind: type[BaseModel], scheduler: str) -> str:
+    """Return what a profile lacks that has no section for its scheduler; empty if it may be left out."""
+    if issubclass(kind, Section) and kind.missing:
+        return kind.missing
+    required = [info.alias or name for name, info in kind.model_fields.items() if info.is_required()]
+    return f"a `{scheduler}:` section with {', '.join(required)}" if required else ""
 
 
 def annotation_of(info: FieldInfo) -> Any:

@@ -39,7 +39,7 @@ class Typed:
             return {key: self._member(members, key, value, (*path, key)) for key, value in data.items()}
         if isinstance(data, list):
             return [self._item(members, index, item, (*path, index)) for index, item in enumerate(data)]
-        return data
+        return self._no_number(data, members, path) if isinstance(data, bool) else data
 
     def _member(self, members: list[Any], key: str, value: Any, path: KeyPath) -> Any:
         for member in members:
@@ -70,10 +70,17 @@ class Typed:
             value = scalar.value
             if isinstance(value, float) and float not in members and int in members and abs(value) >= 2**64:
                 raise ValueError(f"{scalar} is too large for a number")
-            return value
+            return self._no_number(value, members, path) if isinstance(value, bool) else value
         except ValueError as error:
             self.wrong.append((path, str(error)))
             return None
+
+    def _no_number(self, value: bool, members: list[Any], path: KeyPath) -> bool:
+        """Report a boolean for a number, which pydantic would take as 0 or 1."""
+        if _any_number(members) and bool not in members:
+            wanted = "a number" if float in members else "a whole number"
+            self.wrong.append((path, f"must be {wanted}, not {str(value).lower()}"))
+        return value
 
     def _raw(self, annotation: Any, base: list[Any], raw: Raw, path: KeyPath, metadata: Sequence[Any]) -> Any:
         text = str(raw)

@@ -38,6 +38,11 @@ _WORKER_KILLED = 128 + signal.SIGKILL
 _KILLED = frozenset({-signal.SIGKILL, 128 + signal.SIGKILL})
 "Exit codes of a killed process, and of a shell whose program was killed."
 
+_ENDED_AS_ASKED = frozenset(
+    code for signum in (signal.SIGTERM, signal.SIGHUP) for code in (-signum, 128 + signum)
+)
+"Exit codes of a program that the request to stop ended, and of its shell."
+
 _CRASHES = frozenset({-signal.SIGABRT, -signal.SIGSEGV})
 "Exit codes of a process that ends itself. A library may do so on the way out after an exception."
 
@@ -204,11 +209,28 @@ def _stopped(evidence: Evidence, codes: set[int]) -> Verdict:
         how = "the current step was given up because no time was left"
     elif any(error.get("phase") == "checkpoint" for error in evidence.errors):
         how = "no checkpoint could be written; the previous one is kept"
-    elif any(map(killed_while_stopping, evidence.exits)):
-        how = "ranks that did not end in time were killed"
     else:
-        how = "the ranks were ended"
+        own = _failed_while_stopping(evidence)
+        late = any(map(killed_while_stopping, evidence.exits))
+        how = own.reason if own is not None else "the ranks were ended" if not late else ""
+        how += ("; " if how and late else "") + ("ranks that did not end in time were killed" if late else "")
+        if own is not None:
+            stopped = {"failure": failure, "reason": f"{why}; {how}", "exit_code": None}
+            return own.model_copy(update={**stopped, "confidence": "certain"})
     return Verdict(failure=failure, reason=f"{why}; {how}", exit_code=EXIT_STOPPED if clean else None)
+
+
+def _failed_while_stopping(evidence: Evidence) -> Verdict | None:
+    """Return why a rank failed by itself in an attempt that was asked to stop, or None if none did."""
+    asked = {EXIT_STOPPED, EXIT_FOLLOWED, *_ENDED_AS_ASKED}
+    failed = [record for record in _failed_exits(evidence) if record["exit_code"] not in asked]
+    own = [record for record in failed if not killed_while_stopping(record)]
+    if not own and not evidence.errors:
+        return None
+    found = _from_errors(evidence) or _from_output(evidence)
+    if found is not None and found.failure != "unknown":
+        return None if found.failure in _CONSEQUENCES else found
+    return _unexplained(evidence, own[0]) if own else None
 
 
 def _from_errors(evidence: Evidence) -> Verdict | None:
@@ -556,8 +578,11 @@ def _without_records(evidence: Evidence) -> Verdict:
 
 
 def killed_while_stopping(record: Mapping[str, Any]) -> bool:
-    """Return whether the rank of an `exits` record was asked to end and was killed because it did not."""
-    return bool(record.get("stopping")) and record["exit_code"] in _KILLED
+    """Return whether the rank of an `exits` record was asked to end and was killed because it did not.
+
+    Records of older versions do not tell who killed a rank.
+    """
+    return bool(record.get("stopping")) and record.get("killed", True) and record["exit_code"] in _KILLED
 
 
 def stopped_between_attempts(reason: str) -> Verdict:

@@ -144,6 +144,7 @@ def shared_environment(environ: Mapping[str, str], ranks: int, port: int) -> dic
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"{environ[variables.RUN_ID]}-{attempt.number}",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # torchrun's default
         "TORCHELASTIC_ERROR_FILE": "",  # one may be set by a torchrun that started launcher itself
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         **threads,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,13 @@ COMMAND_OOM_ADVICE = (
 "Advice for a GPU OOM of a `command:`. launcher builds neither its model nor its optimizer."
 
 
+PORT_TAKEN = (
+    "another program listens at the port at which the ranks meet: `launcher resume RUN` takes another port, "
+    "unless the script sets its own"
+)
+_PORT_TAKEN = re.compile(r"(?i)address already in use|EADDRINUSE|\bport \d+ is (?:already )?in use")
+
+
 def advice(verdict: Verdict, *, command: bool) -> str:
     """Return what the user can do. RUN stands for the run. `command`: the job has a `command:`."""
     if verdict.memory is not None and verdict.memory.kind == "shared":
@@ -48,6 +56,9 @@ def advice(verdict: Verdict, *, command: bool) -> str:
         return COMMAND_OOM_ADVICE
     if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
         return less_for_states(verdict)
+    told = [verdict.exception or "", *(one.text for one in verdict.seen[:1])]
+    if verdict.failure == "rendezvous-failed" and any(map(_PORT_TAKEN.search, told)):
+        return PORT_TAKEN
     return FAILURES[verdict.failure].advice
 
 

@@ -21,7 +21,7 @@ from launcher.rundir.files import read_json
 from launcher.rundir.find import latest_checkpoint, remove_partial_checkpoints
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.model_properties import found_in_model
-from launcher.rundir.shared import remove_handover
+from launcher.rundir.shared import remove_handover, remove_shared, with_shared
 from launcher.rundir.stop import StopRequest, read_stop_request, read_text
 from launcher.spec.events import (
     AttemptEnded,
@@ -50,7 +50,7 @@ from launcher.supervise.attempt import (
     torchrun_tail,
 )
 from launcher.supervise.earlier import KILLED, close_attempts, first_recipe
-from launcher.supervise.host import disk_full, oom_kills
+from launcher.supervise.host import disk_full, oom_kills, supervisor_gone
 from launcher.supervise.ignored_micro_batch import judged_since_start
 from launcher.supervise.journal import Journal
 from launcher.supervise.judge import (
@@ -152,6 +152,7 @@ class Supervisor:
         if self.mirror is not None:
             self.mirror.start(self.journal.close)  # before unblocking, so that its threads get no signals
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since __main__
+        _remove_what_others_left(self.run)
         try:
             return self._lead() if self.nodes.leader else self._follow()
         finally:
@@ -499,6 +500,13 @@ class Supervisor:
             go_on, exit_code = self.nodes.wait_for_announcement(attempt)
             after = attempt.number
         return exit_code
+
+
+def _remove_what_others_left(run: RunDir) -> None:
+    """Remove the shared memory of neighbouring runs whose processes on this host were killed all at once."""
+    for other in with_shared(run.path.parent):
+        if other.path != run.path and supervisor_gone(other):
+            remove_shared(other)
 
 
 def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> Downgrade:

@@ -88,6 +88,8 @@ class Worker:
         self.child: subprocess.Popen[bytes] | None = None
         self.stopping = False
         "Whether the rank was told to end."
+        self.killed = False
+        "Whether this worker killed the rank, which did not end in time."
         self.unexplained = False
         "Whether a SIGTERM came that may be one to every process of the run."
         self.error_file: Path | None = None
@@ -259,6 +261,7 @@ class Worker:
     def _signal_rank(self, signum: signal.Signals) -> None:
         """Signal the rank's group. `capture.pump` notices the end by the closed pipes."""
         if self.child is not None:
+            self.killed = self.killed or signum == signal.SIGKILL
             signal_group(self.child.pid, signum)
 
     def _not_started(self, program: str, error: OSError, started: float) -> int:
@@ -283,6 +286,7 @@ class Worker:
             "clues": [clue._asdict() for clue in self.capture.clues[:MAX_CLUES]],
             "exception": self._recorded_exception() if code else None,
             "stopping": self.stopping,
+            "killed": self.killed,
         }
         path = self.attempt.exit(self.rank)
         with contextlib.suppress(OSError):

@@ -41,8 +41,8 @@ def apply_compile(
         raise SetupError(f"compile: true needs {missing}; install it or use compile: false")
     if isinstance(budget, MemoryBudget):
         raise SetupError(
-            "compile: true: the memory budget on the CPU cannot count what compiled code allocates; "
-            "use compile: false with a budget"
+            "compile: true: allocations of compiled code are not counted; use compile: false with a drill or "
+            "a memory budget on the CPU"
         )
     outer = outermost(blocks)
     if not outer:

@@ -20,7 +20,7 @@ from launcher.train.float8 import to_float8
 from launcher.train.offload import count_no_gradients
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
-from launcher.train.sharding import shard
+from launcher.train.sharding import reshard_units, shard
 from launcher.train.task import Task, TaskError
 
 
@@ -107,4 +107,6 @@ def loss_of(
             f"{name} returned a sum that does not depend on the parameters (it has no grad_fn): every rank "
             "takes part in each backward pass; for a batch without a target return model(x).sum() * 0, 0"
         )
+    if not torch.is_grad_enabled():
+        reshard_units(model, rank.recipe)
     return result

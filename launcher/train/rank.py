@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import HashStore
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec import variables
+from launcher.spec.drill import counts_allocations
 from launcher.spec.errors import RefusedError
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -77,10 +78,11 @@ class Rank(Place):
         return self.number == 0
 
     def setting(self, *, batch_norm: bool, couples_samples: bool = False) -> Setting:
+        gpus_per_node = self.per_node if self.device.type == "cuda" else 0
         return Setting(
             self.world,
             self.world // self.per_node,
-            self.per_node if self.device.type == "cuda" else 0,
+            gpus_per_node,
             batch_norm,
             couples_samples,
             nvme_dir=self.job.train.nvme_dir is not None,
@@ -89,6 +91,7 @@ class Rank(Place):
             lower_micro_batch=self.job.retries.lower_micro_batch,
             adapter=self.job.adapter is not None,
             clips=self.job.train.clip_norm is not None,
+            counts_allocations=counts_allocations(self.job.env, gpus_per_node),
         )
 
     def say(self, text: str) -> None:

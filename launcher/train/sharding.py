@@ -106,8 +106,6 @@ def fully_sharded(
         assert isinstance(unit, FSDPModule)
         if looked_up:
             unit.set_unshard_in_backward(False)
-        elif not keep:
-            unit.register_forward_hook(_reshard_in_evaluation)
     # The backward pass needs the root's parameters first, so FSDP2's default keeps them after forward.
     apply(model, reshard_after_forward=False if keep else None)
     # FSDP reduces only the gradients that a rank has. If ranks took different branches (experts, modalities),
@@ -117,9 +115,17 @@ def fully_sharded(
     return model
 
 
-def _reshard_in_evaluation(unit: nn.Module, *_: object) -> None:
-    if not torch.is_grad_enabled() and isinstance(unit, FSDPModule):
-        unit.reshard()
+def reshard_units(model: nn.Module, recipe: Recipe) -> None:
+    """Free the gathered parameters of the units inside the model, after a loss without a backward pass.
+
+    Until then a head keeps its parameters, so that a task may read them after the head's forward, as in a
+    training step. `fsdp-keep` keeps all parameters, and the root keeps its own.
+    """
+    if recipe.sharding not in SHARDED or recipe.sharding == "fsdp-keep":
+        return
+    for unit in model.modules():
+        if unit is not model and isinstance(unit, FSDPModule):
+            unit.reshard()
 
 
 DIFFERENT_PARAMETERS = (

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.rundir.layout import RunDir
+from launcher.rundir.shared import handover_folder
+from launcher.supervise.process import processes_of
 from tests.lab import Lab, supervisor_pid, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -96,3 +98,25 @@ def test_orphans_that_end_while_the_rank_goes_on_leave_no_zombies(lab: Lab) -> N
     assert lab.wait(run)["state"] == "succeeded"
     for rank in (0, 1):
         assert "zombies left: 0" in run.attempt(0).rank_log(0, rank, "out").read_text()
+
+
+def test_shared_memory_of_runs_whose_processes_were_all_killed_goes_with_the_next_run_or_clean(
+    lab: Lab,
+) -> None:
+    def killed() -> tuple[RunDir, Path]:
+        run = lab.submit(str(lab.job(command=["sleep", "60"])))
+        shared = handover_folder(run, 0).parent
+        wait_for(lambda: len(list(shared.glob("errors-00/*"))) == 2, "both ranks")
+        pids = [supervisor_pid(run), *processes_of(run.path)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # so that none sees the end of another
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not processes_of(run.path), "end of all processes")
+        assert lab.wait(run, "lost")["state"] == "lost" and shared.is_dir()
+        return run, shared
+
+    (first, of_first), (second, of_second) = killed(), killed()
+    assert not of_first.exists(), "the second run removes it"
+    assert lab.cli("clean", first.id, second.id, "--yes").returncode == 0
+    assert not of_second.exists()

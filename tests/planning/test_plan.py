@@ -10,6 +10,7 @@ from launcher.planning.batches import ladder
 from launcher.planning.lower import lower
 from launcher.planning.plan import PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
+from launcher.spec.drill import BUDGET, DRILLS
 from launcher.spec.job import Job
 from launcher.spec.recipe import APPROXIMATE, Recipe
 from launcher.spec.rules import Setting
@@ -141,6 +142,20 @@ def test_approximate_gradients_are_told_once_and_the_policy_stays_on_every_rung(
 def test_compile_with_activations_that_hooks_see_is_refused_with_what_runs(activations):
     text = refusal(job(recipe={"compile": True, "activations": activations}), A6000)
     assert "activations: checkpoint runs with it" in text
+
+
+@pytest.mark.parametrize("variable", [BUDGET, DRILLS])
+def test_compile_is_refused_where_allocations_are_counted(variable):
+    value = {BUDGET: "4GiB", DRILLS: "phase=backward"}[variable]
+    on_cpu, on_gpu = (
+        job(recipe={"compile": True, "activations": "budget"}, env={variable: value}, resources=resources)
+        for resources in ({"gpus_per_node": 0}, {})
+    )
+    assert "nearest valid: compile: false, activations: checkpoint" in refusal(on_cpu, LAPTOP)
+    if variable == DRILLS:
+        assert "compile-no-counting" in refusal(on_gpu, A6000)
+    else:
+        make_plan(on_gpu, A6000)  # PyTorch's own allocator counts there
 
 
 def test_a_drill_or_a_budget_that_cannot_be_is_refused_before_anything_starts():

@@ -101,3 +101,7 @@ def test_a_wrong_section_is_an_error_with_its_line(spool: Lab) -> None:
     assert said.returncode == 2
     assert re.search(r"workstation.yaml:3:? .*spool.nice", said.stdout)
     assert "spool.cpus: unknown field; known here: folder, nice" in said.stdout
+    profile.write_text("name: workstation\nscheduler: spool\n")
+    said = spool.cli("submit", "job.yaml", "-c", "workstation.yaml")
+    assert said.returncode == 2
+    assert "workstation.yaml:2: scheduler: spool needs a `spool:` section with folder" in said.stderr

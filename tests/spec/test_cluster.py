@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
-from pydantic import ValidationError, create_model
+from pydantic import BaseModel, ValidationError
 
 from launcher.spec.cluster import Cluster
+from launcher.spec.errors import SpecError
+from launcher.spec.load import load_cluster
+from launcher.spec.plugins import with_section
 from launcher.spec.section import Section
 
 LAB: dict[str, Any] = {"name": "lab", "scheduler": "ssh", "ssh": {"hosts": ["tensor01", "me@tensor02"]}}
@@ -30,9 +35,9 @@ def test_there_are_as_many_nodes_as_hosts_unless_fewer_are_wanted() -> None:
         ({"ssh": {"hosts": ["-oProxyCommand=id"]}}, "'-oProxyCommand=id' is not a host: write user@host"),
         ({"ssh": {"hosts": ["a b"]}}, "'a b' is not a host"),
         ({"ssh": {"hosts": ["ssh://host:22"]}}, "a name of your ssh config"),
-        ({"max_nodes": 3}, "max_nodes is 3, but ssh.hosts names 2"),
-        ({"scheduler": "local"}, "`ssh:` is given but scheduler is local"),
-        ({"login": "della"}, "`login:` is given but scheduler is ssh"),
+        ({"max_nodes": 3}, "max_nodes: is 3, but ssh.hosts names 2"),
+        ({"scheduler": "local"}, "ssh: is given but scheduler is local"),
+        ({"login": "della"}, "login: is given but scheduler is ssh"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], said: str) -> None:
@@ -74,18 +79,51 @@ class Spool(Section):
     rents: ClassVar[bool] = True
     hosts: int
 
-    def check(self, cluster: Cluster) -> None:
+    def contradictions(self, cluster: Cluster) -> Iterator[tuple[tuple[str, ...], str]]:
         if cluster.max_nodes > self.hosts:
-            raise ValueError(f"max_nodes is above spool.hosts ({self.hosts})")
+            yield ("max_nodes",), f"is above spool.hosts ({self.hosts})"
 
 
 def test_the_section_of_another_package_is_asked_as_well() -> None:
-    fields: dict[str, Any] = {"scheduler": (Literal["spool"], ...), "spool": (Spool | None, None)}
-    model = create_model("Cluster", __base__=Cluster, **fields)
+    model = with_section("spool", Spool)
     profile = {"name": "c", "scheduler": "spool", "spool": {"hosts": 2}}
-    assert model.model_validate(profile).rents and not model.model_validate({**profile, "spool": None}).rents
-    with pytest.raises(ValidationError, match=r"max_nodes is above spool\.hosts \(2\)"):
+    assert model.model_validate(profile).rents
+    with pytest.raises(ValidationError, match=r"max_nodes: is above spool\.hosts \(2\)"):
         model.model_validate({**profile, "max_nodes": 3})
+
+
+def test_all_contradictions_of_a_profile_are_told_with_their_lines(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+
+    def said(text: str) -> list[str]:
+        file.write_text(text)
+        with pytest.raises(SpecError) as error:
+            load_cluster(file)
+        return [line.removeprefix(str(file)) for line in str(error.value).splitlines()]
+
+    several = "name: c\nscheduler: ssh\nlogin: della\nslurm: {}\nmax_nodes: 3\nssh: {hosts: [a]}\n"
+    assert said(several) == [
+        ":3: login: is given but scheduler is ssh",
+        ":4: slurm: is given but scheduler is ssh",
+        ":5: max_nodes: is 3, but ssh.hosts names 1",
+    ]
+    assert said(several.replace("max_nodes: 3", "max_nodes: x")) == [
+        ":3: login: is given but scheduler is ssh",
+        ":4: slurm: is given but scheduler is ssh",
+        ":5: max_nodes: must be a whole number, not 'x'",
+    ]
+
+
+def test_a_section_may_be_left_out_if_none_of_its_fields_is_required() -> None:
+    """Of another package as well: such a section arrives with its defaults."""
+
+    class Fifo(BaseModel):
+        nice: int = 0
+
+    profile = {"name": "c", "scheduler": "spool"}
+    assert with_section("spool", Fifo).model_validate(profile).model_dump()["spool"] == {"nice": 0}
+    with pytest.raises(ValidationError, match="scheduler: spool needs a `spool:` section with hosts"):
+        with_section("spool", Spool).model_validate(profile)
 
 
 def test_the_schedulers_are_not_imported_before_a_profile_is_read() -> None:

@@ -160,7 +160,8 @@ def test_a_wrong_item_of_a_list_is_one_problem_that_says_what_is_expected(write)
 def test_a_section_of_another_scheduler_is_refused(write):
     text = "name: x\nscheduler: local\nslurm: {partition: gpu}\n"
     assert (
-        "`slurm:` is given but scheduler is local" in problems(lambda: load_cluster(write(text, "c.yaml")))[0]
+        "c.yaml:3: slurm: is given but scheduler is local"
+        in problems(lambda: load_cluster(write(text, "c.yaml")))[0]
     )
 
 

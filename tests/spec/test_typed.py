@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import SpecError
 from launcher.spec.job import Job
-from launcher.spec.load import from_record, load_cluster, load_job, read, validate
+from launcher.spec.load import changed, from_record, load_cluster, load_job, read, validate
 from launcher.spec.section import annotation_of
 from launcher.spec.typed import _members
 from launcher.spec.yaml import Document, parse
@@ -91,11 +92,8 @@ def test_every_text_field_of_job_and_cluster_takes_a_number_as_text() -> None:
     """By the type of each field: one that is added tomorrow is tried as well."""
     tried = []
     for model in (Job, Cluster):
-        for path, required in _texts(model):
-            data: Any = "007"
-            for key in reversed(path):
-                data = {key: data}
-            document = parse(_as_yaml(data), "f.yaml")
+        for path in _paths(model, lambda members: str in members):
+            document = parse(_as_yaml(path, "007"), "f.yaml")
             try:
                 validate(model, document)
             except SpecError as error:
@@ -103,7 +101,6 @@ def test_every_text_field_of_job_and_cluster_takes_a_number_as_text() -> None:
                 assert not any("must be text" in message for message in wrong), (path, wrong)
                 assert not any(" 7" in message for message in wrong), (path, wrong)
             tried.append(".".join(path))
-            assert required in (True, False)
     assert {
         "name",
         "description",
@@ -114,22 +111,50 @@ def test_every_text_field_of_job_and_cluster_takes_a_number_as_text() -> None:
     } <= set(tried)
 
 
-def _texts(model: type[BaseModel], above: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], bool]]:
+def test_no_numeric_field_of_job_and_cluster_takes_a_boolean() -> None:
+    """pydantic would take `true` as 1."""
+    tried = []
+    for model in (Job, Cluster):
+        for path in _paths(model, lambda members: {int, float} & {*members} and not {str, bool} & {*members}):
+            name = ".".join(path)
+            prefix = "cluster." if model is Cluster else ""
+            for document in (
+                parse(_as_yaml(path, "true"), "f.yaml"),
+                changed(parse("{}", "f.yaml"), [f"{prefix}{name}=false"], of_cluster=model is Cluster),
+                Document(_nested(path, True), "dict"),
+            ):
+                with pytest.raises(SpecError) as error:
+                    validate(model, document)
+                wrong = [one.message for one in error.value.problems if one.field == name]
+                assert any(said.startswith("must be a ") for said in wrong), (name, wrong)
+            tried.append(name)
+    assert {"recipe.activation_budget", "steps", "train.lr", "node.cpus", "usd_per_gpu_hour"} <= set(tried)
+
+
+def _paths(
+    model: type[BaseModel], wanted: Callable[[list[Any]], Any], above: tuple[str, ...] = ()
+) -> list[tuple[str, ...]]:
+    """Return the paths of the fields whose types are wanted."""
     found = []
     for name, info in model.model_fields.items():
         path = (*above, info.alias or name)
-        for member in _members(annotation_of(info)):
-            if member is str:
-                found.append((path, info.is_required()))
-            elif isinstance(member, type) and issubclass(member, BaseModel):
-                found += _texts(member, path)
+        members = list(_members(annotation_of(info)))
+        if wanted(members):
+            found.append(path)
+        for member in members:
+            if isinstance(member, type) and issubclass(member, BaseModel):
+                found += _paths(member, wanted, path)
     return found
 
 
-def _as_yaml(data: Any) -> str:
-    if isinstance(data, str):
-        return data
-    return "{" + ", ".join(f"{key}: {_as_yaml(value)}" for key, value in data.items()) + "}"
+def _nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    for key in reversed(path):
+        value = {key: value}
+    return value  # type: ignore[no-any-return]
+
+
+def _as_yaml(path: tuple[str, ...], text: str) -> str:
+    return "".join(f"{{{key}: " for key in path) + text + "}" * len(path)
 
 
 def test_numbers_stay_numbers(tmp_path: Path) -> None:

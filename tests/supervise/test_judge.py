@@ -403,6 +403,47 @@ def test_a_stop_whose_checkpoint_failed_is_still_a_stop_and_says_so():
     assert verdict.failure == "preempted" and "no checkpoint could be written" in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("exits", "errors", "how"),
+    [
+        ((ended(0, 1, stopping=True), ended(1, -15, stopping=True)), (), "rank 0 ended with exit code 1"),
+        ((ended(0, -15, stopping=True), ended(1, 143, stopping=True)), (), "the ranks were ended"),
+        (
+            ({**ended(0, -9, stopping=True), "killed": False}, ended(1, -15, stopping=True)),
+            (),
+            "rank 0 was ended by SIGKILL",
+        ),
+        (
+            ({**ended(0, -9, stopping=True), "killed": True}, ended(1, -15, stopping=True)),
+            (),
+            "ranks that did not end in time were killed",
+        ),
+        (
+            (ended(0, 1, stopping=True), {**ended(1, -9, stopping=True), "killed": True}),
+            (said(0, "gpu-oom", phase="forward", step=3),),
+            "rank 0 ran out of GPU memory in forward of step 3; ranks that did not end in time were killed",
+        ),
+        (
+            (ended(0, 1, stopping=True), {**ended(1, -9, stopping=True), "killed": True}),
+            (said(0, "nccl-timeout", phase="forward", step=3),),
+            "ranks that did not end in time were killed",
+        ),
+        (
+            (ended(0, 1, stopping=True, lines=("ZeroDivisionError: division by zero",)), ended(1, 0)),
+            (),
+            "rank 0 ",
+        ),
+    ],
+)
+def test_a_rank_that_fails_by_itself_while_the_run_is_cancelled_is_named(
+    exits: Any, errors: Any, how: str
+) -> None:
+    verdict = judge(Evidence(2, {0: 1}, exits=exits, errors=errors, stop_reason="cancelled"))
+    assert (verdict.failure, verdict.confidence, verdict.exit_code) == ("cancelled", "certain", None)
+    assert verdict.reason.removeprefix("cancelled by the user; ").startswith(how)
+    assert ("killed" in verdict.reason) == ("killed" in how)
+
+
 def test_ranks_that_started_and_left_no_record_are_not_said_to_have_never_started():
     verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, started={0: 0, 1: 0}))
     assert verdict.failure == "unknown"

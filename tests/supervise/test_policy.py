@@ -186,3 +186,15 @@ KILLED = AttemptEnded(attempt=0, failure="preempted", reason="", in_vain=True)
 def test_starts_without_a_step_saved_are_counted(events: list[Event], task: int, script: int) -> None:
     assert starts_in_vain(events, command=False) == task
     assert starts_in_vain(events, command=True) == script
+
+
+@pytest.mark.parametrize(
+    ("exception", "said"),
+    [
+        ("DistNetworkError: EADDRINUSE, address already in use", "another program listens at the port"),
+        ("DistStoreError: timed out waiting for clients", "check that the nodes reach each other"),
+    ],
+)
+def test_a_port_that_is_taken_is_not_explained_by_the_network(exception: str, said: str) -> None:
+    verdict = Verdict(failure="rendezvous-failed", reason="r", rank=0, exception=exception)
+    assert said in advice(verdict, command=False)

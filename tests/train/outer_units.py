@@ -62,6 +62,18 @@ class DirectRooted(Direct, Rooted):
     pass
 
 
+class Reading(PydocGPT):
+    """Reads the weight of the head after the head and the model were called."""
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total, weight = super().loss(model, batch)
+        return total + 1e-3 * model.head.weight.square().sum(), weight
+
+
+class ReadingRooted(Reading, Rooted):
+    pass
+
+
 class Peak(Capture):
     """Also takes the peak of the passes."""
 

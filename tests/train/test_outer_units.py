@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from launcher.rundir.files import read_json_lines
 from launcher.tasks.huggingface import CausalLM
 from launcher.tasks.llama import LanguageModel
 from launcher.train.outer_units import check_outer_units, embedding_and_head
@@ -161,6 +162,19 @@ def test_a_weight_that_is_used_without_its_module_is_the_users_error_with_what_t
     assert "outer_units() of the task does not return its module" in " ".join(ended.output.split())
     run = prepare(tmp_path / "rooted", job(task="outer_units:DirectRooted", **fields))
     assert start(run, recipe("fsdp")).codes == {0: 0, 1: 0}
+
+
+def test_a_task_may_read_the_weight_of_a_head_that_was_called_in_steps_and_in_evaluation(
+    tmp_path: Path,
+) -> None:
+    fields = {"args": ARGS, "steps": 2, "train": {"eval_every": 1}}
+    found = {}
+    for task in ("Reading", "ReadingRooted"):
+        run = prepare(tmp_path / task, job(task=f"outer_units:{task}", **fields))
+        ended = start(run, recipe("fsdp"))
+        assert ended.codes == {0: 0, 1: 0}, ended.output
+        found[task] = [(line["loss"], line["eval_loss"]) for line in read_json_lines(run.metrics)]
+    assert found["Reading"] == found["ReadingRooted"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -72,11 +73,11 @@ class RunPod(Section):
             raise ValueError("other_gpus and bid_per_gpu need gpu_id")
         return self
 
-    def check(self, cluster: Cluster) -> None:
+    def contradictions(self, cluster: Cluster) -> Iterator[tuple[tuple[str, ...], str]]:
         if self.gpu_id is not None and cluster.node.gpu is None:
-            raise ValueError("runpod.gpu_id needs `node.gpu` (type, count, memory)")
+            yield ("runpod", "gpu_id"), "needs `node.gpu` (type, count, memory)"
         if self.gpu_id is None and cluster.gpus_per_node:
-            raise ValueError("node.gpu needs runpod.gpu_id")
+            yield ("node", "gpu"), "needs runpod.gpu_id"
 
     def alternatives(self, cluster: Cluster) -> tuple[Cluster, ...]:
         return tuple(self._with_gpu(cluster, gpu_id) for gpu_id in self.other_gpus if gpu_id != self.gpu_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -33,6 +33,6 @@ class Ssh(Section):
         hosts = section.get("hosts") if isinstance(section, dict) else None
         return {"max_nodes": len(hosts)} if isinstance(hosts, list) and hosts else {}
 
-    def check(self, cluster: Cluster) -> None:
+    def contradictions(self, cluster: Cluster) -> Iterator[tuple[tuple[str, ...], str]]:
         if cluster.max_nodes > len(self.hosts):
-            raise ValueError(f"max_nodes is {cluster.max_nodes}, but ssh.hosts names {len(self.hosts)}")
+            yield ("max_nodes",), f"is {cluster.max_nodes}, but ssh.hosts names {len(self.hosts)}"
