@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts
 from launcher.train.initialise import draw_normal, first_row
+from launcher.train.loss import loss_in_place_of_logits
 from launcher.train.optimizers.state import local
 from launcher.train.outer_units import embedding_and_head
 from launcher.train.task import Split, Task, TaskError
+from launcher.train.tracing.fake_model import no_packed_mask
 
 IGNORED = -100
 TOKENIZER_FILES = (
@@ -98,12 +102,35 @@ class CausalLM(Task):
         return torch.zeros(self.context + 1, dtype=torch.int64)
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
-        targets = batch[:, 1:].flatten()
+        tokens, targets = batch[:, :-1], batch[:, 1:]
+        weight = (targets != IGNORED).sum()
+        if self.loss_chunks > 1:
+            whole: Any = model.module if isinstance(model, DistributedDataParallel) else model
+            with loss_in_place_of_logits(whole.get_output_embeddings(), targets, self.loss_chunks, IGNORED):
+                return model(input_ids=tokens, use_cache=False).logits, weight
+        logits = model(input_ids=tokens, use_cache=False).logits.float()
         total = functional.cross_entropy(
-            logits.flatten(0, -2), targets, reduction="sum", ignore_index=IGNORED
+            logits.flatten(0, -2), targets.flatten(), reduction="sum", ignore_index=IGNORED
         )
-        return total, (targets != IGNORED).sum()
+        return total, weight
+
+    @cached_property
+    def uses_loss_chunks(self) -> bool:  # type: ignore[override]
+        """Whether the model returns what its output layer does, without scaling or capping the logits."""
+        from transformers import AutoModelForCausalLM
+
+        family: Any = AutoModelForCausalLM
+        try:
+            with torch.device("meta"), torch.no_grad():
+                model = family.from_config(self.config, dtype=torch.bfloat16)
+                head, tokens = model.get_output_embeddings(), torch.zeros(1, 2, dtype=torch.int64)
+                returned: list[torch.Tensor] = []
+                head.register_forward_hook(lambda _, __, loss: returned.append(loss))
+                with no_packed_mask(), loss_in_place_of_logits(head, tokens, chunks=1):
+                    logits = model(input_ids=tokens, use_cache=False).logits
+            return len(returned) == 1 and logits is returned[0]
+        except Exception:  # it needs values, for example to route tokens to experts
+            return False
 
     def export_files(self, folder: Path) -> None:
         """Write the configs and the tokenizer, which is that of `path` if the data are token files."""

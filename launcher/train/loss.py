@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -28,45 +28,52 @@ def chunked_cross_entropy(
     is a module: an FSDP unit is then gathered once for all parts. If you pass a function that calls the head,
     it is gathered, and its gradient is reduced, for every part.
     """
-    hidden, targets = hidden.flatten(0, -2), targets.flatten()
     weight = (targets != ignore_index).sum()
+    if isinstance(head, nn.Module) and isinstance(head, FSDPModule) and chunks > 1:
+        with loss_in_place_of_logits(head, targets, chunks, ignore_index):
+            return head(hidden), weight
+    return _in_parts(head, hidden, targets, chunks, ignore_index), weight
+
+
+@contextmanager
+def loss_in_place_of_logits(
+    head: nn.Module, targets: torch.Tensor, chunks: int, ignore_index: int = -100
+) -> Iterator[None]:
+    """Make a call of `head` return the sum of the cross-entropies, computed in parts, instead of logits.
+
+    For a model that calls its output layer itself and returns the result unchanged. Hooks of the layer, such
+    as FSDP's, run once around all parts.
+    """
+    own, forward = head.__dict__.get("forward"), head.forward
+
+    def loss(hidden: torch.Tensor) -> torch.Tensor:
+        return _in_parts(forward, hidden, targets, chunks, ignore_index)
+
+    head.forward = loss
+    try:
+        yield
+    finally:
+        if own is None:
+            del head.forward
+        else:
+            head.forward = own
+
+
+def _in_parts(
+    head: Head, hidden: torch.Tensor, targets: torch.Tensor, chunks: int, ignore_index: int
+) -> torch.Tensor:
+    hidden, targets = hidden.flatten(0, -2), targets.flatten()
     if chunks == 1:
-        return _sum_of(head, hidden, targets, ignore_index), weight
-
-    def in_parts(head: Head, hidden: torch.Tensor) -> torch.Tensor:
-        # Every rank makes exactly `chunks` parts, even empty ones: with FSDP a call of the head can be a
-        # collective.
-        parts = zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True)
-        sums = [
-            checkpoint(_sum_of, head, some, theirs, ignore_index, use_reentrant=False)
-            for some, theirs in parts
-        ]
-        return torch.stack(sums).sum()
-
-    if isinstance(head, nn.Module) and isinstance(head, FSDPModule):
-        return _within(head, in_parts, hidden), weight
-    return in_parts(head, hidden), weight
+        return _sum_of(head, hidden, targets, ignore_index)
+    # Every rank makes exactly `chunks` parts, even empty ones: with FSDP a call of the head can be a
+    # collective.
+    parts = zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True)
+    sums = [
+        checkpoint(_sum_of, head, some, theirs, ignore_index, use_reentrant=False) for some, theirs in parts
+    ]
+    return torch.stack(sums).sum()
 
 
 def _sum_of(head: Head, hidden: torch.Tensor, targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
     logits = head(hidden).float()
     return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=ignore_index)
-
-
-def _within(
-    unit: nn.Module, compute: Callable[[Head, torch.Tensor], torch.Tensor], hidden: torch.Tensor
-) -> torch.Tensor:
-    """Return `compute(forward, hidden)` with the forward of an FSDP unit, as one call of the unit.
-
-    FSDP gathers a unit around each call of the module, so `compute` stands in for its forward.
-    """
-    own, forward = unit.__dict__.get("forward"), unit.forward
-    unit.forward = partial(compute, forward)
-    try:
-        total: torch.Tensor = unit(hidden)
-        return total
-    finally:
-        if own is None:
-            del unit.forward
-        else:
-            unit.forward = own

@@ -237,6 +237,8 @@ CASES: tuple[Case, ...] = (
     case("hf llama", ranks=4, micro=4, sharding="fsdp-keep", **MIXED),
     case("hf qwen3", micro=8),
     case("hf qwen3", micro=8, activations="checkpoint", **MIXED),
+    case("hf qwen3", micro=8, loss_chunks=4, **PURE),
+    case("hf llama", ranks=2, micro=8, loss_chunks=4, activations="checkpoint", **MIXED),
     case("hf qwen3", ranks=2, micro=8, sharding="ddp", accumulation=2, grad_sync="each"),
     case("hf qwen3", ranks=4, micro=4, accumulation=2, grad_sync="last", **MIXED),
 )

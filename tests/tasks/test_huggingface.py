@@ -169,3 +169,39 @@ def test_a_tokenizer_of_one_file_is_exported_and_every_part_of_a_config_says_the
     say_dtype(tmp_path / "config.json", weights)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written == {"text_config": {**inner, "torch_dtype": "bfloat16"}, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "config", [llama(), llama(tie_word_embeddings=True), gpt2()], ids=["llama", "tied", "gpt2"]
+)
+def test_a_loss_in_parts_is_that_of_all_logits_and_so_are_the_gradients(tmp_path: Path, config: Any) -> None:
+    checkpoint(config, tmp_path)
+    task = CausalLM(str(tmp_path), context=32)
+    assert task.uses_loss_chunks
+    tokens = torch.arange(3 * 33).view(3, 33)
+    found, shapes = [], list[tuple[int, ...]]()
+    for chunks in (1, 5):
+        task.loss_chunks, model = chunks, built(task)
+        head = model.get_output_embeddings()
+        head.register_forward_hook(lambda _, __, out: shapes.append(tuple(out.shape)))
+        total, weight = task.loss(model, tokens)
+        total.backward()
+        found.append((float(total.detach()), float(weight), [p.grad for p in model.parameters()]))
+    assert shapes == [(3, 32, 256), ()], "the output layer returns all logits, or the loss"
+    (whole, weight, gradients), (parts, same, theirs) = found
+    assert parts == pytest.approx(whole, rel=1e-6) and weight == same == 96
+    for one, other in zip(gradients, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "unchanged"), [("Qwen3Config", True), ("Gemma2Config", False), ("CohereConfig", False)]
+)
+def test_a_model_that_changes_its_logits_computes_the_loss_at_once(
+    tmp_path: Path, family: str, unchanged: bool
+) -> None:
+    getattr(transformers, family)(
+        vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8,
+    ).save_pretrained(tmp_path)  # fmt: skip
+    assert CausalLM(str(tmp_path), context=8).uses_loss_chunks == unchanged
