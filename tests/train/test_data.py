@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from typing import Any
 
@@ -49,7 +50,11 @@ def test_what_collate_draws_differs_from_batch_to_batch_and_not_with_the_workers
     def batches(first: int, workers: int) -> list[Any]:
         asked = job(train={"workers": workers})
         data = TrainingData(kind(list(range(50))), _masked, asked, recipe(micro=4, accumulation=2), 0, 1)
-        return [batch for step in range(first, 5) for batch in data.micro_batches(step)]
+        found = [batch for step in range(first, 5) for batch in data.micro_batches(step)]
+        for worker in multiprocessing.active_children():  # the collection of garbage waits 5 s for each
+            worker.terminate()
+            worker.join()
+        return found
 
     whole = batches(1, workers=0)
     assert len(set(whole)) == len(whole) == 8
