@@ -190,12 +190,13 @@ def _synchronise(
 def _to_host(recipe: Recipe, states: States, ranks: Ranks, hardware: Hardware) -> float:
     """Return the seconds in which one micro-batch's gradients go to the host.
 
-    For an optimizer on the host another thread adds them up there, which writes the arriving gradient, and
-    reads it and the sum, and writes the sum: launcher.train.host_gradients.
+    For an optimizer on the host another thread adds them up there: launcher.train.host_gradients. That writes
+    the arriving gradient, reads it, reads the sum except in the first micro-batch, and writes the sum.
     """
     gradients = states.host.gradients
     if recipe.gradients_leave:
-        return max(gradients / _pcie(hardware), 4 * gradients * ranks.per_node / HOST_BANDWIDTH)
+        traffic = (4 - 1 / recipe.grad_accum) * gradients
+        return max(gradients / _pcie(hardware), traffic * ranks.per_node / HOST_BANDWIDTH)
     return gradients / _pcie(hardware) if recipe.offload == "cpu" else 0.0
 
 
