@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import FP32, Ranks, shard_of, states_of
+from launcher.memory.states import FP32, Ranks, shard_of, states_of, updated_by
 from launcher.spec.base import GIB
 from launcher.spec.recipe import Recipe
 
@@ -12,6 +14,8 @@ PROCESS = 2 * GIB
 CUDA context. On the CPU it is 0.3 GiB (import torch: 218 MiB); not measured with a GPU yet."""
 WORKER = GIB // 4
 "Bytes of a forked DataLoader process that it does not share with its rank, without its samples."
+STAGED = GIB
+"Bytes of gradients per rank that wait in pinned memory to be added up, in launcher.train.host_gradients."
 
 
 def host_of(
@@ -40,8 +44,17 @@ def _training(model: ModelShapes, recipe: Recipe, ranks: Ranks, *, copies: bool)
         "optimizer states": sum(one.host.optimizer for one in held),
         "parameters again, for the optimizer": sum(one.host.copies for one in held),
     }
-    if recipe.offload == "cpu" and ranks.on_gpu:
-        parts["pinned memory, rounded up"] = _rounded_up(model, recipe, ranks)
+    if ranks.on_gpu:
+        parts["pinned memory, rounded up"] = sum(
+            count * ((1 << (size - 1).bit_length()) - size)
+            for rank in range(ranks.per_node)
+            for size, count in _pinned(model, recipe, ranks, rank)
+            if size
+        )
+    if recipe.gradients_leave and ranks.on_gpu:
+        parts["gradients on their way from the GPU"] = sum(
+            _staged(model, recipe, ranks, rank) for rank in range(ranks.per_node)
+        )
     if copies:
         parts["copy for the checkpoint"] = sum(
             one.gpu.parameters + one.gpu.optimizer + one.host.parameters + one.host.optimizer for one in held
@@ -49,17 +62,28 @@ def _training(model: ModelShapes, recipe: Recipe, ranks: Ranks, *, copies: bool)
     return parts
 
 
-def _rounded_up(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
-    """Return the bytes lost because torch allocates pinned memory in powers of two.
+def _pinned(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int) -> Iterator[tuple[int, int]]:
+    """Yield (bytes, number) of a rank's pinned allocations that stay.
 
-    Each parameter's shard and each gradient has its own allocation. Source: ATen/core/CachingHostAllocator.h.
+    With `offload: cpu` they are each parameter's shard and each gradient, and for an optimizer on the host
+    its copies of the parameters. torch allocates pinned memory in powers of two. Source:
+    ATen/core/CachingHostAllocator.h.
     """
     shards = ranks.shards(recipe)
-    more = 0
-    for rank in range(ranks.per_node):
-        for p, count in model.distinct:
-            size = shard_of(p, shards, rank % shards).padded * p.itemsize
-            if size:
-                over = (1 << (size - 1).bit_length()) - size
-                more += count * over * (2 if p.requires_grad else 1)
-    return more
+    for p, count in model.distinct:
+        if recipe.offload == "cpu":
+            padded = shard_of(p, shards, rank % shards).padded
+            yield padded * p.itemsize, count * (2 if p.requires_grad else 1)
+        elif recipe.offload != "none" and p.requires_grad:
+            yield updated_by(p, recipe, ranks, rank).numel * p.itemsize, count
+
+
+def _staged(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int) -> int:
+    """Return the bytes of pinned memory in which gradients of one rank wait, if rounding doubles each.
+
+    launcher.train.host_gradients bounds the gradients that wait by STAGED, or to one larger gradient.
+    """
+    trained = [(p, count) for p, count in model.distinct if p.requires_grad]
+    sizes = [(updated_by(p, recipe, ranks, rank).numel * p.itemsize, count) for p, count in trained]
+    largest = max((size for size, _ in sizes), default=0)
+    return 2 * min(sum(size * count for size, count in sizes), max(STAGED, largest))

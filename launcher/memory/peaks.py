@@ -54,6 +54,8 @@ def completely_traced_as(recipe: Recipe) -> Recipe:
     """Like `traced_as` for a complete trace, which keeps the micro-batch and the gradients that wait."""
     accumulates = recipe.grad_accum > 1
     waits = accumulates and recipe.sharding in SHARDED
+    if recipe.gradients_leave and not (waits and recipe.grad_sync == "last"):
+        accumulates = False  # every micro-batch is like the first
     return traced_as(recipe).model_copy(
         update={
             "micro_batch_size": recipe.micro_batch_size,

@@ -22,7 +22,7 @@ from launcher.memory.trace import (
 )
 from launcher.memory.update import update_temporaries
 from launcher.spec.optimizers import OPTIMIZERS
-from launcher.spec.recipe import REPLICATED, Recipe
+from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
 
 class Profile:
@@ -37,10 +37,10 @@ class Profile:
         self._parts: dict[int, dict[str, Affine]] = {}
 
     @staticmethod
-    def kind(recipe: Recipe) -> tuple[bool, bool, str | None]:
+    def kind(recipe: Recipe) -> tuple[bool, bool, bool, str | None]:
         """Return a key: recipes with the same key and the same trace share one profile."""
         updates = recipe.optimizer if recipe.optimizer_step == "backward" else None
-        return adds_to_buckets(recipe), recipe.offload == "cpu", updates
+        return adds_to_buckets(recipe), recipe.offload == "cpu", recipe.gradients_leave, updates
 
     @cached_property
     def highest(self) -> dict[str, tuple[Moment, ...]]:
@@ -114,6 +114,10 @@ def profile_of(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -
     elif recipe.optimizer_step == "backward":
         largest, _ = update_temporaries(model, recipe, ranks)
         trace = settled(trace, lambda gradient: min(largest, _temporaries(recipe, gradient)))
+    elif recipe.gradients_leave and recipe.sharding in SHARDED:
+        trace = settled(trace, leaves=_reduced)
+    elif recipe.gradients_leave:
+        trace = settled(trace, behind=1)
     return Profile(trace, recipe)
 
 
@@ -162,11 +166,23 @@ def _temporaries(recipe: Recipe, gradient: int) -> int:
     return gradient // itemsize * each(itemsize, False) if each is not None else 0
 
 
-def settled(trace: Trace, update: Callable[[int], int] = lambda _: 0) -> Trace:
-    """Return a trace in which each gradient is freed before the next allocation: DDP adds it to a bucket, and
-    `optimizer_step: backward` uses it at once.
+def _reduced(storage: Storage) -> bool:
+    """Return whether this is a gradient that FSDP has reduced: whole ones are on the compute stream."""
+    return storage.category == GRADIENTS and storage.stream != COMPUTE
 
-    `update`: bytes of a gradient -> bytes that its use allocates for a moment.
+
+def settled(
+    trace: Trace,
+    update: Callable[[int], int] = lambda _: 0,
+    *,
+    leaves: Callable[[Storage], bool] = lambda storage: storage.category == GRADIENTS,
+    behind: int = 0,
+) -> Trace:
+    """Return a trace in which each gradient is freed before the next allocation: DDP adds it to a bucket,
+    `optimizer_step: backward` uses it at once, and for an optimizer on the host it leaves the GPU.
+
+    `update`: bytes of a gradient -> bytes that its use allocates for a moment. `leaves`: returns whether a
+    storage is such a gradient. `behind`: number of later gradients in the pass for which each one waits.
     """
     storages = list(trace.storages)
     events: list[int] = []
@@ -175,12 +191,15 @@ def settled(trace: Trace, update: Callable[[int], int] = lambda _: 0) -> Trace:
     dying: list[int] = []
     for index, event in enumerate(trace.events):
         if index in starts:
+            events += [~one for one in dying]
+            dying = []
             moved[index] = len(events)
         number = event if event >= 0 else ~event
-        gradient = trace.storages[number].category == GRADIENTS
+        gradient = leaves(trace.storages[number])
         if event >= 0:
-            events += [~one for one in dying] + [event]
-            dying = []
+            free = max(0, len(dying) - behind)
+            events += [~one for one in dying[:free]] + [event]
+            dying = dying[free:]
             if gradient:
                 dying.append(event)
                 if size := update(int(trace.storages[event].fixed)):

@@ -136,13 +136,15 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
             host=Held(parameters=parameters, gradients=reduced, optimizer=states + steps),
         )
     else:
-        # launcher.train.offload.HostOptimizer keeps copies of trained parameters and one gradient at a time.
-        sizes = [shard.numel * p.itemsize for p, shard, _ in trained]
+        # launcher.train.offload.HostOptimizer keeps copies of trained parameters. All gradients come to the
+        # host in the backward pass, or one at a time in the update.
+        copies = sum(count * shard.numel * p.itemsize for p, shard, count in trained)
+        largest = max((shard.numel * p.itemsize for p, shard, _ in trained), default=0)
         on_disk = states if recipe.offload == "nvme-optimizer" else 0
         host = Held(
-            gradients=max(sizes, default=0),
+            gradients=copies if recipe.gradients_leave else largest,
             optimizer=states - on_disk + steps,
-            copies=sum(count * shard.numel * p.itemsize for p, shard, count in trained),
+            copies=copies,
         )
         made = States(gpu=gpu, host=host, nvme=on_disk)
     return made if ranks.on_gpu else made.model_copy(update={"gpu": Held(), "host": made.gpu + made.host})
@@ -208,10 +210,13 @@ def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
 
     DDP (`ddp`, `zero1`): the buckets, with the gradients as views; `grad_sync: last` adds a second copy.
     FSDP: this rank's shards; with `grad_sync: last` all gradients whole, in the type of the shards.
-    `optimizer_step: backward` keeps none.
+    `optimizer_step: backward` keeps none, and for an optimizer on the host only those that are still whole
+    stay.
     """
     if recipe.optimizer_step == "backward":
         return 0
+    if recipe.gradients_leave:
+        return whole if _waits(recipe) and recipe.sharding in SHARDED else 0
     if not _waits(recipe) or recipe.sharding == "none":
         return reduced
     return 2 * whole if recipe.sharding in REPLICATED else whole

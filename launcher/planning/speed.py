@@ -176,15 +176,28 @@ def _synchronise(
     whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
     if recipe.sharding in REPLICATED:
         return _Links(2 * _ring(whole, ranks.world, ranks, hardware))
+    down = _to_host(recipe, states, ranks, hardware)
     if recipe.sharding not in SHARDED:
-        return _Links()
+        return _Links(pcie=down)
     ring = _ring(whole, ranks.shards(recipe), ranks, hardware)
     if recipe.sharding == "hybrid":
         # Each GPU's shard is reduced with its replicas on other nodes. A node's shards share its network.
         nodes = ranks.world // ranks.per_node
         ring += 2 * (nodes - 1) / nodes * whole / (hardware.inter_node * NETWORK_REACHED)
-    down = states.host.gradients if recipe.offload == "cpu" else 0
-    return _Links(ring, down / _pcie(hardware))
+    return _Links(ring, down)
+
+
+def _to_host(recipe: Recipe, states: States, ranks: Ranks, hardware: Hardware) -> float:
+    """Return the seconds in which one micro-batch's gradients go to the host.
+
+    For an optimizer on the host another thread adds them up there: launcher.train.host_gradients. That writes
+    the arriving gradient, reads it, reads the sum except in the first micro-batch, and writes the sum.
+    """
+    gradients = states.host.gradients
+    if recipe.gradients_leave:
+        traffic = (4 - 1 / recipe.grad_accum) * gradients
+        return max(gradients / _pcie(hardware), traffic * ranks.per_node / HOST_BANDWIDTH)
+    return gradients / _pcie(hardware) if recipe.offload == "cpu" else 0.0
 
 
 def _gather_updated(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: Hardware) -> float:
@@ -241,6 +254,9 @@ def _optimizer(
     on_host = max(numel / (optimizer.host_rate * hardware.threads), once / node)
     if recipe.offload == "cpu":
         return on_host + clipping / node, 0.0
+    if recipe.gradients_leave:
+        copies = parameters / _pcie(hardware) + 2 * states.nvme * ranks.per_node / NVME
+        return on_host + clipping / node, copies
     copies = 2 * parameters / _pcie(hardware) + 2 * states.nvme * ranks.per_node / NVME
     return on_host + clipping / on_gpu, copies
 

@@ -91,6 +91,12 @@ class Recipe(Value):
         """Whether it needs host memory for what would otherwise be on a GPU."""
         return self.offload != "none" or self.activations == "offload"
 
+    @property
+    def gradients_leave(self) -> bool:
+        """Whether each gradient leaves the GPU in the backward pass, for an optimizer on the host. DDP keeps
+        gradients in its buckets."""
+        return self.offload in ("cpu-optimizer", "nvme-optimizer") and self.sharding not in REPLICATED
+
     def changes_from(self, other: Recipe) -> dict[str, tuple[object, object]]:
         """Return `{field: (value in other, value here)}` for every field that differs."""
         mine, theirs = self.model_dump(), other.model_dump()

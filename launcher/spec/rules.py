@@ -299,7 +299,8 @@ RULES = (
     Rule(
         "step-in-backward-no-offload",
         _in_backward(lambda r, s: r.offload != "none"),
-        "a step in the backward pass updates parameters on the GPU; an optimizer on the host runs after it",
+        "a step in the backward pass updates parameters on the GPU; for an optimizer on the host, gradients "
+        "leave the GPU in the backward pass without it",
         "launcher.train.offload",
         _step_after,
     ),

@@ -42,6 +42,7 @@ from launcher.train.guard import Guard
 from launcher.train.logged import open_logged
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.model import arranged, loss_of, new_model
+from launcher.train.offload import gradient_of
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.optimizers.state import put_back, settings
@@ -238,7 +239,8 @@ class Trainer:
             # DDP and FSDP average over the ranks; the step's gradient is the sum divided by the total weight.
             factor = self.rank.world / total_weight if total_weight else 0.0
             factor /= self.scaler.factor
-            grad_norm = divide_and_clip(self.model, factor, self.rank.job.train.clip_norm)
+            with self.budget.host_side() if self.rank.recipe.gradients_leave else contextlib.nullcontext():
+                grad_norm = divide_and_clip(self._all_gradients(), factor, self.rank.job.train.clip_norm)
             self.recovery.wait_before_update()
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
@@ -326,6 +328,8 @@ class Trainer:
         """
         recovery, recipe = self.recovery, self.current.recipe
         recovery.begin()
+        if recipe.gradients_leave:
+            self.optimizer.zero_grad(set_to_none=True)  # those of a failed try are still on the host
         self.logged.clear()
         loss, weight = self._zero(), self._zero()
         for index, batch in enumerate(self._fetched(self.data.micro_batches(step), "data"), start=1):
@@ -343,7 +347,7 @@ class Trainer:
             if not last and recovery.some_rank_failed():
                 return None
         with self.where.during("optimizer"):
-            used = used_parameters(self.model, lambda p: p.grad is not None)
+            used = used_parameters(self.model, lambda p: gradient_of(p, self.optimizer) is not None)
             failures, all_used, *sums = self.rank.add_up(
                 recovery.failed, used, loss, weight, self.rank.stop_requested(), *self.logged.values()
             )
@@ -352,6 +356,10 @@ class Trainer:
         if all_used != used * self.rank.world:
             raise TaskError(DIFFERENT_PARAMETERS)
         return sums
+
+    def _all_gradients(self) -> list[torch.Tensor]:
+        found = (gradient_of(p, self.optimizer) for p in self.model.parameters())
+        return [gradient for gradient in found if gradient is not None]
 
     def _outgrown(self, batch: Any, step: int, index: int) -> bool:
         """Return whether a rank has a micro-batch that is larger than any probed one."""

@@ -1,4 +1,4 @@
-"""`offload: cpu-optimizer` and `nvme-optimizer`: only the optimizer's states leave the GPU."""
+"""`offload: cpu-optimizer` and `nvme-optimizer`: the optimizer runs on the host."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import nn
 
 from launcher.spec.base import format_bytes
 from launcher.train.budget import Budget
+from launcher.train.host_gradients import HostGradients
 from launcher.train.optimizers.proxies import Groups, Make, ProxyOptimizer
 from launcher.train.optimizers.state import local, sharded_like, step_alone
 from launcher.train.rank import SetupError
@@ -27,10 +28,10 @@ Keep = Callable[[torch.Tensor], torch.Tensor]
 class HostOptimizer(ProxyOptimizer):
     """An optimizer that runs another optimizer on the host, one parameter at a time.
 
-    Every parameter has a proxy in host memory with the same sharding. A step copies a gradient to the host,
-    updates the proxy and copies it back, so checkpoints with and without offload are the same. Host memory
-    holds the proxies, which are as large as this rank's parameters, the states unless `keep` moves them, and
-    the gradient of one parameter at a time.
+    Every parameter has a proxy in host memory with the same sharding. A step updates the proxy and copies it
+    back, so checkpoints with and without offload are the same. Host memory holds the proxies, which are as
+    large as this rank's parameters, the states unless `keep` moves them, and the gradients. These are there
+    since the backward pass if `gradients` collects them; without it, a step copies one at a time.
 
     All states are created at the start, so that states that do not fit fail before the first step.
     A memory budget does not count allocations inside the context `host_side`.
@@ -43,8 +44,9 @@ class HostOptimizer(ProxyOptimizer):
         make: Make,
         keep: Keep,
         host_side: Callable[[], AbstractContextManager[None]],
+        gradients: HostGradients | None = None,
     ) -> None:
-        self._keep, self._host_side = keep, host_side
+        self._keep, self._host_side, self.gradients = keep, host_side, gradients
         with host_side():
             super().__init__(groups, wide, make, _twin)
             for group, p, proxy in self._pairs():
@@ -57,12 +59,17 @@ class HostOptimizer(ProxyOptimizer):
         self.lead_inner()
         with self._host_side():
             for group, p, proxy in self._pairs():
-                if p.grad is None:
+                if (gradient := gradient_of(p, self)) is None:
                     continue
-                gradient = _on_host(local(proxy))
-                gradient.copy_(local(p.grad))
-                self._step_alone(group, proxy, gradient)
+                if self.gradients is None:
+                    gradient = _on_host(local(proxy)).copy_(local(gradient))
+                self._step_alone(group, proxy, local(gradient))
                 local(p).copy_(local(proxy), non_blocking=True)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        if self.gradients is not None:
+            self.gradients.drop()
 
     def _loaded(self) -> None:
         with self._host_side():
@@ -92,6 +99,13 @@ class HostOptimizer(ProxyOptimizer):
         for name, value in state.items():
             if value.ndim:
                 state[name] = sharded_like(value, self._keep(local(value)), value.shape)
+
+
+def gradient_of(p: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    """Return the gradient with which the optimizer will update `p`, on the GPU or on the host."""
+    if isinstance(optimizer, HostOptimizer) and optimizer.gradients is not None:
+        return optimizer.gradients.of(p)
+    return p.grad
 
 
 def count_no_gradients(model: nn.Module, budget: Budget) -> None:

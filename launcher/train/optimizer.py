@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from launcher.spec.job import Training
@@ -29,13 +28,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def divide_and_clip(model: nn.Module, factor: float, clip_norm: float | None) -> float:
+def divide_and_clip(gradients: list[torch.Tensor], factor: float, clip_norm: float | None) -> float:
     """Multiply all gradients by `factor`, then clip them to `clip_norm`, in one pass over memory.
 
     Returns the norm of the whole gradient before clipping, over all shards of all ranks: it does not depend
     on the sharding.
     """
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()

@@ -238,10 +238,12 @@ def price_of_last(model: nn.Module, recipe: Recipe) -> tuple[int, int]:
     """Return the bytes of gradients on this rank with `grad_sync: last` and with `each`, measured on the CPU.
 
     With `last`, FSDP keeps whole gradients instead of shards, in the type of the shards, in which they are
-    reduced. DDP has whole gradients in its buckets and, until the last micro-batch, a second copy.
+    reduced. Shards may leave for the host. DDP has whole gradients in its buckets and, until the last
+    micro-batch, a second copy.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     whole, mine = sum(p.nbytes for p in trained), sum(local(p).nbytes for p in trained)
+    mine = 0 if recipe.gradients_leave else mine
     return (whole, mine) if recipe.sharding in SHARDED else (2 * whole, whole)
 
 

@@ -88,3 +88,32 @@ def test_offloaded_states_leave_the_device(tmp_path: Path) -> None:
     made.zero_grad()
     assert torch.cuda.memory_allocated() == before
     assert float(p.mean()) == pytest.approx(0.9 - 0.1 * 0.01, rel=1e-4)
+
+
+def test_gradients_leave_the_device_in_the_backward_pass() -> None:
+    """Two micro-batches are added up on the host as on the device, to the bit."""
+    from contextlib import nullcontext
+
+    import torch
+    from torch import nn
+
+    from launcher.train.host_gradients import HostGradients
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8))).cuda()
+    batches = torch.randn(2, 16, 1024, device="cuda").unbind()
+    for batch in batches:
+        model(batch).square().sum().backward()
+    plain = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    size = 2**22  # bytes of a gradient
+    host = HostGradients(model.parameters(), nullcontext)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for batch in batches:
+        model(batch).square().sum().backward()
+    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() < before + 5 * size  # of 8 gradients, with activations
+    moved = [host.of(p) for p in model.parameters()]
+    assert len(plain) == 8
+    assert all(one is not None and torch.equal(one, other) for one, other in zip(moved, plain, strict=True))

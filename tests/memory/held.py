@@ -19,7 +19,7 @@ from launcher.tasks import gpt
 from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
-from launcher.train.offload import HostOptimizer
+from launcher.train.offload import HostOptimizer, gradient_of
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
@@ -46,7 +46,11 @@ def held(trainer: Trainer) -> dict[str, int]:
     proxies: list[nn.Parameter] = []
     if isinstance(optimizer, HostOptimizer):
         proxies = [p for group in optimizer.inner.param_groups for p in group["params"]]
-        gradients += max(local(p).nbytes for p in proxies)
+        if optimizer.gradients is None:
+            gradients += max(local(p).nbytes for p in proxies)
+        else:
+            of_parameters = (gradient_of(p, optimizer) for p in model.parameters())
+            gradients += storages(g for g in of_parameters if g is not None)
     return {
         "parameters": storages(model.parameters()),
         "buffers": storages(model.buffers()),

@@ -151,10 +151,14 @@ def test_the_optimizer_on_the_gpu_waits_for_its_memory():
 @pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 700e6), ("adamw-8bit", 29e6)])
 def test_the_optimizer_on_the_host_is_as_fast_as_its_threads(optimizer, rate):
     on_host = timed(world=1, per_node=1, offload="cpu-optimizer", optimizer=optimizer)
-    assert on_host.optimizer == pytest.approx(PARAMETERS / (2 * rate), rel=0.05)
+    clipping = 3 * 4 * PARAMETERS / speed.HOST_BANDWIDTH
+    assert on_host.optimizer == pytest.approx(PARAMETERS / (2 * rate) + clipping, rel=0.01)
     pcie = 32e9 * speed.PCIE_REACHED
     on_links = timed(world=1, per_node=1).offload
-    assert on_links == 0 and on_host.offload == pytest.approx(2 * 4 * PARAMETERS / pcie)
+    # Gradients go down after each of three passes, in which nothing is computed here; parameters up once.
+    assert on_links == 0 and on_host.offload == pytest.approx((3 + 1) * 4 * PARAMETERS / pcie)
+    in_buckets = timed(world=1, per_node=1, offload="cpu-optimizer", sharding="ddp")
+    assert in_buckets.offload == pytest.approx(2 * 4 * PARAMETERS / pcie)
 
 
 def test_states_on_a_disk_are_read_and_written_once_a_step():

@@ -42,8 +42,9 @@ ONE_RANK: dict[str, dict[str, Any]] = {
     "8-bit states": {"optimizer": "adamw-8bit"},
     "8-bit states of embeddings": {"embedding_states": "8-bit"},
     "step in backward": {"optimizer_step": "backward"},
-    "offload to the host": {"offload": "cpu", "sharding": "fsdp", "optimizer": "adamw",
-                            "embedding_states": "32-bit", "optimizer_step": "after"},
+    "optimizer on the host": {"offload": "cpu-optimizer", "optimizer": "adamw", "embedding_states": "32-bit",
+                              "optimizer_step": "after"},
+    "offload to the host": {"offload": "cpu", "sharding": "fsdp"},
 }  # fmt: skip
 "What each recipe changes in the one before it."
 TWO_RANKS: dict[str, dict[str, Any]] = {

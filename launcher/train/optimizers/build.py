@@ -14,6 +14,7 @@ from launcher.spec.base import format_bytes
 from launcher.spec.job import Training
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.train.budget import Budget
+from launcher.train.host_gradients import HostGradients
 from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
 from launcher.train.optimizers.proxies import Groups, Make
 from launcher.train.optimizers.sharded_states import ShardedStates
@@ -50,7 +51,9 @@ def _placed(
     keep: Keep = in_host_memory
     if recipe.offload == "nvme-optimizer":
         keep = ScratchFiles(training.nvme_dir, f"launcher-{rank.run.id}-rank{rank.number:05d}")
-    on_host = HostOptimizer(groups, wide, make, keep, budget.host_side)
+    trained = [p for group in groups for p in group["params"]]
+    gradients = HostGradients(trained, budget.host_side) if recipe.gradients_leave else None
+    on_host = HostOptimizer(groups, wide, make, keep, budget.host_side, gradients)
     rank.say(f"offload: {recipe.offload}: on each rank {_host_cost(on_host, keep)}")
     return on_host
 
@@ -88,5 +91,7 @@ def _host_cost(optimizer: HostOptimizer, keep: Keep) -> str:
     proxies = sum(local(p).nbytes for group in optimizer.param_groups for p in group["params"])
     states = sum(local(value).nbytes for state in optimizer.state.values() for value in state.values())
     where = keep.folder if isinstance(keep, ScratchFiles) else "host memory"
-    of_parameters = f"{format_bytes(proxies)} of parameters in host memory"
-    return f"{of_parameters} and {format_bytes(states)} of states in {where}"
+    of_parameters = f"{format_bytes(proxies)} of parameters"
+    if optimizer.gradients is not None:
+        of_parameters += f" and {format_bytes(proxies)} of gradients"
+    return f"{of_parameters} in host memory and {format_bytes(states)} of states in {where}"

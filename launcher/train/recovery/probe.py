@@ -226,6 +226,7 @@ class Probe:
                 raise
         # The exception and its frames are gone, so the activations can be freed.
         clean(self.model)
+        self.optimizer.zero_grad(set_to_none=True)  # gradients may be on the host
         if not completed:
             gc.collect()
             if self.rank.device.type == "cuda":
