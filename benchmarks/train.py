@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launcher.supervise.worker import CPU_HEAP, cpu_heap_variables
+from launcher.supervise.worker import CPU_HEAP
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
@@ -227,7 +227,7 @@ def _prepare_ours(_: str, folder: Path, model: dict[str, Any], options: argparse
     (attempt / "recipe.json").write_text(json.dumps(recipe))
     return [sys.executable, "-m", "launcher.train"], {
         "LAUNCHER_RUN_DIR": str(folder),
-        **cpu_heap_variables(about),
+        **({} if gpus else {"GLIBC_TUNABLES": CPU_HEAP}),
     }
 
 
