@@ -88,7 +88,7 @@ def _row(case: Case, truth: dict[str, Any], configs: Path) -> Row:
     if "profiled" in truth:
         row["profiled"] = truth["profiled"]
     try:
-        ours = peaks(predicted(job, case.recipe, case.ranks, "cpu"))
+        ours = peaks(predicted(job, case.recipe, case.ranks, "cpu", per_node=case.per_node))
         row["predicted_by_moment"] = ours
         row["tools"]["launcher"] = _answer(peak(ours), true)
     except Exception as error:  # whatever the task's code raises on tensors without values

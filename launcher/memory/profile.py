@@ -109,13 +109,21 @@ class Profile:
 
 def profile_of(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Profile:
     """Return the profile of a recipe's trace. `model`: in the recipe's precision."""
+    leaves = _reduced if recipe.sharding in SHARDED else _is_gradient
+    # FSDP2 holds what it has reduced over nodes until the pass ends: FSDPParamGroup._all_reduce_state.
+    behind = len(trace.storages) if recipe.sharding == "hybrid" else 0
     if adds_to_buckets(recipe):
         trace = settled(trace)
     elif recipe.optimizer_step == "backward":
         largest, _ = update_temporaries(model, recipe, ranks)
-        trace = settled(trace, lambda gradient: min(largest, _temporaries(recipe, gradient)))
+        trace = settled(
+            trace,
+            lambda gradient: min(largest, _temporaries(recipe, gradient)),
+            leaves=leaves,
+            behind=behind,
+        )
     elif recipe.gradients_leave and recipe.sharding in SHARDED:
-        trace = settled(trace, leaves=_reduced)
+        trace = settled(trace, leaves=leaves, behind=behind)
     elif recipe.gradients_leave:
         trace = settled(trace, behind=1)
     return Profile(trace, recipe)
@@ -166,16 +174,20 @@ def _temporaries(recipe: Recipe, gradient: int) -> int:
     return gradient // itemsize * each(itemsize, False) if each is not None else 0
 
 
+def _is_gradient(storage: Storage) -> bool:
+    return storage.category == GRADIENTS
+
+
 def _reduced(storage: Storage) -> bool:
     """Return whether this is a gradient that FSDP has reduced: whole ones are on the compute stream."""
-    return storage.category == GRADIENTS and storage.stream != COMPUTE
+    return _is_gradient(storage) and storage.stream != COMPUTE
 
 
 def settled(
     trace: Trace,
     update: Callable[[int], int] = lambda _: 0,
     *,
-    leaves: Callable[[Storage], bool] = lambda storage: storage.category == GRADIENTS,
+    leaves: Callable[[Storage], bool] = _is_gradient,
     behind: int = 0,
 ) -> Trace:
     """Return a trace in which each gradient is freed before the next allocation: DDP adds it to a bucket,

@@ -94,7 +94,7 @@ class Recipe(Value):
     @property
     def gradients_leave(self) -> bool:
         """Whether each gradient leaves the GPU in the backward pass, for an optimizer on the host. DDP keeps
-        gradients in its buckets."""
+        gradients in its buckets. With `hybrid` their memory is freed at the end of the pass."""
         return self.offload in ("cpu-optimizer", "nvme-optimizer") and self.sharding not in REPLICATED
 
     def changes_from(self, other: Recipe) -> dict[str, tuple[object, object]]:

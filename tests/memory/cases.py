@@ -105,6 +105,11 @@ class Case:
     recipe: Recipe
 
     @property
+    def per_node(self) -> int:
+        """Ranks of a node: `hybrid` replicates over two of them."""
+        return self.ranks // 2 if self.recipe.sharding == "hybrid" else self.ranks
+
+    @property
     def name(self) -> str:
         """What makes it another case than the model's plain one."""
         r = self.recipe
@@ -161,6 +166,8 @@ def case(model: str, ranks: int = 1, micro: int = 16, accumulation: int = 1, **f
 
 MIXED, PURE = {"precision": "bf16-mixed"}, {"precision": "bf16"}
 HALF = {"activations": "checkpoint", "checkpoint_ratio": 0.5}
+LATE: dict[str, Any] = {"activations": "checkpoint", "loss_chunks": 8, "micro": 1}
+"The peak is at the end of the backward pass, and mostly gradients: else it precedes all of them."
 CASES: tuple[Case, ...] = (
     # Convolutions and BatchNorm
     case("conv", micro=64),
@@ -252,10 +259,11 @@ def write_configs(folder: Path) -> Path:
 
 def truths(cases: Sequence[Case], profile: Iterable[Case] = ()) -> list[dict[str, Any]]:
     """For each case `{"peaks": {moment: {phase: bytes}}}`, the most of any rank; all of one number of ranks
-    run in one set of processes. `profile`: those that PyTorch's profiler looks at, too."""
+    and of one size of nodes run in one set of processes. `profile`: those that PyTorch's profiler looks at,
+    too."""
     found: dict[Case, dict[str, Any]] = {}
-    for ranks in sorted({one.ranks for one in cases}):
-        those = [one for one in cases if one.ranks == ranks]
+    for ranks, per_node in sorted({(one.ranks, one.per_node) for one in cases}):
+        those = [one for one in cases if (one.ranks, one.per_node) == (ranks, per_node)]
         with tempfile.TemporaryDirectory() as path:
             folder = Path(path)
             write_configs(folder)
@@ -269,7 +277,7 @@ def truths(cases: Sequence[Case], profile: Iterable[Case] = ()) -> list[dict[str
                 for number, one in enumerate(those)
             ]
             (folder / "cases.json").write_text(json.dumps(asked))
-            measure(str(HERE / "truth.py"), folder, ranks, timeout=1800)
+            measure(str(HERE / "truth.py"), folder, ranks, per_node, timeout=1800)
             each = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
         found.update(zip(those, map(_most, zip(*each, strict=True)), strict=True))
     return [found[one] for one in cases]

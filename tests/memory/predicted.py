@@ -19,12 +19,17 @@ MOMENTS = ("first step", "steady state", "evaluation", "resume")
 
 
 def predicted(
-    job: Job, recipe: Recipe, ranks: int, like: Literal["cpu", "cuda"], gpu: Gpu | None = None
+    job: Job,
+    recipe: Recipe,
+    ranks: int,
+    like: Literal["cpu", "cuda"],
+    gpu: Gpu | None = None,
+    per_node: int | None = None,
 ) -> Estimate:
     """Of one rank, as the plan has it for the recipe that it chooses."""
     source = TaskSource(job, Path(job.workdir), like)
     # The CPU stands in for the device: what a GPU run keeps in host memory is not counted.
-    place = Ranks(ranks, min(ranks, 8), on_gpu=True)
+    place = Ranks(ranks, per_node or min(ranks, 8), on_gpu=True)
     trace = source.trace(completely_traced_as(recipe), place, exact=True)
     model, around = source.shapes(recipe.precision), Surroundings(gpu)
     profile = profile_of(trace, model, recipe, place)

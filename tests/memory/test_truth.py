@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from launcher.train.compiling import missing_compiler
-from tests.memory.cases import HALF, MIXED, PURE, Case, case, peak, truths, write_configs
+from tests.memory.cases import HALF, LATE, MIXED, PURE, Case, case, peak, truths, write_configs
 from tests.memory.predicted import MOMENTS, peaks, predicted
 
 ALONE: tuple[Case, ...] = (
@@ -32,6 +32,7 @@ ALONE: tuple[Case, ...] = (
     case("llama qlora", micro=2),
     case("llama qlora", micro=2, activations="checkpoint", **MIXED),
     case("hf qwen3 qlora", micro=2, precision="bf16"),
+    case("llama", offload="cpu-optimizer", **LATE),
 )
 TOGETHER: tuple[Case, ...] = (
     case("video tiny", ranks=2, micro=4, activations="checkpoint", **MIXED),
@@ -47,7 +48,10 @@ TOGETHER: tuple[Case, ...] = (
     case("odd tied", ranks=2, micro=2, sharding="zero1", optimizer="adamw-bf16"),
     case("llama lora", ranks=2, micro=2, sharding="zero1"),
     case("llama", ranks=2, micro=2, accumulation=2, offload="cpu"),
-    case("llama", ranks=2, micro=2, offload="cpu-optimizer"),
+    case("llama", ranks=2, offload="cpu-optimizer", **LATE),
+    case("llama", ranks=2, offload="cpu-optimizer", accumulation=2, grad_sync="last", **LATE),
+    case("llama", ranks=4, sharding="hybrid", offload="cpu-optimizer", accumulation=2, **LATE),
+    case("llama", ranks=4, sharding="hybrid", optimizer_step="backward", **LATE, **PURE),
     case("llama", ranks=2, micro=2, activations="checkpoint", optimizer_step="backward"),
     case("llama lora", ranks=2, micro=2, sharding="ddp"),
     case("llama qlora", ranks=2, micro=2, **MIXED),
@@ -89,7 +93,7 @@ def true() -> dict[Case, Any]:
 
 @cache
 def said(one: Case, configs: Path) -> dict[str, dict[str, int]]:
-    return peaks(predicted(one.job(configs), one.recipe, one.ranks, "cpu"))
+    return peaks(predicted(one.job(configs), one.recipe, one.ranks, "cpu", per_node=one.per_node))
 
 
 @pytest.mark.parametrize("one", ALONE + TOGETHER, ids=lambda one: one.name)
