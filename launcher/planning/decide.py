@@ -21,7 +21,7 @@ from launcher.spec.base import Value, format_bytes
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import Problem
 from launcher.spec.job import Job
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import WHOLE_LOSS, Recipe
 from launcher.spec.rules import changes_line
 
 KEPT = "not searched, because another one changes what is learnt; try --what-if precision=bf16"
@@ -65,6 +65,8 @@ class Decider:
         job = job.with_model(batch_norm=about.batch_norm, couples_samples=about.couples_samples)
         self.job, self.cluster, self.about = job, cluster, about
         plan = make_plan(job, cluster)
+        if job.task is not None and plan.recipe.loss_chunks > 1 and not about.loss_chunks:
+            raise PlanRefusedError([Problem("job", "recipe.loss_chunks", WHOLE_LOSS)])
         self.layout = plan.layout
         on_gpu = self.layout.gpus_per_node > 0
         self._known = known_of(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()

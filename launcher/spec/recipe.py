@@ -38,6 +38,11 @@ APPROXIMATE = (
     "rounded to 8 bits"
 )
 
+WHOLE_LOSS = (
+    "the task, or its model, computes the loss at once: use loss_chunks: 1. Your own task can compute it in "
+    "parts with launcher.train.loss.chunked_cross_entropy, and says so with uses_loss_chunks = True"
+)
+
 SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
 "FSDP2: each rank has a shard of the parameters, gradients and states."
 REPLICATED: frozenset[Sharding] = frozenset({"ddp", "zero1"})

@@ -211,9 +211,10 @@ def _stopped(evidence: Evidence, codes: set[int]) -> Verdict:
         how = "no checkpoint could be written; the previous one is kept"
     else:
         own = _failed_while_stopping(evidence)
-        late = any(map(killed_while_stopping, evidence.exits))
-        how = own.reason if own is not None else "the ranks were ended" if not late else ""
-        how += ("; " if how and late else "") + ("ranks that did not end in time were killed" if late else "")
+        told = [own.reason] if own is not None else []
+        if any(map(killed_while_stopping, evidence.exits)):
+            told.append("ranks that did not end in time were killed")
+        how = "; ".join(told) or "the ranks were ended"
         if own is not None:
             stopped = {"failure": failure, "reason": f"{why}; {how}", "exit_code": None}
             return own.model_copy(update={**stopped, "confidence": "certain"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.spec.recipe import WHOLE_LOSS
 from launcher.train.checkpoints.folder import complete_checkpoints
 from launcher.train.data import EvaluationData, TrainingData
 from launcher.train.rank import Rank
@@ -44,11 +45,7 @@ def load(rank: Rank) -> Task:
     task.adapter = rank.job.adapter
     task.loss_chunks = rank.recipe.loss_chunks
     if task.loss_chunks > 1 and not task.uses_loss_chunks:
-        raise TaskError(
-            f"loss_chunks: {task.loss_chunks} is for tasks that compute their loss with "
-            "launcher.train.loss.chunked_cross_entropy and set uses_loss_chunks = True; "
-            f"{type(task).__name__} does not; use loss_chunks: 1"
-        )
+        raise TaskError(f"loss_chunks: {task.loss_chunks}: {WHOLE_LOSS}")
     return task
 
 

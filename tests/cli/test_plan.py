@@ -256,6 +256,11 @@ def test_the_largest_of_a_family_is_found_in_whatever_order_it_is_asked(lab: Lab
     assert asked["conclusion"] == "the largest that fits: depth=12; not asked about: depth=6000"
 
 
+def test_a_loss_in_parts_is_refused_for_a_task_that_computes_it_at_once(lab: Lab) -> None:
+    done = plan(lab, "-c", "local", "--set", "recipe.loss_chunks=4", job="cpu.yaml")
+    assert done.returncode == 4 and "recipe.loss_chunks: the task, or its model, computes" in done.stderr
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_with_what_would(lab: Lab) -> None:
     fixed = ("--set", "recipe.offload=none", "--set", "recipe.optimizer=adamw")

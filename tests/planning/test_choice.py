@@ -148,10 +148,9 @@ def test_a_step_in_the_backward_pass_is_chosen_where_gradients_do_not_fit_and_no
     free, clipping = (toy.choose(toy.space(clips=clips, optimizer="adamw")).chosen for clips in (False, True))
     assert free is not None and clipping is not None
     assert (free.recipe.optimizer_step, free.recipe.offload) == ("backward", "none")
-    assert clipping.recipe.optimizer_step == "after"
-    assert clipping.recipe.offload in ("cpu", "cpu-optimizer")  # of one speed to 4 digits
-    on_host = toy.choose(toy.space(clips=True, optimizer="adamw", offload="cpu-optimizer")).chosen
-    assert on_host is not None and on_host.estimate.needed < 36 * GIB
+    # `offload: cpu` is as fast, and gives up more.
+    assert (clipping.recipe.optimizer_step, clipping.recipe.offload) == ("after", "cpu-optimizer")
+    assert clipping.estimate.needed < 36 * GIB
     roomy = Toy(gpus=8, per_rank=1)
     chosen = roomy.choose(roomy.space(clips=False, optimizer="adamw")).chosen
     assert chosen is not None and chosen.recipe.optimizer_step == "after"

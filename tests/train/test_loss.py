@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from launcher.spec.recipe import WHOLE_LOSS
 from launcher.train.budget import MIB, MemoryBudget
 from launcher.train.loss import chunked_cross_entropy
 from tests.train.runs import error, job, prepare, recipe, start
@@ -65,8 +66,7 @@ def test_a_task_that_builds_the_whole_logits_refuses_a_recipe_with_chunks(tmp_pa
     assert start(run, recipe("none", micro=8, loss_chunks=4), ranks=1).codes == {0: 1}
     failure = error(run.attempt(0), 0)
     assert failure["failure"] == "user-error"
-    assert "loss_chunks: 4 is for tasks that" in failure["exception"]
-    assert "Ragged does not; use loss_chunks: 1" in failure["exception"]
+    assert f"loss_chunks: 4: {WHOLE_LOSS}" in failure["exception"]
 
 
 def _peak(tokens: int, vocabulary: int, chunks: int) -> int:

@@ -52,8 +52,7 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
     "zero1": {"sharding": "zero1"},
     "fsdp-keep": {"sharding": "fsdp-keep"},
     "fsdp": {"sharding": "fsdp"},
-    **{name: change for name, change in ONE_RANK.items() if name not in ("plain", "offload to the host")},
-    "offload to the host": {**ONE_RANK["offload to the host"]},
+    **{name: change for name, change in ONE_RANK.items() if name != "plain"},
 }
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1600)]
 
