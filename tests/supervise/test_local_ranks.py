@@ -86,13 +86,14 @@ def test_a_rank_has_the_variables_that_torchrun_sets(tmp_path: Path) -> None:
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--nnodes", "1"),
             *("--node-rank", "0", "--local-addr", "127.0.0.1", *meeting, "--no-python"),
+            *("--redirects", "3", "--log-dir", str(tmp_path / "theirs")),  # in one pipe lines can mix
             *(sys.executable, "-c", SAY_ENVIRONMENT),
         ],
         env=OUTSIDE, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert torchrun.returncode == 0, torchrun.stderr
-    lines = [line[line.index("{") :] for line in torchrun.stdout.splitlines() if "{" in line]
-    theirs = {found["RANK"]: found for found in map(json.loads, lines)}
+    logs = (tmp_path / "theirs").rglob("stdout.log")
+    theirs = {found["RANK"]: found for found in (json.loads(log.read_text()) for log in logs)}
     assert theirs.keys() == {"0", "1"}
     own = {
         "MASTER_PORT",
