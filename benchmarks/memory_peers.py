@@ -29,10 +29,11 @@ from torch.utils._pytree import tree_map_only
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.budget import Unlimited
+from launcher.train.mesh import meshes
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import Rank
-from launcher.train.sharding import accumulate, device_mesh
+from launcher.train.sharding import accumulate
 from launcher.train.task import Task, load_task
 from tests.train.runs import one_rank, prepare
 
@@ -105,7 +106,7 @@ def torch_tracker(job: Job, recipe: Recipe, ranks: int) -> int:
 def _tracked(task: Task, rank: Rank, batch: Any) -> int:
     recipe = rank.recipe
     with _pretended(rank.world):
-        mesh = device_mesh(rank) if recipe.sharding in SHARDED else None
+        mesh = meshes(rank)
         model, fake = _whole(task, recipe), FakeTensorMode()
         _forget_values(model, fake)
         with fake:

@@ -28,6 +28,7 @@ from launcher.planning.source import Source
 from launcher.spec.cluster import Cluster, Gpu
 from launcher.spec.errors import UsageError
 from launcher.spec.job import Job
+from launcher.spec.mesh import data_ranks
 
 LARGEST_ASKED = 2**16
 "The largest micro-batch that is tried. No training uses more samples per GPU."
@@ -181,7 +182,8 @@ class Asker:
             raise UsageError("--max-micro-batch: with its own accumulation not even a micro-batch of 1 fits")
         found = evaluate(found.recipe)
         micro = found.recipe.micro_batch_size
-        summary = f"batch.global {micro * recipe.grad_accum * decision.plan.layout.ranks}"
+        ranks = data_ranks(recipe, decision.plan.layout.ranks)
+        summary = f"batch.global {micro * recipe.grad_accum * ranks}"
         if micro == LARGEST_ASKED:
             summary += "; larger ones were not asked about"
         answer = Answer(f"micro-batch {micro}", Choice(chosen=found, reason=summary, losers=()))

@@ -55,7 +55,7 @@ def communicators(recipe: Recipe, ranks: Ranks) -> list[tuple[int, bool]]:
     """Return a rank's NCCL communicators: the number of ranks, and whether they are on several nodes.
 
     One communicator joins all ranks, for the sums of a step; DDP and FSDP also use it. `hybrid` has two more,
-    one for each dimension of its mesh (launcher.train.sharding.device_mesh).
+    one for each dimension of its mesh (launcher.train.mesh).
     """
     nodes = ranks.world // ranks.per_node
     found = [(ranks.world, nodes > 1)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.base import Value
+from launcher.spec.mesh import shards
 from launcher.spec.optimizers import BLOCK, LEAST_EIGHT_BIT, LEAST_PAGED, OPTIMIZERS, State
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
@@ -62,10 +63,8 @@ class Ranks:
     on_gpu: bool
 
     def shards(self, recipe: Recipe) -> int:
-        """Number of shards per parameter; `hybrid` shards within a node and replicates over nodes."""
-        if recipe.sharding not in SHARDED:
-            return 1
-        return self.per_node if recipe.sharding == "hybrid" else self.world
+        """Number of shards per parameter."""
+        return shards(recipe, self.world, self.per_node)
 
     def state_shards(self, recipe: Recipe) -> int:
         """Number of shards of the optimizer states of a parameter. `zero1` shards nothing else."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.planning.batches import WITHIN_A_RUN, ladder, one_lower, with_micro_batch
-from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.mesh import data_ranks, shards
+from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, as_yaml, broken_rules, changes_line
 from launcher.spec.verdict import Verdict
 
@@ -248,10 +249,8 @@ def _moves_more_to_host(rung: Recipe, recipe: Recipe) -> bool:
 
 
 def shards_of(recipe: Recipe, setting: Setting) -> int:
-    """Return the number of shards of the parameters, as launcher.memory.states.Ranks.shards counts them."""
-    if recipe.sharding not in SHARDED:
-        return 1
-    return setting.ranks // setting.nodes if recipe.sharding == "hybrid" else setting.ranks
+    """Return the number of shards of the parameters."""
+    return shards(recipe, setting.ranks, setting.ranks // setting.nodes)
 
 
 def state_shards_of(recipe: Recipe, setting: Setting) -> int:
@@ -267,7 +266,7 @@ def words_of(new: Recipe, old: Recipe, setting: Setting) -> str:
         parts.append(
             f"micro-batch {old.micro_batch_size} -> {new.micro_batch_size}, accumulation "
             f"{old.grad_accum} -> {new.grad_accum}; the global batch stays "
-            f"{new.micro_batch_size * new.grad_accum * setting.ranks}"
+            f"{new.micro_batch_size * new.grad_accum * data_ranks(new, setting.ranks)}"
         )
         if setting.couples_samples and new.micro_batch_size < old.micro_batch_size:
             parts[0] += f"; {COUPLED}"

@@ -12,6 +12,7 @@ from launcher.spec.command import environment_name, seen_as
 from launcher.spec.drill import BUDGET, DRILLS, counts_allocations, env_problems
 from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.job import Job
+from launcher.spec.mesh import data_ranks, model_parallel
 from launcher.spec.recipe import APPROXIMATE, REPLICATED, SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules, changes_line, nearest_valid
 from launcher.spec.supported import unsupported
@@ -82,12 +83,13 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
     problems: list[Problem] = []
     layout = _layout(job, cluster, problems)
     _check_node(job, cluster, problems)
-    if job.batch.global_ % layout.ranks:
+    ranks = data_ranks(job.recipe, layout.ranks)
+    if job.batch.global_ % ranks:
         problems.append(
             _refusal(
                 "batch.global",
-                f"{job.batch.global_} samples cannot be shared equally by {layout.ranks} ranks; "
-                f"nearest: {_nearest_multiple(job.batch.global_, layout.ranks)}",
+                f"{job.batch.global_} samples cannot be shared equally by {ranks} {_data_parallel(job)}ranks"
+                f"; nearest: {_nearest_multiple(job.batch.global_, ranks)}",
             )
         )
     if job.task is not None:
@@ -177,22 +179,24 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     The run falls back from these defaults after an OOM.
     """
     fixed = {name: value for name, value in job.recipe.model_dump().items() if value is not None}
-    per_rank = job.batch.global_ // layout.ranks
+    ranks = data_ranks(job.recipe, layout.ranks)
+    called = f"{ranks} {_data_parallel(job)}ranks"
+    per_rank = job.batch.global_ // ranks
     micro, accum = fixed.get("micro_batch_size"), fixed.get("grad_accum")
     if micro is None:
         micro = per_rank // accum if accum and per_rank % accum == 0 else per_rank
     if accum is None:
         accum = max(per_rank // micro, 1)
     if micro * accum != per_rank and "grad_accum" not in fixed:
-        message = f"{micro} does not divide the {per_rank} samples that each of {layout.ranks} ranks gets"
+        message = f"{micro} does not divide the {per_rank} samples that each of {called} gets"
         raise PlanRefusedError([_refusal("recipe.micro_batch_size", message)])
     if micro * accum != per_rank:
         raise PlanRefusedError(
             [
                 _refusal(
                     "recipe",
-                    f"micro_batch_size {micro} x grad_accum {accum} x {layout.ranks} ranks is "
-                    f"{micro * accum * layout.ranks} samples, batch.global is {job.batch.global_}; "
+                    f"micro_batch_size {micro} x grad_accum {accum} x {called} is "
+                    f"{micro * accum * ranks} samples, batch.global is {job.batch.global_}; "
                     f"micro_batch_size must divide {per_rank}",
                 )
             ]
@@ -201,7 +205,7 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     chosen = {
         "precision": "bf16-mixed" if on_gpu else "fp32",
         "optimizer": optimizers.DEFAULT,
-        "sharding": "fsdp" if layout.ranks > 1 else "none",
+        "sharding": "fsdp" if ranks > 1 else "none",
         **fixed,
         "micro_batch_size": micro,
         "grad_accum": accum,
@@ -217,7 +221,7 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     named = ", ".join(fixed) or "nothing"
     reason = (
         f"the job fixes {named}; the rest starts at the largest micro-batch "
-        f"({job.batch.global_} / {layout.ranks} ranks / {accum} accumulated) "
+        f"({job.batch.global_} / {called} / {accum} accumulated) "
         "and falls back when memory runs out"
     )
     return Recipe(**chosen), reason
@@ -286,6 +290,10 @@ def _costs(recipe: Recipe, setting: Setting) -> tuple[str, ...]:
     if recipe.activations == "compress" and setting.entrypoint:
         costs.append(APPROXIMATE)
     return tuple(costs)
+
+
+def _data_parallel(job: Job) -> str:
+    return "data-parallel " if model_parallel(job.recipe) > 1 else ""
 
 
 def _nearest_multiple(value: int, of: int) -> str:

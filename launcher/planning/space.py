@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.spec.mesh import data_ranks
 from launcher.spec.optimizers import SEARCHED
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules, nearest_valid
@@ -63,7 +64,7 @@ class Space:
             pointless = {"offload": {*AXES["offload"]} - {"none"}, "activations": {"offload"}}
         if self.setting.clips:  # the norm of the whole gradient is known only after the backward pass
             pointless["optimizer_step"] = {"backward"}
-        if self.setting.ranks == 1:  # only FSDP can offload parameters
+        if data_ranks(self.base, self.setting.ranks) == 1:  # only FSDP can offload parameters
             pointless["sharding"] = {*AXES["sharding"]} - {"none", "fsdp"}
         return {
             name: tuple(value for value in values if value not in pointless.get(name, ()))

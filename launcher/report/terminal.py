@@ -73,6 +73,7 @@ def ladder_line(plan: Plan) -> str:
 def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     """(name, value) in plain text."""
     from launcher.spec.base import format_bytes
+    from launcher.spec.mesh import data_ranks
 
     layout = plan.layout
     own_recipe = job.command is not None and not any(
@@ -84,7 +85,9 @@ def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     nodes = f"{layout.nodes} node(s) x {layout.ranks_per_node} rank(s)"
     foreign = "launcher sets the micro-batch and the accumulation; the rest is the command's own"
     micro, accum = plan.recipe.micro_batch_size, plan.recipe.grad_accum
-    batch = f"{micro * accum * layout.ranks} = {micro} x {accum} x {layout.ranks} ranks"
+    ranks = data_ranks(plan.recipe, layout.ranks)
+    of_each = "ranks" if ranks == layout.ranks else "data-parallel ranks"
+    batch = f"{micro * accum * ranks} = {micro} x {accum} x {ranks} {of_each}"
     return [
         ("job", job.name),
         ("cluster", f"{cluster.name}: {nodes}, {gpus}{kind}"),

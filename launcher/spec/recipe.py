@@ -52,7 +52,8 @@ REPLICATED: frozenset[Sharding] = frozenset({"ddp", "zero1"})
 class Recipe(Value):
     """Every decision that changes how much memory a job needs.
 
-    Always: global batch = micro_batch_size x grad_accum x data-parallel ranks.
+    Always: global batch = micro_batch_size x grad_accum x data-parallel ranks, which are
+    ranks / (tensor x pipeline).
     """
 
     precision: Precision
@@ -64,6 +65,10 @@ class Recipe(Value):
     sharding: Sharding
     """How parameters, gradients and states are spread over the ranks. `zero2` and `zero3` are other names of
     `fsdp-keep` and `fsdp`."""
+    tensor: PositiveInt = 1
+    "Tensor parallelism: ranks that compute each layer together, on the same samples. They share a node."
+    pipeline: PositiveInt = 1
+    "Pipeline parallelism: stages of consecutive blocks, each on ranks of its own."
     offload: Offload = "none"
     "What moves from the GPU to host memory or NVMe."
     optimizer_step: OptimizerStep = "after"

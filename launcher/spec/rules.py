@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.spec.drill import BUDGET, DRILLS
+from launcher.spec.mesh import data_ranks, model_parallel
 from launcher.spec.optimizers import OPTIMIZERS, without_eight_bit
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
@@ -180,10 +182,41 @@ RULES = (
     ),
     Rule(
         "ranks-need-sharding",
-        lambda r, s: s.ranks > 1 and r.sharding == "none",
+        lambda r, s: data_ranks(r, s.ranks) > 1 and r.sharding == "none",
         "several ranks without DDP or FSDP train separate models that never exchange gradients",
         "torch.distributed",
         lambda r, s: {"sharding": "ddp"},
+    ),
+    Rule(
+        "mesh-divides-ranks",
+        lambda r, s: s.ranks % model_parallel(r) != 0,
+        "each copy of the model takes tensor x pipeline ranks, which must divide the number of ranks",
+        "launcher.spec.mesh",
+        lambda r, s: {"tensor": 1, "pipeline": 1},
+    ),
+    Rule(
+        "tensor-within-node",
+        lambda r, s: (s.ranks // s.nodes) % r.tensor != 0,
+        "a tensor-parallel group exchanges activations in each layer, so it must not span nodes: tensor must "
+        "divide the number of ranks per node",
+        "Megatron-LM, arXiv 2104.04473, section 3.2",
+        lambda r, s: {"tensor": math.gcd(r.tensor, s.ranks // s.nodes)},
+    ),
+    Rule(
+        "mesh-needs-entrypoint",
+        lambda r, s: model_parallel(r) > 1 and not s.entrypoint,
+        "tensor and pipeline parallelism are done by the built-in training loop; a `command:` splits its "
+        "model itself",
+        "launcher.train.mesh",
+        lambda r, s: {"tensor": 1, "pipeline": 1},
+    ),
+    Rule(
+        "mesh-no-ddp",
+        lambda r, s: model_parallel(r) > 1 and r.sharding in REPLICATED,
+        "DDP's buckets do not hold the DTensor parameters of tensor parallelism; fsdp-keep gathers each "
+        "parameter once per step, as DDP reduces it",
+        "torch.nn.parallel.DistributedDataParallel",
+        lambda r, s: {"sharding": "fsdp-keep"},
     ),
     Rule(
         "hybrid-needs-nodes",

@@ -69,7 +69,7 @@ class TrainingData:
         if recipe.micro_batch_size * recipe.grad_accum * world != batch:
             raise SetupError(
                 f"micro_batch_size {recipe.micro_batch_size} x grad_accum {recipe.grad_accum} "
-                f"x {world} ranks is not batch.global {batch}"
+                f"x {world} data-parallel ranks is not batch.global {batch}"
             )
         self.order = Order(_length(data), batch, job.train.seed)
         self.micro, self.accumulation = recipe.micro_batch_size, recipe.grad_accum

@@ -50,7 +50,8 @@ def load(rank: Rank) -> Task:
 
 
 def _training(task: Task, rank: Rank) -> TrainingData:
-    data = TrainingData(task.data("train"), task.collate, rank.job, rank.recipe, rank.number, rank.world)
+    share = rank.coordinates.data, rank.mesh.data
+    data = TrainingData(task.data("train"), task.collate, rank.job, rank.recipe, *share)
     if data.order.left_out:
         rank.say(
             f"each epoch of {data.order.steps_per_epoch} steps skips {data.order.left_out} of "
@@ -63,4 +64,4 @@ def _held_out(task: Task, rank: Rank) -> EvaluationData | None:
     if rank.job.train.eval_every is None:
         return None
     micro = rank.recipe.micro_batch_size
-    return EvaluationData(task.data("eval"), task.collate, micro, rank.number, rank.world)
+    return EvaluationData(task.data("eval"), task.collate, micro, rank.coordinates.data, rank.mesh.data)

@@ -132,8 +132,9 @@ class Trainer:
         # Pages returned to the system must be faulted in again: 3 % of a step of 100 ms on a CPU. Without a
         # budget the gradients stay allocated until the next backward pass.
         self._keeps_gradients = rank.device.type == "cpu" and isinstance(budget, Unlimited)
-        # From here on each rank has its own random state; until here all ranks had the same one.
-        seed_all(derive_seed("rank", job.train.seed, rank.number))
+        # From here on each rank has its own random state; until here all ranks had the same one. A
+        # tensor-parallel group computes the same activations, so its ranks draw the same numbers.
+        seed_all(derive_seed("rank", job.train.seed, rank.number // rank.mesh.tensor))
 
     def train(self) -> bool:
         if self.undeclared_batch_norm:
@@ -233,11 +234,11 @@ class Trainer:
                 self.current.lower(step, began)
                 began = time.perf_counter()
         self.recovery.done()
-        total_loss, total_weight, stop, *logged = sums
+        stop, total_loss, total_weight, *logged = sums
         self.current.step_done()
         with self.where.during("optimizer"):
             # DDP and FSDP average over the ranks; the step's gradient is the sum divided by the total weight.
-            factor = self.rank.world / total_weight if total_weight else 0.0
+            factor = self.rank.mesh.data / total_weight if total_weight else 0.0
             factor /= self.scaler.factor
             with self.budget.host_side() if self.rank.recipe.gradients_leave else contextlib.nullcontext():
                 grad_norm = divide_and_clip(self._all_gradients(), factor, self.rank.job.train.clip_norm)
@@ -273,7 +274,7 @@ class Trainer:
         FloatingPointError if a gradient is not finite: by then it has been used.
         """
         began = started = time.perf_counter()
-        recovery, world = self.recovery, self.rank.world
+        recovery = self.recovery
         recovery.begin()
         [batch] = self._fetched(self.data.micro_batches(step), "data")
         while self._outgrown(batch, step, 1):
@@ -285,8 +286,8 @@ class Trainer:
         loss, weight = recovery.must(partial(self._forward, batch))
         del batch
         with self.where.during("optimizer"):
-            total_loss, total_weight, stop, *logged = self.rank.add_up(
-                loss.detach(), weight, self.rank.stop_requested(), *self.logged.values()
+            stop, total_loss, total_weight, *logged = self.rank.add_up(
+                self.rank.stop_requested(), *self.rank.once(loss.detach(), weight, *self.logged.values())
             )
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
@@ -303,14 +304,14 @@ class Trainer:
                 return result
             with (
                 self.where.during("backward", users=True),
-                in_backward.updating(world / total_weight) as gradients,
+                in_backward.updating(self.rank.mesh.data / total_weight) as gradients,
             ):
                 recovery.must(loss.backward)
             with self.where.during("optimizer"):
                 used = used_parameters(self.model, gradients.__contains__)
                 squared, all_used = self.rank.add_up(gradients.squared / replicas(self.rank), used)
                 record["grad_norm"] = math.sqrt(squared)
-                if all_used != used * world:
+                if all_used != used * self.rank.world:
                     raise TaskError(DIFFERENT_PARAMETERS)
                 if not math.isfinite(squared):
                     raise FloatingPointError(
@@ -322,7 +323,7 @@ class Trainer:
         return replace(result, grad_norm=record["grad_norm"])
 
     def _gradients(self, step: int) -> list[float] | None:
-        """Compute the step's gradients; return loss, weight, stop requests and logged sums over all ranks.
+        """Compute the step's gradients; return stop requests, loss, weight and logged sums over all ranks.
 
         One small collective adds them up. None means that every rank must discard its gradients.
         """
@@ -349,7 +350,10 @@ class Trainer:
         with self.where.during("optimizer"):
             used = used_parameters(self.model, lambda p: gradient_of(p, self.optimizer) is not None)
             failures, all_used, *sums = self.rank.add_up(
-                recovery.failed, used, loss, weight, self.rank.stop_requested(), *self.logged.values()
+                recovery.failed,
+                used,
+                self.rank.stop_requested(),
+                *self.rank.once(loss, weight, *self.logged.values()),
             )
         if failures:
             return None
@@ -426,7 +430,9 @@ class Trainer:
                 loss += batch_loss
                 weight += batch_weight
         with self.where.during("evaluation"):
-            total_loss, total_weight, *logged = self.rank.add_up(loss, weight, *self.logged.values())
+            total_loss, total_weight, *logged = self.rank.add_up(
+                *self.rank.once(loss, weight, *self.logged.values())
+            )
         self.model.train()
         means = {f"eval_{name}": value for name, value in self.logged.means(logged).items()}
         return {"eval_loss": _mean(total_loss, total_weight), **means}

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from launcher.spec.recipe import Recipe
 from launcher.train.activations import apply_activations
@@ -17,6 +16,7 @@ from launcher.train.adapter import initialise_adapter, initialise_with_adapter, 
 from launcher.train.budget import Budget
 from launcher.train.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
+from launcher.train.mesh import Meshes, meshes
 from launcher.train.offload import count_no_gradients
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
@@ -41,12 +41,12 @@ def arranged(
     task: Task,
     rank: Rank,
     budget: Budget,
-    mesh: DeviceMesh | None = None,
+    mesh: Meshes | None = None,
     compiled: Callable[[Forward], Forward] | None = None,
 ) -> nn.Module:
     """Return this rank's part of the model, ready to train.
 
-    Without `mesh`, a mesh of all ranks is made. `compiled` replaces torch.compile.
+    Without `mesh`, it is made here. `compiled` replaces torch.compile.
     """
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
@@ -61,7 +61,7 @@ def arranged(
     # On a CPU that stands in for a GPU, FSDP's shards and their gradients count as host memory.
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():
-        model = shard(model, blocks, task.outer_units(model), rank, fill, mesh).train()
+        model = shard(model, blocks, task.outer_units(model), rank, fill, mesh or meshes(rank)).train()
     budget.track(list(model.buffers() if on_host else (*model.parameters(), *model.buffers())))
     if on_host:
         count_no_gradients(model, budget)

@@ -21,6 +21,7 @@ from launcher.spec import variables
 from launcher.spec.drill import counts_allocations
 from launcher.spec.errors import RefusedError
 from launcher.spec.job import Job
+from launcher.spec.mesh import Mesh, mesh_of
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 
@@ -77,6 +78,15 @@ class Rank(Place):
     def first(self) -> bool:
         return self.number == 0
 
+    @property
+    def mesh(self) -> Mesh:
+        return mesh_of(self.recipe, self.world)
+
+    @property
+    def coordinates(self) -> Mesh:
+        """This rank's place in the mesh."""
+        return self.mesh.coordinates(self.number)
+
     def setting(self, *, batch_norm: bool, couples_samples: bool = False) -> Setting:
         gpus_per_node = self.per_node if self.device.type == "cuda" else 0
         return Setting(
@@ -105,6 +115,11 @@ class Rank(Place):
         The step's sums tell the other ranks, so that not every rank asks the shared file system each step.
         """
         return self.first and self.stop_file.exists()
+
+    def once(self, *values: torch.Tensor | float) -> tuple[torch.Tensor | float, ...]:
+        """Return the values on one rank of each tensor-parallel group, and zeros on its other ranks, which
+        have the same samples: `add_up` then counts each sample once."""
+        return values if self.coordinates.tensor == 0 else (0.0,) * len(values)
 
     def add_up(self, *values: torch.Tensor | float) -> list[float]:
         """Return the sum of each value over all ranks, in fp64, with one collective."""

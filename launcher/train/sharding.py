@@ -8,13 +8,14 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.spec.base import format_bytes
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.activations import outermost
+from launcher.train.mesh import Meshes
 from launcher.train.optimizers.state import local
 from launcher.train.outer_units import check_outer_units
 from launcher.train.precision import mixed_precision
@@ -30,15 +31,14 @@ def shard(
     outer: Iterable[nn.Module],
     rank: Rank,
     fill: Fill | None,
-    mesh: DeviceMesh | None = None,
+    mesh: Meshes,
 ) -> nn.Module:
     """Return the model as this rank trains it, on its device. A model on the meta device needs `fill`.
 
     `outer`: the FSDP units outside of the blocks.
     """
     if rank.recipe.sharding in SHARDED:
-        mesh = mesh or device_mesh(rank)
-        model = _filled(fully_sharded(model, list(blocks), list(outer), rank, mesh), fill, rank)
+        model = _filled(fully_sharded(model, list(blocks), list(outer), rank, mesh.data), fill, rank)
         _report_gradient_bytes(model, rank)
         return model
     model = _on(rank.device, _filled(model, fill, rank))
@@ -51,8 +51,8 @@ def shard(
             gradient_as_bucket_view=True,
             find_unused_parameters=rank.job.train.find_unused_parameters,
         )
-    if rank.world > 1:
-        raise SetupError(f"sharding: none is for one rank; use ddp, zero1 or fsdp for {rank.world} ranks")
+    if rank.mesh.data > 1:
+        raise SetupError(f"sharding: none is for one rank; use ddp, zero1 or fsdp for {rank.mesh.data} ranks")
     return model
 
 
@@ -147,7 +147,9 @@ def used_parameters(model: nn.Module, used: Callable[[nn.Parameter], bool]) -> i
 
 def replicas(rank: Rank) -> int:
     """Return the number of ranks that hold the same shard: more than one with `hybrid` sharding."""
-    return rank.world // rank.per_node if rank.recipe.sharding == "hybrid" else 1
+    if rank.recipe.sharding != "hybrid":
+        return 1
+    return rank.mesh.data * rank.mesh.tensor // rank.per_node
 
 
 def check_shardable(model: nn.Module) -> None:
@@ -198,22 +200,6 @@ def offload_policy(rank: Rank) -> OffloadPolicy:
     if rank.recipe.offload != "cpu":
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=rank.device.type == "cuda")
-
-
-def device_mesh(rank: Rank) -> DeviceMesh:
-    """Return a mesh of all ranks in one row; for `hybrid`, one row per node: replicas across, shards within.
-
-    torchrun numbers the ranks of a node consecutively, so a row is a node.
-    """
-    if rank.recipe.sharding != "hybrid":
-        return init_device_mesh(rank.device.type, (rank.world,))
-    nodes, rest = divmod(rank.world, rank.per_node)
-    if nodes < 2 or rest:
-        raise SetupError(
-            f"sharding: hybrid replicates over nodes and shards within one; {rank.world} ranks with "
-            f"{rank.per_node} per node are not several full nodes; use sharding: fsdp"
-        )
-    return init_device_mesh(rank.device.type, (nodes, rank.per_node), mesh_dim_names=("replicate", "shard"))
 
 
 def accumulate(model: nn.Module, recipe: Recipe, *, last: bool) -> AbstractContextManager[object]:

@@ -22,13 +22,14 @@ from launcher.rundir.files import replace_json
 from launcher.train.budget import MemoryBudget
 from launcher.train.failure import leave
 from launcher.train.loss import chunked_cross_entropy
+from launcher.train.mesh import meshes
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.recovery import selftest
 from launcher.train.recovery.cleanup import clean, partial_sums
 from launcher.train.recovery.collectives import Collectives
-from launcher.train.sharding import accumulate, device_mesh
+from launcher.train.sharding import accumulate
 from launcher.train.task import TaskError
 from ragged import VOCABULARY, Ragged
 from runs import HERE, recipe
@@ -266,7 +267,7 @@ def leave_out(case: Case) -> None:
 def self_tests(rank: Rank, sharding: str) -> list[str | None]:
     """As it is; without torch's own reset, as before torch 2.13; and with nothing else than that."""
     asked = Rank(**{**vars(rank), "recipe": recipe(sharding)})
-    mesh = device_mesh(asked)
+    mesh = meshes(asked)
     before = torch.get_rng_state()
     found = [selftest.self_test(asked, mesh)]
     assert torch.equal(torch.get_rng_state(), before)

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from launcher.rundir.files import replace_json
 from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
+from launcher.train.mesh import meshes
 from launcher.train.rank import join_ranks, this_place, this_rank
 from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.collectives import Collectives
-from launcher.train.sharding import device_mesh
 from saves import everywhere
 
 LARGE = 2**19
@@ -58,7 +58,7 @@ def main(out: Path) -> None:
     join_ranks(rank)
     model: Any = Values()
     real = {name: p.detach().clone() for name, p in model.blocks[0].named_parameters()}
-    mesh = device_mesh(rank)
+    mesh = meshes(rank)
     for unit in (*model.blocks, model):
         fully_shard(unit, mesh=mesh)
     collectives = Collectives(model, rank.device)

@@ -19,8 +19,8 @@ from launcher.train.activations import apply_activations, evenly, offloaded, out
 from launcher.train.budget import MIB, MemoryBudget, Unlimited
 from launcher.train.compiling import apply_compile, missing_compiler
 from launcher.train.float8 import to_float8
+from launcher.train.mesh import meshes
 from launcher.train.rank import Rank, SetupError
-from launcher.train.sharding import device_mesh
 from tests.train.runs import error, job, losses, measure, prepare, recipe, start
 
 CPU = torch.device("cpu")
@@ -175,7 +175,7 @@ def test_each_node_is_one_row_of_the_hybrid_mesh(tmp_path: Path) -> None:
     )
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=6)
     try:
-        mesh = device_mesh(everybody)
+        mesh = meshes(everybody)
     finally:
         dist.destroy_process_group()
     assert mesh.mesh.tolist() == [[0, 1], [2, 3], [4, 5]]

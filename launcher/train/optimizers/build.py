@@ -15,12 +15,12 @@ from launcher.spec.job import Training
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.train.budget import Budget
 from launcher.train.host_gradients import HostGradients
+from launcher.train.mesh import meshes
 from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
 from launcher.train.optimizers.proxies import Groups, Make
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, SetupError
-from launcher.train.sharding import device_mesh
 
 
 def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim.Optimizer:
@@ -34,7 +34,7 @@ def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim
         raise SetupError("the model has no trainable parameter: all of them have requires_grad=False")
     if rank.recipe.sharding != "zero1":
         return _placed(groups, wide, rank, budget)
-    return ShardedStates(groups, wide, partial(_placed, rank=rank, budget=budget), device_mesh(rank))
+    return ShardedStates(groups, wide, partial(_placed, rank=rank, budget=budget), meshes(rank).data)
 
 
 def _placed(

@@ -24,12 +24,13 @@ from launcher.memory.trace import Sample, Trace, Work4, combine
 from launcher.memory.unroll import Recorded, Run, unroll
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
-from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.recipe import Recipe
 from launcher.train.activations import outermost
 from launcher.train.budget import Unlimited
+from launcher.train.mesh import meshes
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.rank import Rank
-from launcher.train.sharding import accumulate, device_mesh
+from launcher.train.sharding import accumulate
 from launcher.train.task import Task
 from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
@@ -121,7 +122,7 @@ class Tracer:
         self.task.loss_chunks = recipe.loss_chunks
         with _fake_ranks(ranks.world), ExitStack() as stack:
             # A mesh holds real values, so it is created before the fake mode is on.
-            mesh = device_mesh(rank) if recipe.sharding in SHARDED else None
+            mesh = meshes(rank)
             fake = FakeTensorMode()
             model, names, runs, blocks = self._built(recipe, whole)
             stack.enter_context(fake)

@@ -1,0 +1,44 @@
+"""The mesh of ranks: which of them train on other data, on another part of a layer, on other layers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from launcher.spec.recipe import SHARDED, Recipe, RecipeChoice
+
+
+class Mesh(NamedTuple):
+    """Sizes of the mesh, or the coordinates of one rank in it.
+
+    Rank numbers count the tensor-parallel ranks fastest and the stages slowest. Ranks with consecutive
+    numbers share a node, so a tensor-parallel group does too.
+    """
+
+    pipeline: int
+    data: int
+    tensor: int
+
+    def coordinates(self, rank: int) -> Mesh:
+        rest, tensor = divmod(rank, self.tensor)
+        return Mesh(*divmod(rest, self.data), tensor)
+
+
+def model_parallel(recipe: Recipe | RecipeChoice) -> int:
+    """Return the number of ranks that share one copy of the model, apart from its sharding."""
+    return (recipe.tensor or 1) * (recipe.pipeline or 1)
+
+
+def data_ranks(recipe: Recipe | RecipeChoice, ranks: int) -> int:
+    """Return the number of ranks that train on different samples. At least 1."""
+    return max(1, ranks // model_parallel(recipe))
+
+
+def mesh_of(recipe: Recipe, ranks: int) -> Mesh:
+    return Mesh(recipe.pipeline, data_ranks(recipe, ranks), recipe.tensor)
+
+
+def shards(recipe: Recipe, ranks: int, per_node: int) -> int:
+    """Return the number of shards of each parameter. `hybrid` shards within a node."""
+    if recipe.sharding not in SHARDED:
+        return 1
+    return per_node // recipe.tensor if recipe.sharding == "hybrid" else data_ranks(recipe, ranks)

@@ -1,0 +1,47 @@
+"""The device meshes of a rank: the ranks that it exchanges gradients, activations and stages with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from launcher.train.rank import Rank, SetupError
+
+
+class Meshes(NamedTuple):
+    data: DeviceMesh
+    "The ranks that train on different samples: one dimension, or with `hybrid` (replicate, shard)."
+    tensor: DeviceMesh | None = None
+    "The ranks that compute each layer together; None if there is one."
+    pipeline: DeviceMesh | None = None
+    "The ranks with the other stages; None if there is one stage."
+
+
+def meshes(rank: Rank) -> Meshes:
+    """Return the meshes that contain this rank. Every rank must call this.
+
+    Raises SetupError if `hybrid` does not get several full nodes.
+    """
+    pipeline, data, tensor = rank.mesh
+    sizes = {"pipeline": pipeline, "shard": data, "tensor": tensor}
+    if rank.recipe.sharding == "hybrid":
+        per_node = rank.per_node // tensor
+        nodes, rest = divmod(data, per_node)
+        if nodes < 2 or rest:
+            raise SetupError(
+                f"sharding: hybrid replicates over nodes and shards within one; {data * tensor} ranks with "
+                f"{rank.per_node} per node are not several full nodes; use sharding: fsdp"
+            )
+        sizes = {"pipeline": pipeline, "replicate": nodes, "shard": per_node, "tensor": tensor}
+    over_data = tuple(name for name in ("replicate", "shard") if name in sizes)
+    # A dimension of one rank would only cost a process group. The data-parallel ones are always there.
+    used = {name: size for name, size in sizes.items() if name in over_data or size > 1}
+    whole = init_device_mesh(rank.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+    if len(used) == len(over_data):
+        return Meshes(whole)
+    return Meshes(
+        whole[over_data if len(over_data) > 1 else over_data[0]],
+        whole["tensor"] if tensor > 1 else None,
+        whole["pipeline"] if pipeline > 1 else None,
+    )
