@@ -200,8 +200,12 @@ class Trainer:
 
     def _first_samples(self, step: int) -> list[Any]:
         """Return samples of the first micro-batch, and of the second one if the first has only one sample."""
-        samples = self.data.samples(step, 1)[:MAX_COMPARED_SAMPLES]
-        return samples if len(samples) > 1 else [*samples, *self.data.samples(step, 2)]
+        samples = self._samples(step, 1)[:MAX_COMPARED_SAMPLES]
+        return samples if len(samples) > 1 else [*samples, *self._samples(step, 2)]
+
+    def _samples(self, step: int, index: int) -> list[Any]:
+        with self.budget.host_side():
+            return self.data.samples(step, index)
 
     def _report_unsaved(self) -> None:
         """Report, once, the attributes of the task and its model that no checkpoint holds."""
@@ -367,7 +371,7 @@ class Trainer:
         if not self.recovery.some_rank_outgrows(batch, size):
             return False
         if self.recovery.outgrows(batch, size):
-            self.current.outgrown(batch, self.data.samples(step, index))
+            self.current.outgrown(batch, self._samples(step, index))
         return True
 
     def _forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
