@@ -144,6 +144,8 @@ class Trainer:
             self._write_export_files()
         if self.rank.recipe.activations == "compress":
             self.rank.say(APPROXIMATE)
+        if self.rank.recipe.compile:
+            self.rank.say("compiling the model's blocks: the first step may take minutes")
         done = self._resume()
         if self.recovery.why_not is None:
             with self.budget.host_side():
