@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.activations import apply_activations
 from launcher.train.adapter import initialise_adapter, initialise_with_adapter, with_adapter
 from launcher.train.budget import Budget
@@ -20,7 +20,7 @@ from launcher.train.float8 import to_float8
 from launcher.train.offload import count_no_gradients
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
-from launcher.train.sharding import reshard_units, shard
+from launcher.train.sharding import device_mesh, reshard_units, shard
 from launcher.train.task import Task, TaskError
 
 
@@ -58,6 +58,9 @@ def arranged(
     fill = partial(_initialise, task, device=device, seed=rank.job.train.seed) if on_meta else None
     if task.adapter is not None and not on_meta:
         initialise_adapter(model, rank.job.train.seed)
+    if mesh is None and recipe.sharding in SHARDED:
+        with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory
+            mesh = device_mesh(rank)
     # On a CPU that stands in for a GPU, FSDP's shards and their gradients count as host memory.
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():

@@ -32,12 +32,13 @@ def shard(
     fill: Fill | None,
     mesh: DeviceMesh | None = None,
 ) -> nn.Module:
-    """Return the model as this rank trains it, on its device. A model on the meta device needs `fill`.
+    """Return the model as this rank trains it, on its device. A model on the meta device needs `fill`, FSDP
+    needs `mesh`.
 
     `outer`: the FSDP units outside of the blocks.
     """
     if rank.recipe.sharding in SHARDED:
-        mesh = mesh or device_mesh(rank)
+        assert mesh is not None
         model = _filled(fully_sharded(model, list(blocks), list(outer), rank, mesh), fill, rank)
         _report_gradient_bytes(model, rank)
         return model
