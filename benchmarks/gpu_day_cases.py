@@ -335,11 +335,12 @@ def _model(shape: str, context: int, batch: int) -> Fields:
 
 
 def _loops(model: Fields, fields: Fields, peers: tuple[str, ...]) -> Iterator[Case]:
+    """The loop of launcher, and those of others with the same recipe; the Trainer's is not compiled."""
     yield _speed(model, fields)
     for peer in peers:
-        name = f"{model['name']}, {peer}"
-        asked = {"loop": peer, "model": {**model, "recipe": fields}}
-        yield Case(stage=4, name=name, work="speed", asked=asked, seconds=180)
+        recipe = {"activations": "keep", **fields, **({"compile": False} if peer == "trainer" else {})}
+        asked = {"loop": peer, "model": {**model, "recipe": recipe}}
+        yield Case(stage=4, name=f"{model['name']}, {peer}", work="speed", asked=asked, seconds=180)
 
 
 def _speed(model: Fields, fields: Fields, on_gpu: bool = True) -> Case:

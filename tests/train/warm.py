@@ -96,7 +96,7 @@ def _parent() -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.train.warm"],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
