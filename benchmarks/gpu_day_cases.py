@@ -367,7 +367,7 @@ def _speed(model: Fields, fields: Fields, on_gpu: bool = True) -> Case:
 
 def doctor(gpus: int) -> Iterator[Case]:
     yield Case(stage=6, name="two processes on one device", work="nccl", asked={"gpus": gpus})
-    yield Case(stage=6, name="launcher doctor", work="doctor", seconds=120)
+    yield Case(stage=6, name="launcher doctor", work="doctor", seconds=240)
 
 
 # The rehearsal.
