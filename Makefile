@@ -93,7 +93,7 @@ gpu-day-rehearsal: $(CARRIED) ## the same path on the CPU, in tiny
 	@touch $@
 
 gpu-day-cases: venv ## write the cases of a GPU day again, with what the planner predicts today
-	$(BIN)/python benchmarks/gpu_day_cases.py
+	$(BIN)/python benchmarks/gpu_day_cases.py $(ARGS)
 
 gpu-day-wheels: venv ## download what a machine with torch and without a network needs, into WHEELS
 	$(BIN)/python benchmarks/gpu_day_wheels.py $(WHEELS) $(ARGS)

@@ -1,6 +1,6 @@
 """What a day on a GPU measures: stages in the order of their value, and the cases of each.
 
-`day()` is for one GPU, `rehearsal()` takes the same path on the CPU, in tiny. Predictions need no GPU:
+`DAY` is for one GPU, `rehearsal()` takes the same path on the CPU, in tiny. Predictions need no GPU:
 `python benchmarks/gpu_day_cases.py` writes the cases of the day with what is predicted for each to
 gpu_day.jsonl, on any machine and beforehand.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from frontier import CASES as FRONTIER
 from frontier import Case as Frontier
 from frontier import asker_of
-from gpu_day_case import FILE, Case, Fields, write
+from gpu_day_case import FILE, Case, Fields, read, write
 
 from launcher.memory.estimate import Estimate
 from launcher.planning import speed as planned
@@ -44,15 +44,6 @@ THREADS = 16
 HOST = 112 * GIB
 "Bytes of host memory that one rank may need there."
 LLAMA = "launcher.tasks.llama:LanguageModel"
-
-
-def day() -> Iterator[Case]:
-    yield from memory()
-    yield from out_of_memory(GPU_OOM)
-    yield from recipes()
-    yield from speed()
-    yield from large_models()
-    yield from doctor(gpus=1)
 
 
 # Stages 1 and 5.
@@ -403,8 +394,26 @@ def rehearsal() -> Iterator[Case]:
     yield from doctor(gpus=0)
 
 
+DAY: dict[int, Callable[[], Iterator[Case]]] = {
+    1: memory,
+    2: lambda: out_of_memory(GPU_OOM),
+    3: recipes,
+    4: speed,
+    5: large_models,
+    6: lambda: doctor(gpus=1),
+}
+
+
+def day(asked: Sequence[int]) -> Iterator[Case]:
+    """The cases of all stages: made anew for those that are asked for, of the others as they were."""
+    before = () if set(asked) == set(DAY) else tuple(read(FILE))
+    for stage, cases in DAY.items():
+        yield from cases() if stage in asked else (one for one in before if one.stage == stage)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--stage", type=int, nargs="+", choices=DAY, default=list(DAY), help="only these")
     parser.add_argument("--rehearsal", type=Path, metavar="FILE", help="write the rehearsal's cases there")
-    file = parser.parse_args().rehearsal
-    write(rehearsal() if file else day(), file or FILE)
+    options = parser.parse_args()
+    write(rehearsal() if options.rehearsal else day(options.stage), options.rehearsal or FILE)

@@ -45,8 +45,7 @@ def rehearsed(folder: Path, *arguments: object) -> list[dict[str, Any]]:
 def test_a_rehearsal_measures_what_was_predicted_and_says_that_it_had_no_gpu(tmp_path: Path) -> None:
     from gpu_day_cases import rehearsal
 
-    cases = [case for case in rehearsal() if case.stage == 1 and "8 ranks" in case.name]
-    write(cases, tmp_path / "cases.jsonl")
+    write([next(case for case in rehearsal() if "8 ranks" in case.name)], tmp_path / "cases.jsonl")
     [row] = rehearsed(tmp_path, 1)
     assert row["device"] == "cpu (rehearsal)" and row["status"] == "measured"
     assert row["measured"]["allocated"] == pytest.approx(row["predicted"]["allocated"], rel=1e-3)
