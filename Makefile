@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo slurm slurm-stop test test-all test-newest test-gpu lint docs bench goldens clean
+.PHONY: help venv demo slurm slurm-stop test test-all test-newest test-gpu lint docs bench gpu-day \
+  gpu-day-rehearsal gpu-day-cases gpu-day-wheels gpu-day-report goldens clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
 help: ## show this
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 venv: $(STAMP) ## create .venv with every pinned dependency
 $(STAMP): pyproject.toml constraints.txt
@@ -74,6 +75,31 @@ bench: venv ## every benchmark, with its peer beside it; results go to benchmark
 	$(BIN)/python benchmarks/oom_matrix.py --save
 	$(BIN)/python benchmarks/slurm.py --save
 	$(BIN)/python benchmarks/slurm_scale.py --save
+
+# A rented machine has a Python with torch, and no network: wheels that travel in WHEELS are unpacked beside it.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+WHEELS ?= .wheels
+CARRIED := $(if $(wildcard $(WHEELS)/*.whl),.wheels-unpacked)
+STAGE ?=
+ON_PATH = $(if $(CARRIED),PYTHONPATH="$(CURDIR)/$(CARRIED)$${PYTHONPATH:+:$$PYTHONPATH}")
+gpu-day: $(CARRIED) ## measure on a GPU what is predicted: STAGE=1 to 6, or all; ARGS="--seconds 570"
+	@$(ON_PATH) $(GPU_PYTHON) benchmarks/gpu_day.py $(STAGE) $(ARGS)
+
+gpu-day-rehearsal: $(CARRIED) ## the same path on the CPU, in tiny
+	@$(ON_PATH) $(GPU_PYTHON) benchmarks/gpu_day.py $(STAGE) --rehearsal $(ARGS)
+
+.wheels-unpacked: $(wildcard $(WHEELS)/*.whl)
+	$(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $@ $^
+	@touch $@
+
+gpu-day-cases: venv ## write the cases of a GPU day again, with what the planner predicts today
+	$(BIN)/python benchmarks/gpu_day_cases.py $(ARGS)
+
+gpu-day-wheels: venv ## download what a machine with torch and without a network needs, into WHEELS
+	$(BIN)/python benchmarks/gpu_day_wheels.py $(WHEELS) $(ARGS)
+
+gpu-day-report: venv ## tables of the results of a GPU day; ARGS="--save"
+	@$(BIN)/python benchmarks/gpu_day_report.py $(ARGS)
 
 goldens: venv ## write the golden files of every rendered template again
 	$(BIN)/python -m tests.render.update_goldens

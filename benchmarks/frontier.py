@@ -103,7 +103,7 @@ def main() -> int:
 
 def row(case: Case) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the row of a case, and the terms of the fastest recipe's estimate in GiB."""
-    asker = _asker(case)
+    asker = asker_of(case)
     decider = asker.decider()
     try:
         chosen = decider.decide().chosen
@@ -142,7 +142,7 @@ def least(asker: Asker, *, offloads: bool) -> Candidate | None:
     return None
 
 
-def _asker(case: Case) -> Asker:
+def asker_of(case: Case) -> Asker:
     source = given(ROOT / "examples" / case.example)
     wanted: Job = source.job(case.sets)
     asker = Asker(

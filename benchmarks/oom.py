@@ -20,17 +20,34 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 2**20
-MODEL = {
-    "task": "launcher.tasks.gpt:PydocGPT",
-    "args": {"layers": 4, "dim": 128, "heads": 4, "context": 128},
-}
-BATCH, FITS, STEPS, LR = 16, 4, 20, 3e-4
+LR = 3e-4
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained: micro-batches of `fits` samples fit into the budget, twice as many do not."""
+
+    task: str
+    args: dict[str, Any]
+    batch: int
+    fits: int
+    steps: int
+    gpus: int = 0
+    precision: str = "fp32"
+
+
+CPU = Setting(
+    "launcher.tasks.gpt:PydocGPT", {"layers": 4, "dim": 128, "heads": 4, "context": 128}, 16, 4, steps=20
+)
+MODEL = {"task": CPU.task, "args": CPU.args}
+BATCH, FITS, STEPS = CPU.batch, CPU.fits, CPU.steps
 LATE = STEPS // 2
 "The step in which the failure is injected, where it is not the budget's own."
 
@@ -157,7 +174,15 @@ def measured_budget() -> int:
     return round(sum(peaks) / 2)
 
 
-def run_launcher(
+def run_launcher(budget: int, micro: int, **how: Any) -> Found:
+    with tempfile.TemporaryDirectory() as folder:
+        seconds, run = launch(Path(folder), CPU, budget, micro, **how)
+        return {"seconds": seconds, **story_of(run, CPU)}
+
+
+def launch(
+    folder: Path,
+    setting: Setting,
     budget: int,
     micro: int,
     *,
@@ -165,33 +190,34 @@ def run_launcher(
     sharding: str = "none",
     probe: str = "never",
     fail: str | None = None,
-) -> Found:
-    """Through the command line and the supervisor, as a user's run."""
+) -> tuple[float, Path]:
+    """Run through the command line and the supervisor, as a user's run; return its seconds and directory."""
     env = {"TRAIN_MEMORY_BUDGET": f"{budget}"}
     if fail is not None:
         env["TRAIN_MEMORY_FAIL"] = fail
     job = {
         "name": "oom",
-        **MODEL,
+        "task": setting.task,
+        "args": setting.args,
         "workdir": str(ROOT),
-        "batch": {"global": BATCH},
-        "steps": STEPS,
-        "resources": {"gpus_per_node": 0, "ranks_per_node": ranks},
+        "batch": {"global": setting.batch},
+        "steps": setting.steps,
+        "resources": {"gpus_per_node": 1} if setting.gpus else {"gpus_per_node": 0, "ranks_per_node": ranks},
         "recipe": {
-            "precision": "fp32", "optimizer": "adamw", "sharding": sharding, "micro_batch_size": micro
+            "precision": setting.precision, "optimizer": "adamw", "sharding": sharding,
+            "micro_batch_size": micro,
         },
         "train": {"checkpoint_every": None, "probe": probe, "lr": LR},
         "env": env,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "job.yaml"
-        path.write_text(json.dumps(job))
-        seconds = timed([sys.executable, "-m", "launcher", "run", str(path), "-c", "local"], folder)
-        [run] = (Path(folder) / "runs").iterdir()
-        return {"seconds": seconds, **story_of(run)}
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(job))
+    seconds = timed([sys.executable, "-m", "launcher", "run", str(path), "-c", "local"], str(folder))
+    [run] = (folder / "runs").iterdir()
+    return seconds, run
 
 
-def story_of(run: Path) -> Found:
+def story_of(run: Path, setting: Setting) -> Found:
     """What its metrics and events tell."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
@@ -200,7 +226,7 @@ def story_of(run: Path) -> Found:
         "loss": lines[-1]["loss"],
         "repeated": len(steps) - len(set(steps)),
         "distinct": len(set(steps)),
-        "samples": BATCH,
+        "samples": setting.batch,
         "step_seconds": statistics.median(line["seconds"] for line in lines[1:]),
         "peak": max(line.get("memory_peak", 0) for line in lines),
     }

@@ -102,7 +102,7 @@ def main() -> int:
 
 
 def _compare(name: str, model: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
-    loops = ["launcher", *(peer for peer in PEERS[options.device] if _installed(peer))]
+    loops = ["launcher", *(peer for peer in PEERS[options.device] if installed(peer))]
     rounds = (_in_turns if options.device == "cpu" else _one_by_one)(loops, model, options)
     results = []
     for loop in loops:
@@ -136,7 +136,7 @@ def _one_by_one(
     for number in range(options.rounds):
         # Forwards and backwards in turn, so that a drift of the machine favours nobody.
         for loop in loops if number % 2 == 0 else reversed(loops):
-            rounds[loop].append(_measure(loop, model, options))
+            rounds[loop].append(measure(loop, model, options))
     return rounds
 
 
@@ -188,12 +188,14 @@ def _count(lines: Path) -> int:
     return lines.read_bytes().count(b"\n") if lines.exists() else 0
 
 
-def _measure(loop: str, model: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
+def measure(loop: str, model: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
+    """Run one loop to its end, in a process of its own. `speed` is in tokens per second, `peak` in GiB."""
     with tempfile.TemporaryDirectory() as folder:
         run = _ours if loop == "launcher" else _peer
-        ends, peak = run(loop, Path(folder), model, options)
+        ends, peak, more = run(loop, Path(folder), model, options)
     seconds = (ends[-1] - ends[options.skip - 1]) / (len(ends) - options.skip)
-    return {"speed": model["batch"] * model["tokens"] / seconds, "peak": round(peak / GIB, 2)}
+    speed = model["batch"] * model["tokens"] / seconds
+    return {"speed": speed, "peak": round(peak / GIB, 2), "seconds": seconds, **more}
 
 
 Prepared = tuple[list[str], dict[str, str]]
@@ -231,9 +233,11 @@ def _prepare_ours(_: str, folder: Path, model: dict[str, Any], options: argparse
     }
 
 
-def _ours(
-    loop: str, folder: Path, model: dict[str, Any], options: argparse.Namespace
-) -> tuple[list[float], float]:
+Ended = tuple[list[float], float, dict[str, float]]
+"When each step ended, the peak in bytes, and what else was measured."
+
+
+def _ours(loop: str, folder: Path, model: dict[str, Any], options: argparse.Namespace) -> Ended:
     command, env = _prepare_ours(loop, folder, model, options)
     _run(command, folder, **env)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][:-1]
@@ -241,7 +245,9 @@ def _ours(
     if options.device == "cuda":
         memory = (folder / "attempts" / "000" / "memory" / "rank-000.jsonl").read_text().splitlines()
         peak = max(json.loads(line)["peak"] for line in memory)
-    return [_seconds(line["time"]) for line in lines], peak
+    shares = [line["mfu"] for line in lines[options.skip :] if "mfu" in line]
+    mfu = {"mfu": statistics.median(shares)} if shares else {}
+    return [_seconds(line["time"]) for line in lines], peak, mfu
 
 
 def _prepare_peer(loop: str, folder: Path, model: dict[str, Any], options: argparse.Namespace) -> Prepared:
@@ -252,6 +258,7 @@ def _prepare_peer(loop: str, folder: Path, model: dict[str, Any], options: argpa
         "lr": 3e-4,
         "accumulation": 1,
         "compile": options.device == "cuda",
+        "recipe": model.get("recipe", {}),
         "out": str(folder / "out.json"),
     }
     (folder / "arguments.json").write_text(json.dumps(arguments))
@@ -261,13 +268,11 @@ def _prepare_peer(loop: str, folder: Path, model: dict[str, Any], options: argpa
     return [sys.executable, str(script), name, str(folder / "arguments.json")], env
 
 
-def _peer(
-    loop: str, folder: Path, model: dict[str, Any], options: argparse.Namespace
-) -> tuple[list[float], float]:
+def _peer(loop: str, folder: Path, model: dict[str, Any], options: argparse.Namespace) -> Ended:
     command, _ = _prepare_peer(loop, folder, model, options)
     _run(command, folder)
     content = json.loads((folder / "out.json").read_text())
-    return content["ends"], content["peak"] or 0
+    return content["ends"], content["peak"] or 0, {}
 
 
 def _run(command: list[str], folder: Path, **env: str) -> None:
@@ -283,7 +288,7 @@ def _seconds(stamp: str) -> float:
     return time.mktime(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + int(micro) / 1e6
 
 
-def _installed(peer: str) -> bool:
+def installed(peer: str) -> bool:
     needs = {"trainer": ("transformers", "accelerate"), "lightning": ("lightning",)}.get(peer, ())
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:

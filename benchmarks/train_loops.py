@@ -31,6 +31,9 @@ class Work:
         self.steps, self.batch, self.lr = arguments["steps"], arguments["batch"], arguments["lr"]
         self.accumulation = arguments["accumulation"]
         self.compile, self.out = arguments["compile"], Path(arguments["out"])
+        recipe = arguments["recipe"]
+        self.pure = recipe.get("precision") == "bf16"
+        self.recomputes = recipe.get("activations") == "checkpoint"
         torch.manual_seed(0)
         self.task = load_task(arguments["task"], arguments["args"], ".")
         self.data = self.task.data("train")
@@ -71,16 +74,21 @@ def plain(work: Work) -> None:
 
 
 def fsdp2(work: Work) -> None:
-    """The same with FSDP2: fp32 shards, bf16 compute, each block compiled."""
+    """The same with FSDP2: fp32 shards or, in pure bf16, bf16 ones; bf16 compute, each block compiled."""
     import torch.distributed as dist
+    from torch.distributed._composable import checkpoint
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("nccl" if work.device.type == "cuda" else "gloo")
     with torch.device("meta") if work.task.built_on_meta else torch.device("cpu"):
         model = work.task.model()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if work.pure:
+        model = model.to(torch.bfloat16)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16 if work.pure else torch.float32)
     for block in work.task.blocks(model):
+        if work.recomputes:
+            checkpoint(block)
         if work.compile:
             block.compile()
         fully_shard(block, mp_policy=policy)
@@ -143,6 +151,7 @@ def trainer(work: Work) -> None:
         save_strategy="no",
         report_to=[],
         use_cpu=work.device.type == "cpu",
+        bf16=work.device.type == "cuda",
         disable_tqdm=True,
         dataloader_pin_memory=work.device.type == "cuda",
     )

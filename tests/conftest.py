@@ -53,8 +53,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# A shell without job control starts what runs in the background deaf to Ctrl-C, and children inherit it.
+# A shell without job control starts what runs in the background deaf to Ctrl-C, and nohup starts it deaf to
+# SIGHUP. Children inherit both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _heard() -> tuple[object, ...]:

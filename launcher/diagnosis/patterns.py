@@ -7,6 +7,7 @@ message), and add the message to tests/corpus.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from launcher.diagnosis.clue import Kind
@@ -34,6 +35,9 @@ UNLESS: dict[Kind, str] = {
     "numerical": r"(?i)zeroed|skipp|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno nan",
 }
 "Words with which no row of the class applies."
+
+PORT_TAKEN = re.compile(r"(?i)address already in use|EADDRINUSE|\bport \d+ is (?:already )?in use")
+"Words of a `rendezvous-failed` that is not about the network: another program listens at the port."
 
 _ZERO = r":\s*(?:0|N/A)\b|counters: 0"
 _CU_INIT = r"(?i)failed call to cuInit"  # TensorFlow prints it on any machine without a GPU and continues

@@ -33,6 +33,7 @@ _CHUNK = 65536  # bytes per read: the capacity of a pipe
 _SMALL = 4096  # a smaller read is followed by a pause, to limit the wake-ups for a line-by-line writer
 _PAUSE = 0.002
 _LOOK = 0.5  # seconds between two checks whether the child has ended while a grandchild holds its pipes
+_SILENCE = 0.1  # seconds without output after which a process outside of the child's group is not waited for
 _FRAMES = re.compile(rb"^frame #\d+: .*\n", re.MULTILINE)
 "A C++ stack as torch prints it. It would fill `last_lines` and hide what came before it."
 _SHOWN = 2000  # bytes of a line kept for `last_lines`
@@ -211,9 +212,10 @@ class RankCapture:
 
         Return its exit code (negative: a signal).
 
-        `child` has pipes as stdout and stderr. They are read to the end and closed. If another process still
-        holds them, reading stops `grace` seconds after the child ended. The caller's signal handlers run
-        meanwhile.
+        `child` has pipes as stdout and stderr. They are read to the end and closed. If a process of the
+        child's group still holds them, such as a `tee`, reading stops `grace` seconds after the child ended.
+        If only others hold them, such as a daemon, it stops as soon as they print nothing. The caller's
+        signal handlers run meanwhile.
         """
         assert child.stdout is not None and child.stderr is not None, "start the child with pipes"
         open_pipes = {
@@ -227,7 +229,8 @@ class RankCapture:
         ended_at: float | None = None
         while open_pipes:
             small = True
-            for descriptor, _ in poll.poll(self._patience() * 1000):
+            ready = poll.poll(self._patience(_LOOK if ended_at is None else _SILENCE) * 1000)
+            for descriptor, _ in ready:
                 chunk = _read(descriptor)
                 if chunk is None:
                     continue
@@ -242,7 +245,7 @@ class RankCapture:
                 stream.tick(now)
             if ended_at is None and child.poll() is not None:
                 ended_at = now
-            if ended_at is not None and now >= ended_at + grace:
+            elif ended_at is not None and (now >= ended_at + grace or not (ready or _group_lives(child.pid))):
                 break
             if small and open_pipes and ended_at is None:
                 time.sleep(_PAUSE)
@@ -294,12 +297,22 @@ class RankCapture:
     ) -> None:
         self.close()
 
-    def _patience(self) -> float:
-        """Seconds until the next action is due."""
+    def _patience(self, most: float) -> float:
+        """Seconds until the next action is due, at most `most`."""
         deadlines = [stream.deadline() for stream in self._streams.values()]
         now = time.monotonic()
-        due = min((deadline for deadline in deadlines if deadline is not None), default=now + _LOOK)
-        return min(max(0.0, due - now) + 0.001, _LOOK)
+        due = min((deadline for deadline in deadlines if deadline is not None), default=now + most)
+        return min(max(0.0, due - now) + 0.001, most)
+
+
+def _group_lives(leader: int) -> bool:
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it has processes of another user
+        pass
+    return True
 
 
 def _read(descriptor: int) -> bytes | None:

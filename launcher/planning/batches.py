@@ -56,6 +56,17 @@ def one_lower(recipe: Recipe, setting: Setting) -> Recipe | None:
     return each if smaller is None and recipe.grad_accum > 1 else smaller
 
 
+def accumulating_instead(recipe: Recipe, setting: Setting) -> Recipe | None:
+    """Return a smaller micro-batch in place of `optimizer_step: backward`, which excludes accumulation.
+
+    The gradients that then stay may need more memory than the smaller activations save. None for a recipe
+    that steps after the backward pass, and if the micro-batch cannot be lowered.
+    """
+    if recipe.optimizer_step != "backward":
+        return None
+    return smaller_micro_batch(recipe.model_copy(update={"optimizer_step": "after"}), setting)
+
+
 def smaller_micro_batch(recipe: Recipe, setting: Setting) -> Recipe | None:
     """Halve the micro-batch, or take the largest valid divisor below; micro-batch x accumulation stays exact.
 

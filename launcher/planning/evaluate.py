@@ -110,11 +110,12 @@ class Evaluator:
     def roughly(self, recipe: Recipe) -> Candidate:
         """Return the speed and a lower bound of the memory, from a trace of the same activations.
 
-        That trace may have another sharding.
+        That trace may have another sharding. FSDP computes in the type that autocast, elsewhere, uses for a
+        part of the operators only: its activations are no larger.
         """
-        kept, sharded = 0.0, recipe.sharding in SHARDED
-        alike = sharded == (self.traces.plain in SHARDED)
-        if recipe.activations != "offload" and alike:
+        kept = 0.0
+        bounds = self.traces.plain in SHARDED or recipe.sharding not in SHARDED
+        if recipe.activations != "offload" and bounds:
             everywhere, in_blocks = self.traces.kept(recipe)
             kept_bytes = everywhere if recipe.loss_chunks == 1 else in_blocks
             # Only the part per sample counts: the fixed part may depend on the sharding.

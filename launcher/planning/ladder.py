@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from launcher.planning.batches import smaller_micro_batch
+from launcher.planning.batches import accumulating_instead, smaller_micro_batch
 from launcher.planning.choice import Candidate, Capacity, Evaluate
 from launcher.planning.lower import state_shards_of, words_of
 from launcher.planning.space import Space
@@ -71,7 +71,7 @@ def ladder_of(
 
 def _kinds_of_change(recipe: Recipe, space: Space) -> Iterator[list[Recipe]]:
     """Yield lists of recipes. A list is used only if nothing in the earlier lists saves memory."""
-    smaller = smaller_micro_batch(recipe, space.setting)
+    smaller = smaller_micro_batch(recipe, space.setting) or accumulating_instead(recipe, space.setting)
     fewer = [smaller] if smaller is not None else []
     same = [one for one in space.below(recipe) if can_go_on(one, recipe, space.setting)]
     if recipe.grad_sync == "last" and "grad_sync" not in space.axes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.planning.batches import WITHIN_A_RUN, ladder, one_lower, with_micro_batch
+from launcher.planning.batches import WITHIN_A_RUN, accumulating_instead, ladder, one_lower, with_micro_batch
 from launcher.spec.mesh import data_ranks, shards
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, as_yaml, broken_rules, changes_line
@@ -81,7 +81,8 @@ def lower(recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[
 
     A smaller micro-batch shrinks only activations. It does not help if the states do not fit, or if the host
     is full while activations are on a GPU. A probe that ran out of memory has tried all of `within_a_run`;
-    after another change, the next probe tries them again.
+    after another change, the next probe tries them again. The last resort below `optimizer_step: backward` is
+    accumulation: without an estimate, only an attempt shows whether it saves memory.
     """
     passed: dict[Recipe, Excluded] = {}
     for rung, made in _candidates(recipe, verdict, setting, planned):
@@ -96,8 +97,10 @@ def lower(recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[
         if made != rung:
             passed[rung] = Excluded(rung, f"tried after other changes: {changes_line(made, rung)}")
         return Lowered(made, words_of(made, recipe, setting), tuple(passed.values()))
-    smaller = one_lower(recipe, setting)
-    if smaller is not None and not _in_vain(verdict) and not _full_host_of_gpus(verdict, setting):
+    smaller = one_lower(recipe, setting) if not _in_vain(verdict) else None
+    if verdict.phase not in STATES_ALONE:  # a probe has not tried what needs a restart
+        smaller = smaller or accumulating_instead(recipe, setting)
+    if smaller is not None and not _full_host_of_gpus(verdict, setting):
         return Lowered(smaller, words_of(smaller, recipe, setting), tuple(passed.values()))
     nothing = Lowered(None, _why_nothing(recipe, verdict, setting), tuple(passed.values()))
     told = "; left out: ".join(filter(None, (nothing.reason, "; ".join(nothing.left_out))))
@@ -168,11 +171,6 @@ def _why_nothing(recipe: Recipe, verdict: Verdict, setting: Setting) -> str:
     size, least = recipe.micro_batch_size, setting.least_micro_batch
     if setting.micro_batch_stays is not None and size > least:
         return f"micro-batch {size} does not fit after all other changes, and {setting.micro_batch_stays}"
-    if size > least and recipe.optimizer_step == "backward":
-        return (
-            f"micro-batch {size} does not fit; a smaller one needs accumulation, which optimizer_step: "
-            "backward excludes: use optimizer_step: after, or a smaller batch.global"
-        )
     if _in_vain(verdict):
         return "no micro-batch fits, and the plan has no other change left"
     return f"the micro-batch is {size} already, the least here is {least}"

@@ -264,7 +264,8 @@ RULES = (
     Rule(
         "budget-needs-compile",
         lambda r, s: r.activations == "budget" and not r.compile,
-        "activations: budget is a setting of torch.compile's partitioner",
+        "activations: budget, which activation_budget implies, is a setting of torch.compile's partitioner: "
+        "it needs compile: true",
         "torch._functorch.config.activation_memory_budget",
         lambda r, s: {"compile": True},
     ),

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from launcher.diagnosis.cause import Candidate, Cause, cause_of, clue_of_exception, clues_of_text
 from launcher.diagnosis.clue import CLASS_OF as CLASS_OF_KIND
 from launcher.diagnosis.clue import KIND_OF, MEMORY_OF, Clue, clue_of, order_of
-from launcher.diagnosis.collector import NAMED
+from launcher.diagnosis.collector import MAX_TEXT, NAMED
 from launcher.diagnosis.memory import CLASS_OF, out_of_memory, sizes
+from launcher.diagnosis.patterns import PORT_TAKEN
 from launcher.rundir.files import read_record
 from launcher.rundir.forms import ERROR, EXIT
 from launcher.rundir.layout import AttemptDir
@@ -186,7 +187,7 @@ def _error_findings(evidence: Evidence) -> Iterator[_Finding]:
         text, time = str(error.get("exception") or failure), float(error.get("time", 0.0))
         clue = Clue(kind, text, time=time, strength="record")
         memory = _memory_of(error, failure)
-        reason = _reason(failure, rank, error.get("phase"), error.get("step"), memory, evidence.gpus)
+        reason = _reason(failure, rank, error.get("phase"), error.get("step"), memory, evidence.gpus, text)
         yield _Finding(Candidate(clue, rank, error.get("node")), reason, (f"errors/rank-{rank:03d}.json",))
 
 
@@ -252,7 +253,9 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
         memory = _memory_of(error, failure)
         return Verdict(
             failure=failure,
-            reason=_reason(failure, rank, error.get("phase"), error.get("step"), memory, evidence.gpus),
+            reason=_reason(
+                failure, rank, error.get("phase"), error.get("step"), memory, evidence.gpus, exception
+            ),
             phase=error.get("phase"),
             rank=rank,
             node=error.get("node"),
@@ -291,11 +294,15 @@ def _reason(
     step: int | None = None,
     memory: OutOfMemory | None = None,
     gpus: bool = True,
+    said: str = "",
 ) -> str:
+    """Return the reason as a sentence. `said`: the decisive line or exception."""
     if memory is not None and memory.kind == "shared":
         what = "ran out of shared memory (/dev/shm)"
     elif failure == "gpu-oom" and not gpus:
         what = "ran out of memory"
+    elif failure == "rendezvous-failed" and PORT_TAKEN.search(said):
+        what = "could not listen at its port, where another program does"
     elif failure == "user-error" and phase == "checkpoint":  # reading comes before the first step
         what = "could not save" if step is not None else "cannot go on from what is there"
     else:
@@ -389,7 +396,7 @@ def _verdict(evidence: Evidence, finding: _Finding, cause: Cause) -> Verdict:
         memory = OutOfMemory(kind=MEMORY_OF[clue.kind], **sizes(clue.memory_text))
     named = clue.kind == "exception" or NAMED.match(clue.text) is not None
     ended_by = -int(record.get("exit_code") or 0)
-    reason = finding.reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus)
+    reason = finding.reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus, said=clue.text)
     if ended_by > 0 and not finding.reason and clue.kind == "exception":
         reason += f" and was then ended by {_signal_name(ended_by)}"
     return Verdict(
@@ -465,10 +472,15 @@ def _exit_findings(evidence: Evidence, record: Mapping[str, Any], *, blame: bool
         return
     where, time = (f"exits/rank-{rank:03d}.json",), float(record.get("time", 0.0))
     clues = clues_of_record(record)
+    exception = str(record.get("exception") or "")
+    copies = [clue for clue in clues if exception and _prints(clue, exception)]
     for clue in clues:
-        yield _Finding(Candidate(_as_printed(clue), rank, node), evidence=where)
-    if exception := record.get("exception"):
-        clue = clue_of_exception(str(exception))._replace(time=min([time, *(one.time for one in clues)]))
+        if clue not in copies:
+            yield _Finding(Candidate(_as_printed(clue), rank, node), evidence=where)
+    if exception:
+        clue = clue_of_exception(exception)._replace(time=min([time, *(one.time for one in clues)]))
+        for copy in copies[:1]:
+            clue = clue._replace(stream=copy.stream, line=copy.line, before=copy.before)
         yield _Finding(Candidate(clue, rank, node), evidence=(*where, "its torchelastic error file"))
     if not blame or (record.get("stopping") and evidence.ranks > 1):
         return
@@ -486,6 +498,12 @@ def _exit_findings(evidence: Evidence, record: Mapping[str, Any], *, blame: bool
     elif code in (126, 127):
         clue = Clue("user-error", f"exit code {code}", time=time, strength="record")
         yield _Finding(Candidate(clue, rank, node), f"rank {rank} could not start its command", where)
+
+
+def _prints(clue: Clue, exception: str) -> bool:
+    """Return whether a line of output shows the recorded exception. Python prints the module of its type."""
+    first = exception.partition("\n")[0][:MAX_TEXT]
+    return bool(first) and clue.text.endswith(first)
 
 
 def _as_printed(clue: Clue) -> Clue:

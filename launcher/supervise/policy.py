@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.diagnosis.patterns import PORT_TAKEN
 from launcher.planning.lower import STATES_ALONE, less_for_states, lower
 from launcher.spec.events import (
     AttemptEnded,
@@ -41,11 +41,10 @@ COMMAND_OOM_ADVICE = (
 "Advice for a GPU OOM of a `command:`. launcher builds neither its model nor its optimizer."
 
 
-PORT_TAKEN = (
+PORT_ADVICE = (
     "another program listens at the port at which the ranks meet: `launcher resume RUN` takes another port, "
     "unless the script sets its own"
 )
-_PORT_TAKEN = re.compile(r"(?i)address already in use|EADDRINUSE|\bport \d+ is (?:already )?in use")
 
 
 def advice(verdict: Verdict, *, command: bool) -> str:
@@ -57,8 +56,8 @@ def advice(verdict: Verdict, *, command: bool) -> str:
     if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
         return less_for_states(verdict)
     told = [verdict.exception or "", *(one.text for one in verdict.seen[:1])]
-    if verdict.failure == "rendezvous-failed" and any(map(_PORT_TAKEN.search, told)):
-        return PORT_TAKEN
+    if verdict.failure == "rendezvous-failed" and any(map(PORT_TAKEN.search, told)):
+        return PORT_ADVICE
     return FAILURES[verdict.failure].advice
 
 

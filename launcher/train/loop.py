@@ -145,6 +145,8 @@ class Trainer:
             self._write_export_files()
         if self.rank.recipe.activations == "compress":
             self.rank.say(APPROXIMATE)
+        if self.rank.recipe.compile:
+            self.rank.say("compiling the model's blocks: the first step may take minutes")
         done = self._resume()
         if self.recovery.why_not is None:
             with self.budget.host_side():
@@ -201,8 +203,12 @@ class Trainer:
 
     def _first_samples(self, step: int) -> list[Any]:
         """Return samples of the first micro-batch, and of the second one if the first has only one sample."""
-        samples = self.data.samples(step, 1)[:MAX_COMPARED_SAMPLES]
-        return samples if len(samples) > 1 else [*samples, *self.data.samples(step, 2)]
+        samples = self._samples(step, 1)[:MAX_COMPARED_SAMPLES]
+        return samples if len(samples) > 1 else [*samples, *self._samples(step, 2)]
+
+    def _samples(self, step: int, index: int) -> list[Any]:
+        with self.budget.host_side():
+            return self.data.samples(step, index)
 
     def _report_unsaved(self) -> None:
         """Report, once, the attributes of the task and its model that no checkpoint holds."""
@@ -371,7 +377,7 @@ class Trainer:
         if not self.recovery.some_rank_outgrows(batch, size):
             return False
         if self.recovery.outgrows(batch, size):
-            self.current.outgrown(batch, self.data.samples(step, index))
+            self.current.outgrown(batch, self._samples(step, index))
         return True
 
     def _forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:

@@ -58,10 +58,13 @@ def arranged(
     fill = partial(_initialise, task, device=device, seed=rank.job.train.seed) if on_meta else None
     if task.adapter is not None and not on_meta:
         initialise_adapter(model, rank.job.train.seed)
+    if mesh is None:
+        with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory
+            mesh = meshes(rank)
     # On a CPU that stands in for a GPU, FSDP's shards and their gradients count as host memory.
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():
-        model = shard(model, blocks, task.outer_units(model), rank, fill, mesh or meshes(rank)).train()
+        model = shard(model, blocks, task.outer_units(model), rank, fill, mesh).train()
     budget.track(list(model.buffers() if on_host else (*model.parameters(), *model.buffers())))
     if on_host:
         count_no_gradients(model, budget)

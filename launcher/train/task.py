@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -149,11 +150,17 @@ class Task(ABC):
         return []
 
 
+_NOISY = ("torchao", "torch.utils._pytree")
+"Loggers of libraries that warn, when transformers imports them, of kernels that this machine cannot load."
+
+
 def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
     """Return an instance of the task `package.module:Class`. `workdir` becomes importable. Raises TaskError.
 
     Exceptions raised by the user's own module or constructor propagate unchanged.
     """
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     if workdir not in sys.path:
         sys.path.insert(0, workdir)
     module_name, _, class_name = reference.partition(":")

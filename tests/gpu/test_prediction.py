@@ -256,9 +256,11 @@ def _skip_without_a_card() -> None:
         pytest.skip("no CUDA device")
 
 
-def _card() -> Gpu:
+def _card() -> Gpu | None:
     import torch
 
+    if not torch.cuda.is_available():
+        return None
     return Gpu(type=torch.cuda.get_device_name(0), count=1, memory=_total())
 
 

@@ -23,7 +23,11 @@ def run(
 ) -> tuple[int, RankCapture]:
     capture = RankCapture(tmp_path / "logs" / "rank-000.out", tmp_path / "logs" / "rank-000.err", secrets)
     child = subprocess.Popen(
-        [sys.executable, "-u", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        [sys.executable, "-u", "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
     )
     code = capture.pump(child, grace)
     capture.close()
@@ -106,6 +110,20 @@ def test_a_grandchild_that_keeps_the_pipe_open_does_not_keep_us(tmp_path: Path) 
     code, _ = run(tmp_path, program, grace=0.3)
     os.kill(int(out(tmp_path)[0]), signal.SIGKILL)  # it is still there
     assert code == 0
+
+
+def test_a_daemon_that_keeps_the_pipe_open_is_not_waited_for(tmp_path: Path) -> None:
+    program = "import subprocess; print(subprocess.Popen(['setsid', 'sleep', '3600']).pid)"
+    code, _ = run(tmp_path, program, grace=3600)
+    os.kill(int(out(tmp_path)[0]), signal.SIGKILL)
+    assert code == 0
+
+
+def test_what_a_process_of_the_childs_group_prints_after_its_end_is_kept(tmp_path: Path) -> None:
+    """As of `exec > >(tee log)`."""
+    program = "import subprocess; subprocess.Popen(['sh', '-c', 'sleep 1; echo last'])"
+    run(tmp_path, program, grace=60)
+    assert out(tmp_path) == [b"last"]
 
 
 def test_a_line_that_a_dead_writer_left_unfinished_is_ended_first(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_two_a5000_train_13_billion_with_everything_on_the_host(plan: Plan) -> N
     decision = plan("llama-13b", "runpod-2xa5000.yaml").decide()
     estimate, time = decision.chosen.estimate, decision.chosen.time
     assert decision.parameters == 13_142_798_336 and decision.plan.recipe.offload == "cpu"
-    assert gib(estimate.needed) == pytest.approx(5.46, abs=0.3)
+    assert gib(estimate.needed) == pytest.approx(4.97, abs=0.3)
     assert gib(estimate.host_per_node) == pytest.approx(86.5, abs=1)
     assert time is not None and 100 < time.total < 300  # seconds for 32 samples of 2048 tokens: slow
     small = refusal(plan("llama-13b", "runpod-2xa5000.yaml", "resources.memory_per_node=62GiB"))
@@ -104,9 +104,9 @@ def test_7_billion_on_one_a6000(plan: Plan) -> None:
 def test_70_billion_on_eight_h100(plan: Plan) -> None:
     decision = plan("llama-70b", "runpod-8xh100.yaml").decide()
     assert decision.parameters == pytest.approx(70.6e9, rel=0.01)
-    assert gib(decision.chosen.estimate.reserved) == pytest.approx(
-        73.4, abs=0.5
-    )  # 3.3 are in the pools of other streams
+    # 3.6 of them are in the all-gather's pool. As parts of the root, the embedding and the head would stay
+    # gathered through the backward pass, for 4.6 more.
+    assert gib(decision.chosen.estimate.reserved) == pytest.approx(68.8, abs=0.5)
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_405_billion_on_128_h100_need_more_than_their_states(plan: Plan) -> None
     decision = plan("llama-405b", "slurm-h100.yaml").decide()
     assert decision.parameters == pytest.approx(405.9e9, rel=0.01)
     assert decision.plan.layout.ranks == 128 and decision.plan.recipe.offload == "none"
-    assert peak(decision, "steady state", "backward")["gathered parameters"] > 15
+    assert peak(decision, "steady state", "backward")["gathered parameters"] == 11.88  # of two blocks
 
 
 @pytest.mark.slow
@@ -161,7 +161,8 @@ def test_rough_figures_are_never_above_those_of_a_trace(plan: Plan) -> None:
     space, ask = decider.space(), decider.evaluate
     rests = [one for one in space.rests if one.optimizer == "adamw" and one.offload != "nvme-optimizer"]
     recipes = [one for rest in rests for one in space.sizes(rest)]
-    assert {one.sharding for one in recipes} == {"ddp", "fsdp", "fsdp-keep"} and len(recipes) > 100
+    assert {one.sharding for one in recipes} == {"ddp", "zero1", "fsdp", "fsdp-keep"}
+    assert len(recipes) > 100
     for recipe in recipes:
         rough, real = ask.roughly(recipe), ask(recipe)
         assert rough.estimate.needed <= real.estimate.needed and rough.estimate.band == real.estimate.band

@@ -1,16 +1,18 @@
 """Run on every rank: what real training steps hold, phase by phase, for each case of `cases.json`.
 
 On the CPU under MemoryBudget, which counts every storage from birth to death; on a GPU by the allocator's own
-statistics. Two steps, of which the first makes the optimizer's states, and an evaluation.
+statistics. Two steps, or `steps`, of which the first makes the optimizer's states, and an evaluation.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +34,7 @@ from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.recovery import collectives
 from launcher.train.where import Where
 
 EVALUATED = 2
@@ -62,7 +65,7 @@ class Phases(Where):
     def of(self, moment: str) -> Iterator[None]:
         gc.collect()  # FSDP's modules and autograd leave cycles: when they die shall not be chance
         self.take()
-        self.now = self.peaks[moment] = {}
+        self.now = self.peaks.setdefault(moment, {})
         yield
         self._note()
 
@@ -81,7 +84,7 @@ class Phases(Where):
 def measured(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
     if rank.device.type == "cuda":
         return on_gpu(rank, case)
-    if case["recipe"]["compile"]:
+    if Recipe.model_validate(case["recipe"]).compile:
         return compiled(rank, case)
     budget = Storages(sys.maxsize)
     budget.where = where = Phases(budget.take_peak)
@@ -143,14 +146,35 @@ def on_gpu(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats(device)
         return peak
 
-    where, failed = Phases(take), None
-    try:
-        trainer = trainer_of(pretended(rank, case["ranks"]), case, where, Unlimited())
-        trainer.guard.refuses = lambda *_: None  # the values are nobody's: see pretended()
-        run(trainer, where)
-    except torch.OutOfMemoryError:
-        failed = where.phase
-    return {"peaks": where.peaks, "reserved": reserved, "failed": failed}
+    where = Phases(take)
+    answer = under_cap(rank, case, where, Unlimited())
+    return answer | {"reserved": reserved}
+
+
+def on_cpu(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
+    """The answer of `on_gpu`, with a memory budget for the GPU: `reserved` is what tensors hold."""
+    budget = Storages(case.get("cap", sys.maxsize))
+    budget.where = where = Phases(budget.take_peak)
+    with budget:
+        answer = under_cap(rank, case, where, budget)
+    return answer | {"reserved": budget.peak}
+
+
+def under_cap(rank: Rank, case: dict[str, Any], where: Phases, budget: Budget) -> dict[str, Any]:
+    """Allocated bytes by phase, seconds and loss of each step, and the phase in which memory ran out."""
+    done: list[tuple[float, float]] = []
+    failed, alone = None, case["ranks"] == 1
+    # The pretended group does not count its collectives.
+    with nullcontext() if alone else patch.object(collectives, "sent", lambda: 0):
+        try:
+            trainer = trainer_of(pretended(rank, case["ranks"]), case, where, budget)
+            if not alone:
+                trainer.guard.refuses = lambda *_: None  # the values are nobody's: see pretended()
+            run(trainer, where, case.get("steps", len(MOMENTS)), done)
+        except torch.OutOfMemoryError:
+            failed = where.phase
+    seconds, losses = zip(*done, strict=True) if done else ((), ())
+    return {"peaks": where.peaks, "failed": failed, "seconds": seconds, "losses": losses}
 
 
 def pretended(rank: Rank, world: int) -> Rank:
@@ -160,22 +184,39 @@ def pretended(rank: Rank, world: int) -> Rank:
         join_ranks(rank)
         return rank
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    return Rank(**{**vars(rank), "world": world, "per_node": min(world, 8)})
+    return OneOfMany(**{**vars(rank), "world": world, "per_node": min(world, 8)})
+
+
+class OneOfMany(Rank):
+    """A rank whose peers are pretended: they report what it reports."""
+
+    def add_up(self, *values: torch.Tensor | float) -> list[float]:
+        # Gathered parameters are whatever the memory held: a loss may be no number.
+        return [self.world * one if math.isfinite(one) else 1.0 for one in super().add_up(*values)]
 
 
 def trainer_of(rank: Rank, case: dict[str, Any], where: Where, budget: Budget) -> Trainer:
     job, recipe = Job.model_validate(case["job"]), Recipe.model_validate(case["recipe"])
-    trainer = Trainer(Rank(**{**vars(rank), "job": job, "recipe": recipe}), where, budget)
+    trainer = Trainer(type(rank)(**{**vars(rank), "job": job, "recipe": recipe}), where, budget)
     held_out = trainer.held_out
     assert held_out is not None
     held_out.samples = min(held_out.samples, EVALUATED * recipe.micro_batch_size * rank.world)
     return trainer
 
 
-def run(trainer: Trainer, where: Phases) -> None:
-    for step, moment in enumerate(MOMENTS, start=1):
-        with where.of(moment):
-            trainer.train_step(step)
+def run(
+    trainer: Trainer,
+    where: Phases,
+    steps: int = len(MOMENTS),
+    done: list[tuple[float, float]] | None = None,
+) -> None:
+    """Train and evaluate. `done` gets the seconds and the loss of each step."""
+    for step in range(1, steps + 1):
+        with where.of(MOMENTS[min(step, len(MOMENTS)) - 1]):
+            began = time.perf_counter()
+            loss = trainer.train_step(step).loss
+        if done is not None:
+            done.append((time.perf_counter() - began, loss))
     with where.of("evaluation"):
         trainer.evaluate()
 

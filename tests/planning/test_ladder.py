@@ -232,6 +232,30 @@ def test_below_the_plan_the_micro_batch_shrinks():
     assert recipe is not None and recipe.micro_batch_size == 4
 
 
+@pytest.mark.parametrize("phase", ["probe", "forward", "backward"])
+def test_below_a_step_in_backward_without_a_plan_micro_batches_are_accumulated(phase: str):
+    at = PLAIN.model_copy(update={"optimizer_step": "backward", "micro_batch_size": 8, "grad_accum": 1})
+    oom = Verdict(failure="gpu-oom", reason="", phase=phase)
+    lowered = lower(at, oom, SETTING)
+    assert lowered.recipe is not None
+    assert lowered.recipe.changes_from(at) == {
+        "optimizer_step": ("backward", "after"), "micro_batch_size": (8, 4), "grad_accum": (1, 2),
+    }  # fmt: skip
+    assert "optimizer_step backward -> after" in lowered.reason
+    assert within_a_run(at, SETTING) == (), "it needs a restart"
+    states = Verdict(failure="gpu-oom", reason="", phase="init")
+    assert lower(at, states, SETTING).recipe is None
+    assert lower(at.model_copy(update={"micro_batch_size": 1}), oom, SETTING).recipe is None
+
+
+def test_a_plan_accumulates_below_a_step_in_backward_where_that_saves_memory():
+    fields = {"optimizer_step": "backward", "activations": "keep", "sharding": "fsdp", "offload": "none"}
+    chosen, ladder = rungs(Toy(card="H100", per_rank=2), clips=False, **fields)
+    assert (chosen.optimizer_step, chosen.micro_batch_size) == ("backward", 2)
+    assert ladder[-1].recipe.changes_from(chosen).keys() >= {"optimizer_step", "micro_batch_size"}
+    assert all(rung.saved > 0 for rung in ladder)
+
+
 def test_a_planned_rung_that_batch_norm_forbids_is_left_out():
     one = SMALLER.model_copy(update={"micro_batch_size": 1, "grad_accum": 8})
     oom = Verdict(failure="gpu-oom", reason="", phase="forward")

@@ -214,6 +214,26 @@ def test_an_error_file_of_torchelastic_is_believed_over_the_last_lines():
     assert verdict.exception == record["exception"]
 
 
+def test_an_exception_that_is_printed_and_recorded_is_one_finding():
+    lines = ("Traceback (most recent call last):", '  File "t.py", line 1, in <module>', "data.Bad: no token")
+    record = ended(0, 1, 5.0, lines=lines)
+    record["clues"] = [clue._asdict() for clue in clues_of_text(line.encode() for line in lines)]
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=({**record, "exception": "Bad: no token"},)))
+    [seen] = verdict.seen
+    assert (seen.place, seen.before) == ("rank-000.err:3", lines[:2])
+    assert verdict.failure == "user-error" and verdict.confidence == "certain"
+
+
+def test_a_port_that_is_taken_is_no_matter_of_other_ranks():
+    error = "RuntimeError: The server socket has failed to listen on any local network address. EADDRINUSE"
+    for evidence in (
+        Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, 1, lines=(*TRACEBACK[:-1], error)),)),
+        Evidence(ranks=1, exit_codes={0: 1}, errors=({**said(0, "rendezvous-failed"), "exception": error},)),
+    ):
+        reason = judge(evidence).reason
+        assert reason == "rank 0 could not listen at its port, where another program does"
+
+
 @pytest.mark.parametrize("length", [10, 5000])
 def test_torchruns_copy_of_an_exception_does_not_hide_whose_it_is(length: int):
     error = f"ValueError: {'x' * length}"

@@ -137,6 +137,7 @@ def test_transformers_loads_what_export_writes(tmp_path: Path, pretrained: bool)
     run = prepare(tmp_path / "run", job(task="launcher.tasks.huggingface:CausalLM", args=args, steps=2))
     ended = start(run, recipe("fsdp"))
     assert set(ended.codes.values()) == {0}, ended.output
+    assert "torchao" not in ended.output and "_pytree" not in ended.output, "warnings of libraries"
     (run.checkpoints / "beside-weights" / "secret").symlink_to("/etc/passwd")
     out = tmp_path / "out"
     export(run.checkpoints / "step-00000002", out)

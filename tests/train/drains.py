@@ -27,7 +27,7 @@ from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.recovery import selftest
-from launcher.train.recovery.cleanup import clean, partial_sums
+from launcher.train.recovery.cleanup import clean, free_failed_pass, partial_sums
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.sharding import accumulate
 from launcher.train.task import TaskError
@@ -129,7 +129,7 @@ class Case:
             return False
         except torch.OutOfMemoryError:
             pass  # what the exception holds is let go here
-        gc.collect()
+        free_failed_pass(self.rank.device, self.budget)
         assert self.collectives.why_not is None
         self.collectives.drain()
         return True
@@ -174,8 +174,7 @@ def sweep(case: Case) -> dict[str, Any]:
             found["failed"] += case.step()
             budget.fail_in(None)
             clean(case.model)
-            if case.recipe.loss_chunks == 1:  # torch's checkpoint holds the inputs of a part that failed
-                found["left"] += most(not comes_back(budget, live))
+            found["left"] += most(not comes_back(budget, live))
             found["again"] += case.step()
             found["wrong"] += most(not same(case.gradients(), expected))
             clean(case.model)

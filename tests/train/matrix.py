@@ -33,9 +33,9 @@ JOB = {
 }
 
 
-def curve(rank: Rank, recipe: dict[str, Any], **train: Any) -> list[float]:
-    """The loss of each step."""
-    job = Job.model_validate({**JOB, "train": {**JOB["train"], **train}})
+def curve(rank: Rank, recipe: dict[str, Any], fields: dict[str, Any] = JOB, **train: Any) -> list[float]:
+    """The loss of each step of a job with these fields."""
+    job = Job.model_validate({**fields, "train": {**fields["train"], **train}})
     trainer = Trainer(
         Rank(**{**vars(rank), "recipe": Recipe.model_validate(recipe), "job": job}), Where(), Unlimited()
     )

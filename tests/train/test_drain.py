@@ -24,8 +24,6 @@ def test_after_a_failure_anywhere_the_repeated_step_has_the_same_gradients_bit_f
 
 
 def test_no_memory_is_left_behind(measured: dict[str, Any]) -> None:
-    """Except by a loss in parts: torch's checkpoint holds the inputs of a part that failed until a later
-    failure."""
     assert not {name: found["left"] for name, found in measured["sweeps"].items() if found["left"]}
 
 

@@ -62,7 +62,7 @@ class Request:
     together: bool
     "The ranks get the variables that torchrun sets."
     fresh: bool
-    "Each rank is a new interpreter."
+    "Each rank is a new interpreter, as it always is if this machine has a GPU: CUDA does not survive a fork."
     output: str
     "File that gets stdout and stderr of the ranks."
     timeout: float
@@ -96,7 +96,7 @@ def _parent() -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.train.warm"],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -172,7 +172,7 @@ def _rank(request: Request, rank: int, port: int, path: list[str]) -> Callable[[
         os.environ.update(shared_environment(given, request.ranks, port))
         os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)))
         os.environ.update({n: v for n, v in request.environ.items() if n == "LOCAL_WORLD_SIZE"})
-    if request.fresh:
+    if request.fresh or sys.modules["torch"].cuda._is_in_bad_fork():  # an import has looked at the GPUs
         os.execv(sys.executable, [sys.executable, *(["-m"] if request.module else []), *request.argv])
     sys.argv = request.argv
     first = str(Path.cwd()) if request.module else str(Path(sys.argv[0]).parent)

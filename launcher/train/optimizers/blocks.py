@@ -76,5 +76,6 @@ def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, pref
     return (
         f"the 8-bit states of {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} were "
         f"saved in {before} shards and cannot be read in {now}: their rows are not multiples of {BLOCK} "
-        f"elements, so blocks cross rows. Resume in {before} shards (fsdp has one per rank, ddp and none one)"
+        f"elements, so blocks cross rows. Resume in {before} shards: fsdp and zero1 have one per rank, "
+        "hybrid has one per rank of a node, ddp and none have one"
     )

@@ -34,7 +34,9 @@ def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim
         raise SetupError("the model has no trainable parameter: all of them have requires_grad=False")
     if rank.recipe.sharding != "zero1":
         return _placed(groups, wide, rank, budget)
-    return ShardedStates(groups, wide, partial(_placed, rank=rank, budget=budget), meshes(rank).data)
+    with budget.host_side():
+        mesh = meshes(rank).data
+    return ShardedStates(groups, wide, partial(_placed, rank=rank, budget=budget), mesh)
 
 
 def _placed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,32 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from launcher.train.budget import Budget
+
 # Attributes with a leading underscore are private in FSDP2. `self_test` checks that they work as expected.
 # torch 2.13 and newer have a public reset, which does not remove gradients.
+
+
+def free_failed_pass(device: torch.device, budget: Budget) -> None:
+    """Free what a failed pass held, apart from gradients and FSDP2's state, which `clean` drops.
+
+    Call it in the thread of the pass and after the `except` block, which holds the exception and its frames.
+    """
+    with budget.host_side():
+        _empty_autograd_queue()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _empty_autograd_queue() -> None:
+    """Drop the tasks of a failed backward pass from this thread's queue.
+
+    Autograd leaves them there until the thread's next backward pass: the branches of the graph that were
+    ready to run, with their gradients and with everything that their part of the graph saved.
+    """
+    leaf = torch.zeros((), requires_grad=True)
+    torch.autograd.grad(leaf.clone(), leaf)
 
 
 def clean(model: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -28,7 +27,7 @@ from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
-from launcher.train.recovery.cleanup import clean
+from launcher.train.recovery.cleanup import clean, free_failed_pass
 from launcher.train.recovery.collectives import Collectives, kind_of
 from launcher.train.recovery.modes import kept_modes
 from launcher.train.recovery.optimizer_dry_run import OptimizerDryRun, dry_run_of
@@ -228,9 +227,7 @@ class Probe:
         clean(self.model)
         self.optimizer.zero_grad(set_to_none=True)  # gradients may be on the host
         if not completed:
-            gc.collect()
-            if self.rank.device.type == "cuda":
-                torch.cuda.empty_cache()
+            free_failed_pass(self.rank.device, self.budget)
         return completed
 
     @contextmanager

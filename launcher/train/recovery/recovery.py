@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from launcher.train.budget import Budget
 from launcher.train.failure import causes, classify, in_a_line, shortened
 from launcher.train.rank import Rank
 from launcher.train.recovery.agreement import Agreement
-from launcher.train.recovery.cleanup import clean
+from launcher.train.recovery.cleanup import clean, free_failed_pass
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.recovery.deadline import Deadline
 from launcher.train.recovery.modes import kept_modes
@@ -230,9 +229,7 @@ class Recovery:
         return self.collectives.why_not if self.collectives is not None and self.rank.world > 1 else None
 
     def free(self) -> None:
-        gc.collect()
-        if self.rank.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_failed_pass(self.rank.device, self.budget)
 
     @property
     def failed(self) -> bool:

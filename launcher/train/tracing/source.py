@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -41,16 +40,10 @@ LARGEST = 2**20
 _LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 
 
-_NOISY = ("torchao", "torch.utils._pytree")
-"Loggers of libraries that warn, when transformers imports them, of GPU kernels that a plan does not need."
-
-
 class TaskSource:
     """Traces and shapes of the job's task. Its code runs in this process, in `workdir`."""
 
     def __init__(self, job: Job, workdir: Path, like: Like = "cuda") -> None:
-        for name in _NOISY:
-            logging.getLogger(name).setLevel(logging.ERROR)
         self.job, self.workdir, self.like = job, workdir, like
         self._tracers: dict[str, Tracer] = {}
 

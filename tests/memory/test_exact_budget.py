@@ -1,0 +1,33 @@
+"""A run trains in exactly the memory that its estimate says, and not in a byte less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.spec.events import Downgrade
+from tests.memory.cases import MIXED, Case, case
+from tests.memory.predicted import predicted
+from tests.train import runs
+
+CASES = (
+    pytest.param(case("llama", micro=2), marks=pytest.mark.slow),
+    case("llama", ranks=2, micro=2, **MIXED),
+)
+
+
+@pytest.mark.parametrize("one", CASES, ids=["1 rank", "fsdp"])
+def test_the_estimate_is_the_least_budget_of_a_run_to_the_byte(one: Case, tmp_path: Path) -> None:
+    job = one.job(tmp_path)
+    peak = predicted(job, one.recipe, one.ranks, "cpu").allocated
+
+    def gave_up(budget: int) -> list[Downgrade]:
+        run = runs.prepare(tmp_path / str(budget), job)
+        ended = runs.start(run, one.recipe, one.ranks, env={"TRAIN_MEMORY_BUDGET": str(budget)})
+        assert not any(ended.codes.values()), ended.output
+        return [event for event in run.read_events() if isinstance(event, Downgrade)]
+
+    assert gave_up(peak) == []
+    [lower] = gave_up(peak - 1)
+    assert lower.changes["micro_batch_size"] == [2, 1]
