@@ -32,7 +32,7 @@ WAITS = Case(stage=6, name="launcher doctor", work="doctor")
 def run(script: Path, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(script), *map(str, arguments)]
     environ = {**os.environ, **env}
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1800)
 
 
 def rehearsed(folder: Path, *arguments: object) -> list[dict[str, Any]]:
@@ -196,9 +196,10 @@ def test_results_of_another_folder_are_taken_over_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1900)
 def test_the_whole_day_is_rehearsed(tmp_path: Path) -> None:
     began = time.monotonic()
-    rows = rehearsed(tmp_path, "--seconds", 560)
+    rows = rehearsed(tmp_path, "--seconds", 1700)
     assert {row["stage"] for row in rows} == set(STAGES)
     assert {row["status"] for row in rows} <= {"measured", "absent"}
     assert all(row["device"] == "cpu (rehearsal)" for row in rows)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from launcher.memory.estimate import Peak, When
-from launcher.memory.profile import Profile
+from launcher.memory.profile import Profile, leave_the_gpu
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import (
     BF16,
@@ -54,7 +54,7 @@ def completely_traced_as(recipe: Recipe) -> Recipe:
     """Like `traced_as` for a complete trace, which keeps the micro-batch and the gradients that wait."""
     accumulates = recipe.grad_accum > 1
     waits = accumulates and recipe.sharding in SHARDED
-    if recipe.gradients_leave and not (waits and recipe.grad_sync == "last"):
+    if leave_the_gpu(recipe) and not (waits and recipe.grad_sync == "last"):
         accumulates = False  # every micro-batch is like the first
     return traced_as(recipe).model_copy(
         update={
@@ -143,8 +143,6 @@ def standing(states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[st
 
 def _waiting(states: States, recipe: Recipe) -> int:
     """Return the bytes of earlier micro-batches' gradients on the GPU, without DDP's buckets."""
-    if recipe.offload == "cpu":
-        return 0
     return states.gpu.gradients - (_buckets(states.gpu, recipe) if recipe.sharding in REPLICATED else 0)
 
 

@@ -32,19 +32,17 @@ class Profile:
         """`trace`: as the recipe's use of gradients changes it."""
         self.trace, self._recipe = trace, recipe
         self.adds_to_buckets = adds_to_buckets(recipe)
-        # With `offload: cpu` reduced gradients go to the host at once.
-        self._left_out = GRADIENTS if recipe.offload == "cpu" else None
         self._parts: dict[int, dict[str, Affine]] = {}
 
     @staticmethod
-    def kind(recipe: Recipe) -> tuple[bool, bool, bool, str | None]:
+    def kind(recipe: Recipe) -> tuple[bool, bool, str | None]:
         """Return a key: recipes with the same key and the same trace share one profile."""
         updates = recipe.optimizer if recipe.optimizer_step == "backward" else None
-        return adds_to_buckets(recipe), recipe.offload == "cpu", recipe.gradients_leave, updates
+        return adds_to_buckets(recipe), leave_the_gpu(recipe), updates
 
     @cached_property
     def highest(self) -> dict[str, tuple[Moment, ...]]:
-        return self.trace.highest(lambda storage: storage.category != self._left_out)
+        return self.trace.highest(lambda _: True)
 
     @cached_property
     def highest_but_gradients(self) -> dict[str, tuple[Moment, ...]]:
@@ -64,15 +62,13 @@ class Profile:
 
     @cached_property
     def other_streams(self) -> dict[str, tuple[Moment, ...]]:
-        """Stream -> the moments at which most is allocated on it, for each stream except the compute stream.
-
-        Gradients that go to the host are left out.
-        """
+        """Stream -> the moments at which most is allocated on it, for each stream except the compute
+        stream."""
         streams = dict.fromkeys(one.stream for one in self.trace.storages if one.stream != COMPUTE)
         return {stream: self._highest_on(stream) for stream in streams}
 
     def _highest_on(self, stream: str) -> tuple[Moment, ...]:
-        phases = self.trace.highest(lambda one: one.stream == stream and one.category != self._left_out)
+        phases = self.trace.highest(lambda one: one.stream == stream)
         return tuple(moment for moments in phases.values() for moment in moments)
 
     @cached_property
@@ -86,9 +82,8 @@ class Profile:
             sums: dict[str, Affine] = {}
             for number in self.trace.live_at(event):
                 fixed, per_sample, category, *_ = self.trace.storages[number]
-                if category != self._left_out:
-                    before = sums.get(category, Affine(0, 0))
-                    sums[category] = Affine(before.fixed + fixed, before.per_sample + per_sample)
+                before = sums.get(category, Affine(0, 0))
+                sums[category] = Affine(before.fixed + fixed, before.per_sample + per_sample)
             self._parts[event] = sums
         return self._parts[event]
 
@@ -122,11 +117,16 @@ def profile_of(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -
             leaves=leaves,
             behind=behind,
         )
-    elif recipe.gradients_leave and recipe.sharding in SHARDED:
+    elif leave_the_gpu(recipe) and recipe.sharding in SHARDED:
         trace = settled(trace, leaves=leaves, behind=behind)
-    elif recipe.gradients_leave:
+    elif leave_the_gpu(recipe):
         trace = settled(trace, behind=1)
     return Profile(trace, recipe)
+
+
+def leave_the_gpu(recipe: Recipe) -> bool:
+    """Return whether each gradient goes to the host in the backward pass, by launcher or by FSDP2."""
+    return recipe.gradients_leave or recipe.offload == "cpu"
 
 
 def adds_to_buckets(recipe: Recipe) -> bool:

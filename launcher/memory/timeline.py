@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from launcher.memory.estimate import When
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, Shard, paged_bytes, shard_of, state_bytes, updated_by
-from launcher.memory.trace import COMPUTE, GRADIENTS, Trace
+from launcher.memory.trace import COMPUTE, Trace
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import REPLICATED, Recipe
 
@@ -110,10 +110,7 @@ def _follow(
         line.sizes.append(size)
         line.names.append(storage.module)
         line.streams.append(storage.stream)
-        if recipe.offload == "cpu" and storage.category == GRADIENTS:
-            line.events.append(~number)  # copied to the host and freed
-        else:
-            numbers[event] = number
+        numbers[event] = number
 
 
 def _last_pass(trace: Trace) -> str:

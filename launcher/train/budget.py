@@ -2,7 +2,7 @@
 
 `TRAIN_MEMORY_BUDGET=64MiB` counts every storage that an operator returns, until it is freed: parameters,
 gradients, activations, optimizer states, FSDP's gathered parameters. It does not count scratch memory inside
-a kernel, gloo's staging buffers, and tensors that a GPU run keeps in host memory (`host_side`, `to_host`).
+a kernel, gloo's staging buffers, and tensors that a GPU run keeps in host memory (`host_side`).
 On a GPU the same variable limits PyTorch's allocator.
 """
 
@@ -42,9 +42,6 @@ class Budget(Protocol):
     def track(self, tree: Any) -> None:
         """Count the tensors in `tree` that no operator returned, such as a batch arriving on the device."""
 
-    def to_host(self, tree: Any) -> None:
-        """Stop counting the tensors in `tree`: on a GPU they would be in host memory from here on."""
-
     def report(self) -> str | None:
         """Return a line about the peak, or None without a limit."""
 
@@ -63,9 +60,6 @@ class Unlimited:
         yield
 
     def track(self, tree: Any) -> None:
-        pass
-
-    def to_host(self, tree: Any) -> None:
         pass
 
     def report(self) -> str | None:
@@ -152,13 +146,6 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _tensors(tree):
             self._on_host.pop(tensor.untyped_storage()._cdata, None)
             self._count(tensor)
-
-    def to_host(self, tree: Any) -> None:
-        for tensor in _tensors(tree):
-            storage = tensor.untyped_storage()
-            known = self._storages.pop(storage._cdata, None)
-            self.live -= known.size if known is not None else 0
-            self._forget(storage)
 
     @property
     def peak(self) -> int:

@@ -17,7 +17,7 @@ from launcher.train.budget import Budget
 from launcher.train.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
 from launcher.train.mesh import Meshes, meshes
-from launcher.train.offload import count_no_gradients
+from launcher.train.offload import copy_gradients_to_host
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
 from launcher.train.sharding import reshard_units, shard
@@ -67,7 +67,7 @@ def arranged(
         model = shard(model, blocks, task.outer_units(model), rank, fill, mesh).train()
     budget.track(list(model.buffers() if on_host else (*model.parameters(), *model.buffers())))
     if on_host:
-        count_no_gradients(model, budget)
+        copy_gradients_to_host(model, budget)
     return model
 
 

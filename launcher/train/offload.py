@@ -6,6 +6,7 @@ import glob
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from launcher.spec.base import format_bytes
-from launcher.train.budget import Budget
+from launcher.train.budget import Budget, Unlimited
 from launcher.train.host_gradients import HostGradients
 from launcher.train.optimizers.proxies import Groups, Make, ProxyOptimizer
 from launcher.train.optimizers.state import local, sharded_like, step_alone
@@ -108,16 +109,33 @@ def gradient_of(p: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tens
     return p.grad
 
 
-def count_no_gradients(model: nn.Module, budget: Budget) -> None:
-    """Stop counting the gradients of FSDP's shards after their reduction, since `offload: cpu` on a GPU moves
-    them to host memory then."""
+def copy_gradients_to_host(model: nn.Module, budget: Budget) -> None:
+    """Copy each gradient of FSDP's shards after its reduction to memory that `budget` does not count.
 
-    def moved(p: torch.Tensor) -> None:
-        budget.to_host(p.grad)
-
+    With `offload: cpu` FSDP2 does so on a GPU. A CPU that stands in for one has to do it here, because there
+    a copy to the host is none.
+    """
+    if isinstance(budget, Unlimited):
+        return
     for p in model.parameters():
         if p.requires_grad:
-            p.register_post_accumulate_grad_hook(moved)  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(_HostCopy(budget))  # type: ignore[no-untyped-call]
+
+
+class _HostCopy:
+    """The hook of one parameter."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._copy: weakref.ref[torch.Tensor] | None = None
+
+    def __call__(self, p: torch.Tensor) -> None:
+        assert p.grad is not None
+        if self._copy is not None and self._copy() is p.grad:
+            return  # FSDP2 has added to the copy
+        with self._budget.host_side():
+            p.grad = sharded_like(p, local(p.grad).clone(), p.shape)
+        self._copy = weakref.ref(p.grad)
 
 
 def in_host_memory(states: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,8 @@ TOGETHER: tuple[Case, ...] = (
     case("odd tied", ranks=2, micro=2, sharding="zero1", optimizer="adamw-bf16"),
     case("llama lora", ranks=2, micro=2, sharding="zero1"),
     case("llama", ranks=2, micro=2, accumulation=2, offload="cpu"),
+    case("llama", ranks=2, offload="cpu", accumulation=2, grad_sync="last", **LATE),
+    case("llama", ranks=4, sharding="hybrid", offload="cpu", **LATE),
     case("llama", ranks=2, offload="cpu-optimizer", **LATE),
     case("llama", ranks=2, offload="cpu-optimizer", accumulation=2, grad_sync="last", **LATE),
     case("llama", ranks=4, sharding="hybrid", offload="cpu-optimizer", accumulation=2, **LATE),

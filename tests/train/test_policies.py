@@ -229,6 +229,17 @@ def test_compile_is_refused_where_the_memory_budget_would_be_blind() -> None:
         apply_compile([nn.Linear(2, 2)], recipe(compile=True), CPU, MemoryBudget(MIB))
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(missing_compiler(CPU) is not None, reason="no C++ compiler")
+def test_a_job_whose_blocks_are_compiled_says_so_once(tmp_path: Path) -> None:
+    asked = job(task="launcher.tasks.gpt:PydocGPT", args=GPT, steps=2)
+    ended = start(prepare(tmp_path / "run", asked), recipe("ddp", compile=True))
+    assert set(ended.codes.values()) == {0}, ended.output
+    told = ended.output.splitlines()
+    [line] = [line for line in told if "compiling the model's blocks" in line]
+    assert told.index(line) < next(n for n, one in enumerate(told) if one.startswith("step 1/2")), told
+
+
 @pytest.mark.parametrize("activations", ["selective", "every-second", "checkpoint", "offload", "compress"])
 def test_a_policy_without_blocks_is_refused(activations: str) -> None:
     with pytest.raises(

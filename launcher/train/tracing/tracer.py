@@ -163,10 +163,10 @@ class Tracer:
     ) -> None:
         """Run the passes with the tensors that the training loop holds on the device meanwhile."""
         passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
+        sums: list[torch.Tensor] = []
         for number, (forward, backward) in enumerate(passes, start=1):
             recorder.begin(forward)
-            if number == 1:
-                sums = [torch.zeros((), dtype=torch.float64) for _ in ("loss", "weight")]
+            sums = sums or [torch.zeros((), dtype=torch.float64) for _ in ("loss", "weight")]
             arrived = _arriving(batch, recorder)
             with accumulate(model, rank.recipe, last=number == len(passes)):
                 loss, _ = loss_of(self.task, model, arrived, rank)
@@ -175,7 +175,6 @@ class Tracer:
             del arrived
             recorder.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
         model.zero_grad(set_to_none=True)
-        del sums
         if complete:
             recorder.begin("evaluation")
             model.eval()
