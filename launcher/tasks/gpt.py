@@ -16,7 +16,7 @@ from launcher.tasks.windows import check_counts
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.outer_units import embedding_and_head
 from launcher.train.task import ParallelPlan, Split, Task
-from launcher.train.tensor_parallel import VocabularyParallel, whole
+from launcher.train.tensor_parallel import VocabularyParallel
 
 BYTES = 256
 HELD_OUT = 0.1
@@ -58,7 +58,7 @@ class PydocGPT(Task):
         result is gathered, and each rank mixes all heads."""
         gathered = Replicate()
         return {
-            "tokens": RowwiseParallel(input_layouts=gathered, use_local_output=False),
+            "tokens": VocabularyParallel(),
             "blocks.*.qkv": ColwiseParallel(output_layouts=gathered),
             "blocks.*.out": RowwiseParallel(input_layouts=gathered),
             "blocks.*.mlp.0": ColwiseParallel(),
@@ -100,7 +100,7 @@ class GPT(nn.Module):
 
         The loss is computed here because FSDP gathers the head's weight only during this call.
         """
-        x = whole(self.tokens(tokens)) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return chunked_cross_entropy(self.norm(x), self.head, targets, loss_chunks)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
@@ -20,7 +22,14 @@ from launcher.train.initialise import draw_normal
 from launcher.train.loss import cross_entropy, loss_in_place_of_logits
 from launcher.train.optimizers.state import local, slices_of
 from launcher.train.outer_units import embedding_and_head
-from launcher.train.task import Split, Task, TaskError
+from launcher.train.rank import SetupError
+from launcher.train.task import ParallelPlan, Split, Task, TaskError
+from launcher.train.tensor_parallel import (
+    HeadsParallel,
+    ReplicatedInCutRegion,
+    VocabularyParallel,
+    matches,
+)
 from launcher.train.tracing.fake_model import no_packed_mask
 
 IGNORED = -100
@@ -29,6 +38,15 @@ TOKENIZER_FILES = (
     *("sentencepiece.bpe.model", "vocab.json", "vocab.txt"),
 )
 "A directory with one of these files has a tokenizer."
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
+    "rowwise_split_input": partial(RowwiseParallel, input_layouts=Replicate()),
+    "embedding_rowwise": VocabularyParallel,
+    "replicated_with_grad_allreduce": ReplicatedInCutRegion,
+}
+"Styles of transformers' plans -> torch's."
 
 
 class CausalLM(Task):
@@ -148,6 +166,36 @@ class CausalLM(Task):
     def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
         return embedding_and_head(model, self.blocks(model))
 
+    def parallel_plan(self, model: nn.Module) -> ParallelPlan | None:
+        """Return the plan of `transformers` for this model, in torch's styles. None if it has none.
+
+        The logits stay cut by the vocabulary, unless the output layer has the embedding's weight.
+
+        Raises: SetupError for a style that has no counterpart here, such as those of experts.
+        """
+        asked: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
+        whole: Any = model
+        output = whole.get_output_embeddings()
+        head = next((name for name, module in model.named_modules() if module is output), None)
+        tied = {name for names in self._tied for name in names}
+        plan: ParallelPlan = {}
+        for name, module in model.named_modules():
+            style = next((style for key, style in asked.items() if matches(name, key)), None)
+            if style is None or f"{name}.weight" in tied:
+                continue
+            if name == head:
+                plan[name] = VocabularyParallel()
+            elif style == "colwise" and (head_dim := _head_dim(model, name)):
+                plan[name] = HeadsParallel(module.out_features // head_dim)
+            elif style in STYLES:
+                plan[name] = STYLES[style]()
+            else:
+                raise SetupError(
+                    f"tensor: {name} of {type(model).__name__} has the style {style} in the plan of "
+                    f"transformers; launcher cuts layers with {', '.join(STYLES)} only"
+                )
+        return plan or None
+
     def _remember(self, model: nn.Module) -> None:
         """Store what the meta device and to_empty() lose: ties, buffers, and parameters with values."""
         names: dict[int, list[str]] = {}
@@ -173,6 +221,11 @@ class CausalLM(Task):
             draw_normal(parameter, getattr(text, "initializer_range", 0.02), seed, name)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def _head_dim(model: nn.Module, name: str) -> int | None:
+    """Return the width of an attention head if the layer is part of an attention module."""
+    return getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None)
 
 
 class Weights:

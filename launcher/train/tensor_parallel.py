@@ -48,19 +48,29 @@ class HeadsParallel(ColwiseParallel):
 
 
 class VocabularyParallel(ParallelStyle):
-    """For an output layer: each rank computes the logits of its part of the vocabulary.
+    """For an embedding, whose result is whole, and for an output layer, whose logits stay cut.
 
-    The result is a DTensor, from which launcher.train.loss computes the loss without gathering it. This style
-    replaces `forward` and adds no hook: a hook would see a loss in parts instead of the logits.
+    The logits are a DTensor, from which launcher.train.loss computes the loss without gathering them. This
+    style replaces `forward` and adds no hook: a hook would see a loss in parts instead of the logits.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, nn.Linear)
         for name, parameter in module.named_parameters():
             cut = distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
             setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
-        module.forward = partial(_logits, module)  # type: ignore[method-assign]
+        forward: Any = _rows if isinstance(module, nn.Embedding) else _logits
+        module.forward = partial(forward, module)
         return module
+
+
+def _rows(embedding: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
+    assert isinstance(embedding.weight, DTensor)
+    everywhere = DTensor.from_local(tokens, embedding.weight.device_mesh, [Replicate()], run_check=False)
+    # A copy: FSDP warns about the view that a DTensor's values are.
+    rows = whole(functional.embedding(everywhere, embedding.weight)).clone()
+    if embedding.padding_idx is None:
+        return rows
+    return torch.where((tokens == embedding.padding_idx)[..., None], rows.detach(), rows)  # no gradient
 
 
 def _logits(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
@@ -121,7 +131,7 @@ def parallelize(model: nn.Module, task: Task, mesh: DeviceMesh) -> None:
     if plan is None:
         raise SetupError(_how_to_plan(model, task, mesh.size()))
     names = [name for name, _ in model.named_modules()]
-    unknown = [pattern for pattern in plan if not any(_matches(name, pattern) for name in names)]
+    unknown = [pattern for pattern in plan if not any(matches(name, pattern) for name in names)]
     if unknown:
         raise SetupError(
             f"parallel_plan() of {type(task).__name__} names {', '.join(unknown)}, which the model does not "
@@ -174,7 +184,8 @@ def _free_the_rest(model: nn.Module) -> None:
             parameter._local_tensor = part.clone()
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a module of this name is meant: `*` stands for any text between two dots."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatch, parts, wanted))
 

@@ -41,13 +41,34 @@ JOBS: dict[str, dict[str, Any]] = {
         "args": {"parts": 4},
         "model": {"batch_norm": True},
     },
+    "hf-llama": {"task": "launcher.tasks.huggingface:CausalLM", "args": {"path": "llama", "context": 24}},
+    "hf-qwen3": {"task": "launcher.tasks.huggingface:CausalLM", "args": {"path": "qwen3", "context": 24}},
+}
+CONFIG = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "attention_dropout": 0.0,
 }
 
 
 def job(name: str, **train: Any) -> Job:
     settings = {"lr": 1e-3, "warmup_steps": 2, "clip_norm": 0.5, "checkpoint_every": None, **train}
     fields = {"name": "tensor", "batch": {"global": BATCH}, "steps": STEPS, "train": settings}
-    return Job.model_validate({**fields, **JOBS[name]})
+    made = Job.model_validate({**fields, **JOBS[name]})
+    if "path" in made.args:
+        path = Path(sys.argv[1]).parent / f"{made.args['path']}-{os.environ.get('RANK', 0)}.json"
+        path.write_text(json.dumps({"model_type": made.args["path"], **CONFIG}))
+        made.args["path"] = str(path)
+    return made
 
 
 def trained(rank: Rank, name: str, **fields: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -47,8 +47,11 @@ def slices_of(tensor: torch.Tensor) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
-def sharded_like(p: torch.Tensor, part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return `part` as this rank's shard of a tensor of `shape` that is sharded like `p`.
+def sharded_like(
+    p: torch.Tensor, part: torch.Tensor, shape: Sequence[int], placements: Sequence[Placement] | None = None
+) -> torch.Tensor:
+    """Return `part` as this rank's shard of a tensor of `shape` on the mesh of `p`, sharded like `p` unless
+    `placements` says how.
 
     The state of a sharded parameter must be a DTensor: torch.distributed.checkpoint treats a plain tensor as
     a replica and silently saves it from one rank only.
@@ -58,7 +61,8 @@ def sharded_like(p: torch.Tensor, part: torch.Tensor, shape: Sequence[int]) -> t
     stride = torch.empty(tuple(shape), device="meta").stride()
     whole = TensorMeta(torch.Size(shape), stride, part.dtype)
     # FSDP2 creates its shards like this. DTensor.from_local would move a part on the host to the GPU.
-    return DTensor(part, DTensorSpec(p.device_mesh, p.placements, whole), requires_grad=False)  # type: ignore[no-untyped-call]
+    spec = DTensorSpec(p.device_mesh, tuple(placements or p.placements), whole)
+    return DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def rows_sharded_like(p: torch.Tensor, row: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
