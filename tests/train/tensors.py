@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,14 @@ def whole(trainer: Trainer) -> dict[str, torch.Tensor]:
 def main(out: Path) -> None:
     rank = this_rank(this_place())
     join_ranks(rank)
-    results = {}
+    results: dict[str, Any] = {}
     for label, (name, fields) in json.loads(os.environ["CASES"]).items():
-        found = trained(rank, name, **fields)
+        try:
+            found = trained(rank, name, **fields)
+        except Exception as error:  # its peers fail alike
+            traceback.print_exc()
+            results[label] = f"{type(error).__name__}: {error}"
+            continue
         if rank.first:
             torch.save(found, out.parent / f"{label}.pt")
         results[label] = found["losses"]
