@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, pa
 from torch.nn import functional
 
 from launcher.train.optimizers.state import local, offset_of
+from launcher.train.own_numbers import draw_own_numbers
 from launcher.train.rank import SetupError
 from launcher.train.task import Task
 
@@ -139,6 +140,13 @@ def parallelize(model: nn.Module, task: Task, mesh: DeviceMesh) -> None:
         )
     ties = _tied(model)
     parallelize_module(model, mesh, plan, src_data_rank=None)
+    styles = {
+        module: style
+        for name, module in model.named_modules()
+        for pattern, style in plan.items()
+        if matches(name, pattern)
+    }
+    draw_own_numbers(model, styles, mesh)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for first, *others in ties:
         for other in others:
