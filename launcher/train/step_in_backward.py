@@ -16,6 +16,7 @@ from torch import nn
 from launcher.train.optimizer import share_of_square
 from launcher.train.optimizers.state import local, make_states, step_alone
 from launcher.train.task import TaskError
+from launcher.train.tensor_parallel import Copies
 
 Update = Callable[[dict[str, Any], torch.Tensor], None]
 "(parameter group, parameter with its gradient) -> None."
@@ -30,9 +31,11 @@ class StepInBackward:
     of a unit, so a unit that the model uses twice is refused: its first gradient is only a part.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: int) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, copies: Copies, ranks: int
+    ) -> None:
         make_states(optimizer)
-        self.optimizer, self._ranks = optimizer, ranks
+        self.optimizer, self._copies, self._ranks = optimizer, copies, ranks
         self._names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
         self._used = set[torch.Tensor]()
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}
@@ -48,6 +51,7 @@ class StepInBackward:
 
         def update(group: dict[str, Any], p: torch.Tensor) -> None:
             assert p.grad is not None
+            self._copies.average([p.grad])
             gradient = local(p.grad)
             gradient.mul_(factor)
             norms.add(p, gradient)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -24,6 +25,8 @@ from launcher.train.own_numbers import draw_own_numbers
 from launcher.train.rank import SetupError
 from launcher.train.task import Task
 
+TENSOR = "tensor"
+"Name of the dimension of a mesh; see launcher.train.mesh."
 SHOWN = 12
 "Number of layers that a message names."
 
@@ -169,6 +172,32 @@ def add_up_gradients(model: nn.Module) -> None:
 def _placed(placements: Sequence[Placement], gradient: torch.Tensor) -> torch.Tensor:
     assert isinstance(gradient, DTensor)
     return gradient.redistribute(placements=placements)
+
+
+class Copies:
+    """The gradients of layers that stay whole, which each rank of a group computes from the same activations.
+
+    They are averaged before they are used. Without that, kernels of a GPU that add in another order each time
+    would let the copies of a parameter drift apart.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        meshes = [p.device_mesh for p in model.parameters() if _is_cut(p)]  # type: ignore[attr-defined]
+        self._group = meshes[0][TENSOR].get_group() if meshes else None
+
+    @torch.no_grad()
+    def average(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Average the gradients among `gradients` that are not cut. Each rank has the same ones."""
+        if self._group is None:
+            return
+        for gradient in gradients:
+            if not _is_cut(gradient):
+                dist.all_reduce(local(gradient), group=self._group)
+                local(gradient).div_(self._group.size())
+
+
+def _is_cut(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, DTensor) and TENSOR in (tensor.device_mesh.mesh_dim_names or ())
 
 
 def check_parts(model: nn.Module) -> None:

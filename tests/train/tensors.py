@@ -185,6 +185,21 @@ def whole_state(made: Trainer) -> dict[str, torch.Tensor]:
     return found
 
 
+def drifting(rank: Rank, out: Path) -> Any:
+    """What rank 1 has of the whole parameters, if its kernels add the gradients of whole layers otherwise."""
+    results: dict[str, Any] = {}
+    for label, (name, fields) in json.loads(os.environ["CASES"]).items():
+        made = trainer(rank, name, **fields)
+        plain = [p for p in made.model.parameters() if not isinstance(p, DTensor)]
+        for p in plain:
+            p.register_hook(lambda gradient: gradient * (1 + rank.number / 1000))
+        for step in (1, 2):
+            made.train_step(step)
+        sums = everywhere([float(p.detach().double().sum()) for p in plain])
+        results[label] = {"copies": len(plain), "same": sums[0] == sums[1]}
+    return results
+
+
 class Planless(Task):
     def __init__(self, heads: int = 0) -> None:
         self.heads = heads
@@ -249,7 +264,7 @@ def refused(rank: Rank, out: Path) -> Any:
     return found
 
 
-MODES = {one.__name__: one for one in (trained, saved, restored, handed, refused)}
+MODES = {one.__name__: one for one in (trained, saved, restored, handed, drifting, refused)}
 
 
 def main(out: Path) -> None:

@@ -216,6 +216,13 @@ def test_a_handover_is_taken_on_the_same_mesh_and_on_others(tmp_path: Path) -> N
         assert one == {"resumed": [2, "shared-memory", None], "different": []}, name
 
 
+def test_copies_of_whole_layers_stay_equal_if_their_gradients_do_not(tmp_path: Path) -> None:
+    backward = {"optimizer_step": "backward", "train": {"clip_norm": None}}
+    cases = {"after": ("brain", TENSOR), "backward": ("brain", {**TENSOR, **backward})}
+    found = run("drifting", tmp_path / "drifting", 2, cases)
+    assert found == {name: {"copies": 21, "same": True} for name in cases}
+
+
 def test_what_cannot_be_cut_is_told_and_dropout_differs_where_activations_are_cut(tmp_path: Path) -> None:
     found = run("refused", tmp_path / "refused", 2)
     assert "Planless does not say how its layers are cut" in found["no plan"]
