@@ -85,15 +85,18 @@ def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, pref
     differ = [key for key, shape in wanted.items() if key in saved and saved[key] != shape]
     if not differ:
         return None
-    before, now = (_shards(shapes[differ[0]]) for shapes in (saved, wanted))
+    rows = states[differ[0].removeprefix(f"{prefix}.").removesuffix(".absmax1")]["state1"].shape[0]
+    before, now = (_where(shapes[differ[0]], rows) for shapes in (saved, wanted))
     names = [key.removeprefix(f"{prefix}.").removesuffix(".absmax1") for key in differ]
     return (
         f"the 8-bit states of {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} were "
-        f"saved in {before} shards and cannot be read in {now}: their rows are not multiples of {BLOCK} "
-        f"elements, so blocks cross rows. Resume in {before} shards (fsdp has one per rank, ddp and none one)"
+        f"saved in {before} and cannot be read in {now}: what a shard has of a row is not a multiple of "
+        f"{BLOCK} elements, so blocks cross rows. Resume in {before} (fsdp has one per rank, ddp and none one)"
     )
 
 
-def _shards(shape: torch.Size) -> str:
-    """Return the number of shards in words, from the shape of scales whose blocks cross rows."""
-    return " x ".join(map(str, shape[:-1] if len(shape) == 2 else shape[1:-1]))
+def _where(shape: torch.Size, rows: int) -> str:
+    """Return in words, from the shape of scales, in which shards their blocks are."""
+    if len(shape) == 2:
+        return "whole rows" if shape[0] == rows else f"{shape[0]} shards"
+    return f"{' x '.join(map(str, shape[1:-1]))} shards"
