@@ -9,6 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.verdict import EXIT_CODES
 from tests.lab import Lab, events, metrics, verdicts
 
 pytestmark = pytest.mark.e2e
@@ -18,9 +19,9 @@ WHY_NOT = "with tensor parallelism, the other ranks wait in a collective inside 
 STEPS = 6
 
 
-def run(lab: Lab, name: str, **fields: Any) -> RunDir:
+def run(lab: Lab, name: str, code: int = 0, **fields: Any) -> RunDir:
     done = lab.cli("run", str(lab.job(f"{name}.yaml", name=name, **fields)))
-    assert done.returncode == 0, done.stdout + done.stderr + lab.all_logs(lab.newest())
+    assert done.returncode == code, done.stdout + done.stderr + lab.all_logs(lab.newest())
     return lab.newest()
 
 
@@ -113,4 +114,24 @@ def test_a_failure_in_a_backward_pass_that_updates_goes_back_to_the_checkpoint(l
     drill = "rank=last,step=4,phase=backward,allocation=60,attempt=0"
     ours = run(lab, "disturbed", env={"TRAIN_MEMORY_FAIL": drill}, **fields)
     assert [(event["step"], event["from"]) for event in events(ours, "resumed")] == [(2, "checkpoint")]
+    assert losses(ours) == pytest.approx(losses(undisturbed), rel=1e-6)
+
+
+@pytest.mark.thorough
+def test_a_run_that_may_not_step_down_keeps_its_last_step_and_goes_on_as_another_mesh(lab: Lab) -> None:
+    fields = {
+        "task": "launcher.tasks.llama:LanguageModel",
+        "args": {"context": 32},
+        "batch": {"global": 8},
+        "steps": STEPS,
+        "recipe": {"precision": "fp32", "optimizer": "adamw", "sharding": "none", "tensor": 2},
+        "train": {"checkpoint_every": None},
+    }
+    undisturbed = run(lab, "undisturbed", **fields)
+    drill = {"TRAIN_MEMORY_FAIL": "rank=last,step=4,phase=backward,allocation=20"}
+    ours = run(lab, "disturbed", code=EXIT_CODES["gpu-oom"], env=drill, retries={"lower": 0}, **fields)
+    assert (ours.checkpoints / "step-00000003").is_dir()
+    changes = ("recipe.tensor=1", "recipe.sharding=fsdp", "env={}")
+    done = lab.cli("resume", ours.id, "--follow", *(word for one in changes for word in ("--set", one)))
+    assert done.returncode == 0, done.stdout + done.stderr + lab.all_logs(ours)
     assert losses(ours) == pytest.approx(losses(undisturbed), rel=1e-6)

@@ -91,7 +91,8 @@ def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, pref
     return (
         f"the 8-bit states of {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} were "
         f"saved in {before} and cannot be read in {now}: what a shard has of a row is not a multiple of "
-        f"{BLOCK} elements, so blocks cross rows. Resume in {before} (fsdp has one per rank, ddp and none one)"
+        f"{BLOCK} elements, so blocks cross rows. Resume in {before} (fsdp has one per rank, ddp and none "
+        "one)"
     )
 
 
