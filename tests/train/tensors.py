@@ -51,6 +51,10 @@ JOBS: dict[str, dict[str, Any]] = {
     "parts": {"task": BRAIN, "args": {"parts": 4}, **NORMED},
     "llama of transformers": {"task": HUGGING_FACE, "args": {"path": "llama", "context": 24}},
     "qwen3 of transformers": {"task": HUGGING_FACE, "args": {"path": "qwen3", "context": 24}},
+    "weights of transformers": {
+        "task": HUGGING_FACE,
+        "args": {"path": os.environ.get("WEIGHTS"), "context": 24},
+    },
 }
 CONFIG = {
     "vocab_size": 256,
@@ -71,7 +75,7 @@ def job(name: str, **train: Any) -> Job:
     settings = {"lr": 1e-3, "warmup_steps": 2, "clip_norm": 0.5, "checkpoint_every": None, **train}
     fields = {"name": "tensor", "batch": {"global": BATCH}, "steps": STEPS, "train": settings}
     made = Job.model_validate({**fields, **JOBS[name]})
-    if "path" in made.args:
+    if made.args.get("path") in ("llama", "qwen3"):
         kind = made.args["path"]
         path = Path(sys.argv[1]).parent / f"{kind}-{os.environ.get('RANK', 0)}.json"
         path.write_text(json.dumps({"model_type": kind, **CONFIG}))

@@ -12,6 +12,16 @@ import torch
 from launcher.train.checkpoints.export import export
 from tests.train.runs import measure
 
+CONFIG = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
 LOSS, NORM, MOVED = 3e-7, 1e-6, 3e-5
 """Largest relative differences of a loss, a norm and the sum of all updates in 5 steps. Two ranks of FSDP,
 which only add gradients in another order, differ from one process by up to 1.3e-7, 4e-7 and 1.5e-5."""
@@ -142,6 +152,27 @@ def test_each_recipe_gives_what_it_gives_without_tensor_parallelism(tmp_path: Pa
     )
     for name, (_, loss, norm) in RECIPES.items():
         check(found[name], expected[name], loss, norm)
+
+
+@pytest.mark.slow
+def test_each_rank_reads_its_part_of_weights_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(**CONFIG)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "weights")
+    env, parts = {"WEIGHTS": str(tmp_path / "weights")}, {"loss_chunks": 3}
+
+    def trained(folder: str, ranks: int, mesh: dict[str, Any]) -> dict[str, Any]:
+        model = "weights of transformers"
+        cases = {"whole": (model, mesh), "in parts": (model, {**mesh, **parts})}
+        return run("trained", tmp_path / folder, ranks, cases, env=env)
+
+    expected = trained("alone", 1, ALONE)
+    for folder, ranks, mesh in (("tensor", 2, TENSOR), ("both", 4, BOTH)):
+        found = trained(folder, ranks, mesh)
+        for name in found:
+            check(found[name], expected[name])
+            same, distance = far(tmp_path / "alone", tmp_path / folder, name)
+            assert same and distance < MOVED
 
 
 @pytest.mark.thorough
