@@ -219,6 +219,13 @@ RULES = (
         lambda r, s: {"sharding": "fsdp-keep"},
     ),
     Rule(
+        "tensor-no-adapter",
+        lambda r, s: r.tensor > 1 and s.adapter,
+        "tensor parallelism cuts the layers of the task's plan, but not the matrices that an adapter adds",
+        "launcher.train.tensor_parallel",
+        lambda r, s: {"tensor": 1},
+    ),
+    Rule(
         "hybrid-needs-nodes",
         lambda r, s: r.sharding == "hybrid" and s.nodes == 1,
         "hybrid sharding replicates over nodes and shards within one; there is only one node",

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts
-from launcher.train.initialise import draw_normal, first_row
-from launcher.train.loss import loss_in_place_of_logits
-from launcher.train.optimizers.state import local
+from launcher.train.initialise import draw_normal
+from launcher.train.loss import cross_entropy, loss_in_place_of_logits
+from launcher.train.optimizers.state import local, slices_of
 from launcher.train.outer_units import embedding_and_head
-from launcher.train.task import Split, Task, TaskError
+from launcher.train.rank import SetupError
+from launcher.train.task import ParallelPlan, Split, Task, TaskError
+from launcher.train.tensor_parallel import (
+    HeadsParallel,
+    ReplicatedInCutRegion,
+    VocabularyParallel,
+    matches,
+)
 from launcher.train.tracing.fake_model import no_packed_mask
 
 IGNORED = -100
@@ -30,6 +38,15 @@ TOKENIZER_FILES = (
     *("sentencepiece.bpe.model", "vocab.json", "vocab.txt"),
 )
 "A directory with one of these files has a tokenizer."
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
+    "rowwise_split_input": partial(RowwiseParallel, input_layouts=Replicate()),
+    "embedding_rowwise": VocabularyParallel,
+    "replicated_with_grad_allreduce": ReplicatedInCutRegion,
+}
+"Styles of transformers' plans -> torch's."
 
 
 class CausalLM(Task):
@@ -108,11 +125,8 @@ class CausalLM(Task):
             whole: Any = model.module if isinstance(model, DistributedDataParallel) else model
             with loss_in_place_of_logits(whole.get_output_embeddings(), targets, self.loss_chunks, IGNORED):
                 return model(input_ids=tokens, use_cache=False).logits, weight
-        logits = model(input_ids=tokens, use_cache=False).logits.float()
-        total = functional.cross_entropy(
-            logits.flatten(0, -2), targets.flatten(), reduction="sum", ignore_index=IGNORED
-        )
-        return total, weight
+        logits = model(input_ids=tokens, use_cache=False).logits
+        return cross_entropy(logits.flatten(0, -2), targets.flatten(), IGNORED), weight
 
     @cached_property
     def uses_loss_chunks(self) -> bool:  # type: ignore[override]
@@ -152,6 +166,36 @@ class CausalLM(Task):
     def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
         return embedding_and_head(model, self.blocks(model))
 
+    def parallel_plan(self, model: nn.Module) -> ParallelPlan | None:
+        """Return the plan of `transformers` for this model, in torch's styles. None if it has none.
+
+        The logits stay cut by the vocabulary, unless the output layer has the embedding's weight.
+
+        Raises: SetupError for a style that has no counterpart here, such as those of experts.
+        """
+        asked: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
+        whole: Any = model
+        output = whole.get_output_embeddings()
+        head = next((name for name, module in model.named_modules() if module is output), None)
+        tied = {name for names in self._tied for name in names}
+        plan: ParallelPlan = {}
+        for name, module in model.named_modules():
+            style = next((style for key, style in asked.items() if matches(name, key)), None)
+            if style is None or f"{name}.weight" in tied:
+                continue
+            if name == head:
+                plan[name] = VocabularyParallel()
+            elif style == "colwise" and (head_dim := _head_dim(model, name)):
+                plan[name] = HeadsParallel(module.out_features // head_dim)
+            elif style in STYLES:
+                plan[name] = STYLES[style]()
+            else:
+                raise SetupError(
+                    f"tensor: {name} of {type(model).__name__} has the style {style} in the plan of "
+                    f"transformers; launcher cuts layers with {', '.join(STYLES)} only"
+                )
+        return plan or None
+
     def _remember(self, model: nn.Module) -> None:
         """Store what the meta device and to_empty() lose: ties, buffers, and parameters with values."""
         names: dict[int, list[str]] = {}
@@ -171,12 +215,17 @@ class CausalLM(Task):
     def _begin(self, name: str, parameter: nn.Parameter, seed: int) -> None:
         """Draw matrices with the config's standard deviation; set norms to one and biases to zero."""
         if name in self._values:
-            _copy_rows(self._values[name], parameter)
+            _copy_part(self._values[name], parameter)
         elif parameter.ndim > 1:
             text = self.config.get_text_config()
             draw_normal(parameter, getattr(text, "initializer_range", 0.02), seed, name)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def _head_dim(model: nn.Module, name: str) -> int | None:
+    """Return the width of an attention head if the layer is part of an attention module."""
+    return getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None)
 
 
 class Weights:
@@ -203,7 +252,7 @@ class Weights:
         return str(self.folder)
 
     def fill(self, parameter: nn.Parameter, names: Iterable[str]) -> bool:
-        """Copy this rank's rows from the first of `names` that exists; return False if none does.
+        """Copy this rank's part from the first of `names` that exists; return False if none does.
 
         Raises TaskError for a tensor of another shape.
         """
@@ -214,7 +263,7 @@ class Weights:
                     raise TaskError(
                         f"{self}: {name} is {stored.get_shape()}, but the config has {list(parameter.shape)}"
                     )
-                _copy_rows(stored, parameter)
+                _copy_part(stored, parameter)
                 return True
         return False
 
@@ -230,11 +279,11 @@ class _EmptyOnMeta(TorchFunctionMode):
 
 
 @torch.no_grad()
-def _copy_rows(whole: Any, parameter: torch.Tensor) -> None:
-    """Copy this rank's rows of `whole`. A slice of a safetensors file reads only those rows."""
-    mine, first = local(parameter), first_row(parameter)
+def _copy_part(whole: Any, parameter: torch.Tensor) -> None:
+    """Copy this rank's part of `whole`. A slice of a safetensors file reads only that part."""
+    mine = local(parameter)
     if mine.numel():
-        mine.copy_(whole[first : first + len(mine)])
+        mine.copy_(whole[slices_of(parameter)])
 
 
 def _names(name: str, prefix: str, tied: list[list[str]]) -> Iterator[str]:

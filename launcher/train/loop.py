@@ -59,9 +59,10 @@ from launcher.train.recovery.restart import Restart
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, replicas, used_parameters
+from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, used_parameters
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
+from launcher.train.tensor_parallel import Copies
 from launcher.train.where import Where
 
 MAX_COMPARED_SAMPLES = 8
@@ -96,8 +97,10 @@ class Trainer:
             self.undeclared_coupling = check_coupling(self.task, rank)
             self.model = arranged(model, self.task, rank, budget)
         self.optimizer = build_optimizer(self.model, rank, budget)
-        in_backward = rank.recipe.optimizer_step == "backward"
-        self.in_backward = StepInBackward(self.model, self.optimizer) if in_backward else None
+        self.copies = Copies(self.model)
+        self.in_backward: StepInBackward | None = None
+        if rank.recipe.optimizer_step == "backward":
+            self.in_backward = StepInBackward(self.model, self.optimizer, self.copies, rank.world)
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
         samples = self.data.order.samples
@@ -247,7 +250,10 @@ class Trainer:
             factor = self.rank.mesh.data / total_weight if total_weight else 0.0
             factor /= self.scaler.factor
             with self.budget.host_side() if self.rank.recipe.gradients_leave else contextlib.nullcontext():
-                grad_norm = divide_and_clip(self._all_gradients(), factor, self.rank.job.train.clip_norm)
+                gradients = self._all_gradients()
+                self.copies.average(gradients)
+                grad_norm = divide_and_clip(gradients, factor, self.rank.job.train.clip_norm)
+                del gradients
             self.recovery.wait_before_update()
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
@@ -315,7 +321,7 @@ class Trainer:
                 recovery.must(loss.backward)
             with self.where.during("optimizer"):
                 used = used_parameters(self.model, gradients.__contains__)
-                squared, all_used = self.rank.add_up(gradients.squared / replicas(self.rank), used)
+                squared, all_used = self.rank.add_up(gradients.squared, used)
                 record["grad_norm"] = math.sqrt(squared)
                 if all_used != used * self.rank.world:
                     raise TaskError(DIFFERENT_PARAMETERS)

@@ -15,7 +15,7 @@ from launcher.rundir.layout import RunDir
 from launcher.tasks.gpt import BYTES, PydocGPT
 from launcher.train import Task
 from launcher.train.metrics.flops import Mfu, count_flops
-from tests.train.runs import one_rank
+from tests.train.runs import one_rank, recipe
 
 
 @pytest.mark.parametrize("chunks", [1, 4])
@@ -47,6 +47,9 @@ def test_mfu_is_the_share_of_the_peak_that_a_ranks_model_flops_make(tmp_path: Pa
     assert mfu.of(0.5) is None, "no batch was seen"
     mfu.see(batch, 3)
     assert mfu.of(0.5) == pytest.approx(3 * count_flops(task, batch) / (0.5 * 1e9))
+    shared = Mfu(one_rank(RunDir(tmp_path), recipe=recipe("none", tensor=2)), task, peak=1e9)
+    shared.see(batch, 3)
+    assert shared.of(0.5) == pytest.approx(mfu.of(0.5) / 2), "each of two ranks does half of the products"
 
 
 def test_a_model_that_looks_at_values_has_no_mfu_and_says_so_once(

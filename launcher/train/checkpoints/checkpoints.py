@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -196,7 +196,7 @@ class Checkpoints:
         )
         self._forget_states(never, state["optimizer"]["param_groups"])
         self.scaler.restore(self.before.get("scaler"))
-        self._restore_own(path, step, same_ranks=self.before.get("world") == self.rank.world)
+        self._restore_own(path, step, same_ranks=self._same_ranks(self.before))
         self.saved = step
         return step
 
@@ -282,6 +282,7 @@ class Checkpoints:
         marker = {
             "step": step,
             "world": self.rank.world,
+            "tensor": self.rank.recipe.tensor,
             "torch": str(torch.__version__),
             "scaler": self.scaler.state(),
             **self.made_with,
@@ -376,13 +377,18 @@ class Checkpoints:
         rank = self.rank
         if not rank.apart:
             return CheckpointReader(path)
-        same_ranks = read_marker(path).get("world") == rank.world
+        same_ranks = self._same_ranks(read_marker(path))
         return PartsReader(
             path, rank.host(rank.node), [rank_file_name(rank.number if same_ranks else 0)], rank.hosts
         )
 
+    def _same_ranks(self, marker: Mapping[str, Any]) -> bool:
+        """Return whether each rank had the same samples and the same part of the layers."""
+        saved = marker.get("world"), marker.get("tensor", 1)
+        return saved == (self.rank.world, self.rank.recipe.tensor)
+
     def _restore_own(self, path: Path, step: int, *, same_ranks: bool) -> None:
-        """Restore this rank's own state. If the number of ranks changed, take rank 0's buffers and seed new
+        """Restore this rank's own state. If the mesh of ranks changed, take rank 0's buffers and seed new
         random numbers, the same in every attempt."""
         rank = self.rank
         file = path / rank_file_name(rank.number if same_ranks else 0)
@@ -394,10 +400,11 @@ class Checkpoints:
             raise CheckpointError(f"{path.name} could not be read: {error}") from error
         if not same_ranks:
             rank.say(
-                "the number of ranks changed: dropout draws from a new stream, "
+                "the mesh of ranks changed: dropout draws from a new stream, "
                 "and buffers (such as BatchNorm's statistics) are those of the old rank 0"
             )
-            seed_all(derive_seed("resumed", rank.job.train.seed, step, rank.number))
+            number = rank.number // rank.mesh.tensor  # a tensor-parallel group draws the same numbers
+            seed_all(derive_seed("resumed", rank.job.train.seed, step, number))
 
 
 def _stager(device: torch.device) -> DefaultStager:

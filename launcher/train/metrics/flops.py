@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.planning.hardware import peak_flops
+from launcher.spec.mesh import model_parallel
 from launcher.train.rank import Rank
 from launcher.train.rng import rng_state, set_rng_state
 from launcher.train.task import Task
@@ -72,7 +73,8 @@ class Mfu:
 
     def _count(self) -> int:
         try:
-            return self._of * count_flops(self.task, self._shapes)
+            # The ranks that share a copy of the model see the same batch, and share its FLOPs.
+            return self._of * count_flops(self.task, self._shapes) // model_parallel(self.rank.recipe)
         except Exception as error:  # the user's model may not support the meta device
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self.rank.say(f"no MFU: the model's FLOPs cannot be counted on the meta device ({reason})")

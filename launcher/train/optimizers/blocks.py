@@ -1,8 +1,8 @@
 """The scales of 8-bit states: one fp32 number per block of 256 elements of a rank's shard.
 
-If a row consists of whole blocks, each scale belongs to one row and is sharded with it: any number of ranks
-can read the state. Otherwise blocks cross rows and start at the beginning of the shard: only the same number
-of shards can read them.
+If a shard's row consists of whole blocks, each scale belongs to one row and is sharded with it: any number of
+ranks can read the state. Otherwise blocks cross rows and start at the beginning of the shard: only the same
+shards can read them.
 """
 
 from __future__ import annotations
@@ -14,28 +14,43 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 
 from launcher.spec.optimizers import BLOCK
 from launcher.train.checkpoints.reader import read_metadata
-from launcher.train.optimizers.state import local, rows_sharded_like, sharded_like
-from launcher.train.rank import SetupError
+from launcher.train.optimizers.state import local, sharded_like
 
 
 def scales_sharded_like(p: torch.Tensor) -> torch.Tensor:
     """Return zero scales for the shard of `p`, in the form that a checkpoint saves; `p.ndim` >= 1.
 
-    The shape is `(rows, blocks per row)` if rows are whole blocks, else `(shards, blocks of the largest
-    shard)`.
-
-    Raises: SetupError if the parameter is not sharded by rows.
+    The shape is `(rows, blocks per row)` if the rows of each shard are whole blocks, else `(shards, blocks of
+    the largest shard)`, or with tensor parallelism `(1, shards of each dimension of the mesh, blocks)`: other
+    meshes with as many shards must not read them.
     """
-    row, shards = p.numel() // p.shape[0], _shards(p)
-    if row % BLOCK == 0:
-        return rows_sharded_like(p, (row // BLOCK,), torch.float32)
-    largest = math.ceil(p.shape[0] / shards) * row
-    part = torch.zeros((1, math.ceil(largest / BLOCK)), device=local(p).device)
-    return sharded_like(p, part, (shards, part.shape[1]))
+    row, cuts = p.numel() // p.shape[0], _cuts(p)
+    columns = math.prod(size for size, dim in cuts if dim > 0)
+    if row % (BLOCK * columns) == 0:
+        part = torch.zeros((local(p).shape[0], row // BLOCK // columns), device=local(p).device)
+        return sharded_like(p, part, (p.shape[0], row // BLOCK))
+    rows = p.shape[0]
+    for size, dim in reversed(cuts):  # tensor parallelism cuts first, and FSDP what it has left
+        row, rows = (math.ceil(row / size), rows) if dim > 0 else (row, math.ceil(rows / size))
+    blocks = math.ceil(rows * row / BLOCK)
+    if [dim for _, dim in cuts] in ([], [0]):
+        shards = cuts[0][0] if cuts else 1
+        return sharded_like(p, torch.zeros((1, blocks), device=local(p).device), (shards, blocks))
+    assert isinstance(p, DTensor)
+    shape, placements, at = [1], list[Placement](), 0
+    for size, placement in zip(p.device_mesh.shape, p.placements, strict=True):
+        if placement.is_replicate():
+            placements.append(placement)
+            continue
+        at += 1
+        shape.append(size)
+        placements.append(Shard(at))
+    part = torch.zeros((1,) * len(shape) + (blocks,), device=local(p).device)
+    return sharded_like(p, part, (*shape, blocks), placements)
 
 
 def scales_in_use(scales: torch.Tensor, elements: int) -> torch.Tensor:
@@ -43,13 +58,12 @@ def scales_in_use(scales: torch.Tensor, elements: int) -> torch.Tensor:
     return local(scales).view(-1)[: math.ceil(elements / BLOCK)]
 
 
-def _shards(p: torch.Tensor) -> int:
+def _cuts(p: torch.Tensor) -> list[tuple[int, int]]:
+    """Return (number of parts, dimension of the tensor) for each dimension of the mesh that cuts it."""
     if not isinstance(p, DTensor):
-        return 1
-    cut = [dim for dim, placement in enumerate(p.placements) if not isinstance(placement, Replicate)]
-    if len(cut) > 1 or any(p.placements[dim] != Shard(0) for dim in cut):
-        raise SetupError(f"8-bit states need parameters sharded by rows, not {p.placements}")
-    return p.device_mesh.size(cut[0]) if cut else 1
+        return []
+    cuts = zip(p.device_mesh.shape, p.placements, strict=True)
+    return [(size, getattr(placement, "dim", 0)) for size, placement in cuts if not placement.is_replicate()]
 
 
 def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, prefix: str) -> str | None:
@@ -71,11 +85,19 @@ def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, pref
     differ = [key for key, shape in wanted.items() if key in saved and saved[key] != shape]
     if not differ:
         return None
-    before, now = saved[differ[0]][0], wanted[differ[0]][0]
+    rows = states[differ[0].removeprefix(f"{prefix}.").removesuffix(".absmax1")]["state1"].shape[0]
+    before, now = (_where(shapes[differ[0]], rows) for shapes in (saved, wanted))
     names = [key.removeprefix(f"{prefix}.").removesuffix(".absmax1") for key in differ]
     return (
         f"the 8-bit states of {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} were "
-        f"saved in {before} shards and cannot be read in {now}: their rows are not multiples of {BLOCK} "
-        f"elements, so blocks cross rows. Resume in {before} shards: fsdp and zero1 have one per rank, "
+        f"saved in {before} and cannot be read in {now}: what a shard has of a row is not a multiple of "
+        f"{BLOCK} elements, so blocks cross rows. Resume in {before}: fsdp and zero1 have one per rank, "
         "hybrid has one per rank of a node, ddp and none have one"
     )
+
+
+def _where(shape: torch.Size, rows: int) -> str:
+    """Return in words, from the shape of scales, in which shards their blocks are."""
+    if len(shape) == 2:
+        return "whole rows" if shape[0] == rows else f"{shape[0]} shards"
+    return f"{' x '.join(map(str, shape[1:-1]))} shards"

@@ -177,7 +177,9 @@ class Handover:
     def _reshards(self, differ: list[str]) -> bool:
         """Return whether resharding can handle these differences. The scales of 8-bit states cannot be
         resharded: they belong to the blocks of each shard."""
-        return {*differ} <= {"sharding", "shapes"} and not OPTIMIZERS[self.rank.recipe.optimizer].eight_bit
+        return {*differ} <= {"sharding", "tensor", "shapes"} and not OPTIMIZERS[
+            self.rank.recipe.optimizer
+        ].eight_bit
 
     def _offer(self, found: Found | None) -> dict[str, Any] | None:
         if found is None:
@@ -241,6 +243,7 @@ def layout_of(rank: Rank, model: nn.Module) -> Layout:
     recipe = rank.recipe
     return {
         "ranks": [rank.world, rank.per_node],
+        "tensor": recipe.tensor,
         "sharding": {"fsdp-keep": "fsdp"}.get(recipe.sharding, recipe.sharding),
         "optimizer": saved_as(recipe.optimizer),
         "precision": recipe.precision,

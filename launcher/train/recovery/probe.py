@@ -70,7 +70,7 @@ class Probe:
         self.model, self.task, self.optimizer, self.scaler = model, task, optimizer, scaler
         self.rank, self.where, self.budget, self.undo = rank, where, budget, undo
         self.collectives, self.agreement, self.in_backward = collectives, agreement, in_backward
-        self.off: str | None = None
+        self.off = "with tensor parallelism no rank runs a step alone" if rank.mesh.tensor > 1 else None
         "Why the probe is off; every recipe then counts as fitting."
         self.may_send = False
         "The probe is off because the task calls collectives itself, or may do so."
@@ -92,7 +92,7 @@ class Probe:
             self.undo.take()
             if reason := self.undo.secure(1 / self.rank.per_node):
                 self.off = self.off or reason
-            if self.collectives is not None:
+            if self.collectives is not None and self.off is None:
                 self.collectives.others.collect(self.agreement)
         try:
             yield

@@ -106,6 +106,8 @@ class Recovery:
             return "with optimizer_step: backward, parameters may have changed when memory runs out"
         if self.rank.world == 1 and self.collectives is None:
             return None
+        if self.rank.mesh.tensor > 1:
+            return "with tensor parallelism, the other ranks wait in a collective inside a layer"
         if self.collectives is None:
             return f"sharding: {self.rank.recipe.sharding} cannot be retried after a failure in backward"
         if self.rank.world > 1 and any(isinstance(one, nn.SyncBatchNorm) for one in self.model.modules()):

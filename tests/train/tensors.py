@@ -1,0 +1,285 @@
+"""Run on ranks by test_tensor.py: built-in models, trained alone and on meshes with tensor parallelism."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+from launcher.rundir.layout import RunDir
+from launcher.spec.job import Job
+from launcher.train.budget import Unlimited
+from launcher.train.checkpoints.folder import CheckpointError
+from launcher.train.failure import leave
+from launcher.train.loop import Trainer
+from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
+from launcher.train.task import Task
+from launcher.train.tensor_parallel import parallelize
+from launcher.train.where import Where
+from runs import HERE, recipe
+from saves import bits, different, everywhere
+
+STEPS, BATCH = 5, 8
+LLAMA, BRAIN = "launcher.tasks.llama:LanguageModel", "launcher.tasks.brain:BrainAutoencoder"
+HUGGING_FACE = "launcher.tasks.huggingface:CausalLM"
+NORMED = {"model": {"batch_norm": True}, "batch": {"global": 32}}
+JOBS: dict[str, dict[str, Any]] = {
+    "llama": {"task": LLAMA, "args": {"context": 31}},  # ranks have 16 and 15 tokens of a sequence
+    "tied": {"task": LLAMA, "args": {"context": 16, "model": {"tied": True, "vocabulary": 257}}},
+    "wide": {"task": LLAMA, "args": {"context": 16, "model": {"dim": 512, "hidden": 512, "layers": 1}}},
+    "gpt": {
+        "task": "launcher.tasks.gpt:PydocGPT",
+        "args": {"layers": 2, "dim": 32, "heads": 2, "context": 32},
+    },
+    "dropout": {
+        "task": "launcher.tasks.gpt:PydocGPT",
+        "args": {"layers": 1, "dim": 16, "heads": 2, "context": 8, "dropout": 0.3},
+    },
+    "video": {"task": "launcher.tasks.video:VideoLanguageModel", "args": {"max_frames": 5}},
+    "brain": {"task": BRAIN, **NORMED},
+    "parts": {"task": BRAIN, "args": {"parts": 4}, **NORMED},
+    "llama of transformers": {"task": HUGGING_FACE, "args": {"path": "llama", "context": 24}},
+    "qwen3 of transformers": {"task": HUGGING_FACE, "args": {"path": "qwen3", "context": 24}},
+    "weights of transformers": {
+        "task": HUGGING_FACE,
+        "args": {"path": os.environ.get("WEIGHTS"), "context": 24},
+    },
+}
+CONFIG = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def job(name: str, **train: Any) -> Job:
+    settings = {"lr": 1e-3, "warmup_steps": 2, "clip_norm": 0.5, "checkpoint_every": None, **train}
+    fields = {"name": "tensor", "batch": {"global": BATCH}, "steps": STEPS, "train": settings}
+    made = Job.model_validate({**fields, **JOBS[name]})
+    if made.args.get("path") in ("llama", "qwen3"):
+        kind = made.args["path"]
+        path = Path(sys.argv[1]).parent / f"{kind}-{os.environ.get('RANK', 0)}.json"
+        path.write_text(json.dumps({"model_type": kind, **CONFIG}))
+        made.args["path"] = str(path)
+    return made
+
+
+def trainer(rank: Rank, name: str, folder: Path | None = None, **fields: Any) -> Trainer:
+    """`fields`: of the recipe; `train`: of the job."""
+    asked = job(name, **fields.pop("train", {}))
+    chosen, data = recipe(**fields), rank.world // fields.get("tensor", 1)
+    micro = asked.batch.global_ // data // chosen.grad_accum
+    changes = {"recipe": chosen.model_copy(update={"micro_batch_size": micro}), "job": asked}
+    if folder is not None:
+        changes["run"] = RunDir(folder)
+    return Trainer(Rank(**{**vars(rank), **changes}), Where(), Unlimited())
+
+
+def trained(rank: Rank, out: Path) -> Any:
+    """The loss and norm of each step of each of CASES; and in a file, the whole parameters."""
+    results: dict[str, Any] = {}
+    for label, (name, fields) in json.loads(os.environ["CASES"]).items():
+        made = trainer(rank, name, **fields)
+        first = whole(made)
+        steps = [made.train_step(step) for step in range(1, STEPS + 1)]
+        last = whole(made)
+        if rank.first:
+            torch.save({"first": first, "last": last}, out.parent / f"{label}.pt")
+        results[label] = {
+            "losses": [step.loss for step in steps],
+            "norms": [step.grad_norm for step in steps],
+            "weights": [step.weight for step in steps],
+        }
+        del made
+        gc.collect()
+    return results
+
+
+@torch.no_grad()
+def whole(made: Trainer) -> dict[str, torch.Tensor]:
+    return {name: full(value).clone() for name, value in made.model.state_dict().items()}
+
+
+def full(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def saved(rank: Rank, out: Path) -> Any:
+    """Each of CASES trained for three steps with a checkpoint after the second, and the third step again."""
+    results: dict[str, Any] = {}
+    for label, (name, fields) in json.loads(os.environ["CASES"]).items():
+        folder = out.parent / label
+        made = trainer(rank, name, folder, **fields)
+        for step in (1, 2):
+            made.train_step(step)
+        made.checkpoints.save(2)
+        kept = whole_state(made)
+        if rank.first:
+            torch.save(kept, folder / "whole.pt")
+        loss = made.train_step(3).loss
+        again = trainer(rank, name, folder, **fields)
+        results[label] = {
+            "restored": again.checkpoints.restore(),
+            "losses": [loss, again.train_step(3).loss],
+            "different": everywhere(different(bits(made), bits(again))),
+        }
+    return results
+
+
+def restored(rank: Rank, out: Path) -> Any:
+    """The checkpoints of `saved` in FROM, read on other ranks: what differs from the saved state."""
+    results: dict[str, Any] = {}
+    for label, (name, fields) in json.loads(os.environ["CASES"]).items():
+        folder = Path(os.environ["FROM"]) / label
+        made = trainer(rank, name, folder, **fields)
+        try:
+            made.checkpoints.restore()
+        except CheckpointError as error:
+            results[label] = str(error)
+            continue
+        kept, found = torch.load(folder / "whole.pt"), whole_state(made)
+        results[label] = {"different": different(kept, found), "loss": made.train_step(3).loss}
+    return results
+
+
+def handed(rank: Rank, out: Path) -> Any:
+    """The state of two steps, given under the first recipe of each of CASES and taken under the second."""
+    results: dict[str, Any] = {}
+    for label, (name, given, taken) in json.loads(os.environ["CASES"]).items():
+        folder = out.parent / label
+        made = trainer(rank, name, folder, **given)
+        made.handover.resume()
+        for step in (1, 2):
+            made.train_step(step)
+        made.handover.give()
+        dist.barrier()
+        again = trainer(rank, name, folder, **taken)
+        resumed = again.handover.resume()
+        results[label] = {
+            "resumed": [resumed.step, resumed.source, resumed.skipped],
+            "different": different(whole_state(made), whole_state(again)) if resumed.step else [],
+        }
+    return results
+
+
+@torch.no_grad()
+def whole_state(made: Trainer) -> dict[str, torch.Tensor]:
+    found = whole(made)
+    for name, p in made.model.named_parameters():
+        found |= {f"{name} {key}": full(value).clone() for key, value in made.optimizer.state[p].items()}
+    return found
+
+
+def drifting(rank: Rank, out: Path) -> Any:
+    """What rank 1 has of the whole parameters, if its kernels add the gradients of whole layers otherwise."""
+    results: dict[str, Any] = {}
+    for label, (name, fields) in json.loads(os.environ["CASES"]).items():
+        made = trainer(rank, name, **fields)
+        plain = [p for p in made.model.parameters() if not isinstance(p, DTensor)]
+        for p in plain:
+            p.register_hook(lambda gradient: gradient * (1 + rank.number / 1000))
+        for step in (1, 2):
+            made.train_step(step)
+        sums = everywhere([float(p.detach().double().sum()) for p in plain])
+        results[label] = {"copies": len(plain), "same": sums[0] == sums[1]}
+    return results
+
+
+class Planless(Task):
+    def __init__(self, heads: int = 0) -> None:
+        self.heads = heads
+
+    def model(self) -> nn.Module:
+        return nn.ModuleDict(
+            {"layers": nn.ModuleList(nn.ModuleDict({"up": nn.Linear(4, 8)}) for _ in range(2))}
+        )
+
+    def data(self, split: Any) -> Any:
+        return []
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        raise NotImplementedError
+
+
+class Misnamed(Planless):
+    def parallel_plan(self, model: nn.Module) -> Any:
+        return {"layers.*.upp": ColwiseParallel()}
+
+
+class Cut(Planless):
+    """Dropout after a layer that cuts, and after the one that adds up."""
+
+    def model(self) -> nn.Module:
+        drop = nn.Dropout(0.5)
+        return nn.Sequential(nn.Linear(4, 64), drop, nn.Linear(64, 64), nn.Dropout(0.5))
+
+    def parallel_plan(self, model: nn.Module) -> Any:
+        return {"0": ColwiseParallel(), "2": RowwiseParallel()}
+
+
+def refused(rank: Rank, out: Path) -> Any:
+    """The words of what cannot be done, and where dropout differs between ranks."""
+
+    def words(work: Callable[[], object]) -> str:
+        try:
+            work()
+        except SetupError as error:
+            return str(error)
+        return "not refused"
+
+    mesh = init_device_mesh("cpu", (rank.world,), mesh_dim_names=("tensor",))
+    heads = {"task": LLAMA, "args": {"model": {"heads": 4, "kv_heads": 1}}}
+    JOBS["heads"] = heads
+    found: dict[str, Any] = {
+        "no plan": words(lambda: parallelize(Planless().model(), Planless(), mesh)),
+        "other names": words(lambda: parallelize(Misnamed().model(), Misnamed(), mesh)),
+        "heads": words(lambda: trainer(rank, "heads", sharding="none", tensor=2)),
+        "compile": words(lambda: trainer(rank, "gpt", sharding="none", tensor=2, compile=True)),
+    }
+    torch.manual_seed(0)
+    model, dropped = Cut().model(), {}
+    parallelize(model, Cut(), mesh)
+    for name in ("1", "3"):
+        layer = model.get_submodule(name)
+        layer.register_forward_hook(lambda _, __, y, name=name: dropped.update({name: (y == 0).tolist()}))
+    model(torch.ones(1, 4))
+    masks = everywhere(dropped)
+    found["same masks"] = {name: masks[0][name] == masks[1][name] for name in ("1", "3")}
+    found["same state"] = len({tuple(state) for state in everywhere(torch.get_rng_state().tolist())}) == 1
+    return found
+
+
+MODES = {one.__name__: one for one in (trained, saved, restored, handed, drifting, refused)}
+
+
+def main(out: Path) -> None:
+    rank = this_rank(this_place())
+    join_ranks(rank)
+    results = MODES[os.environ["MODE"]](rank, out)
+    if rank.first:
+        out.write_text(json.dumps(results))
+    leave(0)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    main(Path(sys.argv[1]))
