@@ -32,7 +32,7 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     if not plan.layout.gpus_per_node or not (job.task is not None or declared):
         return plan
     from launcher.api.sources import source_of, traces_dir
-    from launcher.planning.decide import Decider
+    from launcher.planning.decide import Decider, NotEstimatedError
 
     workdir = (job_file.parent / job.workdir).resolve()
     source = source_of(job, workdir, traces_dir(), "cuda", _nothing_more)
@@ -40,6 +40,8 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
         return Decider(job, cluster, source, ledger).decide(job.plan.vary).plan
     except NotPlannedError:
         warning = ASK
+    except NotEstimatedError as error:
+        warning = f"the recipe is not chosen by memory: {error.problems[0].message}"
     except PlanRefusedError as error:
         if cluster.rents:  # renting a GPU that is too small costs money
             raise

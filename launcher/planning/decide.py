@@ -50,6 +50,19 @@ class Decision(Value):
         return self.plan.parameters
 
 
+class NotEstimatedError(PlanRefusedError):
+    """The memory of the job's recipe cannot be estimated."""
+
+
+def not_estimated(recipe: Recipe) -> Problem | None:
+    """Return why the memory of a recipe cannot be estimated, or None if it can."""
+    for name in ("tensor", "pipeline"):
+        if getattr(recipe, name) > 1:
+            message = f"{name} parallelism is not estimated: no plan can tell whether it fits"
+            return Problem("job", f"recipe.{name}", message)
+    return None
+
+
 class Decider:
     """Plans one job on one cluster. `ledger`: the folder with measurements of earlier runs."""
 
@@ -67,6 +80,8 @@ class Decider:
         plan = make_plan(job, cluster)
         if job.task is not None and plan.recipe.loss_chunks > 1 and not about.loss_chunks:
             raise PlanRefusedError([Problem("job", "recipe.loss_chunks", WHOLE_LOSS)])
+        if (unknown := not_estimated(plan.recipe)) is not None:
+            raise NotEstimatedError([unknown])
         self.layout = plan.layout
         on_gpu = self.layout.gpus_per_node > 0
         self._known = known_of(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
