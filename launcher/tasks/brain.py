@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn import functional
 
 from launcher.tasks.brain_data import DigitsAsFilm, Recordings
 from launcher.train.initialise import fan_in, initialise_parameters
-from launcher.train.task import Split, Task, TaskError
+from launcher.train.task import ParallelPlan, Split, Task, TaskError
+from launcher.train.tensor_parallel import cut_like, whole
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -88,11 +90,24 @@ class BrainAutoencoder(Task):
             return DigitsAsFilm(split, *sizes)
         return Recordings(self.folder, split, self.held_out, *sizes)
 
+    def parallel_plan(self, model: nn.Module) -> ParallelPlan:
+        """Return how ranks share the layers: each has some outputs of each matrix, and some voxels.
+
+        What travels are the inputs and outputs of the layers, megabytes, and never a matrix. Each rank has
+        the whole convolutions, and BatchNorm over all channels.
+        """
+        return {
+            "layers.*.rows.*": ColwiseParallel(use_local_output=False),
+            "voxels.0": ColwiseParallel(use_local_output=False),
+        }
+
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the squared error, averaged over voxels and summed over samples, and the sample count."""
         video, audio, text, fmri = batch
-        error = functional.mse_loss(model(video, audio, text).float(), fmri.float(), reduction="none")
-        return error.mean(dim=1).sum(), len(fmri)
+        prediction = model(video, audio, text).float()
+        # With tensor parallelism each rank predicts some of the voxels.
+        error = functional.mse_loss(prediction, cut_like(fmri.float(), prediction), reduction="none")
+        return whole((error.sum(dim=1) / fmri.shape[1]).sum()), len(fmri)
 
 
 class Autoencoder(nn.Module):
@@ -149,7 +164,7 @@ class Dense(nn.Module):
         self.norm = nn.BatchNorm1d(outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.relu(self.norm(torch.cat([rows(x) for rows in self.rows], dim=1)))
+        return functional.relu(self.norm(torch.cat([whole(rows(x)) for rows in self.rows], dim=1)))
 
 
 def _pairs(*widths: int) -> list[tuple[int, int]]:

@@ -8,12 +8,15 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
 
 from launcher.tasks.windows import check_counts
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.outer_units import embedding_and_head
-from launcher.train.task import Split, Task
+from launcher.train.task import ParallelPlan, Split, Task
+from launcher.train.tensor_parallel import VocabularyParallel, whole
 
 BYTES = 256
 HELD_OUT = 0.1
@@ -50,6 +53,19 @@ class PydocGPT(Task):
     def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
         return embedding_and_head(model, self.blocks(model))
 
+    def parallel_plan(self, model: nn.Module) -> ParallelPlan:
+        """Return how ranks share the layers. The rows of `qkv` are not in the order of the heads, so its
+        result is gathered, and each rank mixes all heads."""
+        gathered = Replicate()
+        return {
+            "tokens": RowwiseParallel(input_layouts=gathered, use_local_output=False),
+            "blocks.*.qkv": ColwiseParallel(output_layouts=gathered),
+            "blocks.*.out": RowwiseParallel(input_layouts=gathered),
+            "blocks.*.mlp.0": ColwiseParallel(),
+            "blocks.*.mlp.2": RowwiseParallel(),
+            "head": VocabularyParallel(),
+        }
+
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total, weight = model(batch[:, :-1], batch[:, 1:], self.loss_chunks)
         return total, weight
@@ -84,7 +100,7 @@ class GPT(nn.Module):
 
         The loss is computed here because FSDP gathers the head's weight only during this call.
         """
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = whole(self.tokens(tokens)) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return chunked_cross_entropy(self.norm(x), self.head, targets, loss_chunks)

@@ -11,15 +11,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts
-from launcher.train.initialise import draw_normal, first_row
-from launcher.train.loss import loss_in_place_of_logits
-from launcher.train.optimizers.state import local
+from launcher.train.initialise import draw_normal
+from launcher.train.loss import cross_entropy, loss_in_place_of_logits
+from launcher.train.optimizers.state import local, slices_of
 from launcher.train.outer_units import embedding_and_head
 from launcher.train.task import Split, Task, TaskError
 from launcher.train.tracing.fake_model import no_packed_mask
@@ -108,11 +107,8 @@ class CausalLM(Task):
             whole: Any = model.module if isinstance(model, DistributedDataParallel) else model
             with loss_in_place_of_logits(whole.get_output_embeddings(), targets, self.loss_chunks, IGNORED):
                 return model(input_ids=tokens, use_cache=False).logits, weight
-        logits = model(input_ids=tokens, use_cache=False).logits.float()
-        total = functional.cross_entropy(
-            logits.flatten(0, -2), targets.flatten(), reduction="sum", ignore_index=IGNORED
-        )
-        return total, weight
+        logits = model(input_ids=tokens, use_cache=False).logits
+        return cross_entropy(logits.flatten(0, -2), targets.flatten(), IGNORED), weight
 
     @cached_property
     def uses_loss_chunks(self) -> bool:  # type: ignore[override]
@@ -171,7 +167,7 @@ class CausalLM(Task):
     def _begin(self, name: str, parameter: nn.Parameter, seed: int) -> None:
         """Draw matrices with the config's standard deviation; set norms to one and biases to zero."""
         if name in self._values:
-            _copy_rows(self._values[name], parameter)
+            _copy_part(self._values[name], parameter)
         elif parameter.ndim > 1:
             text = self.config.get_text_config()
             draw_normal(parameter, getattr(text, "initializer_range", 0.02), seed, name)
@@ -203,7 +199,7 @@ class Weights:
         return str(self.folder)
 
     def fill(self, parameter: nn.Parameter, names: Iterable[str]) -> bool:
-        """Copy this rank's rows from the first of `names` that exists; return False if none does.
+        """Copy this rank's part from the first of `names` that exists; return False if none does.
 
         Raises TaskError for a tensor of another shape.
         """
@@ -214,7 +210,7 @@ class Weights:
                     raise TaskError(
                         f"{self}: {name} is {stored.get_shape()}, but the config has {list(parameter.shape)}"
                     )
-                _copy_rows(stored, parameter)
+                _copy_part(stored, parameter)
                 return True
         return False
 
@@ -230,11 +226,11 @@ class _EmptyOnMeta(TorchFunctionMode):
 
 
 @torch.no_grad()
-def _copy_rows(whole: Any, parameter: torch.Tensor) -> None:
-    """Copy this rank's rows of `whole`. A slice of a safetensors file reads only those rows."""
-    mine, first = local(parameter), first_row(parameter)
+def _copy_part(whole: Any, parameter: torch.Tensor) -> None:
+    """Copy this rank's part of `whole`. A slice of a safetensors file reads only that part."""
+    mine = local(parameter)
     if mine.numel():
-        mine.copy_(whole[first : first + len(mine)])
+        mine.copy_(whole[slices_of(parameter)])
 
 
 def _names(name: str, prefix: str, tied: list[list[str]]) -> Iterator[str]:

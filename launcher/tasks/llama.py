@@ -10,6 +10,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
 from torch.nn import functional
 
 from launcher.tasks.text import Text
@@ -17,7 +25,8 @@ from launcher.tasks.windows import Windows, check_counts
 from launcher.train.initialise import initialise_parameters
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.outer_units import embedding_and_head
-from launcher.train.task import Split, Task, TaskError
+from launcher.train.task import ParallelPlan, Split, Task, TaskError
+from launcher.train.tensor_parallel import HeadsParallel, VocabularyParallel, linear
 
 STD = 0.02
 "Standard deviation of the initial weights, as in GPT-2 and Llama's `initializer_range`."
@@ -96,6 +105,9 @@ class LanguageModel(Task):
     def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
         return embedding_and_head(model, self.blocks(model))
 
+    def parallel_plan(self, model: nn.Module) -> ParallelPlan:
+        return parallel_plan(self.shape)
+
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total, weight = model(batch[:, :-1], batch[:, 1:], self.loss_chunks)
         return total, weight
@@ -125,6 +137,44 @@ def llama_std(name: str, _: torch.Tensor, layers: int) -> float:
     return STD / math.sqrt(2 * layers) if name.endswith(("out.weight", "down.weight")) else STD
 
 
+def parallel_plan(shape: Shape, prefix: str = "") -> ParallelPlan:
+    """Return how ranks share a Llama whose modules' names begin with `prefix`.
+
+    Between the layers that are cut, each rank has a part of the sequence (sequence parallelism, arXiv
+    2205.05198), so norms and sums are not computed twice. Embedding and head are cut by the vocabulary.
+    """
+    sequence, whole = Shard(1), Replicate()
+    to_layers = PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(whole,))
+    to_sequence = RowwiseParallel(output_layouts=sequence, use_local_output=False)
+    plan: ParallelPlan = {
+        "tokens": RowwiseParallel(input_layouts=whole, output_layouts=sequence, use_local_output=False),
+        "decoder": PrepareModuleInputOutput(
+            input_layouts=(whole,),
+            desired_input_layouts=(sequence,),
+            output_layouts=(sequence,),
+            desired_output_layouts=(whole,),
+        ),
+        "decoder.norm": SequenceParallel(),
+    }
+    block: ParallelPlan = {
+        "attention_norm": SequenceParallel(),
+        "attention": to_layers,
+        "attention.query": HeadsParallel(shape.heads),
+        "attention.key": HeadsParallel(shape.kv_heads),
+        "attention.value": HeadsParallel(shape.kv_heads),
+        "attention.out": to_sequence,
+        "feed_forward_norm": SequenceParallel(),
+        "feed_forward": to_layers,
+        "feed_forward.gate": ColwiseParallel(),
+        "feed_forward.up": ColwiseParallel(),
+        "feed_forward.down": to_sequence,
+    }
+    plan |= {f"decoder.blocks.*.{name}": style for name, style in block.items()}
+    if not shape.tied:
+        plan["head"] = VocabularyParallel()
+    return {f"{prefix}{name}": style for name, style in plan.items()}
+
+
 class Llama(nn.Module):
     """Token ids and next tokens, each (batch, length) -> sum of the losses and their number."""
 
@@ -146,7 +196,7 @@ class Llama(nn.Module):
         """Return sum and weight of the loss. Call it in `forward`, where FSDP has gathered the weights."""
         if self.head is not None:
             return chunked_cross_entropy(hidden, self.head, targets, chunks)
-        head = partial(functional.linear, weight=self.tokens.weight)
+        head = partial(linear, weight=self.tokens.weight)
         return chunked_cross_entropy(hidden, head, targets, chunks)
 
 
@@ -180,7 +230,7 @@ class Block(nn.Module):
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.rope_base = shape.heads, shape.kv_heads, shape.rope_base
+        self.groups, self.rope_base = shape.heads != shape.kv_heads, shape.rope_base
         self.head_dim = shape.dim // shape.heads
         kv = shape.kv_heads * self.head_dim
         self.query = nn.Linear(shape.dim, shape.dim, bias=False)
@@ -189,19 +239,19 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.dim, shape.dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
         # Compute the table in each layer: a buffer could be cast to bf16 or lost on the meta device, and
         # FSDP's mixed precision would cast an argument. The table is small compared with x.
-        cos, sin = rotary_table(length, self.head_dim, self.rope_base, x.device)
-        q = rotated(self.query(x).view(batch, length, self.heads, self.head_dim), cos, sin)
-        k = rotated(self.key(x).view(batch, length, self.kv_heads, self.head_dim), cos, sin)
-        v = self.value(x).view(batch, length, self.kv_heads, self.head_dim)
+        cos, sin = rotary_table(x.shape[1], self.head_dim, self.rope_base, x.device)
+        # With tensor parallelism each rank has some of the heads.
+        q = rotated(self.query(x).unflatten(-1, (-1, self.head_dim)), cos, sin)
+        k = rotated(self.key(x).unflatten(-1, (-1, self.head_dim)), cos, sin)
+        v = self.value(x).unflatten(-1, (-1, self.head_dim))
         mixed = functional.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
             is_causal=True,
-            enable_gqa=self.kv_heads != self.heads,
+            enable_gqa=self.groups,
         )
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 

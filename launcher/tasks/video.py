@@ -17,7 +17,8 @@ from launcher.tasks.vision import VisionEncoder, VisionShape
 from launcher.tasks.windows import check_counts
 from launcher.train.initialise import fan_in, initialise_parameters
 from launcher.train.outer_units import embedding_and_head
-from launcher.train.task import Split, Task, TaskError
+from launcher.train.task import ParallelPlan, Split, Task, TaskError
+from launcher.train.tensor_parallel import whole
 
 IGNORED = -100
 
@@ -91,6 +92,10 @@ class VideoLanguageModel(Task):
     def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
         return embedding_and_head(model, self.blocks(model))
 
+    def parallel_plan(self, model: nn.Module) -> ParallelPlan:
+        """Return how ranks share the language model. Each has the whole vision encoder, which is small."""
+        return llama.parallel_plan(self.shape.language, "language.")
+
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         total, weight = model(batch["frames"], batch["tokens"], batch["targets"], self.loss_chunks)
         return total, weight
@@ -131,6 +136,6 @@ class VideoLanguage(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         pictures = frames.flatten(0, 1).to(self.vision.positions.dtype) / 255
         seen = self.projector(self.vision(pictures)).unflatten(0, frames.shape[:2]).flatten(1, 2)
-        words = self.language.tokens(tokens)
+        words = whole(self.language.tokens(tokens))
         hidden = self.language.decoder(torch.cat((seen.to(words.dtype), words), dim=1))
         return self.language.loss(hidden[:, seen.shape[1] :], targets, loss_chunks)

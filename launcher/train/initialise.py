@@ -7,11 +7,9 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from launcher.train.optimizers.state import local
-from launcher.train.rank import SetupError
+from launcher.train.optimizers.state import local, offset_of
 from launcher.train.seeds import derive_seed
 
 GROUP = 2**18
@@ -26,15 +24,17 @@ def draw_normal(parameter: torch.Tensor, std: float, seed: int, name: str) -> No
     """Fill `parameter` from a normal distribution of mean 0.
 
     Its rows are divided into groups. Each group has its own generator, seeded with `seed`, `name` and the
-    group's number, so the values do not depend on where a shard begins. Values on a GPU differ from those on
-    the CPU. Raises SetupError for a parameter that is not sharded by rows.
+    group's number, so the values do not depend on where a shard begins. A rank that holds some columns of a
+    matrix draws whole rows. Values on a GPU differ from those on the CPU.
     """
-    mine, first = local(parameter), first_row(parameter)
+    mine, (first, *columns) = local(parameter), offset_of(parameter)[1] or (0,)
     if mine.numel() == 0:
         return
     rows = parameter.shape[0] if parameter.ndim else 1
     row = parameter.numel() // rows
-    mine = mine.view(-1, row)
+    if parameter.ndim != 2:
+        mine, columns = mine.view(-1, row), [0]
+    part = slice(columns[0], columns[0] + mine.shape[1])
     size = max(1, GROUP // row)
     generator = torch.Generator(mine.device)
     for group in range(first // size, math.ceil((first + len(mine)) / size)):
@@ -43,20 +43,7 @@ def draw_normal(parameter: torch.Tensor, std: float, seed: int, name: str) -> No
         stop = min(start + size, rows)
         drawn = torch.randn((stop - start, row), generator=generator, device=mine.device, dtype=torch.float32)
         begin, end = max(start, first), min(stop, first + len(mine))
-        mine[begin - first : end - first] = drawn[begin - start : end - start] * std
-
-
-def first_row(tensor: torch.Tensor) -> int:
-    """Return the global index of the first row that this rank holds. Raises SetupError."""
-    if not isinstance(tensor, DTensor):
-        return 0
-    for dim, placement in enumerate(tensor.placements):
-        if isinstance(placement, Shard):
-            if placement.dim != 0:
-                raise SetupError(f"a parameter of shape {tuple(tensor.shape)} is sharded by columns")
-            largest = math.ceil(tensor.shape[0] / tensor.device_mesh.size(dim))
-            return min(tensor.device_mesh.get_local_rank(dim) * largest, tensor.shape[0])
-    return 0
+        mine[begin - first : end - first] = drawn[begin - start : end - start, part] * std
 
 
 def fan_in(_: str, parameter: torch.Tensor) -> float:

@@ -59,7 +59,7 @@ from launcher.train.recovery.restart import Restart
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, replicas, used_parameters
+from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, used_parameters
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
 from launcher.train.where import Where
@@ -97,7 +97,7 @@ class Trainer:
             self.model = arranged(model, self.task, rank, budget)
         self.optimizer = build_optimizer(self.model, rank, budget)
         in_backward = rank.recipe.optimizer_step == "backward"
-        self.in_backward = StepInBackward(self.model, self.optimizer) if in_backward else None
+        self.in_backward = StepInBackward(self.model, self.optimizer, rank.world) if in_backward else None
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
         samples = self.data.order.samples
@@ -309,7 +309,7 @@ class Trainer:
                 recovery.must(loss.backward)
             with self.where.during("optimizer"):
                 used = used_parameters(self.model, gradients.__contains__)
-                squared, all_used = self.rank.add_up(gradients.squared / replicas(self.rank), used)
+                squared, all_used = self.rank.add_up(gradients.squared, used)
                 record["grad_norm"] = math.sqrt(squared)
                 if all_used != used * self.rank.world:
                     raise TaskError(DIFFERENT_PARAMETERS)

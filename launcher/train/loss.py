@@ -8,8 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from launcher.train import vocabulary_parallel
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -75,5 +78,14 @@ def _in_parts(
 
 
 def _sum_of(head: Head, hidden: torch.Tensor, targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    logits = head(hidden).float()
-    return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=ignore_index)
+    return cross_entropy(head(hidden), targets, ignore_index)
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    """Return the sum of the cross-entropies in fp32, also of logits that VocabularyParallel has cut.
+
+    `logits` is (n, vocabulary), `targets` (n,).
+    """
+    if isinstance(logits, DTensor):
+        return vocabulary_parallel.cross_entropy(logits, targets, ignore_index)
+    return functional.cross_entropy(logits.float(), targets, reduction="sum", ignore_index=ignore_index)

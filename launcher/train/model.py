@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.activations import apply_activations
 from launcher.train.adapter import initialise_adapter, initialise_with_adapter, with_adapter
 from launcher.train.budget import Budget
@@ -18,10 +18,12 @@ from launcher.train.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
 from launcher.train.mesh import Meshes, meshes
 from launcher.train.offload import count_no_gradients
+from launcher.train.outer_units import check_outer_units
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
 from launcher.train.sharding import reshard_units, shard
 from launcher.train.task import Task, TaskError
+from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize
 
 
 def new_model(task: Task, recipe: Recipe, *, on_meta: bool = False) -> nn.Module:
@@ -51,7 +53,14 @@ def arranged(
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
         to_float8(model, task.blocks(model), device)
+    mesh = mesh or meshes(rank)
     blocks = list(dict.fromkeys(task.blocks(model)))  # a model may use a block several times
+    outer = list(task.outer_units(model))
+    if recipe.sharding in SHARDED:
+        check_outer_units(model, blocks, outer)
+    if mesh.tensor is not None:
+        # First of all: the hooks of cut layers then belong to what is recomputed and gathered.
+        parallelize(model, task, mesh.tensor)
     apply_activations(blocks, recipe, device)
     apply_compile(blocks, recipe, device, budget, compiled)
     on_meta = any(p.is_meta for p in model.parameters())
@@ -61,7 +70,11 @@ def arranged(
     # On a CPU that stands in for a GPU, FSDP's shards and their gradients count as host memory.
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():
-        model = shard(model, blocks, task.outer_units(model), rank, fill, mesh or meshes(rank)).train()
+        model = shard(model, blocks, outer, rank, fill, mesh).train()
+    if mesh.tensor is not None:
+        check_parts(model)
+        if recipe.sharding not in SHARDED:
+            add_up_gradients(model)
     budget.track(list(model.buffers() if on_host else (*model.parameters(), *model.buffers())))
     if on_host:
         count_no_gradients(model, budget)

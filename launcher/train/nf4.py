@@ -16,9 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from launcher.train.initialise import first_row
 from launcher.train.optimizers.local_shards import bitsandbytes
-from launcher.train.optimizers.state import local
+from launcher.train.optimizers.state import local, slices_of
 
 BLOCK = 64
 "Weights that share a scale: bitsandbytes' default."
@@ -115,8 +114,7 @@ class NF4Linear(nn.Linear):
     @torch.no_grad()
     def fill(self, weight: torch.Tensor) -> None:
         """Pack `weight`, the whole one, and copy this rank's part."""
-        mine, first = local(self.weight), first_row(self.weight)
-        mine.copy_(self.packing.pack(weight)[first : first + len(mine)])
+        local(self.weight).copy_(self.packing.pack(weight)[slices_of(self.weight)])
 
 
 class _Product(torch.autograd.Function):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from launcher.spec.job import Training
+from launcher.train.optimizers.state import local, parts
 
 FLOOR = 0.1  # the last step's learning rate, as a part of the peak
 
@@ -34,11 +37,32 @@ def divide_and_clip(gradients: list[torch.Tensor], factor: float, clip_norm: flo
     Returns the norm of the whole gradient before clipping, over all shards of all ranks: it does not depend
     on the sharding.
     """
-    norm = torch.nn.utils.get_total_norm(gradients)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    norm_after = float(norm) * factor
+    norm_after = _total_norm(gradients) * factor
     if clip_norm is not None and norm_after > clip_norm:
         factor *= clip_norm / norm_after
-    torch._foreach_mul_(gradients, factor)
+    torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
     return norm_after
+
+
+@torch.no_grad()
+def _total_norm(gradients: Sequence[torch.Tensor]) -> float:
+    cuts = {(g.device_mesh, g.placements) if isinstance(g, DTensor) else None for g in gradients}
+    if len(cuts) < 2:
+        norm = torch.nn.utils.get_total_norm(gradients)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    # Tensor parallelism cuts parameters in several ways. After one sum, each rank has the same bits.
+    norms = torch._foreach_norm([local(gradient).float() for gradient in gradients])
+    squared = share_of_square(dict(zip(gradients, norms, strict=True)), dist.get_world_size())
+    dist.all_reduce(squared)
+    return math.sqrt(squared)
+
+
+def share_of_square(norms: Mapping[torch.Tensor, torch.Tensor], ranks: int) -> torch.Tensor:
+    """Return this rank's share of the squared norm of a gradient, in fp64: those of `ranks` ranks add up to
+    the whole. Ranks that hold the same part divide it.
+
+    `norms`: a parameter, or its gradient -> the norm of this rank's part of the gradient. At least one.
+    """
+    square = torch.stack([*norms.values()]).double().square()
+    shares = torch.tensor([parts(tensor) / ranks for tensor in norms], dtype=square.dtype)
+    return (square * shares.to(square.device)).sum()

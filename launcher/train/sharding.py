@@ -17,7 +17,6 @@ from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.activations import outermost
 from launcher.train.mesh import Meshes
 from launcher.train.optimizers.state import local
-from launcher.train.outer_units import check_outer_units
 from launcher.train.precision import mixed_precision
 from launcher.train.rank import Rank, SetupError
 
@@ -87,7 +86,6 @@ def fully_sharded(
     Only shards are moved to the GPU, never the whole model. Raises SetupError.
     """
     check_shardable(model)
-    check_outer_units(model, blocks, outer)
     shared, keep = shared_with_root(model, blocks), rank.recipe.sharding == "fsdp-keep"
     apply = partial(
         fully_shard,
@@ -143,13 +141,6 @@ def used_parameters(model: nn.Module, used: Callable[[nn.Parameter], bool]) -> i
     if not isinstance(model, FSDPModule):
         return 0
     return hash(tuple(map(used, model.parameters()))) % 2**40
-
-
-def replicas(rank: Rank) -> int:
-    """Return the number of ranks that hold the same shard: more than one with `hybrid` sharding."""
-    if rank.recipe.sharding != "hybrid":
-        return 1
-    return rank.mesh.data * rank.mesh.tensor // rank.per_node
 
 
 def check_shardable(model: nn.Module) -> None:

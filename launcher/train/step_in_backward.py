@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from launcher.train.optimizer import share_of_square
 from launcher.train.optimizers.state import local, make_states, step_alone
 from launcher.train.task import TaskError
 
@@ -29,9 +30,9 @@ class StepInBackward:
     of a unit, so a unit that the model uses twice is refused: its first gradient is only a part.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: int) -> None:
         make_states(optimizer)
-        self.optimizer = optimizer
+        self.optimizer, self._ranks = optimizer, ranks
         self._names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
         self._used = set[torch.Tensor]()
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}
@@ -43,7 +44,7 @@ class StepInBackward:
     @contextmanager
     def updating(self, factor: float) -> Iterator[Norms]:
         """Multiply each gradient by `factor` and update its parameter, in the backward pass of this block."""
-        norms = Norms()
+        norms = Norms(self._ranks)
 
         def update(group: dict[str, Any], p: torch.Tensor) -> None:
             assert p.grad is not None
@@ -87,9 +88,10 @@ class StepInBackward:
 
 
 class Norms:
-    """The gradients of one backward pass on this rank, after they are gone."""
+    """The gradients of one backward pass on this rank, after they are gone. `ranks`: of the whole job."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
         self._norms: dict[torch.Tensor, torch.Tensor] = {}
 
     def add(self, p: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -101,8 +103,8 @@ class Norms:
 
     @property
     def squared(self) -> torch.Tensor | float:
-        """The squared norm of this rank's part of the gradient."""
+        """This rank's share of the squared norm: those of all ranks add up to that of the whole gradient."""
         if not self._norms:
             return 0.0
         # On a GPU, the norms are from the stream of the reduction, for which FSDP waits at the pass's end.
-        return torch.stack([*self._norms.values()]).double().square().sum()
+        return share_of_square(self._norms, self._ranks)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
 from torch.utils.data import default_collate
 
 from launcher.spec.adapter import Adapter
@@ -20,6 +21,7 @@ from launcher.spec.errors import LauncherError
 from launcher.train import logged
 
 Split = Literal["train", "eval"]
+ParallelPlan = dict[str, ParallelStyle]
 
 
 class TaskError(LauncherError):
@@ -147,6 +149,16 @@ class Task(ABC):
         the blocks together.
         """
         return []
+
+    def parallel_plan(self, model: nn.Module) -> ParallelPlan | None:
+        """Return how `tensor` ranks share the layers: {name of a module, with * for a part: style}.
+
+        The styles are those of torch.distributed.tensor.parallel and of launcher.train.tensor_parallel.
+        Layers that are not named stay whole, and each rank of a group computes them. A layer that computes
+        on what a rank has of a cut layer must not assume its width. None means that there is no plan, and a
+        recipe with `tensor` above 1 is refused.
+        """
+        return None
 
 
 def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:

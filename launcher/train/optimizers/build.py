@@ -19,7 +19,7 @@ from launcher.train.mesh import meshes
 from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
 from launcher.train.optimizers.proxies import Groups, Make
 from launcher.train.optimizers.sharded_states import ShardedStates
-from launcher.train.optimizers.state import local
+from launcher.train.optimizers.state import local, step_mesh_by_mesh
 from launcher.train.rank import Rank, SetupError
 
 
@@ -45,6 +45,8 @@ def _placed(
     make = builder(recipe.optimizer, training.lr)
     if recipe.offload in ("none", "cpu"):
         made = make(groups, wide)
+        if recipe.tensor > 1:
+            step_mesh_by_mesh(made)
         if recipe.offload == "cpu":  # the step creates the states
             made.step = budget.host_side()(made.step)  # type: ignore[method-assign]
         return made

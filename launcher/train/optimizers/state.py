@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from launcher.train.checkpoints.reader import read_metadata
 from launcher.train.optimizers.proxies import ProxyOptimizer
@@ -20,6 +23,28 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     Call this before each use: FSDP2 may replace a parameter's storage.
     """
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def offset_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and offset of this rank's part in the whole tensor. A replica is the whole tensor."""
+    if not isinstance(tensor, DTensor):
+        return tuple(tensor.shape), (0,) * tensor.ndim
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(shape), tuple(offset)
+
+
+def parts(tensor: torch.Tensor) -> int:
+    """Return the number of parts in which ranks hold the tensor. Further ranks hold copies of a part."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in sizes if not placement.is_replicate())
+
+
+def slices_of(tensor: torch.Tensor) -> tuple[slice, ...]:
+    """Return the slices of the whole tensor that this rank has."""
+    shape, offset = offset_of(tensor)
+    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def sharded_like(p: torch.Tensor, part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -80,6 +105,31 @@ def step_alone(optimizer: torch.optim.Optimizer, group: dict[str, Any], p: torch
         optimizer.step()
     finally:
         optimizer.param_groups = groups
+
+
+def step_mesh_by_mesh(optimizer: torch.optim.Optimizer) -> None:
+    """Make `step` update the parameters of one mesh after the other. With tensor parallelism there are
+    several: parameters that are cut, others that are only sharded or whole. torch's kernels take one."""
+    step, lists = optimizer.step, optimizer.param_groups
+    meshes = list(dict.fromkeys(_mesh_of(p) for group in lists for p in group["params"]))
+
+    def by_mesh(closure: Any = None) -> None:
+        groups = optimizer.param_groups
+        try:
+            for mesh in meshes:
+                optimizer.param_groups = [
+                    {**group, "params": [p for p in group["params"] if _mesh_of(p) == mesh]}
+                    for group in groups
+                ]
+                step()
+        finally:
+            optimizer.param_groups = groups
+
+    optimizer.step = by_mesh  # type: ignore[method-assign, assignment]
+
+
+def _mesh_of(p: torch.Tensor) -> DeviceMesh | None:
+    return p.device_mesh if isinstance(p, DTensor) else None
 
 
 @torch.no_grad()

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from launcher.train.optimizers.state import local
+from launcher.train.optimizers.state import local, offset_of
 
 Place = tuple[tuple[int, ...], tuple[int, ...]]
 "Shape of the whole tensor, and the offset of a part in it."
@@ -18,11 +16,7 @@ Place = tuple[tuple[int, ...], tuple[int, ...]]
 
 def place_of(tensor: torch.Tensor) -> Place:
     """Return the place of this rank's part. A replica is the whole tensor."""
-    whole = tuple(tensor.shape)
-    if not isinstance(tensor, DTensor):
-        return whole, (0,) * len(whole)
-    _, offset = compute_local_shape_and_global_offset(whole, tensor.device_mesh, tensor.placements)
-    return whole, tuple(offset)
+    return tuple(tensor.shape), offset_of(tensor)[1]
 
 
 class Parts:

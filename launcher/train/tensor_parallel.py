@@ -1,0 +1,209 @@
+"""Tensor parallelism: several ranks compute each layer together, on the same samples.
+
+A task's `parallel_plan` says how layers are cut, in torch's own styles. Here are the styles that torch lacks,
+and what a model or a loss needs to work with values that are cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatch
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
+from torch.nn import functional
+
+from launcher.train.optimizers.state import local, offset_of
+from launcher.train.rank import SetupError
+from launcher.train.task import Task
+
+SHOWN = 12
+"Number of layers that a message names."
+
+
+class HeadsParallel(ColwiseParallel):
+    """ColwiseParallel for a projection to attention heads: each rank gets whole heads. The model must find
+    the number of its heads from the width of what it gets: `.unflatten(-1, (-1, head_dim))`.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        """Raises SetupError if the ranks would not have equally many heads."""
+        if self.heads % device_mesh.size():
+            raise SetupError(
+                f"tensor: {device_mesh.size()}: the model has a projection to {self.heads} attention heads "
+                f"(of queries, or of keys and values), which {device_mesh.size()} ranks cannot share "
+                f"equally: set tensor to a divisor of {self.heads}"
+            )
+        return super()._apply(module, device_mesh)
+
+
+class VocabularyParallel(ParallelStyle):
+    """For an output layer: each rank computes the logits of its part of the vocabulary.
+
+    The result is a DTensor, from which launcher.train.loss computes the loss without gathering it. This style
+    replaces `forward` and adds no hook: a hook would see a loss in parts instead of the logits.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Linear)
+        for name, parameter in module.named_parameters():
+            cut = distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
+            setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+        module.forward = partial(_logits, module)  # type: ignore[method-assign]
+        return module
+
+
+def _logits(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+    return linear(hidden, head.weight, head.bias)
+
+
+class ReplicatedInCutRegion(ParallelStyle):
+    """For a layer with whole parameters whose input is cut, such as a norm of each rank's heads: its gradient
+    is the sum over the ranks."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, parameter in module.named_parameters():
+            whole = DTensor.from_local(parameter.detach(), device_mesh, [Replicate()], run_check=False)
+            setattr(module, name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+        module.forward = partial(_with_own_values, module, module.forward)
+        return module
+
+
+def _with_own_values(module: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
+    parameters: dict[str, Any] = module._parameters
+    kept = dict(parameters)
+    for name, parameter in kept.items():
+        if isinstance(parameter, DTensor):
+            parameters[name] = parameter.to_local(grad_placements=[Partial()])
+    try:
+        return forward(*args)
+    finally:
+        parameters.update(kept)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return torch's `linear`, also for a weight that is cut by rows while `x` is whole on each rank."""
+    if isinstance(weight, DTensor) and not isinstance(x, DTensor):
+        x = DTensor.from_local(x, weight.device_mesh, [Replicate()], run_check=False)
+    return functional.linear(x, weight, bias)
+
+
+def cut_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return `whole`, which each rank has, cut as `like` is. Unchanged if `like` is not cut."""
+    if not isinstance(like, DTensor):
+        return whole
+    same = DTensor.from_local(whole, like.device_mesh, [Replicate()], run_check=False)
+    return same.redistribute(placements=like.placements)
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """Return a value that was computed from cut tensors as a plain tensor, complete on each rank."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def parallelize(model: nn.Module, task: Task, mesh: DeviceMesh) -> None:
+    """Cut the model's layers over the ranks of `mesh`, as the task's `parallel_plan` says.
+
+    Each rank has the same whole model, or one on the meta device, and keeps its part: nothing is sent. Raises
+    SetupError for a task without a plan, a plan that does not fit the model, and layers that cannot be cut.
+    """
+    plan = task.parallel_plan(model)
+    if plan is None:
+        raise SetupError(_how_to_plan(model, task, mesh.size()))
+    names = [name for name, _ in model.named_modules()]
+    unknown = [pattern for pattern in plan if not any(_matches(name, pattern) for name in names)]
+    if unknown:
+        raise SetupError(
+            f"parallel_plan() of {type(task).__name__} names {', '.join(unknown)}, which the model does not "
+            f"have. {_layers_of(model)}"
+        )
+    ties = _tied(model)
+    parallelize_module(model, mesh, plan, src_data_rank=None)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for first, *others in ties:
+        for other in others:
+            if parameters[other] is not parameters[first]:
+                raise SetupError(
+                    f"parallel_plan() of {type(task).__name__} cuts only one of {first} and {other}, which "
+                    "are the same weight: leave both out"
+                )
+    _free_the_rest(model)
+
+
+def add_up_gradients(model: nn.Module) -> None:
+    """Add up each gradient as soon as it is there, if each rank has computed it from its part of the
+    activations. FSDP does so itself."""
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor) and parameter.requires_grad:
+            parameter.register_hook(partial(_placed, parameter.placements))  # type: ignore[no-untyped-call]
+
+
+def _placed(placements: Sequence[Placement], gradient: torch.Tensor) -> torch.Tensor:
+    assert isinstance(gradient, DTensor)
+    return gradient.redistribute(placements=placements)
+
+
+def check_parts(model: nn.Module) -> None:
+    """Raise SetupError for a parameter whose part is not one piece of the whole: checkpoints need that."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            shape, _ = offset_of(parameter)
+            if shape != tuple(local(parameter).shape):
+                raise SetupError(
+                    f"{name} of shape {tuple(parameter.shape)} cannot be cut by tensor parallelism and then "
+                    "sharded: the ranks would get pieces that do not follow each other. Choose tensor so "
+                    f"that it divides {parameter.shape[0]}"
+                )
+
+
+def _free_the_rest(model: nn.Module) -> None:
+    """Copy parts that are views, so that the memory of the whole parameters is freed."""
+    for parameter in model.parameters():
+        part = local(parameter.detach())
+        if isinstance(parameter, DTensor) and part.untyped_storage().nbytes() > part.nbytes:
+            parameter._local_tensor = part.clone()
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatch, parts, wanted))
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [same for same in names.values() if len(same) > 1]
+
+
+def _how_to_plan(model: nn.Module, task: Task, tensor: int) -> str:
+    return (
+        f"tensor: {tensor}: {type(task).__name__} does not say how its layers are cut. {_layers_of(model)}. "
+        "Return a plan from parallel_plan(model): {pattern of names: style of torch.distributed.tensor."
+        'parallel}, such as {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()} for two '
+        "layers that follow each other; see docs/tasks.md. Or use tensor: 1"
+    )
+
+
+def _layers_of(model: nn.Module) -> str:
+    layers: dict[str, None] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            layers[re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+", "*", name)] = None
+    return f"Its linear and embedding layers are {_listed(layers)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = list(names)
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"{', '.join(found[:SHOWN])}{more}" if found else "none"
