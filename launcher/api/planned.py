@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from launcher.memory.ledger import default_folder
 from launcher.planning.learnt import begun_where_it_fitted, known_of
-from launcher.planning.plan import Plan, PlanRefusedError, make_plan
+from launcher.planning.plan import NotEstimatedError, Plan, PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 
@@ -32,7 +32,7 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     if not plan.layout.gpus_per_node or not (job.task is not None or declared):
         return plan
     from launcher.api.sources import source_of, traces_dir
-    from launcher.planning.decide import Decider, NotEstimatedError
+    from launcher.planning.decide import Decider
 
     workdir = (job_file.parent / job.workdir).resolve()
     source = source_of(job, workdir, traces_dir(), "cuda", _nothing_more)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.decide import Decider, NotEstimatedError
+from launcher.planning.decide import Decider
 from launcher.planning.declared import DeclaredParams
+from launcher.planning.plan import NotEstimatedError
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 
@@ -20,7 +21,13 @@ def job(**recipe: Any) -> Job:
     return Job.model_validate(fields)
 
 
-@pytest.mark.parametrize("name", ["tensor", "pipeline"])
-def test_what_is_not_estimated_is_not_said_to_fit(name: str) -> None:
-    with pytest.raises(NotEstimatedError, match=f"recipe.{name}: .* is not estimated"):
-        Decider(job(**{name: 2}), EIGHT, DeclaredParams(1000))
+def test_a_pipeline_is_not_said_to_fit() -> None:
+    with pytest.raises(NotEstimatedError, match="recipe.pipeline: .* is not estimated"):
+        Decider(job(pipeline=2), EIGHT, DeclaredParams(1000))
+
+
+def test_without_a_trace_no_layer_is_said_to_fit_in_parts() -> None:
+    with pytest.raises(
+        NotEstimatedError, match="recipe.tensor: not estimated, because the step cannot be tr"
+    ):
+        Decider(job(tensor=2), EIGHT, DeclaredParams(1000)).decide()
