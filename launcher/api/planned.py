@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from launcher.memory.ledger import default_folder
 from launcher.planning.learnt import begun_where_it_fitted, known_of
-from launcher.planning.plan import Plan, PlanRefusedError, make_plan
+from launcher.planning.plan import NotEstimatedError, Plan, PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 
@@ -40,6 +40,8 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
         return Decider(job, cluster, source, ledger).decide(job.plan.vary).plan
     except NotPlannedError:
         warning = ASK
+    except NotEstimatedError as error:
+        warning = f"the recipe is not chosen by memory: {error.problems[0].message}"
     except PlanRefusedError as error:
         if cluster.rents:  # renting a GPU that is too small costs money
             raise

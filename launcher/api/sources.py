@@ -103,9 +103,9 @@ class UsersCode:
         with self._running("asking the task"):
             return self._source.about(args)
 
-    def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes:
+    def shapes(self, precision: Precision, args: Args | None = None, tensor: int = 1) -> ModelShapes:
         with self._running("building the model without weights"):
-            return self._source.shapes(precision, args)
+            return self._source.shapes(precision, args, tensor)
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
         what = f"sharding {recipe.sharding}, activations {recipe.activations}"

@@ -15,6 +15,7 @@ import re
 
 from launcher.memory.states import Ranks
 from launcher.spec.cluster import Gpu
+from launcher.spec.mesh import mesh_of
 from launcher.spec.recipe import Recipe
 
 MIB = 2**20
@@ -54,13 +55,15 @@ def overheads(gpu: Gpu | None, recipe: Recipe, ranks: Ranks) -> dict[str, int]:
 def communicators(recipe: Recipe, ranks: Ranks) -> list[tuple[int, bool]]:
     """Return a rank's NCCL communicators: the number of ranks, and whether they are on several nodes.
 
-    One communicator joins all ranks, for the sums of a step; DDP and FSDP also use it. `hybrid` has two more,
-    one for each dimension of its mesh (launcher.train.mesh).
+    One communicator joins all ranks, for the sums of a step; DDP and FSDP also use it. A mesh of several
+    dimensions (launcher.train.mesh) has one more for each.
     """
-    nodes = ranks.world // ranks.per_node
-    found = [(ranks.world, nodes > 1)]
+    nodes, (_, data, tensor) = ranks.world // ranks.per_node, mesh_of(recipe, ranks.world)
+    found = [(ranks.world, nodes > 1), (tensor, False)]
     if recipe.sharding == "hybrid":
-        found += [(ranks.per_node, False), (nodes, True)]
+        found += [(ranks.shards(recipe), False), (nodes, True)]
+    elif data < ranks.world:
+        found.append((data, data * tensor > ranks.per_node))
     return [(members, across) for members, across in found if members > 1]
 
 

@@ -194,7 +194,7 @@ def at_least(model: ModelShapes, recipe: Recipe, ranks: Ranks, kept: float) -> i
 
 def gathered_for_the_pass(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
     """Return the bytes of whole parameters that `fsdp-keep` holds beside its shards after a forward pass."""
-    if recipe.sharding != "fsdp-keep" or ranks.world == 1:
+    if recipe.sharding != "fsdp-keep" or ranks.shards(recipe) == 1:
         return 0
     computed_in = FP32 if recipe.precision == "fp32" else BF16
     return sum(count * p.numel * min(p.itemsize, computed_in) for p, count in model.distinct)
@@ -207,5 +207,10 @@ def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, pr
     else:
         parts[GRADIENTS] = _reduced(model, recipe, ranks)
     parts[TEMPORARIES], largest = update_temporaries(model, recipe, ranks)
+    if recipe.tensor > 1 and recipe.sharding == "none":
+        # torch computes some gradients of a cut parameter whole: those of embeddings. The update cuts them.
+        held = max(parts[GRADIENTS], profile.gradients)
+        parts[TEMPORARIES] = max(parts[TEMPORARIES], held - parts[GRADIENTS])
+        parts[GRADIENTS] = held
     parts[BATCH] = int(profile.batch.at(recipe.micro_batch_size))
     return _peak("first step", "optimizer", parts, largest if parts[TEMPORARIES] else "")

@@ -50,6 +50,12 @@ class Profile:
         return self.trace.highest(lambda storage: storage.category != GRADIENTS)
 
     @cached_property
+    def gradients(self) -> int:
+        """Bytes of all gradients of a pass."""
+        phases = self.trace.highest(lambda storage: storage.category == GRADIENTS)
+        return max((moment.fixed for moments in phases.values() for moment in moments), default=0)
+
+    @cached_property
     def on_compute_stream(self) -> Profile:
         """The same without what other streams allocate, except gradients."""
         storages = (

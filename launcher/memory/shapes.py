@@ -13,7 +13,7 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
-    "Shape of the whole parameter, before sharding."
+    "Shape before sharding, of the first rank's part if tensor parallelism splits it."
     itemsize: int
     "Bytes per element in the recipe's precision."
     requires_grad: bool = True
@@ -22,6 +22,13 @@ class Parameter:
 
     packs: int | None = None
     "Elements of the weight that this parameter stores in 4 bits."
+
+    whole: int | None = None
+    "Elements of the whole parameter if tensor parallelism splits it."
+
+    @property
+    def whole_numel(self) -> int:
+        return self.numel if self.whole is None else self.whole
 
     @property
     def numel(self) -> int:
@@ -53,7 +60,7 @@ class ModelShapes:
         """
         alike: dict[tuple[object, ...], tuple[Parameter, int]] = {}
         for p in self.parameters:
-            key = (p.shape, p.itemsize, p.requires_grad, p.embedding, p.packs)
+            key = (p.shape, p.itemsize, p.requires_grad, p.embedding, p.packs, p.whole)
             first, count = alike.get(key, (p, 0))
             alike[key] = first, count + 1
         return tuple(alike.values())
@@ -61,7 +68,7 @@ class ModelShapes:
     @cached_property
     def numel(self) -> int:
         """Number of the model's parameters, whatever they are stored in."""
-        return sum((p.packs or p.numel) * count for p, count in self.distinct)
+        return sum((p.packs or p.whole_numel) * count for p, count in self.distinct)
 
     @property
     def trained(self) -> tuple[Parameter, ...]:

@@ -108,14 +108,15 @@ def updated_by(p: Parameter, recipe: Recipe, ranks: Ranks, rank: int = 0) -> Sha
 def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -> States:
     """Return the states of rank number `rank`; rank 0 holds the most.
 
-    `model`: shapes as `recipe.precision` stores them.
+    `model`: shapes as `recipe.precision` stores them. With tensor parallelism, every rank counts as one of
+    the first in its group.
     """
-    shards = ranks.shards(recipe)
-    cut = [(p, shard_of(p, shards, rank % shards), count) for p, count in model.distinct]
+    shards, part = ranks.shards(recipe), rank // recipe.tensor
+    cut = [(p, shard_of(p, shards, part % shards), count) for p, count in model.distinct]
     parameters = sum(count * shard.padded * p.itemsize for p, shard, count in cut)
     reduced = sum(count * shard.padded * p.itemsize for p, shard, count in cut if p.requires_grad)
     trained = [
-        (p, updated_by(p, recipe, ranks, rank), count) for p, count in model.distinct if p.requires_grad
+        (p, updated_by(p, recipe, ranks, part), count) for p, count in model.distinct if p.requires_grad
     ]
     whole = sum(count * p.nbytes for p, _, count in trained)
     paged = sum(count * paged_bytes(recipe, p, shard) for p, shard, count in trained)
@@ -178,7 +179,7 @@ def in_eight_bits(p: Parameter, recipe: Recipe) -> bool:
     launcher.train.optimizers.local_shards.
     """
     wide = p.vector or (p.embedding and recipe.embedding_states == "32-bit")
-    return not wide and p.numel >= LEAST_EIGHT_BIT
+    return not wide and p.whole_numel >= LEAST_EIGHT_BIT
 
 
 def _scales(shard: Shard) -> int:

@@ -54,6 +54,10 @@ class Work(NamedTuple):
     forward_bytes: Affine
     "Memory traffic: the bytes that all kernels read and write."
     backward_bytes: Affine
+    forward_exchanged: Affine = Affine(0.0, 0.0)
+    """Bytes that a tensor-parallel group gathers and scatters, each tensor whole. An all-reduce counts twice:
+    it is both."""
+    backward_exchanged: Affine = Affine(0.0, 0.0)
 
 
 class Moment(NamedTuple):
@@ -136,13 +140,15 @@ def _pareto_front(moments: Iterable[Moment]) -> tuple[Moment, ...]:
     return tuple(kept)
 
 
-class Work4(NamedTuple):
-    """FLOPs and bytes of memory traffic of one traced micro-batch, forward and backward."""
+class Counted(NamedTuple):
+    """The figures of Work for one traced micro-batch."""
 
     forward_flops: float
     backward_flops: float
     forward_bytes: float
     backward_bytes: float
+    forward_exchanged: float
+    backward_exchanged: float
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ class Sample:
     streams: tuple[str, ...]
     events: tuple[int, ...]
     phases: tuple[tuple[str, int], ...]
-    work: Work4
+    work: Counted
 
 
 def alone(sample: Sample) -> Trace:

@@ -63,6 +63,8 @@ class Segment:
     flops: float = 0.0
     traffic: float = 0.0
     "Bytes that kernels read and write."
+    exchanged: float = 0.0
+    "Bytes that a tensor-parallel group exchanges, as in launcher.memory.trace.Work."
 
 
 @dataclass
@@ -137,7 +139,9 @@ class _Unrolling:
 
     def _emit(self, number: int, block: int, *, repeated: bool) -> None:
         segment = self.trace.segments[number]
-        made = Segment(segment.phase, flops=segment.flops, traffic=segment.traffic)
+        made = Segment(
+            segment.phase, flops=segment.flops, traffic=segment.traffic, exchanged=segment.exchanged
+        )
         place = 0
         for event in segment.events:
             if event >= 0:

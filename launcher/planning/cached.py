@@ -39,9 +39,9 @@ class CachedSource:
     def about(self, args: Args | None = None) -> About:
         return About(*self._kept(["about", args], lambda: list(self._source.about(args)), list))
 
-    def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes:
-        key = ["shapes", precision, args]
-        packed = self._kept(key, lambda: pack_shapes(self._source.shapes(precision, args)), dict)
+    def shapes(self, precision: Precision, args: Args | None = None, tensor: int = 1) -> ModelShapes:
+        key = ["shapes", precision, args, tensor]
+        packed = self._kept(key, lambda: pack_shapes(self._source.shapes(precision, args, tensor)), dict)
         return unpack_shapes(packed)
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:

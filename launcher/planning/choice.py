@@ -85,11 +85,13 @@ class Choice(Value):
     reason: str
     losers: tuple[Loser, ...]
     "Each with the largest micro-batch that fits, or with the smallest one if none fits."
+    lines: tuple[str, ...] = ()
+    "Further lines of the explanation."
 
     def explain(self) -> tuple[str, ...]:
         """Explain the choice: one line per field, with the recipes that differ only in that field."""
         if self.chosen is None:
-            return (self.reason,)
+            return (self.reason, *self.lines)
         lines: dict[str, dict[str, list[str]]] = {}
         for loser in self.losers:
             changes = _differences(loser.recipe, self.chosen.recipe)
@@ -99,7 +101,7 @@ class Choice(Value):
             f"{name}: " + "; ".join(f"{', '.join(values)} {why}" for why, values in whys.items())
             for name, whys in lines.items()
         )
-        return (self.reason, *told)
+        return (self.reason, *told, *self.lines)
 
 
 class Bounds(NamedTuple):

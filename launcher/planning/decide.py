@@ -14,17 +14,19 @@ from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, ladder_of
 from launcher.planning.learnt import begin, begun_where_it_fitted, known_of
-from launcher.planning.plan import Plan, PlanRefusedError, make_plan
+from launcher.planning.plan import NotEstimatedError, Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
 from launcher.spec.cluster import Cluster
-from launcher.spec.errors import Problem
+from launcher.spec.errors import LauncherError, Problem
 from launcher.spec.job import Job
 from launcher.spec.recipe import WHOLE_LOSS, Recipe
 from launcher.spec.rules import changes_line
 
 KEPT = "not searched, because another one changes what is learnt; try --what-if precision=bf16"
+PARALLEL = 1.2
+"Speed-up that justifies tensor parallelism, whose layers need links inside a node that are as predicted."
 TRIES = 8
 "Maximum number of choices that are confirmed by an exact trace. The affine model may have let too much in."
 
@@ -50,11 +52,21 @@ class Decision(Value):
         return self.plan.parameters
 
 
+def not_estimated(recipe: Recipe) -> Problem | None:
+    """Return why the memory of a recipe cannot be estimated, or None if it can."""
+    if recipe.pipeline > 1:
+        message = "pipeline parallelism is not estimated: no plan can tell whether it fits"
+        return Problem("job", "recipe.pipeline", message)
+    return None
+
+
 class Decider:
     """Plans one job on one cluster. `ledger`: the folder with measurements of earlier runs."""
 
     def __init__(self, job: Job, cluster: Cluster, source: Source, ledger: Path | None = None) -> None:
         about = source.about()
+        self._given = job, cluster, source, ledger
+        self._parts: dict[int, Decider] = {}
         self.notes: list[str] = []
         if about.batch_norm and not job.model.batch_norm:
             self.notes.append("the model has BatchNorm: no micro-batch below 2 (set model.batch_norm: true)")
@@ -67,6 +79,8 @@ class Decider:
         plan = make_plan(job, cluster)
         if job.task is not None and plan.recipe.loss_chunks > 1 and not about.loss_chunks:
             raise PlanRefusedError([Problem("job", "recipe.loss_chunks", WHOLE_LOSS)])
+        if (unknown := not_estimated(plan.recipe)) is not None:
+            raise NotEstimatedError([unknown])
         self.layout = plan.layout
         on_gpu = self.layout.gpus_per_node > 0
         self._known = known_of(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
@@ -112,7 +126,7 @@ class Decider:
         On a CPU, return the job's recipe whether it fits or not: there is one memory, and no known speed.
         """
         if self.layout.gpus_per_node:
-            return self.choose(self.space())
+            return self._with_tensor(self.choose(self.space()))
         return Choice(chosen=self.evaluate.confirm(self.plan.recipe), reason=self.plan.reason, losers=())
 
     def decide(self, vary: Mapping[str, Sequence[JsonValue]] | None = None) -> Decision:
@@ -122,7 +136,63 @@ class Decider:
         choice = self.best()
         if choice.chosen is None:
             raise PlanRefusedError(self._refusals(choice))
-        chosen, above, reason = self._begun(choice.chosen, choice.reason)
+        tensor = choice.chosen.recipe.tensor
+        decider = self if tensor == self.plan.recipe.tensor else self._part(tensor)
+        return decider._decided(choice, choice.chosen, vary)
+
+    def _with_tensor(self, choice: Choice) -> Choice:
+        """Return the best choice with tensor parallelism if nothing fits without it, or if it is much faster.
+
+        Its recipes are traced only where a step without waiting for links would be so much faster.
+        """
+        one = choice.chosen
+        if one is not None and (
+            one.time is None or one.time.total < PARALLEL * (one.time.total - one.time.waiting)
+        ):
+            return choice
+        told = [f"1 {one.speed:.3g} samples/s" if one is not None else "1 does not fit"]
+        for tensor in self._sizes():
+            try:
+                tried = self._part(tensor).best()
+            except LauncherError as error:
+                told.append(f"{tensor} is not possible: {error}")
+                continue
+            found = tried.chosen
+            told.append(
+                f"{tensor} {found.speed:.3g} samples/s" if found is not None else f"{tensor} does not fit"
+            )
+            least = 0.0 if one is None else PARALLEL * one.speed
+            best = choice.chosen
+            if found is not None and (best is None or found.speed > max(least, best.speed)):
+                why = (
+                    f"it is {found.speed / one.speed:.2g} times as fast as the best recipe without"
+                    if one is not None
+                    else "nothing fits without"
+                )
+                choice = tried.model_copy(update={"reason": f"{tried.reason}; tensor {tensor} because {why}"})
+        lines = (f"tensor: {', '.join(told)}",) if len(told) > 1 else ()
+        return choice.model_copy(update={"lines": lines})
+
+    def _sizes(self) -> list[int]:
+        """Return the numbers of ranks that could share a layer: powers of two within a node."""
+        if "tensor" in self.fixed or not self.about.tensor:
+            return []
+        per_node = self.layout.ranks_per_node
+        return [size for power in range(1, per_node.bit_length()) if per_node % (size := 2**power) == 0]
+
+    def _part(self, tensor: int) -> Decider:
+        """Return a decider for the same job with a fixed `tensor`. Raises PlanRefusedError."""
+        if tensor not in self._parts:
+            job, cluster, source, ledger = self._given
+            recipe = job.recipe.model_copy(update={"tensor": tensor})
+            job = job.model_copy(update={"recipe": recipe})
+            self._parts[tensor] = Decider(job, cluster, source, ledger)
+        return self._parts[tensor]
+
+    def _decided(
+        self, choice: Choice, best: Candidate, vary: Mapping[str, Sequence[JsonValue]] | None
+    ) -> Decision:
+        chosen, above, reason = self._begun(best, choice.reason)
         rungs, left_out = ladder_of(chosen, self.space(), self.evaluate, self.capacity, vary)
         speeds = itertools.accumulate((1 - rung.slower for rung in rungs), operator.mul)
         plan = self.plan.model_copy(
@@ -187,7 +257,7 @@ class Decider:
         )
         return Decision(
             plan=plan,
-            trained=sum(p.numel for p in model.trained),
+            trained=sum(p.whole_numel for p in model.trained),
             chosen=chosen,
             room=self.capacity,
             explained=explained,

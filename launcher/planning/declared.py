@@ -37,7 +37,7 @@ class DeclaredParams:
             couples_samples=self.couples_samples,
         )
 
-    def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes:
+    def shapes(self, precision: Precision, args: Args | None = None, tensor: int = 1) -> ModelShapes:
         rows = math.ceil(self.params / ROW)
         blocks = min(BLOCKS, rows)
         each, more = divmod(rows, blocks)

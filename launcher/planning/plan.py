@@ -78,6 +78,10 @@ class PlanRefusedError(SpecError, RefusedError):
     """The job cannot run on this cluster as it is written."""
 
 
+class NotEstimatedError(PlanRefusedError):
+    """The memory of the job's recipe cannot be estimated, so no plan can say that it fits."""
+
+
 def make_plan(job: Job, cluster: Cluster) -> Plan:
     """Choose the layout and the recipe. Raises PlanRefusedError with every reason against the job."""
     problems: list[Problem] = []

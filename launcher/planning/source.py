@@ -36,6 +36,8 @@ class About(NamedTuple):
     "The task names blocks, which are the units of recomputation and of activation offload."
     couples_samples: bool = False
     "The loss of one sample depends on the other samples of its micro-batch."
+    tensor: bool = False
+    "The task says how tensor parallelism splits its model."
 
 
 class Source(Protocol):
@@ -43,7 +45,8 @@ class Source(Protocol):
 
     def about(self, args: Args | None = None) -> About: ...
 
-    def shapes(self, precision: Precision, args: Args | None = None) -> ModelShapes: ...
+    def shapes(self, precision: Precision, args: Args | None = None, tensor: int = 1) -> ModelShapes:
+        """Return the shapes of the first of `tensor` ranks that compute each layer together."""
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
         """Trace a recipe.

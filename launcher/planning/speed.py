@@ -1,9 +1,9 @@
 """The time of a step: a roofline from the work of the trace, the model states and the data sheets.
 
 Kernels run one after the other, so the time of kernels bound by FLOPs and of kernels bound by memory traffic
-adds up. Communication overlaps with a pass, except for a stated share. docs/speed.md compares this with
-published throughputs. Excludes kernel launches, which bound small models on fast GPUs; the data loader;
-evaluation and checkpoints.
+adds up. Communication overlaps with a pass, except for a stated share; that of a tensor-parallel group does
+not overlap. docs/speed.md compares this with published throughputs. Excludes kernel launches, which bound
+small models on fast GPUs; the data loader; evaluation and checkpoints.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from launcher.memory.trace import Work
 from launcher.planning.hardware import GIGA, Hardware
 from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
+from launcher.spec.mesh import data_ranks
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
@@ -64,6 +65,8 @@ class StepTime(Value):
     "Communication between GPUs, overlapping or not."
     exposed: float
     "The part of `communication` in which nothing else runs."
+    tensor: float = 0.0
+    "The part of `communication` within tensor-parallel groups; nothing overlaps it."
     offload: float
     "Copies over PCIe or to NVMe in which nothing else runs."
     optimizer: float
@@ -74,6 +77,11 @@ class StepTime(Value):
     @property
     def total(self) -> float:
         return self.compute + self.memory + self.exposed + self.offload + self.optimizer
+
+    @property
+    def waiting(self) -> float:
+        """Seconds in which a GPU waits for links."""
+        return self.exposed + self.offload
 
     @property
     def samples_per_second(self) -> float:
@@ -95,6 +103,7 @@ class _Pass(NamedTuple):
     ring: float = 0.0
     exposed: float = 0.0
     offload: float = 0.0
+    tensor: float = 0.0
 
 
 def step_time(
@@ -115,16 +124,14 @@ def step_time(
     sync = _synchronise(recipe, model, states, ranks, hardware)
     again = gather if recipe.sharding not in ("fsdp-keep", "none", "ddp") else _Links()
     micro, accum = recipe.micro_batch_size, recipe.grad_accum
+    both = _Links(*(a + b for a, b in zip(again, sync, strict=True)))
     syncs = accum if recipe.grad_sync == "each" else 1
-    forward = work.forward_flops.at(micro), work.forward_bytes.at(micro)
-    backward = work.backward_flops.at(micro), work.backward_bytes.at(micro)
+    forward = (of.at(micro) for of in (work.forward_flops, work.forward_bytes, work.forward_exchanged))
+    backward = [of.at(micro) for of in (work.backward_flops, work.backward_bytes, work.backward_exchanged)]
     passes = (
-        (accum, _pass(recipe, hardware, *forward, gather)),
-        (accum - syncs, _pass(recipe, hardware, *backward, again)),
-        (
-            syncs,
-            _pass(recipe, hardware, *backward, _Links(*(a + b for a, b in zip(again, sync, strict=True)))),
-        ),
+        (accum, _pass(recipe, ranks, hardware, gather, *forward)),
+        (accum - syncs, _pass(recipe, ranks, hardware, again, *backward)),
+        (syncs, _pass(recipe, ranks, hardware, both, *backward)),
     )
     sums = _Pass(*(sum(n * of[i] for n, of in passes) for i in range(len(_Pass._fields))))
     # Copies of activations run in the kernels' stream: launcher.train.activations.offloaded.
@@ -134,15 +141,24 @@ def step_time(
     return StepTime(
         compute=sums.compute,
         memory=sums.memory,
-        communication=sums.ring + updated,
-        exposed=sums.exposed + updated,
+        communication=sums.ring + sums.tensor + updated,
+        exposed=sums.exposed + sums.tensor + updated,
+        tensor=sums.tensor,
         offload=sums.offload + moved + copies,
         optimizer=optimizer,
-        samples=micro * accum * ranks.world,
+        samples=micro * accum * data_ranks(recipe, ranks.world),
     )
 
 
-def _pass(recipe: Recipe, hardware: Hardware, flops: float, traffic: float, links: _Links) -> _Pass:
+def _pass(
+    recipe: Recipe,
+    ranks: Ranks,
+    hardware: Hardware,
+    links: _Links,
+    flops: float,
+    traffic: float,
+    exchanged: float,
+) -> _Pass:
     card = hardware.card
     peak = card.flops("bf16-mixed" if recipe.precision == "float8" else recipe.precision)
     if card.flops(recipe.precision) is None or peak is None:
@@ -155,7 +171,9 @@ def _pass(recipe: Recipe, hardware: Hardware, flops: float, traffic: float, link
     kernels, on_links = compute + memory, links.ring + links.pcie
     alone = max(0.0, on_links - kernels) + EXPOSED * min(on_links, kernels)
     share = links.ring / on_links if on_links else 0.0
-    return _Pass(compute, memory, links.ring, alone * share, alone * (1 - share))
+    # A layer waits for the tensors that its tensor-parallel group exchanges.
+    tensor = _ring(exchanged, recipe.tensor, ranks, hardware)
+    return _Pass(compute, memory, links.ring, alone * share, alone * (1 - share), tensor)
 
 
 def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware) -> _Links:
@@ -165,7 +183,8 @@ def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, ha
     width = _computes_in(recipe)
     whole = sum(count * p.numel * min(p.itemsize, width) for p, count in model.distinct)
     up = states.host.parameters if recipe.offload == "cpu" else 0
-    return _Links(_ring(whole, ranks.shards(recipe), ranks, hardware), up / _pcie(hardware))
+    ring = _ring(whole, ranks.shards(recipe), ranks, hardware, apart=recipe.tensor)
+    return _Links(ring, up / _pcie(hardware))
 
 
 def _synchronise(
@@ -179,11 +198,11 @@ def _synchronise(
     down = _to_host(recipe, states, ranks, hardware)
     if recipe.sharding not in SHARDED:
         return _Links(pcie=down)
-    ring = _ring(whole, ranks.shards(recipe), ranks, hardware)
+    ring = _ring(whole, ranks.shards(recipe), ranks, hardware, apart=recipe.tensor)
     if recipe.sharding == "hybrid":
         # Each GPU's shard is reduced with its replicas on other nodes. A node's shards share its network.
         nodes = ranks.world // ranks.per_node
-        ring += 2 * (nodes - 1) / nodes * whole / (hardware.inter_node * NETWORK_REACHED)
+        ring += 2 * (nodes - 1) / nodes * whole * recipe.tensor / (hardware.inter_node * NETWORK_REACHED)
     return _Links(ring, down)
 
 
@@ -213,20 +232,21 @@ def _computes_in(recipe: Recipe) -> int:
     return FP32 if recipe.precision == "fp32" else FP32 // 2
 
 
-def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware) -> float:
+def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware, *, apart: int = 1) -> float:
     """Return the seconds of an all-gather or a reduce-scatter of `whole` bytes over `over` ranks.
 
     Each of N ranks sends (N - 1) / N of the bytes at the rate of the slowest link. A ring enters and leaves
-    each node once.
+    each node once. `apart`: distance between the numbers of its ranks. So many rings work at the same time
+    and share a node's network.
     """
     if over == 1:
         return 0.0
-    rates = []
-    if ranks.per_node > 1:
+    rates, within = [], max(1, ranks.per_node // apart)
+    if within > 1:
         reached = NVLINK_REACHED if hardware.card.nvlink else PCIE_RING_REACHED
         rates.append(hardware.intra_node * reached)
-    if over > ranks.per_node:
-        rates.append(hardware.inter_node * NETWORK_REACHED)
+    if over > within:
+        rates.append(hardware.inter_node * NETWORK_REACHED / min(apart, ranks.per_node))
     return whole * (over - 1) / over / min(rates)
 
 

@@ -11,7 +11,9 @@ from launcher.memory.profile import Kept, Profile, kept_of, profile_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import NotAffineError, Trace, Work
+from launcher.planning.plan import NotEstimatedError
 from launcher.planning.source import Args, NotCompiledError, NoTraceError, Source
+from launcher.spec.errors import Problem
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
 
 _WORTH_A_TRACE = 0.1
@@ -23,6 +25,7 @@ _DECIDE_WORK = (
     "loss_chunks",
     "precision",
     "compile",
+    "tensor",
 )
 
 
@@ -52,9 +55,9 @@ class Traces:
         "Why traces with `compile: true` are those of the uncompiled step; None if they are not."
 
     def model(self, recipe: Recipe, args: Args | None = None) -> ModelShapes:
-        key = (recipe.precision, args_key(args))
+        key = (recipe.precision, recipe.tensor, args_key(args))
         if key not in self._models:
-            self._models[key] = self.source.shapes(recipe.precision, args)
+            self._models[key] = self.source.shapes(recipe.precision, args, recipe.tensor)
         return self._models[key]
 
     def profile(self, recipe: Recipe, args: Args | None = None) -> Profile:
@@ -157,6 +160,9 @@ class Traces:
                 return self._ask(recipe, args, exact=exact)
             except NoTraceError as error:
                 self.untraced = str(error)
+        if recipe.tensor > 1:  # the formulas do not know how a layer is split
+            message = f"not estimated, because the step cannot be traced: {self.untraced}"
+            raise NotEstimatedError([Problem("job", "recipe.tensor", message)])
         tokens = self.source.about(args).tokens_per_sample
         return formula_trace(self.model(recipe, args), recipe, self.ranks, tokens, complete=exact)
 

@@ -209,6 +209,8 @@ def time_rows(page: Page) -> list[tuple[str, str]]:
     if time is None:
         return []
     beside = f", of {seconds(time.communication)} in all" if time.communication > time.exposed else ""
+    if time.tensor:
+        beside += f", {seconds(time.tensor)} of them within tensor-parallel layers"
     parts = [
         ("matrix products", time.compute, ""),
         ("other kernels", time.memory, ""),

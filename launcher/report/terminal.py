@@ -35,6 +35,10 @@ STATE_STYLE = {
 def recipe_line(recipe: Recipe) -> str:
     """The recipe in one line, without fields that change nothing."""
     parts = [recipe.precision, recipe.optimizer, f"sharding {recipe.sharding}"]
+    if recipe.tensor > 1:
+        parts.append(f"tensor {recipe.tensor}")
+    if recipe.pipeline > 1:
+        parts.append(f"pipeline {recipe.pipeline}")
     if recipe.offload != "none":
         parts.append(f"offload {recipe.offload}")
     if recipe.embedding_states == "8-bit":

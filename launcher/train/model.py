@@ -53,7 +53,9 @@ def arranged(
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
         to_float8(model, task.blocks(model), device)
-    mesh = mesh or meshes(rank)
+    if mesh is None:
+        with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory
+            mesh = meshes(rank)
     blocks = list(dict.fromkeys(task.blocks(model)))  # a model may use a block several times
     outer = list(task.outer_units(model))
     if recipe.sharding in SHARDED:
@@ -67,9 +69,6 @@ def arranged(
     fill = partial(_initialise, task, device=device, seed=rank.job.train.seed) if on_meta else None
     if task.adapter is not None and not on_meta:
         initialise_adapter(model, rank.job.train.seed)
-    if mesh is None:
-        with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory
-            mesh = meshes(rank)
     # On a CPU that stands in for a GPU, FSDP's shards and their gradients count as host memory.
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():

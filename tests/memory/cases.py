@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.spec.job import Job
+from launcher.spec.mesh import data_ranks
 from launcher.spec.recipe import Recipe
 from tests.train.runs import measure
 
@@ -117,6 +118,7 @@ class Case:
             self.model,
             f"{self.ranks} {'rank' if self.ranks == 1 else 'ranks'}",
             r.sharding,
+            f"tensor {r.tensor}" if r.tensor > 1 else "",
             r.precision,
             r.optimizer,
             "half checkpointed"
@@ -139,7 +141,8 @@ class Case:
         args = dict(task["args"])
         if "path" in args:
             args["path"] = str(configs / args["path"])
-        batch = self.recipe.micro_batch_size * self.recipe.grad_accum * self.ranks
+        ranks = data_ranks(self.recipe, self.ranks)
+        batch = self.recipe.micro_batch_size * self.recipe.grad_accum * ranks
         return Job.model_validate(
             {
                 **task,

@@ -31,7 +31,7 @@ def predicted(
     # The CPU stands in for the device: what a GPU run keeps in host memory is not counted.
     place = Ranks(ranks, per_node or min(ranks, 8), on_gpu=True)
     trace = source.trace(completely_traced_as(recipe), place, exact=True)
-    model, around = source.shapes(recipe.precision), Surroundings(gpu)
+    model, around = source.shapes(recipe.precision, tensor=recipe.tensor), Surroundings(gpu)
     profile = profile_of(trace, model, recipe, place)
     return assess(model, profile, recipe, place, around, replayed=like == "cuda")
 

@@ -94,9 +94,12 @@ def test_one_a6000_holds_7_billion_parameters_in_bf16_with_8_bit_states() -> Non
 
 def test_the_8_billion_brain_asks_for_6_26_gib_at_once_under_ddp() -> None:
     """The allocation that failed in the field, in the first optimizer step: the codes of the giant matrix."""
-    model, recipe, _ = of_example("brain-8b", "tensor01.yaml", "recipe.sharding=ddp", "args.parts=1")
+    sets = ("recipe.tensor=1", "recipe.sharding=ddp", "args.parts=1")
+    model, recipe, _ = of_example("brain-8b", "tensor01.yaml", *sets)
     giant = max(model.parameters, key=lambda p: p.numel)
     asked = state_bytes(recipe, giant, shard_of(giant, 1, 0)) / 2 / (1 + 4 / 256)
     assert round(asked / GIB, 2) == 6.26
-    sharded = states_of(*of_example("brain-8b", "tensor01.yaml")).gpu
+    sharded = states_of(
+        *of_example("brain-8b", "tensor01.yaml", "recipe.tensor=1", "recipe.sharding=fsdp")
+    ).gpu
     assert round(sharded.total / GIB, 2) == 9.77

@@ -21,6 +21,10 @@ from launcher.spec.recipe import Recipe
 from launcher.train.tracing.source import TaskSource
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SHARDED = (
+    "recipe={precision: bf16-mixed, optimizer: adamw-8bit, sharding: fsdp, tensor: 1, micro_batch_size: 2}"
+)
+"A recipe for the brain without tensor parallelism, at the micro-batch of the report."
 Plan = Callable[..., Decider]
 
 
@@ -53,14 +57,14 @@ def peak(decision: Decision, when: str, phase: str) -> dict[str, float]:
 
 
 def test_the_brain_fits_when_sharded_and_its_peak_is_the_giant_matrix(plan: Plan) -> None:
-    decision = plan("brain-8b", "tensor01.yaml").decide()
+    decision = plan("brain-8b", "tensor01.yaml", SHARDED).decide()
     assert decision.parameters == 8_365_837_010
     # 10 bytes a parameter over 8 ranks are 9.8 GiB. The gathered, computed and reduced parts add 10.5, and
     # 4.5 lie in the pools of the streams that gather and reduce, where no other stream can use them.
     assert gib(decision.chosen.estimate.reserved) == pytest.approx(24.88, abs=0.1)
     assert decision.chosen.estimate.worst.phase == "backward"
     # Uncut, one matrix of 6.7 billion: gathered in bf16, its gradient in bf16, and in fp32 to be reduced.
-    uncut = plan("brain-8b", "tensor01.yaml", "args.parts=1")
+    uncut = plan("brain-8b", "tensor01.yaml", SHARDED, "args.parts=1")
     assert gib(uncut.evaluate(uncut.plan.recipe).estimate.needed) > 47.4
 
 
@@ -69,7 +73,9 @@ def test_under_ddp_the_brain_runs_out_of_memory_where_the_plan_says(plan: Plan) 
     them for activations. They are DDP's buckets, the third copy of 15.6 GiB; launcher's gradients are views
     of them."""
     sets = ("recipe.sharding=ddp", "recipe.precision=bf16", "args.parts=1", "recipe.offload=none")
-    decider = plan("brain-8b", "tensor01.yaml", *sets, "recipe.activations=keep", "recipe.grad_sync=each")
+    decider = plan(
+        "brain-8b", "tensor01.yaml", SHARDED, *sets, "recipe.activations=keep", "recipe.grad_sync=each"
+    )
     said = refusal(decider)
     assert "memory runs out in the optimizer's update (first step)" in said and "state2 of " in said
     assert "fits: " in said and "sharding: fsdp" in said.partition("fits: ")[2]

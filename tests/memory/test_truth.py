@@ -60,6 +60,16 @@ TOGETHER: tuple[Case, ...] = (
     case("hf qwen3 qlora", ranks=2, micro=2, optimizer="adamw-8bit"),
     case("llama tied", ranks=2, micro=2, optimizer="lion", optimizer_step="backward", **MIXED),
 )
+PARALLEL: tuple[Case, ...] = (
+    case("llama", ranks=2, micro=4, sharding="none", tensor=2),
+    case("llama", ranks=4, micro=4, tensor=2, **MIXED),
+    case("llama", ranks=4, micro=2, tensor=2, activations="checkpoint", accumulation=2),
+    case("llama tied", ranks=4, micro=2, tensor=2, sharding="fsdp-keep", optimizer="adam-mini"),
+    case("gpt", ranks=2, micro=4, tensor=2, sharding="fsdp", **PURE),
+    case("llama", ranks=2, sharding="none", tensor=2, **LATE),
+    case("brain tiny", ranks=2, micro=64, tensor=2, sharding="none", **MIXED),
+)
+"Tensor parallelism."
 COMPILED: tuple[Case, ...] = tuple(
     case(model, micro=8, compile=True, **fields)
     for model, fields in (

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
 from launcher.train import activations
@@ -58,7 +59,13 @@ def _rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    return _FusedRmsNorm.apply(input, weight, len(normalized_shape))  # type: ignore[no-untyped-call]
+    dims = len(normalized_shape)
+    if not isinstance(input, DTensor):
+        return _FusedRmsNorm.apply(input, weight, dims)  # type: ignore[no-untyped-call]
+    if isinstance(weight, DTensor):
+        weight = weight.to_local(grad_placements=[Partial()] * input.device_mesh.ndim)
+    out = _FusedRmsNorm.apply(input.to_local(), weight, dims)  # type: ignore[no-untyped-call]
+    return DTensor.from_local(out, input.device_mesh, input.placements, run_check=False)
 
 
 def _dropout(of_cpu: Callable[..., Any]) -> Callable[..., Any]:

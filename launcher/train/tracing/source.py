@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 from launcher.memory.peaks import Like
@@ -20,12 +21,12 @@ from launcher.memory.trace import Trace, alone
 from launcher.planning.source import About, NotCompiledError, NoTraceError
 from launcher.spec import optimizers
 from launcher.spec.job import Job
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import Precision, Recipe
 from launcher.train.batch_norm import first_batch_norm
 from launcher.train.shapes import read_shapes
 from launcher.train.task import Task, check_varied, load_task
 from launcher.train.tracing.compiled import NotCapturedError
-from launcher.train.tracing.tracer import Tracer, UntraceableError
+from launcher.train.tracing.tracer import Tracer, UntraceableError, fake_ranks
 
 TO_DO = (
     "a step is traced on tensors without values: Python code must not depend on values (.item(), .tolist(), "
@@ -62,9 +63,12 @@ class TaskSource:
             tokens_per_sample=max(rows) - shifted if rows else None,
             blocks=next(iter(task.blocks(model)), None) is not None,
             couples_samples=task.couples_samples,
+            tensor=task.parallel_plan(model) is not None,
         )
 
-    def shapes(self, precision: Any, args: Mapping[str, Any] | None = None) -> ModelShapes:
+    def shapes(
+        self, precision: Precision, args: Mapping[str, Any] | None = None, tensor: int = 1
+    ) -> ModelShapes:
         recipe = Recipe(
             precision=precision,
             optimizer=optimizers.DEFAULT,
@@ -72,7 +76,10 @@ class TaskSource:
             micro_batch_size=1,
             grad_accum=1,
         )
-        return read_shapes(self._task(args), recipe)
+        if tensor == 1:
+            return read_shapes(self._task(args), recipe)
+        with fake_ranks(tensor):
+            return read_shapes(self._task(args), recipe, init_device_mesh("cpu", (tensor,)))
 
     def trace(
         self, recipe: Recipe, ranks: Ranks, args: Mapping[str, Any] | None = None, *, exact: bool = False

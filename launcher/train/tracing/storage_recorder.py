@@ -48,6 +48,14 @@ _STREAMS = {
     "all_reduce_stream": ALL_REDUCE,
 }
 "Attributes of FSDP2's FSDPCommContext."
+_TIMES = {
+    "all_gather_into_tensor": 1,
+    "reduce_scatter_tensor": 1,
+    "all_reduce": 2,
+    "all_reduce_": 2,
+    "all_to_all_single": 1,
+}
+"Collective of DTensor -> how often its bytes count; the others, such as waiting, exchange nothing."
 OTHER = "other"
 "Streams of the user's code share one pool here."
 
@@ -126,6 +134,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._follow(func, args)
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
+        if func.namespace == "_c10d_functional":
+            self._exchange(func, args, out)
         new = False
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
@@ -140,6 +150,12 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if (formula := flop_registry.get(func._overloadpacket)) is not None:
                 segment.flops += formula(*args, **kwargs, out_val=out)
         return out
+
+    def _exchange(self, func: Any, args: Any, out: Any) -> None:
+        """Count a collective of DTensor. FSDP calls torch.distributed's own."""
+        times = _TIMES.get(func._schema.name.partition("::")[2], 0)
+        whole = max((args[0], out), key=lambda tensor: tensor.numel())
+        self.recorded.segments[-1].exchanged += times * whole.numel() * whole.itemsize
 
     def _follow(self, func: Any, args: Any) -> None:
         if func._schema.name == _ENTER:

@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
 from launcher.memory.states import Ranks
-from launcher.memory.trace import Sample, Trace, Work4, combine
+from launcher.memory.trace import Counted, Sample, Trace, combine
 from launcher.memory.unroll import Recorded, Run, unroll
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
@@ -34,6 +34,7 @@ from launcher.train.sharding import accumulate
 from launcher.train.task import Task
 from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
+from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.fake_model import make_fake, no_packed_mask
 from launcher.train.tracing.folding import fold
 from launcher.train.tracing.storage_recorder import StorageRecorder
@@ -98,7 +99,8 @@ class Tracer:
         if the recipe accumulates gradients, and an evaluation."""
         recipe = recipe.model_copy(update={"micro_batch_size": micro_batch})
         if recipe.sharding == "none":
-            ranks = Ranks(1, 1, ranks.on_gpu)  # ranks are independent until the gradients are reduced
+            # Other ranks are independent until the gradients are reduced.
+            ranks = Ranks(recipe.tensor, recipe.tensor, ranks.on_gpu)
         # If only some blocks are recomputed, the blocks are not equal.
         if not whole and recipe.checkpoint_ratio == 1:
             # Some models cannot run with fewer blocks; run those with all.
@@ -120,7 +122,9 @@ class Tracer:
         rank = self._rank(recipe, ranks)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
         self.task.loss_chunks = recipe.loss_chunks
-        with _fake_ranks(ranks.world), ExitStack() as stack:
+        with fake_ranks(ranks.world), ExitStack() as stack:
+            if recipe.tensor > 1:
+                stack.enter_context(dtensors_of_real_values())
             # A mesh holds real values, so it is created before the fake mode is on.
             mesh = meshes(rank)
             fake = FakeTensorMode()
@@ -206,7 +210,7 @@ class Tracer:
 
 
 @contextmanager
-def _fake_ranks(world: int) -> Iterator[None]:
+def fake_ranks(world: int) -> Iterator[None]:
     """Set up a process group of fake ranks, whose collectives return at once."""
     hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
@@ -227,7 +231,7 @@ def _arriving(batch: Any, recorder: StorageRecorder) -> Any:
 def _sample(recorded: Recorded, micro_batch: int) -> Sample:
     events: list[int] = []
     phases: list[tuple[str, int]] = []
-    work = dict.fromkeys(Work4._fields, 0.0)
+    work = dict.fromkeys(Counted._fields, 0.0)
     for phase, group in itertools.groupby(recorded.segments, key=lambda segment: segment.phase):
         segments = list(group)
         phases.append((phase, len(events)))
@@ -235,6 +239,7 @@ def _sample(recorded: Recorded, micro_batch: int) -> Sample:
         if phase in PASSES[0]:
             work[f"{phase}_flops"] = sum(segment.flops for segment in segments)
             work[f"{phase}_bytes"] = sum(segment.traffic for segment in segments)
+            work[f"{phase}_exchanged"] = sum(segment.exchanged for segment in segments)
     return Sample(
         micro_batch,
         tuple(recorded.sizes),
@@ -243,7 +248,7 @@ def _sample(recorded: Recorded, micro_batch: int) -> Sample:
         tuple(recorded.streams),
         tuple(events),
         tuple(phases),
-        Work4(**work),
+        Counted(**work),
     )
 
 

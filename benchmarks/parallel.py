@@ -1,0 +1,137 @@
+"""Tensor and pipeline parallelism against sharding alone: plans of the field reports' models, side by side.
+
+Nothing runs on a GPU: memory and time are the estimate of `launcher plan`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from memory_tables import between, markdown  # noqa: E402
+
+from launcher.api.job_source import given  # noqa: E402
+from launcher.api.plan_questions import Asker  # noqa: E402
+from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
+from launcher.api.sources import in_silence, traces_dir  # noqa: E402
+from launcher.planning.choice import Candidate  # noqa: E402
+from launcher.report.content import seconds  # noqa: E402
+from launcher.report.terminal import recipe_line  # noqa: E402
+from launcher.spec.base import GIB  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "parallel.json"
+
+
+class Case(NamedTuple):
+    """A recipe for one model on one cluster. Fields that it leaves open are chosen, if they can be."""
+
+    model: str
+    name: str
+    example: str
+    cluster: str
+    recipe: str
+    sets: tuple[str, ...] = ()
+
+
+BRAIN = "8.36B autoencoder, 8x A6000"
+REPORT = "13.14B, 2x A5000"
+HUGE = "405B, 128x H100"
+LARGE = "70B, 8x H100"
+CASES = (
+    Case(BRAIN, "FSDP, the best recipe", "brain-8b.yaml", "tensor01", "precision: bf16-mixed, tensor: 1"),
+    Case(BRAIN, "tensor 8", "brain-8b.yaml", "tensor01", "precision: bf16-mixed, tensor: 8"),
+    Case(LARGE, "FSDP, the best recipe", "llama-70b.yaml", "runpod-8xh100", "precision: bf16, tensor: 1"),
+    Case(LARGE, "tensor 2", "llama-70b.yaml", "runpod-8xh100", "precision: bf16, tensor: 2"),
+    Case(LARGE, "tensor 8", "llama-70b.yaml", "runpod-8xh100", "precision: bf16, tensor: 8"),
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--save", action="store_true", help="write results/parallel.json and docs/parallel.md"
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose model has this text")
+    options = parser.parse_args()
+    rows = []
+    for case in CASES:
+        if options.only in case.model:
+            rows.append(row(case))
+            print(json.dumps(rows[-1]), flush=True)
+    text = tables(rows)
+    print(text)
+    if options.save:
+        result = {"command": "python benchmarks/parallel.py --save", "rows": rows}
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        between(ROOT / "docs" / "parallel.md", "benchmarks/parallel.py", text)
+    return 0
+
+
+def row(case: Case) -> dict[str, Any]:
+    """Return the figures of the recipe that fits, or of the nearest one, in bytes and seconds."""
+    source, sets = given(ROOT / "examples" / case.example), (f"recipe={{{case.recipe}}}", *case.sets)
+    place = with_hardware(named_cluster(case.cluster, sets), source.job(sets))
+    decider = Asker(source, sets, place, traces_dir(), in_silence).decider()
+    choice = decider.best()
+    found = choice.chosen or nearest(decider.evaluate.confirm(decider.plan.recipe), choice.losers)
+    return {
+        "model": case.model,
+        "recipe": case.name,
+        "as chosen": recipe_line(found.recipe),
+        "fits": choice.chosen is not None,
+        "needed": found.estimate.needed,
+        "host per node": found.estimate.host_per_node,
+        "parts": found.estimate.worst.parts,
+        "time": found.time.model_dump() if found.time is not None else None,
+        "step": found.time.total if found.time is not None else None,
+        "samples per second": found.speed,
+    }
+
+
+def nearest(one: Candidate, losers: Any) -> Candidate:
+    """Return the candidate that needs least memory."""
+    tried = [loser.candidate for loser in losers if loser.candidate is not None]
+    return min([one, *tried], key=lambda each: each.estimate.needed)
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    """Return a table of memory and speed, and one of the seconds of a step."""
+    memory, budget = [], []
+    for one in rows:
+        fits = "" if one["fits"] else ", **does not fit**"
+        memory.append(
+            {
+                "model": one["model"],
+                "recipe": f"{one['recipe']}: {one['as chosen']}",
+                "GPU": f"{one['needed'] / GIB:.1f} GiB{fits}",
+                "host of a node": f"{one['host per node'] / GIB:.0f} GiB",
+                "samples/s": f"{one['samples per second']:.3g}",
+            }
+        )
+        time = one["time"]
+        if time is not None:
+            budget.append(
+                {
+                    "model": one["model"],
+                    "recipe": one["recipe"],
+                    "step": seconds(one["step"]),
+                    "samples": time["samples"],
+                    "matrix products": seconds(time["compute"]),
+                    "other kernels": seconds(time["memory"]),
+                    "waiting for links": seconds(time["exposed"]),
+                    "of these in tensor groups": seconds(time["tensor"]),
+                    "offload": seconds(time["offload"]),
+                    "optimizer": seconds(time["optimizer"]),
+                }
+            )
+    return f"{markdown(memory)}\n\nThe budget of a step:\n\n{markdown(budget)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
