@@ -18,8 +18,10 @@ def doctor(
         Optional[int],  # noqa: UP045
         typer.Option("--nodes", "-N", metavar="N", min=1, help="number of nodes to examine; 1 if left out"),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="each node alone: seconds")] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="larger files: minutes")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="nodes and the ways between them: seconds")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="messages of 8 bytes to 1 GiB, larger files: minutes")
+    ] = False,
     show: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--show", metavar="RUN", help="show the results of an earlier doctor's run"),

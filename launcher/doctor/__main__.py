@@ -8,58 +8,60 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
 
 from launcher.doctor.board import Board
 from launcher.doctor.examine import examine, worst
-from launcher.doctor.measure.folders import QUICK_BYTES, THOROUGH_BYTES, folders_of_run, measure_folder
-from launcher.doctor.measure.gpus import measure_gpus
-from launcher.doctor.measure.host import measure_host
-from launcher.doctor.options import Options
+from launcher.doctor.lead import Lead
+from launcher.doctor.measure.group import Group
+from launcher.doctor.measure.listener import Listener
+from launcher.doctor.measure.network import identity
+from launcher.doctor.on_node import OnNode, measure_node
 from launcher.doctor.page import page
-from launcher.doctor.values import Expected, Measured
-from launcher.rundir.files import read_record
-from launcher.rundir.layout import RunDir
+from launcher.doctor.place import Place
+from launcher.doctor.values import Measured
 from launcher.spec import variables
 
 NODE = 0
 "Number of the first order, which is not given: every node measures itself."
+START_SECONDS = 60.0
+"How long node 0 waits for the other nodes. All are in one allocation, but a node may start late."
 
 
-def main(environ: Mapping[str, str] | None = None) -> int:
+def main() -> int:
     """Return 0, or 1 if the node of an ordinary job is broken."""
-    here, job = variables.split(environ or os.environ)
+    here, job = variables.split(os.environ)
     os.environ.update(job)  # the ranks have the job's variables
-    run = RunDir(Path(here[variables.RUN_DIR]))
-    node, nodes = int(here.get(variables.NODE_RANK, "0")), int(here.get(variables.NODES, "1"))
-    about, plan = read_record(run.run), read_record(run.plan)
-    options = Options.of_command(about.get("job", {}).get("command") or ())
-    expected = Expected.of(about, plan)
-    board = Board(run.started(here).path / "doctor", node, nodes)
-    values = measure_node(node, run.path, expected, thorough=options is not None and options.thorough)
-    board.answer(NODE, {"values": [value.as_json() for value in values]})
-    if options is None:
-        return _told(values, expected, node)
+    place = Place.of(here)
+    board = Board(place.attempt.path / "doctor", place.node, place.expected.nodes)
+    if place.options is None:
+        values = measure_node(place)
+        board.answer(NODE, {"values": [value.as_json() for value in values]})
+        return _told(values, place)
+    with Group() as group, ExitStack() as stack:
+        if place.options.level != "quick":
+            group.start()  # it imports torch while this process measures
+        on_node = OnNode(place, group)
+        answer: dict[str, Any] = {}
+        if place.expected.nodes > 1:
+            listener = stack.enter_context(Listener(place.port, board.take if place.leads else None))
+            answer["identity"] = {**identity(place.host, place.port), "ports": listener.ports}
+        answer["values"] = [value.as_json() for value in measure_node(place)]
+        on_node.answer(board, NODE, answer)
+        if place.leads:
+            Lead(on_node, board).examine(board.wait_for_answers(NODE, START_SECONDS))
+        else:
+            on_node.follow(board)
     return 0
 
 
-def measure_node(node: int, run: Path, expected: Expected, *, thorough: bool = False) -> list[Measured]:
-    """Measure this node without its neighbours."""
-    values = list(measure_host(node, run))
-    if expected.gpus_per_node:
-        values += measure_gpus(node)
-    most = THOROUGH_BYTES if thorough else QUICK_BYTES
-    for name, folder in folders_of_run(run, expected.nvme_dir).items():
-        values += measure_folder(node, name, folder, most)
-    return values
-
-
-def _told(values: Sequence[Measured], expected: Expected, node: int) -> int:
+def _told(values: Sequence[Measured], place: Place) -> int:
     """Print what is broken. Return 1 if anything is."""
-    found = [one for one in examine(values, expected) if one.verdict != "good"]
+    found = [one for one in examine(values, place.expected) if one.verdict != "good"]
     if found:
-        print("\n".join(page(f"doctor: node {node}", found, 1)), file=sys.stderr)
+        print("\n".join(page(f"doctor: node {place.node}", found, 1)), file=sys.stderr)
     return int(worst(found) == "broken")
 
 

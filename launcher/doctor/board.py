@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.doctor.values import Measured
 from launcher.rundir.files import read_json, replace_json
 
 T = TypeVar("T")
@@ -40,6 +39,12 @@ class Board:
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_json(self._answer(number, self.node), answer)
 
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Node 0: write the answer of a node that cannot write it. Raises OSError."""
+        node, number = int(told["node"]), int(told["number"])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_json(self._answer(number, node), {key: told[key] for key in told.keys() - {"node", "number"}})
+
     def wait_for_answers(self, number: int, seconds: float) -> dict[int, Mapping[str, Any]]:
         """Return the answers of the nodes that give one in this time."""
 
@@ -53,11 +58,10 @@ class Board:
         found = {node: read_json(self._answer(number, node)) for node in range(self.nodes)}
         return {node: answer for node, answer in found.items() if answer is not None}
 
-    def values(self) -> list[Measured]:
-        """Return every measured value of all nodes, in order of the orders."""
-        numbers = sorted({int(path.stem.rpartition("-")[2]) for path in self.folder.glob("node-*-*.json")})
-        answers = (answer for number in numbers for answer in self.answers(number).values())
-        return [Measured(**value) for answer in answers for value in answer.get("values", ())]
+    def history(self) -> list[tuple[Mapping[str, Any], dict[int, Mapping[str, Any]]]]:
+        """Return every order with its answers. Order 0, that a node measures itself, is never written."""
+        numbers = {int(path.stem.rpartition("-")[2]) for path in self.folder.glob("node-*-*.json")}
+        return [(read_json(self._order(number)) or {}, self.answers(number)) for number in sorted(numbers)]
 
     def _order(self, number: int) -> Path:
         return self.folder / f"order-{number:03d}.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from launcher.doctor.checks import CHECKS
 from launcher.doctor.checks.row import Check
@@ -13,14 +14,40 @@ ORDER: dict[Verdict, int] = {"good": 0, "poor": 1, "broken": 2}
 
 
 def examine(values: Iterable[Measured], expected: Expected) -> list[Finding]:
-    """Return a finding for each value, in the order of the table. Equal findings are one."""
+    """Return a finding for each value, in the order of the table. Findings that tell the same are one."""
     known = [value for value in values if value.check in CHECKS]
-    found = [_judged(value, CHECKS[value.check], expected) for value in known]
+    found: list[Finding] = []
     for check in CHECKS.values():
-        if check.alike != "good":
-            found += _differences([value for value in known if value.check == check.name], check)
-    place = list(CHECKS)
-    return sorted(_merged(found), key=lambda one: place.index(one.check))
+        own = [value for value in known if value.check == check.name]
+        judged = [(value, _judged(value, check, expected)) for value in own]
+        found += _good(check, [pair for pair in judged if pair[1].verdict == "good"])
+        found += _merged([finding for _, finding in judged if finding.verdict != "good"])
+        found += _differences(own, check) if check.alike != "good" else []
+    return found
+
+
+def _good(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Finding]:
+    """Unite good findings of all nodes: of one subject, or of all if they are ways between nodes."""
+    groups: dict[tuple[object, ...], list[tuple[Measured, Finding]]] = {}
+    for value, finding in judged:
+        about = finding.subjects if check.of_node and "GPU" not in value.subject else ()
+        groups.setdefault((about, finding.expected), []).append((value, finding))
+    united = []
+    for group in groups.values():
+        shown = _range(check, [value.value for value, _ in group])
+        # Where all ways between nodes are good, nobody wants to read their names.
+        alike = [replace(finding, measured=shown, cause="") for _, finding in group]
+        united += _merged(alike if check.of_node else [replace(one, subjects=()) for one in alike])
+    return united
+
+
+def _range(check: Check, values: Sequence[Any]) -> str:
+    """Return the values as text: the smallest and the largest number, or the first texts."""
+    texts = list(dict.fromkeys("-" if value is None else check.show(value) for value in values))
+    if len(texts) > 1 and all(isinstance(value, int | float) for value in values):
+        texts = list(dict.fromkeys((check.show(min(values)), check.show(max(values)))))
+        return " to ".join(texts)
+    return ", ".join(texts) if len(texts) <= 3 else f"{', '.join(texts[:2])} and {len(texts) - 2} others"
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
@@ -42,7 +69,7 @@ def _sentence(text: str) -> str:
 
 def _finding(value: Measured, check: Check, opinion: Opinion, shown: str) -> Finding:
     return Finding(
-        check.name, check.title, check.part, opinion.verdict, (value.node,),
+        check.name, check.title, check.part, opinion.verdict, (value.node,) if check.of_node else (),
         (value.subject,) if value.subject else (), shown, opinion.expected, opinion.cause, opinion.cure,
     )  # fmt: skip
 

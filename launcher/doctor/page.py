@@ -42,7 +42,7 @@ def summary(findings: Iterable[Finding]) -> str:
 
 
 def _lines(one: Finding, nodes: int) -> list[str]:
-    where = [f"node {spans(one.nodes)}"] if nodes > 1 and len(one.nodes) < nodes else []
+    where = [f"node {spans(one.nodes)}"] if one.nodes and len(one.nodes) < nodes else []
     where += [_subjects(one.subjects)] if one.subjects else []
     lines = _row(one.verdict, ", ".join([one.title, *where]), one.measured, one.expected)
     if one.verdict != "good":

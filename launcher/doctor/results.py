@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.doctor.board import Board
 from launcher.doctor.examine import examine, worst
+from launcher.doctor.interpret import values_of
 from launcher.doctor.options import Options
 from launcher.doctor.page import page
 from launcher.doctor.values import Expected, Finding, Measured, Verdict
@@ -36,12 +37,16 @@ class Results:
 
     def page(self) -> list[str]:
         """Return the page for a person."""
-        per = self.expected
+        per, name = self.expected, f"{self.run.id}`"
         title = (
             f"doctor: {self.cluster}, {_count(per.nodes, 'node')}, {_count(per.ranks, 'rank')}, "
             f"{per.backend}, {self.options.level}; run {self.run.id}"
         )
-        return [line.replace("RUN`", f"{self.run.id}`") for line in page(title, self.findings, per.nodes)]
+        found = [
+            replace(one, cause=one.cause.replace("RUN`", name), cure=one.cure.replace("RUN`", name))
+            for one in self.findings
+        ]
+        return page(title, found, per.nodes)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -66,7 +71,7 @@ def results_of(run: RunDir) -> Results | None:
     expected = Expected.of(about, plan)
     folder = run.attempt(0).path / "doctor"
     board = Board(folder, 0, expected.nodes)
-    values = [*_of_run(folder, board, expected), *board.values()]
+    values = [*_of_run(folder, board, expected), *values_of(board.history())]
     return Results(run, str(about.get("cluster", {}).get("name", "")), options, expected, tuple(values))
 
 

@@ -93,7 +93,8 @@ def test_equal_findings_of_several_nodes_and_gpus_are_one() -> None:
 
 def test_nodes_that_differ_are_named() -> None:
     values = [Measured("python", node, "3.11.7" if node else "3.12.1") for node in range(3)]
-    [_, _, differs] = examine(values, Expected(nodes=3))
+    [alike, differs] = examine(values, Expected(nodes=3))
+    assert (alike.verdict, alike.measured) == ("good", "3.12.1, 3.11.7")
     assert (differs.verdict, differs.nodes) == ("broken", (0,))
     assert "3.12.1 on node 0; 3.11.7 on node 1-2" in differs.cause
 

@@ -14,6 +14,7 @@ import pytest
 from launcher.doctor.board import Board
 from launcher.doctor.checks import CHECKS
 from launcher.doctor.examine import examine
+from launcher.doctor.interpret import values_of
 from launcher.doctor.values import Expected, Finding, Measured
 from launcher.rundir.layout import RunDir
 from tests.doctor.sick import in_mounts, stub
@@ -41,7 +42,7 @@ class Node:
 
     @property
     def values(self) -> list[Measured]:
-        return Board(self.run.attempt(0).path / "doctor", 0, 1).values()
+        return values_of(Board(self.run.attempt(0).path / "doctor", 0, 1).history())
 
     @property
     def findings(self) -> dict[str, Finding]:

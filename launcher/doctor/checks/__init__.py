@@ -5,8 +5,9 @@ Judging is pure: a measured value and what is expected give an opinion. `launche
 
 from __future__ import annotations
 
-from launcher.doctor.checks import folders, gpus, host, run
+from launcher.doctor.checks import collectives, folders, gpus, host, network, run
 from launcher.doctor.checks.row import Check
 
-CHECKS: dict[str, Check] = {row.name: row for row in (*run.ROWS, *host.ROWS, *gpus.ROWS, *folders.ROWS)}
+ROWS = (*run.ROWS, *host.ROWS, *gpus.ROWS, *folders.ROWS, *network.ROWS, *collectives.ROWS)
+CHECKS: dict[str, Check] = {row.name: row for row in ROWS}
 "In the order of the page."

@@ -24,6 +24,8 @@ class Check(NamedTuple):
     "Called for values that could be measured."
     show: Callable[[Any], str] = str
     "The value as text."
+    of_node: bool = True
+    "Whether it is a value of one node, and not of a way between nodes or of ranks together."
     alike: Verdict = "good"
     "Verdict if the value is not the same on all nodes."
     unmeasured: Opinion = Opinion("poor", "", "It could not be measured.")

@@ -42,6 +42,13 @@ def seconds(measured: Measured, expected: Expected) -> Opinion:
 
 ROWS = (
     Check("answers", "node examined itself", "run", answers, lambda value: "answers" if value else "silent"),
-    Check("ranks", "ranks that connected", "run", connected),
-    Check("connect", "time to connect", "run", seconds, lambda value: f"{value:.2f} s"),
-)
+    Check(
+        "run-folder", "run folder", "run",
+        unmeasured=Opinion(
+            "broken", "writable", "This node cannot write into the run directory.",
+            "Mount the folder of paths.runs writable on every node, for this user, with free space.",
+        ),
+    ),
+    Check("ranks", "ranks that connected", "run", connected, of_node=False),
+    Check("connect", "time to connect", "run", seconds, lambda value: f"{value:.2f} s", of_node=False),
+)  # fmt: skip
