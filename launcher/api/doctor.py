@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.api.command_job import job_of_command
 from launcher.api.job_source import given
 from launcher.api.prepare import named_cluster, prepared, with_hardware
 from launcher.doctor.options import Options
+from launcher.doctor.profile_change import changed, difference, own_file
 from launcher.doctor.results import Results, results_of
+from launcher.render.shipped import clusters_dir
+from launcher.rundir.files import replace_text
+from launcher.rundir.find import runs_in
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.of_run import scheduler_of
 from launcher.spec.errors import UsageError
+from launcher.spec.find import cluster_folders, find_cluster
+from launcher.spec.load import load_cluster
 
 TAG = "doctor"
 CPU_RANKS = 2
@@ -69,3 +77,59 @@ def collected(run: RunDir) -> Results:
     if (found := results_of(run)) is None:
         raise UsageError(f"{run.id} is not a run of `launcher doctor`")
     return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """A cluster profile with the setting that the doctor chose."""
+
+    file: Path
+    "The file to write: a shipped profile goes into the user's folder."
+    text: str
+    difference: str
+    "As a patch of the profile that is in force."
+
+
+def changed_profile(results: Results, cluster: str) -> Change | None:
+    """Return the profile with the setting that was chosen; None if there is none.
+
+    `cluster` is the profile's name or file. Raises SpecError if it does not exist, UsageError if it is of
+    another cluster.
+    """
+    chosen = next((one.value for one in results.values if one.check == "chosen"), None)
+    if not chosen or not chosen["env"]:
+        return None
+    shipped = clusters_dir()
+    file = find_cluster(cluster, cluster_folders(shipped))
+    if (name := load_cluster(file).name) != results.cluster:
+        raise UsageError(f"the run is of {results.cluster}, not of {name}: give -c {results.cluster}")
+    before = file.read_text(encoding="utf-8")
+    day = str(results.run.read_about().created or "")[:10]
+    reason = f"launcher doctor{f', {day}' * bool(day)}, run {results.run.id}: {chosen['before']} without it"
+    after = changed(before, chosen["env"], reason)
+    target = own_file(file, shipped)
+    return Change(target, after, difference(before, after, str(target)))
+
+
+def write_profile(change: Change) -> None:
+    """Write a changed profile. Raises SpecError if it would not be valid any more, OSError."""
+    change.file.parent.mkdir(parents=True, exist_ok=True)
+    trial = change.file.with_suffix(".doctor.yaml")
+    try:
+        replace_text(trial, change.text)
+        load_cluster(trial)
+    finally:
+        trial.unlink(missing_ok=True)
+    replace_text(change.file, change.text)
+
+
+def last_healthy(results: Results) -> Results | None:
+    """Return the newest earlier results of the same cluster in which nothing was broken; None if there are
+    none. Levels may differ."""
+    for run in runs_in():
+        if run.id == results.run.id or run.read_about().created > results.run.read_about().created:
+            continue
+        found = results_of(run)
+        if found is not None and found.cluster == results.cluster and found.verdict != "broken":
+            return found
+    return None

@@ -1,7 +1,9 @@
-"""`python -m launcher.doctor`: examine this node. start.sh runs it before the ranks.
+"""`python -m launcher.doctor [RUN_DIR]`: examine this node. start.sh runs it before the ranks.
 
 For a job of a profile with `checks: doctor`, it is the quick check of the node, and fails if something is
 broken. In the doctor's own run it goes on with what the options of the run's command ask for.
+
+With RUN_DIR, before any attempt, nothing is written. Slurm's check-node.sh leaves a node out that fails.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from launcher.doctor.board import Board
-from launcher.doctor.examine import examine, worst
+from launcher.doctor.examine import examine
 from launcher.doctor.lead import Lead
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.listener import Listener
@@ -34,6 +36,10 @@ def main() -> int:
     """Return 0, or 1 if the node of an ordinary job is broken."""
     here, job = variables.split(os.environ)
     os.environ.update(job)  # the ranks have the job's variables
+    if len(sys.argv) > 1:
+        place = Place.of({variables.RUN_DIR: sys.argv[1]})
+        # The doctor's own run examines the sick nodes as well.
+        return 0 if place.options is not None else _told(measure_node(place), place)
     place = Place.of(here)
     board = Board(place.attempt.path / "doctor", place.node, place.expected.nodes)
     if place.options is None:
@@ -62,7 +68,10 @@ def _told(values: Sequence[Measured], place: Place) -> int:
     found = [one for one in examine(values, place.expected) if one.verdict != "good"]
     if found:
         print("\n".join(page(f"doctor: node {place.node}", found, 1)), file=sys.stderr)
-    return int(worst(found) == "broken")
+    broken = [one for one in found if one.verdict == "broken"]
+    if broken:  # the last line is what Slurm's check-node.sh tells
+        print("; ".join(f"{one.title} {one.measured}: {one.cause}" for one in broken), file=sys.stderr)
+    return int(bool(broken))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from launcher.doctor.board import Board
-from launcher.doctor.interpret import TESTS, tests_of
+from launcher.doctor.interpret import NOTE, TESTS, TRAIN, tests_of
 from launcher.doctor.measure.folders import QUICK_BYTES, THOROUGH_BYTES, folders_of_run, measure_folder
 from launcher.doctor.measure.gpus import measure_gpus
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.guarded import reason_of
 from launcher.doctor.measure.host import measure_host
 from launcher.doctor.measure.network import measure_way, partners, send_answer
+from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
 from launcher.doctor.place import Place
 from launcher.doctor.values import Measured
 
@@ -44,7 +45,9 @@ class OnNode:
         self.place, self.group = place, group
         self._does: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             TESTS: self._tests,
+            TRAIN: self._train,
             REACH: self._reach,
+            NOTE: lambda _: {},
         }
 
     def carry_out(self, order: Mapping[str, Any]) -> Answer:
@@ -85,3 +88,15 @@ class OnNode:
             if other in peers
         ]
         return {"values": [value.as_json() for way in ways for value in way]}
+
+    def _train(self, order: Mapping[str, Any]) -> Answer:
+        [test] = tests_of(order)
+        expected = self.place.expected
+        with tiny_run(
+            order["sharding"], len(test.ranks), expected.ranks, expected.gpus_per_node,
+            expected.nodes if len(test.ranks) > 1 else 1,
+        ) as run:  # fmt: skip
+            options = {**test.options, "run_dir": str(run.path)}
+            told = self.group.run([replace(test, options=options)], self.place.local_ranks)
+            answer: Answer = {"told": [[asdict(one) for one in ranks] for ranks in told]}
+            return {**answer, "steps": steps_of(run), "exception": error_of(run)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,13 +38,13 @@ class Results:
 
     def page(self) -> list[str]:
         """Return the page for a person."""
-        per, name = self.expected, f"{self.run.id}`"
+        per, name = self.expected, self.run.id
         title = (
             f"doctor: {self.cluster}, {_count(per.nodes, 'node')}, {_count(per.ranks, 'rank')}, "
             f"{per.backend}, {self.options.level}; run {self.run.id}"
         )
         found = [
-            replace(one, cause=one.cause.replace("RUN`", name), cure=one.cure.replace("RUN`", name))
+            replace(one, cause=re.sub(r"\bRUN\b", name, one.cause), cure=re.sub(r"\bRUN\b", name, one.cure))
             for one in self.findings
         ]
         return page(title, found, per.nodes)

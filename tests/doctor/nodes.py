@@ -92,6 +92,14 @@ class Nodes:
         for space in (*map(self.space, range(self.count)), f"{self._prefix}-s"):
             subprocess.run(["ip", "netns", "del", space], capture_output=True)
 
+    def second_network(self) -> None:
+        """Give every node an interface `eth1` that no cable joins to the others."""
+        for node in range(self.count):
+            ip("link", "add", "eth1", "type", "veth", "peer", "name", "loose", inside=self.space(node))
+            ip("addr", "add", f"192.168.77.{node + 1}/24", "dev", "eth1", inside=self.space(node))
+            ip("link", "set", "eth1", "up", inside=self.space(node))
+            ip("link", "set", "loose", "up", inside=self.space(node))
+
     def on(self, node: int, script: str) -> None:
         """Run a shell script in the network of a node, or of the switch for -1."""
         space = f"{self._prefix}-s" if node < 0 else self.space(node)

@@ -21,7 +21,16 @@ def test_two_healthy_nodes(nodes: Nodes) -> None:
     found = nodes.doctor()
     assert sick(found, "all-reduce") == {}
     by_check = {one.check: one for one in found.findings}
-    assert {"name", "rendezvous-port", "mtu", "loss", "bandwidth", "joined", "all-to-all"} <= set(by_check)
+    assert {
+        "name",
+        "rendezvous-port",
+        "mtu",
+        "loss",
+        "bandwidth",
+        "joined",
+        "all-to-all",
+        "model-fsdp",
+    } <= set(by_check)
     assert by_check["mtu"].measured == by_check["mtu"].expected
     assert by_check["interfaces"].measured == "eth0 to eth0"
 

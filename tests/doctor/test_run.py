@@ -18,6 +18,8 @@ def test_the_quick_check_of_this_machine(lab: Lab) -> None:
     assert max(map(len, lines)) <= 80
     assert any(line.split() == ["good", "ranks", "that", "connected", "2", "2"] for line in lines)
     run = lab.newest()
+    again = lab.cli("doctor", "--show", run.id, "--compare")
+    assert again.stdout == done.stdout and "no earlier run of the doctor" in again.stderr
     told = lab.told("doctor", "--show", run.id, code=done.returncode)
     assert (told["backend"], told["ranks"], told["level"]) == ("gloo", 2, "quick")
     assert (told["verdict"] == "broken") is bool(done.returncode)
@@ -35,6 +37,9 @@ def test_a_profile_checks_each_node_before_a_job(lab: Lab) -> None:
     assert done.returncode and not list(run.path.glob("attempts/000/exits/*"))
     said = lab.all_logs(run)
     assert "broken open files" in said and "failed the doctor's checks" in said
+    why = lab.cli("why", run.id).stdout.splitlines()
+    assert why[1].startswith("cause     node-failed: node 0 ")
+    assert why[-1] == "examine   launcher doctor -c small"
 
 
 def test_another_run_has_no_results(lab: Lab) -> None:

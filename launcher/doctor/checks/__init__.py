@@ -5,9 +5,9 @@ Judging is pure: a measured value and what is expected give an opinion. `launche
 
 from __future__ import annotations
 
-from launcher.doctor.checks import collectives, folders, gpus, host, network, run
+from launcher.doctor.checks import collectives, folders, gpus, host, model, network, run, search
 from launcher.doctor.checks.row import Check
 
-ROWS = (*run.ROWS, *host.ROWS, *gpus.ROWS, *folders.ROWS, *network.ROWS, *collectives.ROWS)
-CHECKS: dict[str, Check] = {row.name: row for row in ROWS}
+PARTS = (run, host, gpus, folders, network, collectives, model, search)
+CHECKS: dict[str, Check] = {row.name: row for part in PARTS for row in part.ROWS}
 "In the order of the page."

@@ -40,7 +40,7 @@ def collective(measured: Measured, expected: Expected) -> Opinion:
         "poor",
         told,
         "The ranks exchange large messages slowly, so that gradients take long.",
-        "See the pairs of ranks below and the checks of the network.",
+        "See the pairs of ranks below and the network above; --tune looks for faster settings.",
     )
 
 
@@ -100,7 +100,7 @@ def _cure(blamed: Sequence[int], expected: Expected) -> str:
     nodes = sorted({rank // expected.ranks_per_node for rank in blamed})
     if expected.nodes > 1 and len(nodes) == 1:
         return f"Leave node {nodes[0]} out (slurm.extra.exclude), and have it checked."
-    return "Look at the checks of the network, and run with NCCL_DEBUG: INFO in network.env."
+    return "See the checks of the network, and the settings that were tried below."
 
 
 def ranks(numbers: Sequence[int], expected: Expected) -> str:

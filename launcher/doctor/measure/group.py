@@ -92,6 +92,8 @@ class _Rank:
         error = next((line["error"] for line in self.lines if "error" in line), "")
         if ended and not error and os.WIFSIGNALED(status):
             error = f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        elif ended and not error and os.WEXITSTATUS(status):
+            error = f"exit code {os.WEXITSTATUS(status)}"
         results = tuple(line["result"] for line in self.lines if "result" in line)
         done = sum("done" in line for line in self.lines)
         return Told(self.rank, ended, at[-1] if at else "", done, results, error, state)

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -42,6 +43,7 @@ def identity(host: str, port: int) -> dict[str, Any]:
     return {
         "name": socket.gethostname(),
         "address": own_address(host, port),
+        "adapters": sorted(one.name for one in Path("/sys/class/infiniband").glob("*")),
         "addresses": [list(one) for one in addresses() if ":" not in one[1] and one[0] != "lo"],
     }
 
@@ -227,3 +229,9 @@ def common_interfaces(identities: Sequence[Mapping[str, Any]]) -> list[str]:
     names = [{name for name, _ in one["addresses"]} for one in identities]
     order = dict.fromkeys(name for name, _ in identities[0]["addresses"]) if identities else {}
     return [name for name in order if all(name in have for have in names)]
+
+
+def common_adapters(identities: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of InfiniBand adapters that every node has."""
+    names = [set(one.get("adapters", ())) for one in identities]
+    return sorted(set.intersection(*names)) if names else []

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import runpy
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
+
+from launcher.spec import variables
 
 Tell = Callable[..., None]
 "Tells the parent: `at` is a step that begins, `done` one that has ended, `result` what was measured."
@@ -27,7 +31,7 @@ TIMED_SECONDS = 1.0
 
 def load() -> None:
     """Import what the ranks need, before the fork. Nothing here calls CUDA."""
-    for name in ("torch", "torch.distributed"):
+    for name in ("torch", "torch.distributed", "torch.distributed.fsdp"):
         importlib.import_module(name)
 
 
@@ -188,4 +192,15 @@ class _Operation:
         return [] if torch.equal(got, expected) else [source]
 
 
-TESTS: Mapping[str, Callable[..., None]] = {"connect": connect, "collective": collective}
+def train(tell: Tell, seconds: float, gpus: bool, run_dir: str, per_node: int) -> None:
+    """Be a rank of the built-in entrypoint, in a run directory of this node. It ends the process."""
+    tell(at="training")
+    for name in (variables.SUPERVISED, variables.ONLY_SAVE, variables.WORKER, "TORCHELASTIC_USE_AGENT_STORE"):
+        os.environ.pop(name, None)
+    os.environ[variables.RUN_DIR], os.environ[variables.ATTEMPT] = run_dir, "0"
+    os.environ["LOCAL_WORLD_SIZE"] = str(min(per_node, int(os.environ["WORLD_SIZE"])))
+    sys.argv = ["launcher.train"]
+    runpy.run_module("launcher.train", run_name="__main__", alter_sys=True)
+
+
+TESTS: Mapping[str, Callable[..., None]] = {"connect": connect, "collective": collective, "train": train}
