@@ -13,7 +13,7 @@ from launcher.doctor.checks.search import WORDS
 from launcher.doctor.interpret import NOTE, PAIRS, TESTS, TRAIN, Answers, outcomes
 from launcher.doctor.measure.network import common_adapters, common_interfaces
 from launcher.doctor.on_node import END, REACH, OnNode
-from launcher.doctor.outcome import BUS, Outcome, rounds
+from launcher.doctor.outcome import BUS, STOPPED, Outcome, rounds
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.settings import Setting, candidates, fastest
 from launcher.doctor.values import Measured
@@ -111,6 +111,8 @@ class Lead:
         failed = [name for name, one in found.items() if not one.ok]
         if not joined.ok or failed:
             self._pairs(slow=False)
+            if any(one.state in STOPPED for one in found.values()):
+                return False  # no setting wakes a stopped process
             self._search(failed or ["all-reduce"], found.get((failed or [""])[0], joined), sizes)
         elif any(map(self._slow, found.values())):
             self._pairs(slow=True)

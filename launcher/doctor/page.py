@@ -18,8 +18,8 @@ PARTS: dict[Part, str] = {
     "node": "NODE",
     "network": "NETWORK",
     "collectives": "COLLECTIVES",
-    "model": "TINY MODEL",
     "search": "SETTINGS",
+    "model": "TINY MODEL",
     "job": "JOB",
 }
 

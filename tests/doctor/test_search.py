@@ -81,7 +81,6 @@ def test_an_interface_that_leads_nowhere_is_replaced(tmp_path: Path, monkeypatch
         nodes.second_network()
         env = {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}
         results = nodes.doctor(cluster={"network": {"interface": "eth1"}}, env={0: env, 1: env})
-        assert nodes.seconds < 60
     found = sick(results)
     assert found["interfaces"].verdict == "broken" and "eth1" in found["interfaces"].cause
     assert found["joined"].verdict == "broken"

@@ -8,6 +8,6 @@ from __future__ import annotations
 from launcher.doctor.checks import collectives, folders, gpus, host, model, network, run, search
 from launcher.doctor.checks.row import Check
 
-PARTS = (run, host, gpus, folders, network, collectives, model, search)
+PARTS = (run, host, gpus, folders, network, collectives, search, model)
 CHECKS: dict[str, Check] = {row.name: row for part in PARTS for row in part.ROWS}
 "In the order of the page."
