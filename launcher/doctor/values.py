@@ -59,6 +59,8 @@ class Expected:
     env: Mapping[str, str] = field(default_factory=dict)
     "`network.env` of the profile."
     nvme_dir: str | None = None
+    command: bool = False
+    "Whether the job is a command of the user's, which may not use torch."
 
     @classmethod
     def of(cls, about: Mapping[str, Any], plan: Mapping[str, Any]) -> Expected:
@@ -78,6 +80,7 @@ class Expected:
             inter_node=network.get("inter_node"),
             interface=network.get("interface"),
             env=network.get("env") or {},
+            command=job.get("command") is not None,
             nvme_dir=(job.get("train") or {}).get("nvme_dir"),
         )
 

@@ -65,18 +65,22 @@ def test_every_measured_value_is_a_row_of_the_table_and_nothing_is_left_behind(n
 
 
 def tiny_shm(node: Node) -> int:
+    """A `/dev/shm` of 1 MiB (tmpfs)."""
     return node.check(in_mounts("mount -t tmpfs -o size=1m tmpfs /dev/shm", PYTHON))
 
 
 def little_locked_memory(node: Node) -> int:
+    """64 KiB of locked memory (`ulimit -l`)."""
     return node.check(["bash", "-c", 'ulimit -l 64; exec "$@"', "-", *PYTHON])
 
 
 def few_open_files(node: Node) -> int:
+    """256 open files (`ulimit -n`)."""
     return node.check(["bash", "-c", 'ulimit -n 256; exec "$@"', "-", *PYTHON])
 
 
 def full_scratch(node: Node) -> int:
+    """A full disk (tmpfs)."""
     folder = node.run.path.parent / "scratch"
     folder.mkdir()
     fill = f"mount -t tmpfs -o size=4m tmpfs {folder}; cp /dev/zero {folder}/fill 2>/dev/null || true"
@@ -84,6 +88,7 @@ def full_scratch(node: Node) -> int:
 
 
 def no_inodes(node: Node) -> int:
+    """A file system without free inodes (tmpfs)."""
     folder = node.run.path.parent / "scratch"
     folder.mkdir()
     fill = f"mount -t tmpfs -o size=64m,nr_inodes=40 tmpfs {folder}"
@@ -91,6 +96,7 @@ def no_inodes(node: Node) -> int:
 
 
 def read_only_scratch(node: Node) -> int:
+    """A read-only scratch folder (mount)."""
     folder = node.run.path.parent / "scratch"
     folder.mkdir()
     return node.check(
@@ -99,30 +105,36 @@ def read_only_scratch(node: Node) -> int:
 
 
 def no_file_locks(node: Node) -> int:
+    """A file system without flock (ENOLCK, by a preloaded library)."""
     return node.check(LD_PRELOAD=str(stub("flock_stub", node.run.path.parent)))
 
 
 def wrong_clock(node: Node) -> int:
+    """A clock that is 30 s ahead (by a preloaded library)."""
     return node.check(LD_PRELOAD=str(stub("clock_stub", node.run.path.parent)))
 
 
 def no_utf8(node: Node) -> int:
+    """An ASCII locale (`LC_ALL=POSIX`)."""
     return node.check(LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
+
+
+NODE_FAULTS = [
+    (tiny_shm, "shm", "broken", "1 MiB"),
+    (little_locked_memory, "memlock", "poor", "64 KiB"),
+    (few_open_files, "nofile", "broken", "256"),
+    (full_scratch, "space", "broken", "0 B"),
+    (no_inodes, "inodes", "broken", "3"),
+    (read_only_scratch, "write", "broken", "Read-only file system"),
+    (no_file_locks, "flock", "poor", "No locks available"),
+    (wrong_clock, "clock", "poor", "+30.0"),
+    (no_utf8, "encoding", "poor", "ANSI_X3.4-1968"),
+]
 
 
 @pytest.mark.parametrize(
     ("fault", "check", "verdict", "words"),
-    [
-        (tiny_shm, "shm", "broken", "1 MiB"),
-        (little_locked_memory, "memlock", "poor", "64 KiB"),
-        (few_open_files, "nofile", "broken", "256"),
-        (full_scratch, "space", "broken", "0 B"),
-        (no_inodes, "inodes", "broken", "3"),
-        (read_only_scratch, "write", "broken", "Read-only file system"),
-        (no_file_locks, "flock", "poor", "No locks available"),
-        (wrong_clock, "clock", "poor", "+30.0"),
-        (no_utf8, "encoding", "poor", "ANSI_X3.4-1968"),
-    ],
+    NODE_FAULTS,
     ids=lambda value: value.__name__ if callable(value) else None,
 )
 def test_a_fault_is_found_and_named(
@@ -134,3 +146,20 @@ def test_a_fault_is_found_and_named(
     assert words in f"{found.measured} {found.cause}" and found.cure
     assert found.title in node.output
     assert code == int(verdict == "broken") or any(one.verdict == "broken" for one in node.findings.values())
+
+
+def test_a_command_that_needs_no_torch_runs_without(node: Node) -> None:
+    """A Python without torch, for a job with `command:` and for one with `task:`."""
+    bare = node.run.path.parent / "bare"
+    bare.mkdir()
+    hidden = (
+        "import importlib.metadata as m\nfound = m.version\ndef version(name):\n"
+        "    if name == 'torch': raise m.PackageNotFoundError(name)\n"
+        "    return found(name)\nm.version = version\n"
+    )
+    (bare / "sitecustomize.py").write_text(hidden)
+    node.check(PYTHONPATH=str(bare))
+    assert node.findings["torch"].verdict == "broken" and "torch" not in node.output
+    about = json.loads(node.run.submitted.read_text())
+    node.run.submitted.write_text(json.dumps({**about, "job": {"task": "a:B"}}))
+    assert node.check(PYTHONPATH=str(bare)) == 1 and "broken torch" in node.output

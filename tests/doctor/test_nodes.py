@@ -36,38 +36,44 @@ def test_two_healthy_nodes(nodes: Nodes) -> None:
 
 
 def drop_rendezvous_port(nodes: Nodes) -> None:
-    """A firewall that drops what comes to the rendezvous ports of node 1."""
+    """A firewall that drops one way what comes to the rendezvous port (iptables)."""
     nodes.on(1, "iptables -A INPUT -p tcp --dport 61000:65535 --syn -j DROP")
 
 
 def mtu_too_large(nodes: Nodes) -> None:
-    """Both nodes send frames of 9,000 bytes, and the switch passes 1,400."""
+    """Packets of 9,000 bytes, of which the switch passes 1,500."""
     nodes.on(0, "ip link set eth0 mtu 9000")
     nodes.on(1, "ip link set eth0 mtu 9000")
 
 
 def lossy(nodes: Nodes) -> None:
+    """20 % of the packets lost (iptables)."""
     nodes.on(1, "iptables -A INPUT -m statistic --mode random --probability 0.2 -j DROP")
 
 
 def slow_link(nodes: Nodes) -> None:
+    """A link of 20 Mb/s (tc)."""
     nodes.on(1, "tc qdisc add dev eth0 root tbf rate 20mbit burst 64kbit latency 400ms")
 
 
 def wrong_hosts(nodes: Nodes) -> None:
+    """A wrong `/etc/hosts`: the other node's name is 127.0.1.1."""
     hosts = nodes.folder / "hosts"
     hosts.write_text(hosts.read_text().replace(nodes.address(1), "127.0.1.1"))
 
 
+WAY_FAULTS = [
+    (drop_rendezvous_port, "rendezvous-port", "broken", "0 to 1"),
+    (mtu_too_large, "mtu", "broken", "above 1500"),
+    (lossy, "loss", "broken", "Packets get lost"),
+    (slow_link, "bandwidth", "poor", "slow"),
+    (wrong_hosts, "name", "poor", "127.0.1.1"),
+]
+
+
 @pytest.mark.parametrize(
     ("fault", "check", "verdict", "words"),
-    [
-        (drop_rendezvous_port, "rendezvous-port", "broken", "0 to 1"),
-        (mtu_too_large, "mtu", "broken", "above 1500"),
-        (lossy, "loss", "broken", "Packets get lost"),
-        (slow_link, "bandwidth", "poor", "slow"),
-        (wrong_hosts, "name", "poor", "127.0.1.1"),
-    ],
+    WAY_FAULTS,
     ids=lambda value: value.__name__ if callable(value) else None,
 )
 def test_a_faulty_network_is_found_and_named(
@@ -81,6 +87,7 @@ def test_a_faulty_network_is_found_and_named(
 
 def test_a_clock_that_is_30_s_ahead(nodes: Nodes) -> None:
     found = sick(nodes.doctor("quick", env={1: {"LD_PRELOAD": str(stub("clock_stub", nodes.folder))}}))
+    assert found["clocks"].verdict == "poor"
     assert found["clocks"].subjects == ("0 to 1",) and found["clock"].nodes == (1,)
     assert "+30" in found["clock"].measured
 
@@ -140,6 +147,7 @@ def faulty(folder: Path, text: str) -> dict[str, str]:
 def test_a_rank_that_stops_is_named(nodes: Nodes) -> None:
     found = sick(nodes.doctor(env={1: faulty(nodes.folder, STOPS)}))
     assert "rank 1 (node 1) is stopped (SIGSTOP, state T)" in found["all-reduce"].cause
+    assert found["all-reduce"].verdict == "broken"
     assert set(found) == {"all-reduce"}
 
 
@@ -149,6 +157,7 @@ def test_a_rank_that_adds_wrong_values_is_found_by_the_pairs(tmp_path: Path) -> 
         found = sick(nodes.doctor(env={2: faulty(tmp_path, ADDS)}))
         assert found["all-reduce"].measured == "wrong values"
         assert "Every pair with rank 2 (node 2) fails" in found["pairs"].cause
+        assert found["pairs"].verdict == "broken"
 
 
 @pytest.mark.slow
@@ -157,3 +166,15 @@ def test_the_slow_node_of_three_is_named(tmp_path: Path) -> None:
         nodes.on(2, "tc qdisc add dev eth0 root tbf rate 20mbit burst 64kbit latency 400ms")
         found = sick(nodes.doctor())
         assert "Every pair with rank 2 (node 2) is slow" in found["pairs"].cause
+        assert found["pairs"].verdict == "poor"
+
+
+RANK_FAULTS = [
+    ("A clock that is 30 s ahead of the other node's", "clocks", "poor"),
+    ("A run folder that one node cannot write (read-only mount)", "run-folder", "broken"),
+    ("A rank that stops (SIGSTOP)", "all-reduce", "broken"),
+    ("A rank that adds wrong values", "pairs", "broken"),
+    ("A slow node of three (tc)", "pairs", "poor"),
+    ("An interface in the profile that leads nowhere", "interfaces", "broken"),
+]
+"""The tests above, and that of `test_search.py` for the interface, make these."""

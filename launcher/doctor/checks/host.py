@@ -28,6 +28,8 @@ CLOCK_POOR, CLOCK_BROKEN = 1.0, 60.0
 "Seconds. Certificates, Slurm's credentials and the order of log lines depend on the clocks."
 BITSANDBYTES = (0, 50)
 PYTHON = (3, 10)
+SOFTWARE = frozenset({"torch", "bitsandbytes"})
+"Checks of what a job with `command:` may do without."
 
 
 def memory(measured: Measured, expected: Expected) -> Opinion:
