@@ -96,6 +96,7 @@ def _told(answer: Mapping[str, Any], number: int) -> Sequence[Mapping[str, Any]]
 def plain(one: Outcome) -> dict[str, Any]:
     """Return an outcome as JSON reads it back."""
     lists = {"ranks": list(one.ranks), "waiting": list(one.waiting), "sizes": list(one.sizes)}
+    lists["each"] = {str(rank): result for rank, result in one.each.items()}
     return {**asdict(one), **lists}
 
 

@@ -99,6 +99,7 @@ class Lead:
     def _collectives(self, first: Answers) -> bool:
         """Test the collectives, and look for settings if they fail. Return whether they work in the end."""
         sizes = self._sizes(first)
+        self.test("compute", [self.new_test("compute", self._everyone, COLLECTIVE_SECONDS)])
         [joined] = self.test("joined", [self.new_test("connect", self._everyone, self._connect_seconds)])
         found: dict[str, Outcome] = {}
         assert self.options is not None

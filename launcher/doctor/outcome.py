@@ -44,6 +44,8 @@ class Outcome:
     error: str = ""
     sizes: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
     "For each size: `bytes`, `seconds` of the slowest rank and `bus`, the bus bandwidth in bytes/s."
+    each: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    "What each rank measured by itself, in a test without collectives."
 
     @property
     def ok(self) -> bool:
@@ -67,6 +69,10 @@ def outcome(test: RankTest, told: Iterable[Told]) -> Outcome:
         blamed = tuple(one.rank for one in failed) if len(failed) < len(by_rank) else ()
         return Outcome("error", failed[0].at, blamed, error=failed[0].error)
     sizes = _sizes(test, by_rank)
+    if test.what == "compute":
+        each = {rank: one.results[-1] for rank, one in by_rank.items() if one.results}
+        bad = tuple(rank for rank, result in each.items() if result["wrong"])
+        return Outcome("wrong" if bad else "ok", "matrix product and memory sweep", bad, each=each)
     pairs = {
         (rank, None if source is None else test.ranks[source]): one.at
         for rank, one in by_rank.items()
@@ -95,7 +101,7 @@ def _sizes(test: RankTest, by_rank: Mapping[int, Told]) -> tuple[Mapping[str, An
     """Return the times of each size. That of the slowest rank counts, as in nccl-tests."""
     found = []
     for results in zip(*(one.results for one in by_rank.values()), strict=False):
-        if "bytes" not in results[0]:
+        if "bytes" not in results[0]:  # not a collective
             continue
         seconds, size = max(one["seconds"] for one in results), results[0]["bytes"]
         # A rank of point-to-point sends what one rank sends; the other operations name the whole.

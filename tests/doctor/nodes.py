@@ -175,5 +175,5 @@ class Nodes:
 def sick(results: Results, *leave_out: str) -> dict[str, Finding]:
     """The findings that are not good, by check. That the run's ranks never started is left out, as is what a
     busy machine decides."""
-    ignored = {"ranks", "free-memory", "write", "read", "latency", "space", *leave_out}
+    ignored = {"ranks", "free-memory", "write", "read", "latency", "space", "compute", *leave_out}
     return {one.check: one for one in results.findings if one.verdict != "good" and one.check not in ignored}

@@ -14,6 +14,15 @@ from launcher.doctor.values import Expected, Measured
 from launcher.spec.base import GIB
 from tests.doctor.values import finding, verdicts
 
+
+def speeds(teraflops: float, gigabytes: float) -> dict[str, Any]:
+    """Eight ranks, one of which has other speeds than the data sheet of an H100."""
+    healthy = {"flops": 0.7 * 989.5e12, "bytes_per_second": 0.8 * 3350e9}
+    one = {"flops": teraflops * 1e12, "bytes_per_second": gigabytes * 1e9}
+    each = {str(rank): one if rank == 1 or teraflops < 1 else healthy for rank in range(8)}
+    return {"kind": "ok", "ranks": [], "each": each, "error": "", "at": "", "state": ""}
+
+
 GPU = Expected(gpus_per_node=8, gpu_type="H100", gpu_memory=79 * GIB)
 
 
@@ -63,6 +72,10 @@ GPU = Expected(gpus_per_node=8, gpu_type="H100", gpu_memory=79 * GIB)
         ("gpu-mig", True, GPU, "broken"),
         ("gpu-nvlink", 2, GPU, "poor"),
         ("gpu-p2p", "status 3", GPU, "poor"),
+        ("compute", speeds(600, 3000), GPU, "good"),
+        ("compute", speeds(600, 900), GPU, "poor"),
+        ("compute", {**speeds(600, 3000), "kind": "wrong", "ranks": [1]}, GPU, "broken"),
+        ("compute", speeds(0.01, 10), Expected(), "good"),
         ("driver", {"driver": "535.104", "cuda": "12.2", "torch": "12.8"}, GPU, "good"),
         ("driver", {"driver": "470.82", "cuda": "11.4", "torch": "12.8"}, GPU, "broken"),
     ],

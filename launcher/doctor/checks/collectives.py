@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from launcher.doctor.checks.row import Check
 from launcher.doctor.values import Expected, Measured, Opinion, Verdict
-from launcher.planning.hardware import GIGA, card_of
+from launcher.planning.hardware import GIGA, TERA, card_of
 from launcher.spec.base import format_bytes
 
 GLOO_LEAST = 25e6
 "Bytes/s of bus bandwidth: a fifth of 1 Gb/s Ethernet, the slowest network of a data centre."
 NCCL_SHARE = 0.5
 "Part of a link's data sheet that large messages reach at least. nccl-tests reaches 0.75 to 0.95 of it."
+SHEET_SHARE, MEDIAN_SHARE = 0.5, 0.5
+"Of the data sheet's FLOP/s and memory bandwidth, healthy GPUs reach 0.6 and more."
 LARGE = 2**19
 "Bytes from which the bandwidth counts, and not the latency."
 NAMES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "point-to-point")
@@ -42,6 +45,32 @@ def collective(measured: Measured, expected: Expected) -> Opinion:
         "The ranks exchange large messages slowly, so that gradients take long.",
         "See the pairs of ranks below and the network above; --tune looks for faster settings.",
     )
+
+
+def compute(measured: Measured, expected: Expected) -> Opinion:
+    """Compare each rank with the data sheet of its GPU, or else with the median of all ranks."""
+    value = measured.value
+    if value["kind"] == "wrong":
+        who = ranks(value["ranks"], expected)
+        cause = f"Equal inputs gave different bits on {who}: its processor or memory is faulty."
+        return Opinion("broken", "equal bits", cause, "Leave the node out, and have it checked.")
+    if value["kind"] != "ok":
+        return _failed(value, expected, "equal bits")
+    card = card_of(expected.gpu_type or "") if expected.gpus_per_node else None
+    flops = {int(rank): one["flops"] for rank, one in value["each"].items()}
+    moved = {int(rank): one["bytes_per_second"] for rank, one in value["each"].items()}
+    least_flops = SHEET_SHARE * card.half * TERA if card else MEDIAN_SHARE * median(flops.values())
+    least_moved = SHEET_SHARE * card.bandwidth * GIGA if card else MEDIAN_SHARE * median(moved.values())
+    slow = sorted(
+        {rank for rank, one in flops.items() if one < least_flops}
+        | {rank for rank, one in moved.items() if one < least_moved}
+    )
+    told = "half the data sheet" if card else "half the median"
+    if not slow:
+        return Opinion("good", told)
+    cause = f"{ranks(slow, expected)} computes or copies slowly. All others wait for it in every step."
+    cure = "Look for other processes, heat and power limits there, or leave the node out."
+    return Opinion("poor", told, cause, cure)
 
 
 def least_bandwidth(expected: Expected) -> float | None:
@@ -126,7 +155,16 @@ def _show(value: Mapping[str, Any]) -> str:
     return f"{first['seconds'] * 1e6:.0f} us, {rate(last['bus'])} at {format_bytes(last['bytes'])}"
 
 
+def _speeds(value: Mapping[str, Any]) -> str:
+    if value["kind"] != "ok":
+        return {"hang": "hangs", "error": "fails", "wrong": "wrong values"}[value["kind"]]
+    flops = min(one["flops"] for one in value["each"].values())
+    moved = min(one["bytes_per_second"] for one in value["each"].values())
+    return f"{flops / TERA:.3g} TFLOP/s, {rate(moved)}"
+
+
 ROWS = (
+    Check("compute", "product, memory sweep", "collectives", compute, _speeds, of_node=False),
     Check("joined", "process group", "collectives", connect, _show, of_node=False),
     *(Check(name, name, "collectives", collective, _show, of_node=False) for name in NAMES),
     Check(

@@ -23,6 +23,9 @@ PERIOD = 7
 "Values repeat after so many elements. All sums of them over 4,096 ranks are exact in fp32."
 ITERATIONS = ((2**16, 20), (2**24, 5), (2**62, 2))
 "(largest size in bytes, repetitions) after one that is not timed."
+COMPUTE_SECONDS = 0.3
+SWEEP_BYTES = {"cuda": 2**31, "cpu": 2**26}
+"More than any cache holds."
 SMALL = 60_000
 "Bytes below which a message takes as long as an empty one."
 TIMED_SECONDS = 1.0
@@ -87,6 +90,39 @@ def collective(tell: Tell, seconds: float, gpus: bool, name: str, sizes: list[in
     if gpus:
         torch.cuda.synchronize(device)
     dist.barrier()
+
+
+def compute(tell: Tell, seconds: float, gpus: bool) -> None:
+    """Multiply matrices and copy memory, without other ranks, and check that equal inputs give equal bits."""
+    import torch
+
+    tell(at="matrix product")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+    torch.manual_seed(0)  # every rank multiplies the same numbers
+    size, kind = (8192, torch.bfloat16) if gpus else (512, torch.float32)
+    one, other = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
+    first = one @ other
+    wrong = 0
+    _finish(device)
+    began, times = time.perf_counter(), 0
+    while time.perf_counter() < began + COMPUTE_SECONDS:
+        again = one @ other
+        times += 1
+        _finish(device)
+    flops = 2 * size**3 * times / (time.perf_counter() - began)
+    wrong += not torch.equal(first, again)
+    tell(done=True, at="memory sweep")
+    source = torch.arange(SWEEP_BYTES["cuda" if gpus else "cpu"] // 8, device=device)  # int64
+    target = torch.empty_like(source)
+    _finish(device)
+    began, times = time.perf_counter(), 0
+    while time.perf_counter() < began + COMPUTE_SECONDS:
+        target.copy_(source)
+        times += 1
+        _finish(device)
+    moved = 2 * source.nbytes * times / (time.perf_counter() - began)  # read and written
+    wrong += not torch.equal(source, target)
+    tell(done=True, result={"flops": flops, "bytes_per_second": moved, "wrong": [None] * wrong})
 
 
 def _longest(first: float, late: float, device: Any) -> tuple[float, float]:
@@ -203,4 +239,9 @@ def train(tell: Tell, seconds: float, gpus: bool, run_dir: str, per_node: int) -
     runpy.run_module("launcher.train", run_name="__main__", alter_sys=True)
 
 
-TESTS: Mapping[str, Callable[..., None]] = {"connect": connect, "collective": collective, "train": train}
+TESTS: Mapping[str, Callable[..., None]] = {
+    "connect": connect,
+    "collective": collective,
+    "compute": compute,
+    "train": train,
+}
