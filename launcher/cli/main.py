@@ -16,6 +16,7 @@ import typer
 from launcher import __version__
 from launcher.cli import (
     clusters,
+    doctor,
     export,
     images,
     job,
@@ -75,6 +76,7 @@ app.command(rich_help_panel=WATCH)(snapshot.snapshot)
 app.command(rich_help_panel=WATCH)(runs.cancel)
 app.command(rich_help_panel=WATCH)(resume.resume)
 app.command(rich_help_panel=WATCH)(runs.clean)
+app.command(rich_help_panel=WATCH)(doctor.doctor)
 app.command(rich_help_panel=FILES)(export.export)
 app.add_typer(job.app, name="job", rich_help_panel=FILES)
 app.add_typer(clusters.app, name="clusters", rich_help_panel=FILES)

@@ -117,6 +117,8 @@ class StartValues:
     interface: str | None
     network_env: Pairs
     setup: tuple[quote.Written, ...]
+    checks: bool
+    "Whether the doctor examines the node before the ranks start."
     uses_modules: bool
     "Whether a line of `setup` calls `module` or `ml`."
     numa_binding: str | None
@@ -150,6 +152,7 @@ def start_values(target: Target) -> StartValues:
         interface=cluster.network.interface if target.nodes > 1 else None,
         network_env=tuple(cluster.network.env.items()),
         setup=setup_lines(cluster),
+        checks=cluster.checks == "doctor",
         uses_modules=uses_modules(cluster),
         numa_binding=target.numa_binding,
         cpu_bind=_cpu_bind(target),

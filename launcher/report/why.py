@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.doctor.options import Options
+from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
 from launcher.spec.base import format_bytes
@@ -13,6 +15,8 @@ from launcher.supervise.policy import advice
 from launcher.supervise.saving import outcome_of
 
 MAX_LINES = 14
+OF_THE_CLUSTER = frozenset({"nccl-timeout", "rendezvous-failed", "node-failed"})
+"Failures that may be the cluster's fault."
 _SHOWN_LOG_LINES = 5
 _WIDTH = 160
 _MESSAGE = 700
@@ -97,7 +101,18 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     if state not in ("succeeded", "running"):
         command = run.read_about().job.command is not None
         lines.append(f"do        {advice(verdict, command=command).replace('RUN', run.id)}")
-    return lines[:MAX_LINES]
+    examine = [] if state in ("succeeded", "running") else _examine(run, verdict)
+    return [*lines[: MAX_LINES - len(examine)], *examine]
+
+
+def _examine(run: RunDir, verdict: Verdict) -> list[str]:
+    """The doctor's command, if the cluster may be to blame. A run of the doctor itself tells of its own."""
+    about = run.read_about()
+    if verdict.failure not in OF_THE_CLUSTER or Options.of_command(about.job.command or ()) is not None:
+        return []
+    nodes = read_record(run.plan).get("layout", {}).get("nodes", 1)
+    more = f" --nodes {nodes}" if nodes > 1 else ""
+    return [f"examine   launcher doctor -c {about.get('cluster', {}).get('name', 'local')}{more}"]
 
 
 def _decisive(verdict: Verdict, most: int) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
-Writer = Literal["submission", "verbs", "job script", "supervisor", "worker", "rank"]
+Writer = Literal["submission", "verbs", "job script", "supervisor", "worker", "rank", "doctor"]
 "`worker`: the process that starts one rank and reads its output."
 
 Change = Literal["once", "grows", "replaced", "request", "withdrawn"]
@@ -77,6 +77,9 @@ FILES = (
     RunFile(f"{ATTEMPT}/nodes/node-00.alive.json", "supervisor", "replaced", "never", "from node 0"),
     RunFile(f"{ATTEMPT}/nodes/abort.json", "supervisor", "once", "never", "from node 0"),
     RunFile(f"{ATTEMPT}/next.json", "supervisor", "once", "record", "from node 0"),
+    RunFile(f"{ATTEMPT}/doctor/order-*.json", "doctor", "once", "record", "from node 0"),
+    RunFile(f"{ATTEMPT}/doctor/node-{{node}}-*.json", "doctor", "once", "record", "to node 0"),
+    RunFile(f"{ATTEMPT}/doctor/rank-*.json", "rank", "once", "record", "to node 0"),
     RunFile(f"{ATTEMPT}/open.json", "supervisor", "once", "record", "from node 0"),
     RunFile("checkpoints/", "rank", "once", "name"),
     RunFile("tensorboard/", "rank", "grows", "never"),

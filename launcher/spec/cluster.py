@@ -161,6 +161,8 @@ class Cluster(Value):
     "Environment variables of launcher's scripts, torchrun and the ranks."
     setup: tuple[str, ...] = ()
     "Lines of shell code that run unchanged before the job."
+    checks: Literal["none", "doctor"] = "none"
+    "`doctor`: before each start of a job's ranks, every node runs the quick checks of `launcher doctor`."
     slurm: Annotated[Section | None, At("slurm", "Slurm")] = None
     "Options of sbatch, with `scheduler: slurm`."
     runpod: Annotated[Section | None, At("runpod", "RunPod")] = None

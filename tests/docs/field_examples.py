@@ -135,6 +135,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "paths": "{runs: /scratch/you/runs}",
         "env": "{NCCL_DEBUG: WARN}",
         "setup": "['module load cuda']",
+        "checks": "doctor",
         "slurm": "{partition: gpu}",
         "runpod": "{cpu_id: cpu3c, vcpu: 2}",
         "ssh": "{hosts: [tensor01, tensor02]}",

@@ -85,6 +85,8 @@ class BatchValues:
     needed_paths: tuple[str, ...]
     "Host paths that the container image and its mounts need."
     check_python: bool
+    checks: bool
+    "Whether the doctor examines each node first. In a container, start.sh has it do so."
     setup: tuple[quote.Written, ...]
     uses_modules: bool
     secrets: tuple[SecretValues, ...]
@@ -155,6 +157,7 @@ def batch_values(target: Target) -> BatchValues:
         gpus=target.gpus_per_node if slurm.gpu_request != "none" else 0,
         shm_mib=(target.cluster.container.shm or 0) // 2**20,
         needed_paths=(*filter(None, [inside.image_file]), *(path for path, _ in inside.mounts)),
+        checks=target.cluster.checks == "doctor" and target.cluster.container.runtime == "none",
         check_python=target.cluster.container.runtime == "none",
         setup=setup_lines(target.cluster),
         uses_modules=uses_modules(target.cluster),

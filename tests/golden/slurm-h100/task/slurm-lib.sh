@@ -339,7 +339,7 @@ leave() {
 # check_nodes': nodes by what is wrong with them.
 blame_profile() { # UNFIT NODE...
   local _why=("${!_of[@]}") _met _node
-  ((${#_why[@]} == 1 && $# == _nodes)) && [[ ${_why[0]} =~ ^(there is no |cannot write |the interpreter ) ]] || return 0
+  ((${#_why[@]} == 1 && $# == _nodes)) && [[ ${_why[0]} =~ ^(there is no |cannot write |the interpreter |the doctor: ) ]] || return 0
   for _node in "$@"; do printf '%s\t%s\n' "$_node" "${_why[0]}"; done >>"$_run_dir/slurm-unfit"
   mapfile -t _met < <(why=${_why[0]} awk -F '\t' '$2 == ENVIRON["why"] { print $1 }' "$_run_dir/slurm-unfit" | sort -u)
   if ((${#_met[@]} > 1)); then

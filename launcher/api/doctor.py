@@ -1,0 +1,135 @@
+"""Examine a cluster: submit the doctor's run as a run like any other, and collect its results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.api.command_job import job_of_command
+from launcher.api.job_source import given
+from launcher.api.prepare import named_cluster, prepared, with_hardware
+from launcher.doctor.options import Options
+from launcher.doctor.profile_change import changed, difference, own_file
+from launcher.doctor.results import Results, results_of
+from launcher.render.shipped import clusters_dir
+from launcher.rundir.files import replace_text
+from launcher.rundir.find import runs_in
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.of_run import scheduler_of
+from launcher.spec.errors import UsageError
+from launcher.spec.find import cluster_folders, find_cluster
+from launcher.spec.load import load_cluster
+
+TAG = "doctor"
+CPU_RANKS = 2
+"Ranks on a node without GPUs: collectives need two."
+TIME = {"quick": "10m", "standard": "20m", "thorough": "40m"}
+"Time limit of the submission, by level."
+POLL_SECONDS = 0.5
+
+
+def submit_doctor(
+    cluster: str, nodes: int | None = None, options: Options | None = None, sets: Sequence[str] = ()
+) -> tuple[RunDir, tuple[str, ...]]:
+    """Submit the doctor's run. Return it with warnings of the cluster.
+
+    `sets` overrides fields of the run's job, and of the profile as `cluster.A.B=C`. Raises SpecError,
+    PlanRefusedError, SchedulerError, UnclearError.
+    """
+    options = options or Options()
+    own = [
+        f"resources.nodes={nodes or 1}",
+        f"resources.time={TIME[options.level]}",
+        "retries={lower: 0, same: 0, preemptions: 0, time_limits: 0}",
+        "requeue=false",
+        "cluster.checks=doctor",
+    ]
+    own += [] if _has_gpus(cluster, sets) else [f"resources.ranks_per_node={CPU_RANKS}"]
+    chosen = [*own, *sets]
+    job = {**job_of_command(options.command, cluster, chosen), "name": TAG, "tags": [TAG]}
+    scheduler, ready = prepared(job, cluster, chosen)
+    warnings = scheduler.check(ready)
+    return scheduler.submit(ready), warnings
+
+
+def _has_gpus(cluster: str, sets: Sequence[str]) -> bool:
+    job = given({"name": TAG, "command": ["true"], "batch": {"global": 1}}).job()
+    return with_hardware(named_cluster(cluster, sets), job).gpus_per_node > 0
+
+
+def wait_for_results(run: RunDir, tell: Callable[[str], None] = lambda state: None) -> Results:
+    """Wait until the run has ended, and return its results. `tell` hears each state.
+
+    Raises SchedulerError if the cluster does not answer.
+    """
+    scheduler = scheduler_of(run)
+    while not (now := scheduler.status(run)).ended:
+        tell(now.state)
+        time.sleep(POLL_SECONDS)
+    scheduler.fetch(run)
+    return collected(run)
+
+
+def collected(run: RunDir) -> Results:
+    """Return the results of a doctor's run. Raises UsageError for another run."""
+    if (found := results_of(run)) is None:
+        raise UsageError(f"{run.id} is not a run of `launcher doctor`")
+    return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """A cluster profile with the setting that the doctor chose."""
+
+    file: Path
+    "The file to write: a shipped profile goes into the user's folder."
+    text: str
+    difference: str
+    "As a patch of the profile that is in force."
+
+
+def changed_profile(results: Results, cluster: str) -> Change | None:
+    """Return the profile with the setting that was chosen; None if there is none.
+
+    `cluster` is the profile's name or file. Raises SpecError if it does not exist, UsageError if it is of
+    another cluster.
+    """
+    chosen = next((one.value for one in results.values if one.check == "chosen"), None)
+    if not chosen or not chosen["env"]:
+        return None
+    shipped = clusters_dir()
+    file = find_cluster(cluster, cluster_folders(shipped))
+    if (name := load_cluster(file).name) != results.cluster:
+        raise UsageError(f"the run is of {results.cluster}, not of {name}: give -c {results.cluster}")
+    before = file.read_text(encoding="utf-8")
+    day = str(results.run.read_about().created or "")[:10]
+    reason = f"launcher doctor{f', {day}' * bool(day)}, run {results.run.id}: {chosen['before']} without it"
+    after = changed(before, chosen["env"], reason)
+    target = own_file(file, shipped)
+    return Change(target, after, difference(before, after, str(target)))
+
+
+def write_profile(change: Change) -> None:
+    """Write a changed profile. Raises SpecError if it would not be valid any more, OSError."""
+    change.file.parent.mkdir(parents=True, exist_ok=True)
+    trial = change.file.with_suffix(".doctor.yaml")
+    try:
+        replace_text(trial, change.text)
+        load_cluster(trial)
+    finally:
+        trial.unlink(missing_ok=True)
+    replace_text(change.file, change.text)
+
+
+def last_healthy(results: Results) -> Results | None:
+    """Return the newest earlier results of the same cluster in which nothing was broken; None if there are
+    none. Levels may differ."""
+    for run in runs_in():
+        if run.id == results.run.id or run.read_about().created > results.run.read_about().created:
+            continue
+        found = results_of(run)
+        if found is not None and found.cluster == results.cluster and found.verdict != "broken":
+            return found
+    return None

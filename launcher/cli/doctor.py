@@ -1,0 +1,107 @@
+"""`launcher doctor`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from launcher.cli.options import AsJson, ClusterName, Sets
+
+if TYPE_CHECKING:
+    from launcher.doctor.results import Results
+
+EXIT_BROKEN = 1
+"Something is broken."
+
+
+def doctor(
+    cluster: ClusterName = "local",
+    nodes: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--nodes", "-N", metavar="N", min=1, help="number of nodes to examine; 1 if left out"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="nodes and the ways between them: seconds")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="messages of 8 bytes to 1 GiB, larger files: minutes")
+    ] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="also measure settings of NCCL or gloo, and choose the fastest")
+    ] = False,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="put the setting that was chosen into network.env of the profile"),
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="show what changed since nothing was broken on this cluster"),
+    ] = False,
+    show: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--show", metavar="RUN", help="show the results of an earlier doctor's run"),
+    ] = None,
+    set_: Sets = None,
+    json: AsJson = False,
+) -> None:
+    """Examine a cluster: is it the job, or the cluster? Exits with 1 if something is broken."""
+    import sys
+
+    from launcher.api.doctor import collected, submit_doctor, wait_for_results
+    from launcher.cli.output import fail, print_json, working
+    from launcher.doctor.options import Options
+    from launcher.rundir.find import find_run
+    from launcher.schedulers.of_run import scheduler_of
+
+    if quick and (thorough or tune):
+        fail(f"give --quick or --{'thorough' if thorough else 'tune'}, not both")
+    if show is not None:
+        run = find_run(show, by_job=True)
+        scheduler_of(run).fetch(run)
+        results = collected(run)
+    else:
+        options = Options("quick" if quick else "thorough" if thorough else "standard", tune)
+        run, warnings = submit_doctor(cluster, nodes, options, set_ or [])
+        for line in (*(f"warning: {one}" for one in warnings), f"{run.id} submitted; it can be seen again: "
+                     f"launcher doctor --show {run.id}"):  # fmt: skip
+            print(line, file=sys.stderr)
+        with working("examining"):
+            results = wait_for_results(run)
+    if json:
+        print_json(results.as_json())
+    else:
+        print("\n".join(results.page()))
+    if compare:
+        _compare(results)
+    if write:
+        _write(results, cluster)
+    if results.verdict == "broken":
+        raise SystemExit(EXIT_BROKEN)
+
+
+def _write(results: Results, cluster: str) -> None:
+    """Show how the profile changes, and change it."""
+    import sys
+
+    from launcher.api.doctor import changed_profile, write_profile
+
+    change = changed_profile(results, cluster)
+    if change is None:
+        print("no setting was chosen: the profile stays as it is", file=sys.stderr)
+        return
+    print(change.difference, end="", file=sys.stderr)
+    write_profile(change)
+    print(f"written: {change.file}", file=sys.stderr)
+
+
+def _compare(results: Results) -> None:
+    """Print what changed since the cluster was healthy."""
+    import sys
+
+    from launcher.api.doctor import last_healthy
+    from launcher.doctor.compare import changes, lines
+
+    before = last_healthy(results)
+    if before is None:
+        print(f"no earlier run of the doctor found {results.cluster} healthy", file=sys.stderr)
+        return
+    print("\n".join(lines(before.run.id, changes(before.findings, results.findings))), file=sys.stderr)

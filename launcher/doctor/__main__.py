@@ -1,0 +1,81 @@
+"""`python -m launcher.doctor [RUN_DIR]`: examine this node. start.sh runs it before the ranks.
+
+For a job of a profile with `checks: doctor`, it is the quick check of the node, and fails if something is
+broken. In the doctor's own run it goes on with what the options of the run's command ask for.
+
+With RUN_DIR, before any attempt, nothing is written. Slurm's check-node.sh leaves a node out that fails.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from launcher.doctor.board import Board
+from launcher.doctor.checks.host import SOFTWARE
+from launcher.doctor.examine import examine
+from launcher.doctor.lead import Lead
+from launcher.doctor.measure.group import Group
+from launcher.doctor.measure.listener import Listener
+from launcher.doctor.measure.network import identity
+from launcher.doctor.on_node import OnNode, measure_node
+from launcher.doctor.page import page
+from launcher.doctor.place import Place
+from launcher.doctor.values import Measured
+from launcher.spec import variables
+
+NODE = 0
+"Number of the first order, which is not given: every node measures itself."
+START_SECONDS = 60.0
+"How long node 0 waits for the other nodes. All are in one allocation, but a node may start late."
+
+
+def main() -> int:
+    """Return 0, or 1 if the node of an ordinary job is broken."""
+    here, job = variables.split(os.environ)
+    os.environ.update(job)  # the ranks have the job's variables
+    if len(sys.argv) > 1:
+        place = Place.of({variables.RUN_DIR: sys.argv[1]})
+        # The doctor's own run examines the sick nodes as well.
+        return 0 if place.options is not None else _told(measure_node(place), place)
+    place = Place.of(here)
+    board = Board(place.attempt.path / "doctor", place.node, place.expected.nodes)
+    if place.options is None:
+        values = measure_node(place)
+        board.answer(NODE, {"values": [value.as_json() for value in values]})
+        return _told(values, place)
+    with Group() as group, ExitStack() as stack:
+        if place.options.level != "quick":
+            group.start()  # it imports torch while this process measures
+        on_node = OnNode(place, group)
+        answer: dict[str, Any] = {}
+        if place.expected.nodes > 1:
+            listener = stack.enter_context(Listener(place.port, board.take if place.leads else None))
+            answer["identity"] = {**identity(place.host, place.port), "ports": listener.ports}
+        answer["values"] = [value.as_json() for value in measure_node(place)]
+        on_node.answer(board, NODE, answer)
+        if place.leads:
+            Lead(on_node, board).examine(board.wait_for_answers(NODE, START_SECONDS))
+        else:
+            on_node.follow(board)
+    return 0
+
+
+def _told(values: Sequence[Measured], place: Place) -> int:
+    """Print what is broken. Return 1 if anything is."""
+    needless = SOFTWARE if place.expected.command else frozenset()
+    findings = examine([one for one in values if one.check not in needless], place.expected)
+    found = [one for one in findings if one.verdict != "good"]
+    if found:
+        print("\n".join(page(f"doctor: node {place.node}", found, 1)), file=sys.stderr)
+    broken = [one for one in found if one.verdict == "broken"]
+    if broken:  # the last line is what Slurm's check-node.sh tells
+        print("; ".join(f"{one.title} {one.measured}: {one.cause}" for one in broken), file=sys.stderr)
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""How the doctors of several nodes coordinate: node 0 gives orders, and every node answers.
+
+Orders and answers are files in the run directory, as those of the supervisors are, so that nothing depends on
+the network that is examined. They are also the results: every measured value is in an answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher.rundir.files import read_json, replace_json
+
+T = TypeVar("T")
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Board:
+    """The folder of orders and answers of one attempt, `attempts/000/doctor/`, seen from one node."""
+
+    folder: Path
+    node: int
+    nodes: int
+
+    def order(self, number: int, order: Mapping[str, Any]) -> None:
+        """Node 0: give an order. Raises OSError."""
+        replace_json(self._order(number), order)
+
+    def wait_for_order(self, number: int, seconds: float) -> Mapping[str, Any] | None:
+        """Return an order of node 0, or None after this time."""
+        return _wait(lambda: read_json(self._order(number)), seconds)
+
+    def answer(self, number: int, answer: Mapping[str, Any]) -> None:
+        """Answer an order. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_json(self._answer(number, self.node), answer)
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Node 0: write the answer of a node that cannot write it. Raises OSError."""
+        node, number = int(told["node"]), int(told["number"])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_json(self._answer(number, node), {key: told[key] for key in told.keys() - {"node", "number"}})
+
+    def wait_for_answers(self, number: int, seconds: float) -> dict[int, Mapping[str, Any]]:
+        """Return the answers of the nodes that give one in this time."""
+
+        def all_answers() -> dict[int, Mapping[str, Any]] | None:
+            return found if len(found := self.answers(number)) == self.nodes else None
+
+        return _wait(all_answers, seconds) or self.answers(number)
+
+    def answers(self, number: int) -> dict[int, Mapping[str, Any]]:
+        """Return the answers that are there now, by node."""
+        found = {node: read_json(self._answer(number, node)) for node in range(self.nodes)}
+        return {node: answer for node, answer in found.items() if answer is not None}
+
+    def history(self) -> list[tuple[Mapping[str, Any], dict[int, Mapping[str, Any]]]]:
+        """Return every order with its answers. Order 0, that a node measures itself, is never written."""
+        numbers = {int(path.stem.rpartition("-")[2]) for path in self.folder.glob("node-*-*.json")}
+        return [(read_json(self._order(number)) or {}, self.answers(number)) for number in sorted(numbers)]
+
+    def _order(self, number: int) -> Path:
+        return self.folder / f"order-{number:03d}.json"
+
+    def _answer(self, number: int, node: int) -> Path:
+        return self.folder / f"node-{node:02d}-{number:03d}.json"
+
+
+def _wait(look: Callable[[], T | None], seconds: float) -> T | None:
+    """Return the first result of `look` that is not None, or None after this time."""
+    deadline = time.monotonic() + seconds
+    while (found := look()) is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return found

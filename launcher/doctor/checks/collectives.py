@@ -1,0 +1,174 @@
+"""Checks of collectives over the backend of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from launcher.doctor.checks.row import Check
+from launcher.doctor.values import Expected, Measured, Opinion, Verdict
+from launcher.planning.hardware import GIGA, TERA, card_of
+from launcher.spec.base import format_bytes
+
+GLOO_LEAST = 25e6
+"Bytes/s of bus bandwidth: a fifth of 1 Gb/s Ethernet, the slowest network of a data centre."
+NCCL_SHARE = 0.5
+"Part of a link's data sheet that large messages reach at least. nccl-tests reaches 0.75 to 0.95 of it."
+SHEET_SHARE, MEDIAN_SHARE = 0.5, 0.5
+"Of the data sheet's FLOP/s and memory bandwidth, healthy GPUs reach 0.6 and more."
+LARGE = 2**19
+"Bytes from which the bandwidth counts, and not the latency."
+NAMES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "point-to-point")
+
+
+def connect(measured: Measured, expected: Expected) -> Opinion:
+    if measured.value["kind"] == "ok":
+        return Opinion("good", "connects")
+    return _failed(measured.value, expected, "connects")
+
+
+def collective(measured: Measured, expected: Expected) -> Opinion:
+    value = measured.value
+    if value["kind"] != "ok":
+        return _failed(value, expected, "right values")
+    largest = value["sizes"][-1]
+    least = least_bandwidth(expected)
+    if largest["bytes"] < LARGE or least is None:
+        return Opinion("good")
+    told = f"at least {rate(least)}"
+    if largest["bus"] >= least:
+        return Opinion("good", told)
+    return Opinion(
+        "poor",
+        told,
+        "The ranks exchange large messages slowly, so that gradients take long.",
+        "See the pairs of ranks below and the network above; --tune looks for faster settings.",
+    )
+
+
+def compute(measured: Measured, expected: Expected) -> Opinion:
+    """Compare each rank with the data sheet of its GPU, or else with the median of all ranks."""
+    value = measured.value
+    if value["kind"] == "wrong":
+        who = ranks(value["ranks"], expected)
+        cause = f"Equal inputs gave different bits on {who}: its processor or memory is faulty."
+        return Opinion("broken", "equal bits", cause, "Leave the node out, and have it checked.")
+    if value["kind"] != "ok":
+        return _failed(value, expected, "equal bits")
+    card = card_of(expected.gpu_type or "") if expected.gpus_per_node else None
+    flops = {int(rank): one["flops"] for rank, one in value["each"].items()}
+    moved = {int(rank): one["bytes_per_second"] for rank, one in value["each"].items()}
+    least_flops = SHEET_SHARE * card.half * TERA if card else MEDIAN_SHARE * median(flops.values())
+    least_moved = SHEET_SHARE * card.bandwidth * GIGA if card else MEDIAN_SHARE * median(moved.values())
+    slow = sorted(
+        {rank for rank, one in flops.items() if one < least_flops}
+        | {rank for rank, one in moved.items() if one < least_moved}
+    )
+    told = "half the data sheet" if card else "half the median"
+    if not slow:
+        return Opinion("good", told)
+    cause = f"{ranks(slow, expected)} computes or copies slowly. All others wait for it in every step."
+    cure = "Look for other processes, heat and power limits there, or leave the node out."
+    return Opinion("poor", told, cause, cure)
+
+
+def least_bandwidth(expected: Expected) -> float | None:
+    """Return the bus bandwidth in bytes/s that large messages should have at least; None if unknown."""
+    if expected.backend == "gloo":
+        return GLOO_LEAST
+    if expected.nodes > 1:
+        return NCCL_SHARE * expected.inter_node if expected.inter_node else None
+    card = card_of(expected.gpu_type or "")
+    return NCCL_SHARE * (card.nvlink or card.pcie) * GIGA if card else None
+
+
+def pairs(measured: Measured, expected: Expected) -> Opinion:
+    value = measured.value
+    if not value["bad"]:
+        return Opinion("good", "all")
+    fault = "is slow" if value["slow"] else "fails"
+    verdict: Verdict = "poor" if value["slow"] else "broken"
+    if value["culprits"]:
+        cause = f"Every pair with {ranks(value['culprits'], expected)} {fault}; all others are good."
+        return Opinion(verdict, "all", cause, _cure(value["culprits"], expected))
+    names = ", ".join(f"{one} and {other}" for one, other in value["bad"][:4])
+    between = {tuple(sorted(rank // expected.ranks_per_node for rank in pair)) for pair in value["bad"]}
+    cause = f"What {fault}: ranks {names}" + ("." if len(value["bad"]) <= 4 else " and others.")
+    if len(between) == 1 and len(set(next(iter(between)))) == 2:
+        cause += f" All are between node {min(between)[0]} and node {min(between)[1]}."
+    cure = "Leave one of these nodes out, and have the cables and switches between them checked."
+    if expected.nodes == 1:
+        cure = "See the checks of this node above."
+    return Opinion(verdict, "all", cause, cure)
+
+
+def _failed(value: Mapping[str, Any], expected: Expected, told: str) -> Opinion:
+    """A hang, an error or wrong values, with the ranks to blame."""
+    who = ranks(value["ranks"], expected)
+    if value["kind"] == "wrong":
+        cause = f"The values that {who} sent or received are wrong." if who else (
+            "Every rank got a wrong sum: one of them gave wrong numbers. The pairs of ranks below tell which."
+        )  # fmt: skip
+    elif value["kind"] == "error":
+        cause = f"{who or 'Every rank'} failed in {value['at']}: {value['error']}".rstrip(".") + "."
+    elif value["state"] in ("T", "t"):
+        cause = (
+            f"{who} is stopped (SIGSTOP, state {value['state']}) in {value['at']}; the others wait for it."
+        )
+    elif value["error"]:
+        cause = f"{who} failed in {value['at']}: {value['error']}".rstrip(".") + ". The others wait for it."
+    elif who:
+        cause = f"{who} does not get as far as the others, who wait in {value['at']}."
+    else:
+        cause = f"All ranks wait in {value['at']} until the time is over: messages do not arrive."
+    return Opinion("broken", told, cause, _cure(value["ranks"], expected))
+
+
+def _cure(blamed: Sequence[int], expected: Expected) -> str:
+    nodes = sorted({rank // expected.ranks_per_node for rank in blamed})
+    if expected.nodes > 1 and len(nodes) == 1:
+        return f"Leave node {nodes[0]} out (slurm.extra.exclude), and have it checked."
+    return "See the checks of the network, and the settings that were tried below."
+
+
+def ranks(numbers: Sequence[int], expected: Expected) -> str:
+    """Name ranks with their nodes: `rank 3 (node 1)`; empty for none."""
+    words = [
+        f"rank {number}" + (f" (node {number // expected.ranks_per_node})" if expected.nodes > 1 else "")
+        for number in numbers
+    ]
+    return " or ".join(words) if len(words) <= 2 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def rate(speed: float) -> str:
+    """Bytes/s for a person: 1.2 GB/s."""
+    return f"{speed / 1e9:.3g} GB/s" if speed >= 1e9 else f"{speed / 1e6:.3g} MB/s"
+
+
+def _show(value: Mapping[str, Any]) -> str:
+    if value["kind"] != "ok":
+        return {"hang": "hangs", "error": "fails", "wrong": "wrong values"}[value["kind"]]
+    if not value["sizes"]:
+        return "connects"
+    first, last = value["sizes"][0], value["sizes"][-1]
+    return f"{first['seconds'] * 1e6:.0f} us, {rate(last['bus'])} at {format_bytes(last['bytes'])}"
+
+
+def _speeds(value: Mapping[str, Any]) -> str:
+    if value["kind"] != "ok":
+        return {"hang": "hangs", "error": "fails", "wrong": "wrong values"}[value["kind"]]
+    flops = min(one["flops"] for one in value["each"].values())
+    moved = min(one["bytes_per_second"] for one in value["each"].values())
+    return f"{flops / TERA:.3g} TFLOP/s, {rate(moved)}"
+
+
+ROWS = (
+    Check("compute", "product, memory sweep", "collectives", compute, _speeds, of_node=False),
+    Check("joined", "process group", "collectives", connect, _show, of_node=False),
+    *(Check(name, name, "collectives", collective, _show, of_node=False) for name in NAMES),
+    Check(
+        "pairs", "pairs of ranks", "collectives", pairs,
+        lambda value: f"{value['good']} of {value['good'] + len(value['bad'])} good", of_node=False,
+    ),
+)  # fmt: skip

@@ -1,0 +1,89 @@
+"""Checks of the folders that a run writes to."""
+
+from __future__ import annotations
+
+from launcher.doctor.checks.row import Check
+from launcher.doctor.values import Expected, Measured, Opinion
+from launcher.spec.base import GIB, format_bytes
+
+SPACE, SPACE_LEAST = 10 * GIB, 64 * 2**20
+INODES, INODES_LEAST = 10_000, 100
+SPEED = 50e6
+"Bytes/s. A checkpoint of 8 billion parameters with AdamW, 96 GB, takes half an hour at this speed."
+
+
+def space(measured: Measured, expected: Expected) -> Opinion:
+    told = f"at least {format_bytes(SPACE)}"
+    if measured.value >= SPACE:
+        return Opinion("good", told)
+    full = measured.value < SPACE_LEAST
+    cause = "The disk or quota is full." if full else "Little space is left for checkpoints and logs."
+    cure = "Delete old runs with `launcher clean`, raise the quota, or set paths.runs to another folder."
+    return Opinion("broken" if full else "poor", told, cause, cure)
+
+
+def inodes(measured: Measured, expected: Expected) -> Opinion:
+    told = f"at least {INODES}"
+    if measured.value >= INODES:
+        return Opinion("good", told)
+    cause = 'The file system has few inodes left: "No space left on device" with space left.'
+    cure = "Delete many small files (caches, environments), or set paths.runs to another folder."
+    return Opinion("broken" if measured.value < INODES_LEAST else "poor", told, cause, cure)
+
+
+def write(measured: Measured, expected: Expected) -> Opinion:
+    told = f"at least {SPEED / 1e6:.0f} MB/s"
+    if measured.value >= SPEED:
+        return Opinion("good", told)
+    return Opinion(
+        "poor",
+        told,
+        "Checkpoints take long to write.",
+        "Use a parallel file system for paths.runs, or a higher train.checkpoint_every.",
+    )
+
+
+def rename(measured: Measured, expected: Expected) -> Opinion:
+    if measured.value == "replaces":
+        return Opinion("good", "replaces")
+    return Opinion(
+        "broken",
+        "replaces",
+        "A rename does not replace the file of that name, so that records cannot be updated.",
+        "Set paths.runs to a POSIX file system.",
+    )
+
+
+def flock(measured: Measured, expected: Expected) -> Opinion:
+    if measured.value == "excludes":
+        return Opinion("good", "excludes")
+    return Opinion(
+        "poor",
+        "excludes",
+        "File locks (flock) do not work here. launcher then learns up to three minutes late that a "
+        "supervisor has died, and two supervisors of one run do not notice each other.",
+        "Mount NFS without `nolock` (NFS 4, or rpc.statd for NFS 3) and Lustre with `flock`, or set "
+        "paths.runs to another folder.",
+    )
+
+
+_UNWRITABLE = Opinion(
+    "broken",
+    "writable",
+    "Files cannot be written here.",
+    "Mount the folder writable for this user, free space, or set paths.runs or TMPDIR to another folder.",
+)
+
+
+def _speed(value: float) -> str:
+    return f"{value / 1e6:.0f} MB/s"
+
+
+ROWS = (
+    Check("space", "free space", "node", space, format_bytes),
+    Check("inodes", "free inodes", "node", inodes, lambda value: f"{value:,}"),
+    Check("write", "write and sync", "node", write, _speed, unmeasured=_UNWRITABLE),
+    Check("read", "read", "node", write, _speed, unmeasured=_UNWRITABLE),
+    Check("rename", "rename", "node", rename, unmeasured=_UNWRITABLE),
+    Check("flock", "file locks", "node", flock, unmeasured=flock(Measured("", 0, ""), Expected())),
+)

@@ -1,0 +1,150 @@
+"""Checks of a node's GPUs, from what NVML tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.doctor.checks.host import version
+from launcher.doctor.checks.row import Check
+from launcher.doctor.values import Expected, Measured, Opinion
+from launcher.planning.hardware import card_of
+from launcher.spec.base import format_bytes
+
+MEMORY_SHARE = 0.97
+USED_BYTES = 2**30
+"Memory that the driver and an idle process may hold on a GPU."
+SLOWDOWNS = ("hardware slowdown", "hardware thermal slowdown", "power brake", "software thermal slowdown")
+"Reasons for lower clocks that are faults. The power cap and idleness are not."
+
+
+def count(measured: Measured, expected: Expected) -> Opinion:
+    told = str(expected.gpus_per_node)
+    if measured.value >= expected.gpus_per_node:
+        return Opinion("good", told)
+    return Opinion(
+        "broken",
+        told,
+        "GPUs are missing: one fell off the bus, or the job was not given it.",
+        "Look at `dmesg | grep -i xid`; reset or drain the node. If it has fewer, correct node.gpu.count.",
+    )
+
+
+def name(measured: Measured, expected: Expected) -> Opinion:
+    if expected.gpu_type is None:
+        return Opinion("good")
+    wanted, found = card_of(expected.gpu_type), card_of(measured.value)
+    same = wanted == found if wanted and found else expected.gpu_type in measured.value
+    if same:
+        return Opinion("good", expected.gpu_type)
+    cause = "The plan was made for another GPU."
+    return Opinion("poor", expected.gpu_type, cause, "Correct node.gpu.type and node.gpu.memory.")
+
+
+def memory(measured: Measured, expected: Expected) -> Opinion:
+    if expected.gpu_memory is None:
+        return Opinion("good")
+    told = f"at least {format_bytes(expected.gpu_memory)}"
+    if measured.value >= MEMORY_SHARE * expected.gpu_memory:
+        return Opinion("good", told)
+    cause = "The GPU has less memory than the profile says: a plan that fits there runs out of memory here."
+    return Opinion("broken", told, cause, "Correct node.gpu.memory of the profile.")
+
+
+def used(measured: Measured, expected: Expected) -> Opinion:
+    told = f"at most {format_bytes(USED_BYTES)}"
+    if measured.value["bytes"] <= USED_BYTES:
+        return Opinion("good", told)
+    cause = "Another process holds memory of this GPU: a plan that fits may run out of memory."
+    return Opinion("broken", told, cause, "End the process; `nvidia-smi` shows its pid.")
+
+
+def none_expected(cause: str, cure: str, verdict: Any = "broken") -> Any:
+    """Return a judge of a number that must be 0."""
+
+    def judge(measured: Measured, expected: Expected) -> Opinion:
+        return Opinion("good", "0") if not measured.value else Opinion(verdict, "0", cause, cure)
+
+    return judge
+
+
+def throttle(measured: Measured, expected: Expected) -> Opinion:
+    if not set(measured.value) & set(SLOWDOWNS):
+        return Opinion("good", "no slowdown")
+    cause = "The GPU has lower clocks because of its temperature or power supply: all ranks wait for it."
+    return Opinion("poor", "no slowdown", cause, "Check the node's cooling and power; drain the node.")
+
+
+def mig(measured: Measured, expected: Expected) -> Opinion:
+    if not measured.value or "MIG" in (expected.gpu_type or ""):
+        return Opinion("good", "off")
+    cause = "The GPU is divided (MIG): ranks see a part of it, and parts have no NVLink and no P2P."
+    return Opinion("broken", "off", cause, "nvidia-smi -mig 0, or a profile of the MIG part.")
+
+
+def driver(measured: Measured, expected: Expected) -> Opinion:
+    """A driver supports the CUDA versions of its major version and all before it (minor version
+    compatibility, CUDA Compatibility guide)."""
+    built = measured.value["torch"]
+    if not built or version(measured.value["cuda"])[:1] >= version(built)[:1]:
+        return Opinion("good", f"CUDA {built}" if built else "")
+    return Opinion(
+        "broken",
+        f"CUDA {built}",
+        "The driver is too old for the CUDA version that torch was built for.",
+        f"Install a torch built for CUDA {measured.value['cuda']} or older, or a newer driver.",
+    )
+
+
+def p2p(measured: Measured, expected: Expected) -> Opinion:
+    if measured.value == "ok":
+        return Opinion("good", "ok")
+    cause = "These GPUs cannot read each other's memory: NCCL copies through the host."
+    return Opinion("poor", "ok", cause, "Disable ACS in the BIOS and IOMMU translation on bare metal.")
+
+
+ROWS = (
+    Check(
+        "gpus", "GPUs", "node", count,
+        unmeasured=Opinion(
+            "broken", "NVML answers", "NVML does not answer, so that torch finds no GPU either.",
+            "Install the driver and nvidia-ml-py; in a container use --gpus or --nv.",
+        ),
+    ),
+    Check("driver", "GPU driver", "node", driver, lambda v: f"{v['driver']}, CUDA {v['cuda']}", alike="poor"),
+    Check("gpu-name", "GPU", "node", name),
+    Check("gpu-memory", "GPU memory", "node", memory, format_bytes),
+    Check(
+        "gpu-used", "GPU memory in use", "node", used,
+        lambda v: " ".join([format_bytes(v["bytes"]), *(f"pid {pid}" for pid in v["pids"])]),
+    ),
+    Check(
+        "gpu-ecc", "uncorrected ECC errors", "node",
+        none_expected(
+            "The GPU's memory returned wrong values since the driver was loaded.",
+            "Reset the GPU or reboot the node; replace the GPU if they come again.",
+        ),
+    ),
+    Check(
+        "gpu-rows", "memory rows to remap", "node",
+        none_expected(
+            "Faulty rows of the GPU's memory are waiting to be replaced, or cannot be.",
+            "Reset the GPU or reboot the node; replace the GPU if it stays.",
+        ),
+    ),
+    Check(
+        "gpu-xid", "Xid errors since boot", "node",
+        none_expected(
+            "The driver reported errors of this GPU.",
+            "Look them up in NVIDIA's list of Xid errors: `dmesg | grep -i xid`.", "poor",
+        ),
+    ),
+    Check("gpu-clocks", "lower clocks", "node", throttle, lambda v: ", ".join(v) or "none"),
+    Check("gpu-mig", "MIG", "node", mig, lambda v: "on" if v else "off"),
+    Check(
+        "gpu-nvlink", "inactive NVLinks", "node",
+        none_expected(
+            "Links between the GPUs are down.", "Restart nvidia-fabricmanager; check the bridges.", "poor"
+        ),
+    ),
+    Check("gpu-p2p", "GPU to GPU", "node", p2p),
+)  # fmt: skip

@@ -1,0 +1,137 @@
+"""Checks of the ways between nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.doctor.checks.collectives import rate
+from launcher.doctor.checks.host import clock
+from launcher.doctor.checks.row import Check
+from launcher.doctor.values import Expected, Measured, Opinion, Verdict
+
+LATENCY = 0.01
+"Seconds of a round trip with a new connection. Within a data centre it takes less than a millisecond."
+LOSS_POOR, LOSS_BROKEN = 0.02, 0.1
+"Part of the packets. TCP is slow from a thousandth on, which 100 packets do not show."
+BANDWIDTH = 125e6
+"Bytes/s of one TCP connection if the profile does not set network.inter_node: 1 Gb/s."
+BANDWIDTH_SHARE = 0.1
+"One TCP connection reaches a part of a fast network, and other nodes send at the same time."
+
+
+def name(measured: Measured, expected: Expected) -> Opinion:
+    value = measured.value
+    if value["right"]:
+        return Opinion("good", "its address")
+    cure = "Correct /etc/hosts or DNS on this node, or use addresses: launcher itself needs no names."
+    if value["addresses"]:
+        cause = (
+            f"{value['name']} resolves to {', '.join(value['addresses'])} here, which is no address of that "
+            "node. Programs that use host names (MPI, Ray, DeepSpeed's launcher) reach another machine, or "
+            "themselves."
+        )
+        return Opinion("poor", "its address", cause, cure)
+    slow = " after 5 s" if value["late"] else ""
+    cause = f"{value['name']} does not resolve here{slow}. Programs that use host names do not connect."
+    return Opinion("poor", "its address", cause, cure)
+
+
+def port(measured: Measured, expected: Expected) -> Opinion:
+    if measured.value == "open":
+        return Opinion("good", "open")
+    causes = {
+        "no answer": "Packets to this port are dropped on the way: a firewall, or a wrong route.",
+        "refused": "The node answers, but rejects the connection: a firewall, or another machine's address.",
+    }
+    ports = "61000 to 65535" if measured.check.startswith("rendezvous") else "32768 to 60999"
+    return Opinion(
+        "broken",
+        "open",
+        causes.get(measured.value, f"The connection fails: {measured.value}."),
+        f"Allow TCP ports {ports} between the nodes in both directions (iptables, firewalld, security "
+        "groups), or set network.interface to an interface that is not filtered.",
+    )
+
+
+def interfaces(measured: Measured, expected: Expected) -> Opinion:
+    if not expected.interface or any(
+        one.endswith(f" to {expected.interface.lstrip('=')}") for one in measured.value
+    ):
+        return Opinion("good", expected.interface or "")
+    return Opinion(
+        "broken",
+        expected.interface,
+        f"network.interface of the profile is {expected.interface}, through which that node does not answer.",
+        "Set network.interface to one that connects the nodes, or remove it: launcher then finds one.",
+    )
+
+
+def latency(measured: Measured, expected: Expected) -> Opinion:
+    told = f"below {LATENCY * 1e3:g} ms"
+    if measured.value < LATENCY:
+        return Opinion("good", told)
+    cause = "A round trip takes long: the nodes are far apart, busy, or packets get lost."
+    return Opinion("poor", told, cause, "Ask for nodes of one switch or placement group.")
+
+
+def clocks(measured: Measured, expected: Expected) -> Opinion:
+    found = clock(measured, expected)
+    cause = "The clocks of these nodes differ. " + found.cause.partition(". ")[2] if found.cause else ""
+    return found._replace(cause=cause)
+
+
+def mtu(measured: Measured, expected: Expected) -> Opinion:
+    interface, passes = measured.value["interface"], measured.value["passes"]
+    if passes >= interface:
+        return Opinion("good", str(interface))
+    return Opinion(
+        "broken",
+        str(interface),
+        f"The interface sends packets of {interface} bytes, and those above {passes} are lost on the way. "
+        "Small messages arrive and large ones hang.",
+        f"Set the MTU of the interface to {passes} (ip link set dev NAME mtu {passes}), or that of every "
+        f"switch on the way to {interface}.",
+    )
+
+
+def loss(measured: Measured, expected: Expected) -> Opinion:
+    told = f"below {LOSS_POOR:.0%}"
+    if measured.value < LOSS_POOR:
+        return Opinion("good", told)
+    verdict: Verdict = "broken" if measured.value >= LOSS_BROKEN else "poor"
+    cause = "Packets get lost. Each one delays a message by 0.2 s and more."
+    return Opinion(verdict, told, cause, "Have cables, transceivers and the switch's ports checked.")
+
+
+def bandwidth(measured: Measured, expected: Expected) -> Opinion:
+    least = BANDWIDTH_SHARE * (expected.inter_node or BANDWIDTH)
+    told = f"at least {rate(least)}"
+    if measured.value >= least:
+        return Opinion("good", told)
+    cause = "The way between these nodes is slow."
+    cure = "Check the speed of the links (ethtool), and whether network.interface is the fast network."
+    return Opinion("poor", told, cause, cure)
+
+
+def _name(value: Any) -> str:
+    return f"{value['name']}: {', '.join(value['addresses']) or 'nothing'}"
+
+
+_NO_UDP = Opinion("good", "", "UDP does not pass, which NCCL and gloo do not need.")
+
+
+def _row(*row: Any, **more: Any) -> Check:
+    return Check(*row, **{"of_node": False, **more})
+
+
+ROWS = (
+    _row("name", "name of a node", "network", name, _name),
+    _row("rendezvous-port", "rendezvous port", "network", port),
+    _row("ephemeral-port", "ephemeral port", "network", port),
+    _row("interfaces", "interfaces", "network", interfaces, lambda value: ", ".join(value) or "none"),
+    _row("latency", "round trip", "network", latency, lambda value: f"{value * 1e3:.2f} ms"),
+    _row("clocks", "difference of clocks", "network", clocks, lambda value: f"{value:+.2f} s"),
+    _row("mtu", "largest packet", "network", mtu, lambda value: str(value["passes"]), unmeasured=_NO_UDP),
+    _row("loss", "lost packets", "network", loss, lambda value: f"{value:.0%}", unmeasured=_NO_UDP),
+    _row("bandwidth", "one connection", "network", bandwidth, rate),
+)

@@ -1,0 +1,54 @@
+"""Checks of the doctor's own run, which starts as every run does."""
+
+from __future__ import annotations
+
+from launcher.doctor.checks.row import Check
+from launcher.doctor.values import Expected, Measured, Opinion
+
+CONNECT_SECONDS = 20.0
+"Time in which torch's rendezvous and the first collective are usual, also for hundreds of ranks."
+
+
+def answers(measured: Measured, expected: Expected) -> Opinion:
+    if measured.value:
+        return Opinion("good", "answers")
+    return Opinion(
+        "broken",
+        "answers",
+        "The node did not examine itself: start.sh did not run there, or the run folder is not the same "
+        "folder or not writable on this node.",
+        "Look at what the node printed: `launcher logs RUN --supervisor`. Mount the folder of paths.runs "
+        "on every node.",
+    )
+
+
+def connected(measured: Measured, expected: Expected) -> Opinion:
+    if measured.value < expected.ranks:
+        return Opinion(
+            "broken",
+            str(expected.ranks),
+            "The ranks did not connect as those of a job do.",
+            "`launcher why RUN` shows the first rank that failed, and `launcher logs RUN` its output.",
+        )
+    return Opinion("good", str(expected.ranks))
+
+
+def seconds(measured: Measured, expected: Expected) -> Opinion:
+    told = f"below {CONNECT_SECONDS:g} s"
+    if measured.value < CONNECT_SECONDS:
+        return Opinion("good", told)
+    return Opinion("poor", told, "The ranks need long to connect.", "See the checks of the network below.")
+
+
+ROWS = (
+    Check("answers", "node examined itself", "run", answers, lambda value: "answers" if value else "silent"),
+    Check(
+        "run-folder", "run folder", "run",
+        unmeasured=Opinion(
+            "broken", "writable", "This node cannot write into the run directory.",
+            "Mount the folder of paths.runs writable on every node, for this user, with free space.",
+        ),
+    ),
+    Check("ranks", "ranks that connected", "run", connected, of_node=False),
+    Check("connect", "time to connect", "run", seconds, lambda value: f"{value:.2f} s", of_node=False),
+)  # fmt: skip

@@ -1,0 +1,52 @@
+"""What has changed since an earlier run of the doctor. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from launcher.doctor.examine import ORDER
+from launcher.doctor.values import Finding
+
+Key = tuple[str, tuple[str, ...]]
+
+
+def changes(before: Iterable[Finding], now: Iterable[Finding]) -> list[str]:
+    """Return a line for each check whose verdict is another, or whose value is, if it is one of TOLD."""
+    old, new = _worst(before), _worst(now)
+    lines = []
+    for key, finding in new.items():
+        earlier = old.get(key)
+        if earlier is None:
+            if finding.verdict != "good":
+                lines.append(f"{_name(finding)}: {finding.verdict}, {finding.measured}; not measured before")
+        elif earlier.verdict != finding.verdict or (
+            earlier.measured != finding.measured and finding.check in TOLD
+        ):
+            was = f"{earlier.verdict}, {earlier.measured}"
+            lines.append(f"{_name(finding)}: {was} -> {finding.verdict}, {finding.measured}")
+    return lines
+
+
+TOLD = frozenset(
+    {"torch", "launcher", "python", "bitsandbytes", "driver", "gpus", "cpus", "shm", "mtu", "interfaces"}
+)
+"Checks whose value is told if it changed, though both are good: versions and sizes, and nothing that varies."
+
+
+def _name(one: Finding) -> str:
+    return ", ".join([one.title, *one.subjects])
+
+
+def _worst(findings: Iterable[Finding]) -> dict[Key, Finding]:
+    """Return the worst finding of each check and subject."""
+    found: dict[Key, Finding] = {}
+    for one in findings:
+        key = (one.check, one.subjects if one.part == "node" else ())
+        if key not in found or ORDER[one.verdict] > ORDER[found[key].verdict]:
+            found[key] = one
+    return found
+
+
+def lines(name: str, told: Sequence[str]) -> list[str]:
+    """Return the changes for a person. `name`: the earlier run."""
+    return [f"changed since {name}:", *(f"  {line}" for line in told)] if told else [f"as in {name}"]

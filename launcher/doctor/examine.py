@@ -1,0 +1,117 @@
+"""Judge measured values by the table of checks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from launcher.doctor.checks import CHECKS
+from launcher.doctor.checks.row import Check
+from launcher.doctor.values import Expected, Finding, Measured, Opinion, Verdict
+
+ORDER: dict[Verdict, int] = {"good": 0, "poor": 1, "broken": 2}
+
+
+def examine(values: Iterable[Measured], expected: Expected) -> list[Finding]:
+    """Return a finding for each value, in the order of the table. Findings that tell the same are one."""
+    known = [value for value in values if value.check in CHECKS]
+    found: list[Finding] = []
+    for check in CHECKS.values():
+        own = [value for value in known if value.check == check.name]
+        judged = [(value, _judged(value, check, expected)) for value in own]
+        found += _good(check, [pair for pair in judged if pair[1].verdict == "good"])
+        found += _merged([finding for _, finding in judged if finding.verdict != "good"])
+        found += _differences(own, check) if check.alike != "good" else []
+    return found
+
+
+def _good(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Finding]:
+    """Unite good findings of all nodes: of one subject, or of all if they are ways between nodes."""
+    groups: dict[tuple[object, ...], list[tuple[Measured, Finding]]] = {}
+    for value, finding in judged:
+        about = finding.subjects if check.of_node and "GPU" not in value.subject else ()
+        groups.setdefault((about, finding.expected), []).append((value, finding))
+    united = []
+    for group in groups.values():
+        shown = _range(check, [value.value for value, _ in group])
+        # Where all ways between nodes are good, nobody wants to read their names.
+        alike = [replace(finding, measured=shown, cause="") for _, finding in group]
+        united += _merged(alike if check.of_node else [replace(one, subjects=()) for one in alike])
+    return united
+
+
+def _range(check: Check, values: Sequence[Any]) -> str:
+    """Return the values as text: the smallest and the largest number, or the first texts."""
+    texts = list(dict.fromkeys("-" if value is None else check.show(value) for value in values))
+    if len(texts) > 1 and all(isinstance(value, int | float) for value in values):
+        texts = list(dict.fromkeys((check.show(min(values)), check.show(max(values)))))
+        return " to ".join(texts)
+    return ", ".join(texts) if len(texts) <= 3 else f"{', '.join(texts[:2])} and {len(texts) - 2} others"
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """Return the worst verdict; `good` if there is no finding."""
+    return max((one.verdict for one in findings), key=ORDER.__getitem__, default="good")
+
+
+def _judged(value: Measured, check: Check, expected: Expected) -> Finding:
+    if value.error:
+        opinion = check.unmeasured
+        opinion = opinion._replace(cause=f"{opinion.cause} {_sentence(value.error)}".strip())
+        return _finding(value, check, opinion, "-" if value.value is None else check.show(value.value))
+    return _finding(value, check, check.judge(value, expected), check.show(value.value))
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+def _finding(value: Measured, check: Check, opinion: Opinion, shown: str) -> Finding:
+    return Finding(
+        check.name, check.title, check.part, opinion.verdict, (value.node,) if check.of_node else (),
+        (value.subject,) if value.subject else (), shown, opinion.expected, opinion.cause, opinion.cure,
+    )  # fmt: skip
+
+
+def _differences(values: Sequence[Measured], check: Check) -> list[Finding]:
+    """Return a finding if nodes have different values of a check that should be alike."""
+    by_text: dict[str, list[int]] = {}
+    for value in values:
+        if value.value is not None:
+            by_text.setdefault(check.show(value.value), []).append(value.node)
+    if len(by_text) < 2:
+        return []
+    told = "; ".join(f"{text} on node {spans(nodes)}" for text, nodes in by_text.items())
+    cause = f"The nodes differ: {told}."
+    few = min(by_text.values(), key=len)
+    return [
+        Finding(
+            check.name, check.title, check.part, check.alike, tuple(few), (), "differs", "all alike",
+            cause, "Install the same environment on all nodes, or leave the other nodes out.",
+        )
+    ]  # fmt: skip
+
+
+def _merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Unite findings that differ in their nodes and subjects only."""
+    groups: dict[Finding, tuple[dict[int, None], dict[str, None]]] = {}
+    for one in findings:
+        nodes, subjects = groups.setdefault(replace(one, nodes=(), subjects=()), ({}, {}))
+        nodes.update(dict.fromkeys(one.nodes))
+        subjects.update(dict.fromkeys(one.subjects))
+    return [
+        replace(one, nodes=tuple(nodes), subjects=tuple(subjects))
+        for one, (nodes, subjects) in groups.items()
+    ]
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Write numbers as ranges: `0-3,7`."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)

@@ -1,0 +1,114 @@
+"""Turn the orders of node 0 and the answers of all nodes into measured values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from launcher.doctor.outcome import Outcome, outcome, pairs_of
+from launcher.doctor.rank_test import RankTest, Told
+from launcher.doctor.values import Measured
+
+Order = Mapping[str, Any]
+Answers = Mapping[int, Mapping[str, Any]]
+"What each node answered, by node."
+
+Steps = Sequence[Mapping[str, float]]
+"Loss and gradient norm of each step of the tiny model."
+
+TESTS = "tests"
+"What an order with tests of ranks says that the nodes do."
+TRAIN = "train"
+"An order to train the tiny model."
+NOTE = "note"
+"An order to do nothing, which has conclusions of node 0 as its `values`."
+PAIRS = "pairs"
+"The check of the orders that test pairs of ranks. There is one for each round."
+
+
+def values_of(history: Iterable[tuple[Order, Answers]]) -> list[Measured]:
+    """Return every measured value: those that nodes measured by themselves, and those of tests of ranks."""
+    found: list[Measured] = []
+    pairs: dict[tuple[int, int], Outcome] = {}
+    slow, per_node = False, 1
+    alone: Steps = []  # of the tiny model in one process, which trains first
+    for order, answers in history:
+        found += [Measured(**value) for value in order.get("values", ())]
+        found += [Measured(**value) for answer in answers.values() for value in answer.get("values", ())]
+        if order.get("do") == TRAIN:
+            value, steps = _trained(order, answers, alone)
+            alone = alone or steps
+            found.append(Measured(order["check"], 0, value))
+        if order.get("do") != TESTS:
+            continue
+        ended = outcomes(order, answers)
+        if order["check"] == PAIRS:
+            slow, per_node = order["slow"], order["per_node"]
+            pairs |= {
+                (one.ranks[0], one.ranks[1]): end for one, end in zip(tests_of(order), ended, strict=True)
+            }
+        else:
+            found += [Measured(order["check"], 0, plain(one), order.get("subject", "")) for one in ended]
+    return [*found, *([_pairs(pairs, slow, per_node)] if pairs else [])]
+
+
+def _trained(order: Order, answers: Answers, alone: Steps) -> tuple[dict[str, Any], Steps]:
+    """Return how the tiny model trained, and its steps."""
+    [one] = outcomes(order, answers)
+    steps: Steps = answers.get(0, {}).get("steps", [])
+    said = next((answer["exception"] for answer in answers.values() if answer.get("exception")), "")
+    value = {**plain(one), "steps": steps, "exception": said}
+    return {**value, "difference": _difference(steps, alone) if alone else None}, steps
+
+
+def _difference(steps: Steps, alone: Steps) -> float | None:
+    """Return the largest relative difference of loss or gradient norm; None if steps are missing."""
+    if len(steps) != len(alone):
+        return None
+    pairs = [(one[name], other[name]) for one, other in zip(steps, alone, strict=True) for name in other]
+    if any(one is None or other is None for one, other in pairs):
+        return None
+    return max(abs(one - other) / max(abs(other), 1e-12) for one, other in pairs)
+
+
+def outcomes(order: Order, answers: Answers) -> list[Outcome]:
+    """Return the outcome of each test of an order."""
+    failed = next((answer["error"] for answer in answers.values() if answer.get("error")), "")
+    found = []
+    for number, test in enumerate(tests_of(order)):
+        told = [Told(**one) for answer in answers.values() for one in _told(answer, number)]
+        one = outcome(test, told)
+        found.append(replace(one, error=failed) if one.kind == "hang" and failed else one)
+    return found
+
+
+def tests_of(order: Order) -> list[RankTest]:
+    """Return the tests of an order."""
+    return [RankTest(**{**test, "ranks": tuple(test["ranks"])}) for test in order["tests"]]
+
+
+def _told(answer: Mapping[str, Any], number: int) -> Sequence[Mapping[str, Any]]:
+    told: Sequence[Sequence[Mapping[str, Any]]] = answer.get("told", ())
+    return told[number] if number < len(told) else ()
+
+
+def plain(one: Outcome) -> dict[str, Any]:
+    """Return an outcome as JSON reads it back."""
+    lists = {"ranks": list(one.ranks), "waiting": list(one.waiting), "sizes": list(one.sizes)}
+    lists["each"] = {str(rank): result for rank, result in one.each.items()}
+    return {**asdict(one), **lists}
+
+
+def _pairs(by_pair: Mapping[tuple[int, int], Outcome], slow: bool, per_node: int) -> Measured:
+    found = pairs_of(by_pair, per_node, slow=slow)
+    value = {
+        "bad": [list(pair) for pair in found.bad],
+        "good": found.good,
+        "culprits": list(found.culprits),
+        "slow": slow,
+        "slowest": list(found.slowest) if found.slowest else None,
+        "seconds": found.seconds,
+        "typical": found.typical,
+    }
+    return Measured(PAIRS, 0, value)

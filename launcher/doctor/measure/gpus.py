@@ -1,0 +1,136 @@
+"""Measure a node's GPUs through NVML. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import combinations
+from typing import Any
+
+from launcher.doctor.measure.guarded import guarded
+from launcher.doctor.measure.host import torch_version
+from launcher.doctor.values import Measured
+
+SLOWDOWNS = {
+    "nvmlClocksEventReasonSwPowerCap": "power cap",
+    "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",
+    "nvmlClocksEventReasonSwThermalSlowdown": "software thermal slowdown",
+    "nvmlClocksEventReasonHwThermalSlowdown": "hardware thermal slowdown",
+    "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power brake",
+}
+"NVML's names of the reasons for lower clocks, and the doctor's."
+FIRST_LINKS = 36
+"More NVLinks than any GPU has (NVML_NVLINK_MAX_LINKS)."
+
+
+def measure_gpus(node: int) -> Iterator[Measured]:
+    """Yield the values of all GPUs of this node, as far as the driver knows them."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception as error:
+        yield Measured("gpus", node, None, error=str(error) or type(error).__name__)
+        return
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        yield Measured("gpus", node, len(handles))
+        yield guarded("driver", node, lambda: _driver(nvml))
+        for index, handle in enumerate(handles):
+            yield from _gpu(nvml, node, f"GPU {index}", handle)
+        yield from _p2p(nvml, node, handles)
+        for index, errors in _xid(nvml, handles):
+            yield Measured("gpu-xid", node, errors, f"GPU {index}")
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _driver(nvml: Any) -> dict[str, str]:
+    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12040 is CUDA 12.4
+    return {
+        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+        "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "torch": torch_version()["cuda"],
+    }
+
+
+def _gpu(nvml: Any, node: int, name: str, handle: Any) -> Iterator[Measured]:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    yield guarded("gpu-name", node, lambda: _text(nvml.nvmlDeviceGetName(handle)), name)
+    yield Measured("gpu-memory", node, memory.total, name)
+    yield guarded("gpu-used", node, lambda: _used(nvml, handle, memory), name)
+    # A consumer GPU has no ECC, a GPU without NVLink no links: then there is no value.
+    measures: dict[str, Callable[[], Any]] = {
+        "gpu-ecc": lambda: nvml.nvmlDeviceGetTotalEccErrors(
+            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
+        "gpu-rows": lambda: _rows(nvml.nvmlDeviceGetRemappedRows(handle)),
+        "gpu-clocks": lambda: _slowdowns(nvml, handle),
+        "gpu-mig": lambda: nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE,
+    }
+    for check, measure in measures.items():
+        try:
+            yield Measured(check, node, measure(), name)
+        except nvml.NVMLError_NotSupported:
+            continue
+        except nvml.NVMLError as error:
+            yield Measured(check, node, None, name, str(error))
+    links = list(_links(nvml, handle))
+    if any(links):
+        yield Measured("gpu-nvlink", node, links.count(False), name)
+
+
+def _used(nvml: Any, handle: Any, memory: Any) -> dict[str, Any]:
+    own = {os.getpid()}
+    pids = [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if one.pid not in own]
+    return {"bytes": memory.used, "pids": pids}
+
+
+def _rows(rows: Any) -> int:
+    """Return the number of faulty rows that are not replaced yet; rows are (correctable, uncorrectable,
+    pending, failed)."""
+    _, _, pending, failed = rows
+    return int(bool(pending)) + int(bool(failed))
+
+
+def _slowdowns(nvml: Any, handle: Any) -> list[str]:
+    bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    return [word for name, word in SLOWDOWNS.items() if bits & getattr(nvml, name)]
+
+
+def _links(nvml: Any, handle: Any) -> Iterator[bool]:
+    for link in range(FIRST_LINKS):
+        with suppress(nvml.NVMLError):
+            yield nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED
+
+
+def _p2p(nvml: Any, node: int, handles: list[Any]) -> Iterator[Measured]:
+    index = nvml.NVML_P2P_CAPS_INDEX_READ
+    index = index[0] if isinstance(index, tuple) else index  # a stray comma in nvidia-ml-py
+    for one, other in combinations(range(len(handles)), 2):
+        with suppress(nvml.NVMLError):
+            status = nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], index)
+            word = "ok" if status == nvml.NVML_P2P_STATUS_OK else f"status {status}"
+            yield Measured("gpu-p2p", node, word, f"GPU {one} and {other}")
+
+
+def _xid(nvml: Any, handles: list[Any]) -> Iterator[tuple[int, int]]:
+    """Yield (GPU, Xid errors in the kernel's log). Nothing if this user cannot read the log."""
+    try:
+        log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if log.returncode:
+        return
+    errors = re.findall(r"NVRM: Xid \(PCI:([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+)", log.stdout)
+    for index, handle in enumerate(handles):
+        domain, bus, device = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).partition(".")[0].split(":")
+        own = (int(domain, 16), int(bus, 16), int(device, 16))
+        yield index, sum(tuple(int(part, 16) for part in one.split(":")) == own for one in errors)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

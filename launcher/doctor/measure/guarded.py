@@ -1,0 +1,22 @@
+"""Measure one value, and note why if that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from launcher.doctor.values import Measured
+
+
+def guarded(check: str, node: int, measure: Callable[[], Any], subject: str = "") -> Measured:
+    """Return what `measure` returns as a measured value. An exception becomes its error."""
+    try:
+        return Measured(check, node, measure(), subject)
+    except Exception as error:  # whatever fails here is a finding
+        return Measured(check, node, None, subject, reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """The message of an error in one line; a system error without its number."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (text or type(error).__name__).splitlines()[0][:300]

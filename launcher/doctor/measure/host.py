@@ -1,0 +1,101 @@
+"""Measure a node's host: memory, limits, clock and installed versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import locale
+import os
+import platform
+import re
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.doctor.measure.guarded import guarded
+from launcher.doctor.values import Measured
+from launcher.supervise.memory_limit import cgroups, memory_limit
+
+SHM = Path("/dev/shm")
+
+
+def measure_host(node: int, run: Path) -> Iterator[Measured]:
+    """Yield the host's values. `run`: the run directory, whose file times are compared with the clock."""
+    yield guarded("host", node, socket.gethostname)
+    yield guarded("cpus", node, lambda: len(os.sched_getaffinity(0)))
+    yield guarded("memory", node, memory_limit)
+    yield guarded("free-memory", node, free_memory)
+    yield guarded("shm", node, lambda: os.statvfs(SHM).f_blocks * os.statvfs(SHM).f_frsize)
+    yield guarded("memlock", node, memlock)
+    yield guarded("nofile", node, lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield guarded("stack", node, lambda: resource.getrlimit(resource.RLIMIT_STACK)[0])
+    yield guarded("clock", node, lambda: clock_offset(run))
+    yield guarded("encoding", node, lambda: locale.getpreferredencoding(False))
+    yield guarded("python", node, platform.python_version)
+    yield guarded("launcher", node, lambda: importlib.metadata.version("launcher"))
+    yield guarded("torch", node, torch_version)
+    yield guarded("bitsandbytes", node, lambda: importlib.metadata.version("bitsandbytes"))
+
+
+def memlock() -> dict[str, Any]:
+    """Return the limit of locked memory in bytes (-1: none), and whether there is an InfiniBand adapter."""
+    return {
+        "bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        "infiniband": any(Path("/dev/infiniband").glob("uverbs*")),
+    }
+
+
+def free_memory(root: Path = Path("/")) -> dict[str, int]:
+    """Return the memory that this process may use, and how much of it is free, in bytes."""
+    text = (root / "proc/meminfo").read_text()
+    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
+    free = [int(found[1]) * 1024] if found else []
+    for folder in cgroups(root):
+        for limit, usage in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            try:
+                most, used = (int((folder / name).read_text()) for name in (limit, usage))
+            except (OSError, ValueError):  # "max" means no limit
+                continue
+            # The kernel drops the page cache before it counts a cgroup as full.
+            cached = re.search(
+                r"^(?:total_)?inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.M
+            )
+            free.append(most - used + (int(cached[1]) if cached else 0))
+    return {"limit": memory_limit(root), "free": max(0, min(free))}
+
+
+def clock_offset(folder: Path) -> float:
+    """Return how far this node's clock is ahead of the time of the files in a folder, in seconds.
+
+    The server of a network file system sets the times. On a disk of this node they are the kernel's.
+    """
+    file = folder / f".doctor-clock-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        file.touch()
+        return round(time.time() - file.stat().st_mtime, 3)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def torch_version() -> dict[str, str]:
+    """Return the versions of torch, its CUDA and its NCCL without importing torch; "" if it has none.
+
+    Raises PackageNotFoundError.
+    """
+    version = importlib.metadata.version("torch")
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    told = re.search(r"^cuda: .*= '([\d.]+)'", text, re.M)
+    wanted = re.compile(r"nvidia[-_]nccl[-_]cu\d+", re.I)
+    found = (
+        one for one in importlib.metadata.distributions() if wanted.fullmatch(one.metadata["Name"] or "")
+    )
+    nccl = next((one.version for one in found), "") if told else ""
+    return {"torch": version, "cuda": told[1] if told else "", "nccl": nccl}

@@ -1,0 +1,95 @@
+"""What the other nodes talk to while they examine the network: an echo over TCP and UDP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+IDLE_SECONDS = 20.0
+"How long a connection may be silent."
+HEADER_BYTES = 2**20
+"The longest request: an answer that a node cannot write into the run directory."
+
+
+class Listener:
+    """Sockets at the run's rendezvous port and at ports that the kernel chooses. Use it as a context manager.
+
+    `take` gets answers of nodes that cannot write into the run directory.
+    """
+
+    def __init__(self, port: int, take: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+        self._take = take
+        self._sockets: list[socket.socket] = []
+        self.error = ""
+        "Why nothing listens at the rendezvous port."
+        try:
+            self._listen(port)
+        except OSError as error:
+            self.error = error.strerror or str(error)
+        ephemeral = self._listen(0)
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.bind(("", 0))
+        self._sockets.append(datagrams)
+        threading.Thread(target=self._echo, args=(datagrams,), daemon=True).start()
+        self.ports = {"rendezvous": port, "ephemeral": ephemeral, "udp": datagrams.getsockname()[1]}
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._sockets:
+            with contextlib.suppress(OSError):  # wakes the thread that waits in accept
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _listen(self, port: int) -> int:
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("", port))
+            one.listen(256)
+        except OSError:
+            one.close()
+            raise
+        self._sockets.append(one)
+        threading.Thread(target=self._accept, args=(one,), daemon=True).start()
+        return int(one.getsockname()[1])
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(IDLE_SECONDS)
+            with connection.makefile("rwb") as file:
+                request = json.loads(file.readline(HEADER_BYTES))
+                began, received = time.monotonic(), 0
+                if "answer" in request and self._take is not None:
+                    self._take(request["answer"])
+                elif request.get("stream"):
+                    while part := file.read1(2**20):
+                        received += len(part)
+                told = {"time": time.time(), "bytes": received, "seconds": time.monotonic() - began}
+                file.write(json.dumps(told).encode() + b"\n")
+
+    def _echo(self, datagrams: socket.socket) -> None:
+        while True:
+            try:
+                data, sender = datagrams.recvfrom(2**16)
+                if sender is None:  # shut down
+                    return
+                datagrams.sendto(data[:16], sender)
+            except OSError:
+                if datagrams.fileno() < 0:
+                    return
+                time.sleep(0.01)

@@ -1,0 +1,237 @@
+"""Measure the way from this node to another: names, ports, clock, packets and bandwidth."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from launcher.doctor.measure.guarded import guarded
+from launcher.doctor.values import Measured
+from launcher.supervise.interface import addresses, own_address
+
+CONNECT_SECONDS = 3.0
+"A packet that a firewall drops is sent again after 1 s and 3 s (tcp(7)); a network answers in milliseconds."
+NAME_SECONDS = 5.0
+"Time for resolving a name. A resolver asks the next server after 5 s (resolv.conf(5))."
+ANSWER_SECONDS = 20.0
+"How much later than this node, node 0 may start to listen."
+STREAM_SECONDS, STREAM_BYTES = 0.5, 64 * 2**20
+BUFFER_BYTES = 2**18
+PACKETS, PACKET_SECONDS = 100, 0.5
+ECHOES = 5
+SPARSE_ABOVE = 16
+"With more nodes, each talks to those at distances of powers of two only."
+MTUS = (1500, 1450, 1400, 1280, 576)
+"Sizes to try if packets as large as the interface's do not pass: Ethernet, VXLAN, VPNs, IPv6, IPv4."
+_SIOCGIFMTU = 0x8921  # netdevice(7); /sys may show the interfaces of another network namespace
+_HEADERS = 28  # IPv4 and UDP
+_IP_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 3  # ip(7): the socket module lacks them
+_CLOSED = {"ConnectionRefusedError": "refused", "TimeoutError": "no answer"}
+
+
+def identity(host: str, port: int) -> dict[str, Any]:
+    """Return what the other nodes need to know of this one."""
+    return {
+        "name": socket.gethostname(),
+        "address": own_address(host, port),
+        "adapters": sorted(one.name for one in Path("/sys/class/infiniband").glob("*")),
+        "addresses": [list(one) for one in addresses() if ":" not in one[1] and one[0] != "lo"],
+    }
+
+
+def partners(node: int, nodes: int) -> list[int]:
+    """Return the nodes that this one talks to."""
+    if nodes <= SPARSE_ABOVE:
+        return [(node + step) % nodes for step in range(1, nodes)]
+    steps = [2**power for power in range(nodes.bit_length()) if 2**power < nodes]
+    return sorted({(node + step) % nodes for step in steps} | {(node - step) % nodes for step in steps})
+
+
+def measure_way(node: int, other: int, peer: Mapping[str, Any]) -> Iterator[Measured]:
+    """Yield the values of the way from this node to another. `peer` is its identity, with its `ports`."""
+    way = f"{node} to {other}"
+    address, ports = peer["address"], peer["ports"]
+    yield Measured("name", node, _resolved(peer), way)
+    open_ports = {name: _port(address, ports[name]) for name in ("rendezvous", "ephemeral")}
+    for name, state in open_ports.items():
+        yield Measured(f"{name}-port", node, state, way)
+    port = next((ports[name] for name, state in open_ports.items() if state == "open"), None)
+    if port is None:
+        return
+    yield guarded("interfaces", node, lambda: _interfaces(peer), way)
+    echoes = guarded("latency", node, lambda: [_echo(address, port) for _ in range(ECHOES)], way)
+    if echoes.error:
+        yield echoes
+        return
+    yield Measured("latency", node, round(median(seconds for seconds, _ in echoes.value), 6), way)
+    # The echo that took least tells the other clock best.
+    if node < other:
+        yield Measured("clocks", node, round(min(echoes.value)[1], 3), way)
+    yield guarded("mtu", node, lambda: _mtu(address, ports["udp"]), way)
+    yield guarded("loss", node, lambda: _loss(address, ports["udp"]), way)
+    yield guarded("bandwidth", node, lambda: round(_stream(address, port)), way)
+
+
+def send_answer(host: str, port: int, answer: Mapping[str, Any]) -> None:
+    """Send an answer to node 0, for a node that cannot write into the run directory. Raises OSError."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            _ask(host, port, {"answer": answer}, b"")
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+def _port(address: str, port: int) -> str:
+    try:
+        with socket.create_connection((address, port), CONNECT_SECONDS):
+            return "open"
+    except OSError as error:
+        return _CLOSED.get(type(error).__name__, error.strerror or str(error))
+
+
+def _resolved(peer: Mapping[str, Any]) -> dict[str, Any]:
+    """Resolve a node's name. `right`: one of the addresses is an address of that node."""
+    found: list[list[str]] = []
+
+    def resolve() -> None:
+        try:
+            answers = socket.getaddrinfo(peer["name"], None, type=socket.SOCK_STREAM)
+            found.append(sorted({str(one[4][0]) for one in answers}))
+        except OSError:
+            found.append([])
+
+    thread = threading.Thread(target=resolve, daemon=True)  # nothing ends a resolver that waits
+    thread.start()
+    thread.join(NAME_SECONDS)
+    known = {peer["address"], *(address for _, address in peer["addresses"])}
+    told = found[0] if found else []
+    return {"name": peer["name"], "addresses": told, "right": bool(known & set(told)), "late": not found}
+
+
+def _ask(host: str, port: int, request: Mapping[str, Any], stream: bytes) -> tuple[dict[str, Any], float]:
+    """Send a request, and `stream` again and again for a while. Return the reply and the time it took."""
+    with socket.create_connection((host, port), CONNECT_SECONDS) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        connection.settimeout(2 * CONNECT_SECONDS)
+        began = time.monotonic()
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        sent = 0
+        while stream and time.monotonic() < began + STREAM_SECONDS and sent < STREAM_BYTES:
+            sent += connection.send(stream)
+        connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("rb") as file:
+            line = file.readline()
+        if not line:
+            raise ConnectionError("the other node closed the connection without an answer")
+        return json.loads(line), time.monotonic() - began
+
+
+def _echo(address: str, port: int) -> tuple[float, float]:
+    """Return the time of a round trip, and how far the other node's clock is ahead, in seconds."""
+    began = time.time()
+    told, seconds = _ask(address, port, {}, b"")
+    return seconds, told["time"] - (began + seconds / 2)
+
+
+def _stream(address: str, port: int) -> float:
+    """Return bytes/s of one TCP connection."""
+    told, _ = _ask(address, port, {"stream": True}, os.urandom(2**17))
+    return float(told["bytes"] / told["seconds"])
+
+
+def _interfaces(peer: Mapping[str, Any]) -> list[str]:
+    """Return the interfaces of the other node at whose address it answers, each with the one used here."""
+    found = []
+    for interface, address in peer["addresses"]:
+        if _port(address, peer["ports"]["ephemeral"]) == "open":
+            mine = own_address(address, 9)
+            found.append(f"{next((name for name, one in addresses() if one == mine), mine)} to {interface}")
+    return found
+
+
+def _datagrams(address: str, port: int) -> socket.socket:
+    one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    one.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)  # packets are not divided
+    one.connect((address, port))
+    return one
+
+
+def _mtu(address: str, port: int) -> dict[str, int]:
+    """Return the MTU of the interface here, and the largest packet that passes to the other node, in bytes.
+
+    Raises OSError if no datagram passes.
+    """
+    mine = own_address(address, port)
+    name = next(name for name, one in addresses() if one == mine)
+    with _datagrams(address, port) as one:
+        asked = struct.pack("16si20x", name.encode(), 0)  # a `struct ifreq`
+        mtu = struct.unpack("16si20x", fcntl.ioctl(one, _SIOCGIFMTU, asked))[1]
+        passes = next((size for size in (mtu, *MTUS) if size <= mtu and _passes(one, size)), None)
+    if passes is None:
+        raise OSError("no UDP packet comes back")
+    return {"interface": mtu, "passes": passes}
+
+
+def _passes(one: socket.socket, size: int) -> bool:
+    data = struct.pack("!QQ", size, 0).ljust(min(size, 65535) - _HEADERS, b"\0")
+    one.settimeout(0.15)
+    for _ in range(4):  # a packet may be lost for other reasons
+        try:
+            one.send(data)
+            while struct.unpack("!QQ", one.recv(64))[0] != size:
+                pass
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def _loss(address: str, port: int) -> float:
+    """Return the part of small packets that do not come back. Raises OSError if none does."""
+    back: set[int] = set()
+    with _datagrams(address, port) as one:
+        one.settimeout(0.001)
+        for number in range(PACKETS):
+            one.send(struct.pack("!QQ", 0, number))
+            _receive(one, back)
+        deadline = time.monotonic() + PACKET_SECONDS
+        while len(back) < PACKETS and time.monotonic() < deadline:
+            _receive(one, back)
+    if not back:
+        raise OSError("no UDP packet comes back")
+    return 1 - len(back) / PACKETS
+
+
+def _receive(one: socket.socket, back: set[int]) -> None:
+    try:
+        back.add(struct.unpack("!QQ", one.recv(64))[1])
+    except OSError:
+        return
+
+
+def common_interfaces(identities: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of interfaces that every node has, in the order of the first node."""
+    names = [{name for name, _ in one["addresses"]} for one in identities]
+    order = dict.fromkeys(name for name, _ in identities[0]["addresses"]) if identities else {}
+    return [name for name in order if all(name in have for have in names)]
+
+
+def common_adapters(identities: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of InfiniBand adapters that every node has."""
+    names = [set(one.get("adapters", ())) for one in identities]
+    return sorted(set.intersection(*names)) if names else []

@@ -1,0 +1,247 @@
+"""What the ranks of a test do: connect, and run collectives whose values and times are checked.
+
+This module imports torch only in `load` and in the functions of TESTS, which run in the forked ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from launcher.spec import variables
+
+Tell = Callable[..., None]
+"Tells the parent: `at` is a step that begins, `done` one that has ended, `result` what was measured."
+
+PERIOD = 7
+"Values repeat after so many elements. All sums of them over 4,096 ranks are exact in fp32."
+ITERATIONS = ((2**16, 20), (2**24, 5), (2**62, 2))
+"(largest size in bytes, repetitions) after one that is not timed."
+COMPUTE_SECONDS = 0.3
+SWEEP_BYTES = {"cuda": 2**31, "cpu": 2**26}
+"More than any cache holds."
+SMALL = 60_000
+"Bytes below which a message takes as long as an empty one."
+TIMED_SECONDS = 1.0
+"Repetitions end after about this time."
+
+
+def load() -> None:
+    """Import what the ranks need, before the fork. Nothing here calls CUDA."""
+    for name in ("torch", "torch.distributed", "torch.distributed.fsdp"):
+        importlib.import_module(name)
+
+
+def connect(tell: Tell, seconds: float, gpus: bool) -> None:
+    """Connect all ranks and add up a number."""
+    import torch
+    import torch.distributed as dist
+
+    tell(at="connect")
+    began = time.monotonic()
+    device = _join(seconds, gpus)
+    tell(done=True, at="first all-reduce")
+    total = torch.full((1,), float(dist.get_rank()), device=device)
+    dist.all_reduce(total)
+    wrong = int(total) != dist.get_world_size() * (dist.get_world_size() - 1) // 2
+    tell(done=True, result={"seconds": time.monotonic() - began, "wrong": [None] if wrong else []})
+
+
+def collective(tell: Tell, seconds: float, gpus: bool, name: str, sizes: list[int]) -> None:
+    """Run one collective with each size, check its values and measure its time."""
+    import torch
+    import torch.distributed as dist
+
+    tell(at="connect")
+    device = _join(seconds, gpus)
+    world = dist.get_world_size()
+    tell(done=True)
+    until = time.monotonic() + seconds
+    for asked, after in zip(sizes, [*sizes[1:], 0], strict=True):
+        count = max(1, asked // (4 * world))  # elements of fp32 of one rank's part
+        size = 4 * world * count
+        tell(at=f"{name} of {size} bytes")
+        operation = _Operation(name, count, device)
+        began = time.perf_counter()
+        operation.run()
+        _finish(device)
+        first, left = _longest(time.perf_counter() - began, time.monotonic() - until, device)
+        wrong = operation.wrong()
+        most = next(number for largest, number in ITERATIONS if size <= largest)
+        repeat = max(1, min(most, int(TIMED_SECONDS / first)))
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(repeat):
+            operation.run()
+        _finish(device)
+        each = (time.perf_counter() - began) / repeat
+        result = {"name": name, "bytes": size, "seconds": each, "wrong": wrong}
+        tell(done=True, result=result)
+        del operation
+        # A slow network would look like a hang. The time of a small message tells nothing of a large one.
+        if size >= SMALL and first * (repeat + 3 * after / size) > -left:
+            break
+    if gpus:
+        torch.cuda.synchronize(device)
+    dist.barrier()
+
+
+def compute(tell: Tell, seconds: float, gpus: bool) -> None:
+    """Multiply matrices and copy memory, without other ranks, and check that equal inputs give equal bits."""
+    import torch
+
+    tell(at="matrix product")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+    torch.manual_seed(0)  # every rank multiplies the same numbers
+    size, kind = (8192, torch.bfloat16) if gpus else (512, torch.float32)
+    one, other = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
+    first = one @ other
+    wrong = 0
+    _finish(device)
+    began, times = time.perf_counter(), 0
+    while time.perf_counter() < began + COMPUTE_SECONDS:
+        again = one @ other
+        times += 1
+        _finish(device)
+    flops = 2 * size**3 * times / (time.perf_counter() - began)
+    wrong += not torch.equal(first, again)
+    tell(done=True, at="memory sweep")
+    source = torch.arange(SWEEP_BYTES["cuda" if gpus else "cpu"] // 8, device=device)  # int64
+    target = torch.empty_like(source)
+    _finish(device)
+    began, times = time.perf_counter(), 0
+    while time.perf_counter() < began + COMPUTE_SECONDS:
+        target.copy_(source)
+        times += 1
+        _finish(device)
+    moved = 2 * source.nbytes * times / (time.perf_counter() - began)  # read and written
+    wrong += not torch.equal(source, target)
+    tell(done=True, result={"flops": flops, "bytes_per_second": moved, "wrong": [None] * wrong})
+
+
+def _longest(first: float, late: float, device: Any) -> tuple[float, float]:
+    """Return the largest of both numbers over all ranks, so that all ranks decide the same."""
+    import torch
+    import torch.distributed as dist
+
+    numbers = torch.tensor([max(first, 1e-9), late], dtype=torch.float64, device=device)
+    dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+    return float(numbers[0]), float(numbers[1])
+
+
+def _join(seconds: float, gpus: bool) -> Any:
+    """Connect with the backend of training, and return this rank's device."""
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    # As in launcher.train.rank: each rank of a test is ended by its parent, which measures how long it waits.
+    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=2 * seconds))
+    dist.barrier()
+    return device
+
+
+def _finish(device: Any) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class _Operation:
+    """A collective whose inputs tell which rank they are from: element i of rank r is (r + 1)(i % 7 + 1)."""
+
+    def __init__(self, name: str, count: int, device: Any) -> None:
+        """`count`: elements of one rank's part. The whole has `count` for each rank."""
+        import torch
+        import torch.distributed as dist
+
+        self.name, self.rank, self.world = name, dist.get_rank(), dist.get_world_size()
+        self.count, self.device = count, device
+        whole, part = count * self.world, count
+        self.sent = self._pattern(part if name == "all-gather" else whole) * (self.rank + 1)
+        self.got = torch.zeros(part if name == "reduce-scatter" else whole, device=device)
+
+    def _pattern(self, length: int) -> Any:
+        import torch
+
+        return (torch.arange(length, device=self.device) % PERIOD + 1).float()
+
+    def run(self) -> None:
+        import torch.distributed as dist
+
+        if self.name == "all-reduce":
+            self.got.copy_(self.sent)
+            dist.all_reduce(self.got)
+        elif self.name == "all-gather":
+            dist.all_gather_into_tensor(self.got, self.sent)
+        elif self.name == "reduce-scatter":
+            dist.reduce_scatter_tensor(self.got, self.sent)
+        elif self.name == "broadcast":
+            if self.rank == 0:
+                self.got.copy_(self.sent)
+            dist.broadcast(self.got, 0)
+        elif self.name == "all-to-all":
+            dist.all_to_all_single(self.got, self.sent)
+        else:
+            after, before = (self.rank + 1) % self.world, (self.rank - 1) % self.world
+            work = dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, self.sent, after), dist.P2POp(dist.irecv, self.got, before)]
+            )
+            for one in work:
+                one.wait()
+
+    def wrong(self) -> list[int | None]:
+        """Return the ranks whose values are wrong here; None stands for a sum, which is of all."""
+        total = self.world * (self.world + 1) // 2
+        whole = self._pattern(self.count * self.world)
+        mine = slice(self.rank * self.count, (self.rank + 1) * self.count)
+        if self.name == "all-reduce":
+            return self._unequal(None, self.got, whole * total)
+        if self.name == "reduce-scatter":
+            return self._unequal(None, self.got, whole[mine] * total)
+        if self.name == "broadcast":
+            return self._unequal(0, self.got, whole)
+        if self.name == "point-to-point":
+            before = (self.rank - 1) % self.world
+            return self._unequal(before, self.got, whole * (before + 1))
+        # all-gather and all-to-all: a part of each rank.
+        part = whole[: self.count] if self.name == "all-gather" else whole[mine]
+        found: list[int | None] = []
+        for rank in range(self.world):
+            got = self.got[rank * self.count : (rank + 1) * self.count]
+            found += self._unequal(rank, got, part * (rank + 1))
+        return found
+
+    def _unequal(self, source: int | None, got: Any, expected: Any) -> list[int | None]:
+        import torch
+
+        return [] if torch.equal(got, expected) else [source]
+
+
+def train(tell: Tell, seconds: float, gpus: bool, run_dir: str, per_node: int) -> None:
+    """Be a rank of the built-in entrypoint, in a run directory of this node. It ends the process."""
+    tell(at="training")
+    for name in (variables.SUPERVISED, variables.ONLY_SAVE, variables.WORKER, "TORCHELASTIC_USE_AGENT_STORE"):
+        os.environ.pop(name, None)
+    os.environ[variables.RUN_DIR], os.environ[variables.ATTEMPT] = run_dir, "0"
+    os.environ["LOCAL_WORLD_SIZE"] = str(min(per_node, int(os.environ["WORLD_SIZE"])))
+    sys.argv = ["launcher.train"]
+    runpy.run_module("launcher.train", run_name="__main__", alter_sys=True)
+
+
+TESTS: Mapping[str, Callable[..., None]] = {
+    "connect": connect,
+    "collective": collective,
+    "compute": compute,
+    "train": train,
+}

@@ -1,0 +1,62 @@
+"""Train a tiny model with the built-in entrypoint, in a run directory that is deleted again."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from launcher.rundir.files import read_json
+from launcher.rundir.layout import RunDir
+
+STEPS = 3
+SAMPLES = 2
+"Samples of each rank in a step."
+TASK = "launcher.tasks.gpt:PydocGPT"
+ARGS = {"layers": 2, "dim": 32, "heads": 2, "context": 32}
+"A model of 36,000 parameters."
+
+
+@contextmanager
+def tiny_run(sharding: str, ranks: int, all_ranks: int, gpus: int, nodes: int) -> Iterator[RunDir]:
+    """Give a run directory in this node's scratch folder. `ranks` train; the batch is that of `all_ranks`."""
+    with tempfile.TemporaryDirectory(prefix="launcher-doctor-") as folder:
+        run = RunDir(Path(folder) / "tiny")
+        run.attempt(0).path.mkdir(parents=True)
+        job = {
+            "name": "tiny",
+            "task": TASK,
+            "args": ARGS,
+            "batch": {"global": SAMPLES * all_ranks},
+            "steps": STEPS,
+            "resources": {"gpus_per_node": gpus},
+            "train": {"checkpoint_every": None, "lr": 1e-2, "probe": "never", "collective_timeout": 600},
+        }
+        # Each node has a folder of its own, so that its ranks need no other folder.
+        about = {"id": run.id, "job": job, "workdir": folder, "gpus_per_node": gpus, "apart": nodes > 1}
+        recipe = {
+            "precision": "fp32",
+            "optimizer": "adamw",
+            "sharding": sharding,
+            "micro_batch_size": SAMPLES,
+            "grad_accum": all_ranks // ranks,
+        }
+        run.run.write_text(json.dumps(about))
+        run.attempt(0).recipe.write_text(json.dumps(recipe))
+        yield run
+
+
+def steps_of(run: RunDir) -> list[dict[str, Any]]:
+    """Return loss and gradient norm of each step that rank 0 has recorded."""
+    return [{"loss": line["loss"], "grad_norm": line["grad_norm"]} for line in run.read_metrics()]
+
+
+def error_of(run: RunDir) -> str:
+    """Return the first error that a rank of this node has recorded; empty if there is none."""
+    for file in sorted((run.attempt(0).path / "errors").glob("rank-*.json")):
+        found = read_json(file) or {}
+        return str(found.get("exception") or found.get("message") or "")
+    return ""

@@ -1,0 +1,102 @@
+"""Carry out the orders of node 0 on one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from launcher.doctor.board import Board
+from launcher.doctor.interpret import NOTE, TESTS, TRAIN, tests_of
+from launcher.doctor.measure.folders import QUICK_BYTES, THOROUGH_BYTES, folders_of_run, measure_folder
+from launcher.doctor.measure.gpus import measure_gpus
+from launcher.doctor.measure.group import Group
+from launcher.doctor.measure.guarded import reason_of
+from launcher.doctor.measure.host import measure_host
+from launcher.doctor.measure.network import measure_way, partners, send_answer
+from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
+from launcher.doctor.place import Place
+from launcher.doctor.values import Measured
+
+ORDER_SECONDS = 300.0
+"How long a node waits for the next order. Longer than any order takes on another node."
+END = "end"
+REACH = "reach"
+"The order to measure the ways to other nodes."
+
+Answer = dict[str, Any]
+
+
+def measure_node(place: Place) -> list[Measured]:
+    """Measure this node without its neighbours."""
+    values = list(measure_host(place.node, place.run.path))
+    if place.expected.gpus_per_node:
+        values += measure_gpus(place.node)
+    thorough = place.options is not None and place.options.thorough
+    for name, folder in folders_of_run(place.run.path, place.expected.nvme_dir).items():
+        values += measure_folder(place.node, name, folder, THOROUGH_BYTES if thorough else QUICK_BYTES)
+    return values
+
+
+class OnNode:
+    """The doctor of one node."""
+
+    def __init__(self, place: Place, group: Group) -> None:
+        self.place, self.group = place, group
+        self._does: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
+            TESTS: self._tests,
+            TRAIN: self._train,
+            REACH: self._reach,
+            NOTE: lambda _: {},
+        }
+
+    def carry_out(self, order: Mapping[str, Any]) -> Answer:
+        """Return the answer to an order. What fails is part of it."""
+        try:
+            return self._does[order["do"]](order)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {reason_of(error)}"}
+
+    def follow(self, board: Board) -> None:
+        """Carry out orders until node 0 gives the last one, or none for long."""
+        number = 1
+        while (order := board.wait_for_order(number, ORDER_SECONDS)) is not None and order["do"] != END:
+            self.answer(board, number, self.carry_out(order))
+            number += 1
+
+    def answer(self, board: Board, number: int, answer: Mapping[str, Any]) -> None:
+        """Write an answer, or send it to node 0 if it cannot be written. Raises OSError."""
+        try:
+            board.answer(number, answer)
+        except OSError as error:
+            if self.place.leads:
+                raise
+            unwritable = Measured("run-folder", self.place.node, None, error=reason_of(error))
+            more = {"values": [*answer.get("values", ()), *([] if number else [unwritable.as_json()])]}
+            told = {"number": number, "node": self.place.node, **answer, **more}
+            send_answer(self.place.host, self.place.port, told)
+
+    def _tests(self, order: Mapping[str, Any]) -> Answer:
+        told = self.group.run(tests_of(order), self.place.local_ranks)
+        return {"told": [[asdict(one) for one in ranks] for ranks in told]}
+
+    def _reach(self, order: Mapping[str, Any]) -> Answer:
+        node, peers = self.place.node, {int(other): peer for other, peer in order["peers"].items()}
+        ways = [
+            measure_way(node, other, peers[other])
+            for other in partners(node, self.place.expected.nodes)
+            if other in peers
+        ]
+        return {"values": [value.as_json() for way in ways for value in way]}
+
+    def _train(self, order: Mapping[str, Any]) -> Answer:
+        [test] = tests_of(order)
+        expected = self.place.expected
+        with tiny_run(
+            order["sharding"], len(test.ranks), expected.ranks, expected.gpus_per_node,
+            expected.nodes if len(test.ranks) > 1 else 1,
+        ) as run:  # fmt: skip
+            options = {**test.options, "run_dir": str(run.path)}
+            told = self.group.run([replace(test, options=options)], self.place.local_ranks)
+            answer: Answer = {"told": [[asdict(one) for one in ranks] for ranks in told]}
+            return {**answer, "steps": steps_of(run), "exception": error_of(run)}

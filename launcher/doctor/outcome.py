@@ -1,0 +1,198 @@
+"""What a test of several ranks shows: times, wrong values, a hang, and which rank is to blame. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from launcher.doctor.rank_test import RankTest, Told
+
+Kind = Literal["ok", "wrong", "error", "hang"]
+
+STOPPED = frozenset("Tt")
+"States of a stopped process in proc(5)."
+SLOWER = 3.0
+"A pair is slow if it needs so many times what a typical pair needs."
+
+BUS: Mapping[str, Any] = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "point-to-point": lambda n: 1.0,
+}
+"""Bus bandwidth per algorithm bandwidth with n ranks, as nccl-tests defines it (doc/PERFORMANCE.md), and the
+order in which the collectives are tested."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a test ended."""
+
+    kind: Kind
+    at: str = ""
+    "The step at which it hung or failed."
+    ranks: tuple[int, ...] = ()
+    "Ranks to blame, over all nodes. Empty if they cannot be told apart."
+    waiting: tuple[int, ...] = ()
+    "Ranks that hung because they waited for others."
+    state: str = ""
+    "State of the process to blame: `T` is stopped."
+    error: str = ""
+    sizes: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
+    "For each size: `bytes`, `seconds` of the slowest rank and `bus`, the bus bandwidth in bytes/s."
+    each: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    "What each rank measured by itself, in a test without collectives."
+
+    @property
+    def ok(self) -> bool:
+        return self.kind == "ok"
+
+
+def outcome(test: RankTest, told: Iterable[Told]) -> Outcome:
+    """Judge what all ranks of a test told. A rank that told nothing has not been started."""
+    by_rank = {one.rank: one for one in told}
+    silent = tuple(rank for rank in test.ranks if rank not in by_rank)
+    if silent:
+        return Outcome("hang", "start", silent, tuple(by_rank), error="the rank was not started")
+    late = [one for one in by_rank.values() if not one.ended]
+    failed = [one for one in by_rank.values() if one.error]
+    if dead := [one for one in failed if one.error.startswith("ended by ")]:
+        return Outcome("error", dead[0].at, tuple(one.rank for one in dead), error=dead[0].error)
+    if late:
+        return _hang(list(by_rank.values()), late, failed)
+    if failed:
+        # Where all fail alike, none of them is to blame.
+        blamed = tuple(one.rank for one in failed) if len(failed) < len(by_rank) else ()
+        return Outcome("error", failed[0].at, blamed, error=failed[0].error)
+    sizes = _sizes(test, by_rank)
+    if test.what == "compute":
+        each = {rank: one.results[-1] for rank, one in by_rank.items() if one.results}
+        bad = tuple(rank for rank, result in each.items() if result["wrong"])
+        return Outcome("wrong" if bad else "ok", "matrix product and memory sweep", bad, each=each)
+    pairs = {
+        (rank, None if source is None else test.ranks[source]): one.at
+        for rank, one in by_rank.items()
+        for result in one.results
+        for source in result["wrong"]
+    }
+    if pairs:
+        return Outcome("wrong", test.options.get("name", test.what), culprits(pairs, test.ranks), sizes=sizes)
+    return Outcome("ok", sizes=sizes)
+
+
+def _hang(everyone: Sequence[Told], late: Sequence[Told], failed: Sequence[Told]) -> Outcome:
+    """Blame the ranks that are stopped, otherwise those that failed, otherwise those that got least far."""
+    stopped = [one for one in late if one.state in STOPPED]
+    least = min(one.done for one in everyone)
+    behind = [one for one in everyone if one.done == least]
+    blamed = stopped or failed or (behind if len(behind) < len(everyone) else [])
+    ranks = tuple(one.rank for one in blamed)
+    waiting = tuple(one.rank for one in late if one.rank not in ranks)
+    furthest = max(late, key=lambda one: one.done)
+    state = blamed[0].state if blamed else ""
+    return Outcome("hang", furthest.at, ranks, waiting, state, blamed[0].error if blamed else "")
+
+
+def _sizes(test: RankTest, by_rank: Mapping[int, Told]) -> tuple[Mapping[str, Any], ...]:
+    """Return the times of each size. That of the slowest rank counts, as in nccl-tests."""
+    found = []
+    for results in zip(*(one.results for one in by_rank.values()), strict=False):
+        if "bytes" not in results[0]:  # not a collective
+            continue
+        seconds, size = max(one["seconds"] for one in results), results[0]["bytes"]
+        # A rank of point-to-point sends what one rank sends; the other operations name the whole.
+        factor = BUS[results[0]["name"]](len(test.ranks))
+        found.append({"bytes": size, "seconds": seconds, "bus": size / seconds * factor})
+    return tuple(found)
+
+
+def culprits(pairs: Iterable[tuple[int, int | None]], ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks that explain all wrong values, each as the one that sent or received them.
+
+    `pairs`: the rank that got wrong values, and the rank they are from; None for a sum of all. If every rank
+    got a wrong sum, nothing tells which of them gave a wrong number.
+    """
+    known = list(pairs)
+    if all(source is None for _, source in known) and len({got for got, _ in known}) == len(ranks):
+        return ()
+    explains = [rank for rank in ranks if all(rank in pair for pair in known)]
+    return tuple(explains) if len(explains) < len(ranks) or len(ranks) <= 2 else ()
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What tests of pairs of ranks show together."""
+
+    bad: tuple[tuple[int, int], ...]
+    "Pairs that hang, fail, get wrong values, or are slow."
+    good: int
+    culprits: tuple[int, ...]
+    "Ranks of which every pair is bad, if they explain all bad pairs."
+    slowest: tuple[int, int] | None = None
+    seconds: float = 0.0
+    "Time of the slowest pair."
+    typical: float = 0.0
+    "What a good pair needs."
+
+
+def pairs_of(outcomes: Mapping[tuple[int, int], Outcome], per_node: int = 1, *, slow: bool = False) -> Pairs:
+    """Find the ranks, or else the pairs, that are to blame. With `slow`, slow pairs are bad, too.
+
+    Pairs of one node are compared with each other, and pairs of two nodes as well.
+    """
+    times = {pair: one.sizes[-1]["seconds"] for pair, one in outcomes.items() if one.ok and one.sizes}
+    classes: dict[bool, list[float]] = {}
+    for (one, other), seconds in sorted(times.items(), key=lambda item: item[1]):
+        classes.setdefault(one // per_node == other // per_node, []).append(seconds)
+    # A quarter of the pairs is faster. One sick rank of three is in two of the three pairs.
+    typical = {inside: found[len(found) // 4] for inside, found in classes.items()}
+    slow_pairs = {
+        (one, other)
+        for (one, other), seconds in times.items()
+        if slow and seconds > SLOWER * typical[one // per_node == other // per_node]
+    }
+    bad = tuple(pair for pair, one in outcomes.items() if not one.ok or pair in slow_pairs)
+    slowest = max(times, key=times.__getitem__) if times else None
+    most = times[slowest] if slowest is not None else 0.0
+    return Pairs(
+        bad,
+        len(outcomes) - len(bad),
+        common(bad, outcomes),
+        slowest,
+        most,
+        min(typical.values(), default=0.0),
+    )
+
+
+def common(bad: Sequence[tuple[int, int]], all_pairs: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Return the fewest ranks (or nodes) that explain the bad pairs: all pairs of each are bad.
+
+    Empty if no such ranks explain all of them, or if all are bad.
+    """
+    pairs = list(all_pairs)
+    of_rank = Counter(rank for pair in pairs for rank in pair)
+    bad_of = Counter(rank for pair in bad for rank in pair)
+    sick = tuple(sorted(rank for rank in bad_of if bad_of[rank] == of_rank[rank]))
+    explained = all(set(pair) & set(sick) for pair in bad)
+    return sick if sick and explained and len(sick) < len(of_rank) else ()
+
+
+def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Return all pairs in rounds in which nobody appears twice: the schedule of a round-robin tournament.
+
+    Above 16 members, only those rounds whose number is a power of two: each then meets log2(n) others.
+    """
+    ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
+    found = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        found.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    if len(members) > 16:
+        return [one for number, one in enumerate(found, start=1) if not number & (number - 1)]
+    return found

@@ -1,0 +1,90 @@
+"""Read the results of a doctor's run from its run directory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.doctor.board import Board
+from launcher.doctor.examine import examine, worst
+from launcher.doctor.interpret import values_of
+from launcher.doctor.options import Options
+from launcher.doctor.page import page
+from launcher.doctor.values import Expected, Finding, Measured, Verdict
+from launcher.rundir.files import read_record
+from launcher.rundir.layout import RunDir
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a doctor's run has measured so far, and what follows from it."""
+
+    run: RunDir
+    cluster: str
+    options: Options
+    expected: Expected
+    values: tuple[Measured, ...]
+
+    @property
+    def findings(self) -> list[Finding]:
+        return examine(self.values, self.expected)
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(self.findings)
+
+    def page(self) -> list[str]:
+        """Return the page for a person."""
+        per, name = self.expected, self.run.id
+        title = (
+            f"doctor: {self.cluster}, {_count(per.nodes, 'node')}, {_count(per.ranks, 'rank')}, "
+            f"{per.backend}, {self.options.level}; run {self.run.id}"
+        )
+        found = [
+            replace(one, cause=re.sub(r"\bRUN\b", name, one.cause), cure=re.sub(r"\bRUN\b", name, one.cure))
+            for one in self.findings
+        ]
+        return page(title, found, per.nodes)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run.id,
+            "cluster": self.cluster,
+            "level": self.options.level,
+            "nodes": self.expected.nodes,
+            "ranks": self.expected.ranks,
+            "backend": self.expected.backend,
+            "verdict": self.verdict,
+            "findings": [one.as_json() for one in self.findings],
+            "measured": [one.as_json() for one in self.values],
+        }
+
+
+def results_of(run: RunDir) -> Results | None:
+    """Return the results of a run; None if it is not a doctor's."""
+    about, plan = read_record(run.run), read_record(run.plan)
+    options = Options.of_command(about.get("job", {}).get("command") or ())
+    if options is None:
+        return None
+    expected = Expected.of(about, plan)
+    folder = run.attempt(0).path / "doctor"
+    board = Board(folder, 0, expected.nodes)
+    values = [*_of_run(folder, board, expected), *values_of(board.history())]
+    return Results(run, str(about.get("cluster", {}).get("name", "")), options, expected, tuple(values))
+
+
+def _of_run(folder: Path, board: Board, expected: Expected) -> Sequence[Measured]:
+    """Values of the run as a whole: which nodes answered, and how its ranks connected."""
+    answers = board.answers(0)
+    found = [Measured("answers", node, node in answers) for node in range(expected.nodes)]
+    told = [read_record(file) for file in sorted(folder.glob("rank-*.json"))]
+    found.append(Measured("ranks", 0, len(told)))
+    slowest = max((one.get("connect_seconds", 0.0) for one in told), default=None)
+    return [*found, *([Measured("connect", 0, round(slowest, 3))] if slowest is not None else [])]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

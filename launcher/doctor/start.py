@@ -1,0 +1,44 @@
+"""What each rank of a doctor's run executes: connect to the others as a job's ranks do, and tell of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.spec import variables
+
+SECONDS = 60.0
+"Time in which all ranks must be connected and have added up."
+
+
+def main() -> None:
+    """Add up over all ranks with the backend of training. Raises what torch raises if that fails."""
+    began = time.monotonic()
+    import torch
+    import torch.distributed as dist
+
+    imported = time.monotonic()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=SECONDS))
+    total = torch.tensor(float(rank), device=device)
+    dist.all_reduce(total)
+    if int(total) != world * (world - 1) // 2:
+        raise RuntimeError(f"the sum of {world} ranks is {int(total)}, not {world * (world - 1) // 2}")
+    met = time.monotonic()
+    dist.destroy_process_group()
+    attempt = RunDir(Path(os.environ[variables.RUN_DIR])).started(os.environ)
+    told = {"ranks": world, "import_seconds": imported - began, "connect_seconds": met - imported}
+    replace_json(attempt.path / "doctor" / f"rank-{rank:03d}.json", told)
+    print(f"connected to {world - 1} other ranks in {met - imported:.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What the doctor measures, what it expects, and what it concludes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Verdict = Literal["good", "poor", "broken"]
+"`poor`: training works, but slowly or at a risk. `broken`: it fails, or computes wrong values."
+
+Part = Literal["run", "node", "network", "collectives", "model", "search", "job"]
+
+Level = Literal["quick", "standard", "thorough"]
+
+MODULE = "launcher.doctor"
+"`python -m launcher.doctor` examines a node. start.sh runs it before the ranks."
+
+START = "launcher.doctor.start"
+"The module that the ranks of the doctor's own run execute."
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measured value."""
+
+    check: str
+    "Name of a row of `checks.CHECKS`."
+    node: int
+    value: Any
+    "A number, text, bool or mapping; None if it could not be measured."
+    subject: str = ""
+    "What was measured if there are several: `GPU 3`, a folder, `node 0 to node 1`."
+    error: str = ""
+    "Why it could not be measured, or what failed."
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the profile and the plan promise about each node. None: they do not say."""
+
+    nodes: int = 1
+    ranks_per_node: int = 1
+    gpus_per_node: int = 0
+    gpu_type: str | None = None
+    gpu_memory: int | None = None
+    "Bytes."
+    memory: int | None = None
+    "Host memory in bytes."
+    cpus: int | None = None
+    shm: int | None = None
+    "Size of /dev/shm in bytes."
+    inter_node: float | None = None
+    "Bandwidth of a node's network in bytes/s."
+    interface: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    "`network.env` of the profile."
+    nvme_dir: str | None = None
+    command: bool = False
+    "Whether the job is a command of the user's, which may not use torch."
+
+    @classmethod
+    def of(cls, about: Mapping[str, Any], plan: Mapping[str, Any]) -> Expected:
+        """Read run.json and plan.json."""
+        layout, cluster, job = plan.get("layout", {}), about.get("cluster", {}), about.get("job", {})
+        node, network = cluster.get("node") or {}, cluster.get("network") or {}
+        gpu = node.get("gpu") or {}
+        return cls(
+            nodes=layout.get("nodes", 1),
+            ranks_per_node=layout.get("ranks_per_node", 1),
+            gpus_per_node=layout.get("gpus_per_node", 0),
+            gpu_type=gpu.get("type"),
+            gpu_memory=gpu.get("memory"),
+            memory=(job.get("resources") or {}).get("memory_per_node") or node.get("memory"),
+            cpus=(job.get("resources") or {}).get("cpus_per_node"),
+            shm=(cluster.get("container") or {}).get("shm"),
+            inter_node=network.get("inter_node"),
+            interface=network.get("interface"),
+            env=network.get("env") or {},
+            command=job.get("command") is not None,
+            nvme_dir=(job.get("train") or {}).get("nvme_dir"),
+        )
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def backend(self) -> str:
+        """The backend that training uses for its tensors."""
+        return "nccl" if self.gpus_per_node else "gloo"
+
+
+class Opinion(NamedTuple):
+    """A verdict on one measured value."""
+
+    verdict: Verdict
+    expected: str = ""
+    cause: str = ""
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A measured value, and what it means. Equal findings of several nodes and subjects are one."""
+
+    check: str
+    title: str
+    part: Part
+    verdict: Verdict
+    nodes: tuple[int, ...]
+    subjects: tuple[str, ...]
+    measured: str
+    "The value as text."
+    expected: str
+    cause: str = ""
+    cure: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)

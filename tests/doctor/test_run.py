@@ -1,0 +1,50 @@
+"""`launcher doctor`: the real CLI submits the doctor's run and shows its results."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.lab import Lab
+
+
+@pytest.mark.e2e
+def test_the_quick_check_of_this_machine(lab: Lab) -> None:
+    done = lab.cli("doctor", "--quick")
+    assert done.returncode in (0, 1), done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("doctor: local, 1 node, 2 ranks, gloo, quick")
+    assert max(map(len, lines)) <= 80
+    assert any(line.split() == ["good", "ranks", "that", "connected", "2", "2"] for line in lines)
+    run = lab.newest()
+    again = lab.cli("doctor", "--show", run.id, "--compare")
+    assert again.stdout == done.stdout and "no earlier run of the doctor" in again.stderr
+    told = lab.told("doctor", "--show", run.id, code=done.returncode)
+    assert (told["backend"], told["ranks"], told["level"]) == ("gloo", 2, "quick")
+    assert (told["verdict"] == "broken") is bool(done.returncode)
+    assert {"shm", "torch", "write"} <= {one["check"] for one in told["measured"]}
+
+
+@pytest.mark.e2e
+def test_a_profile_checks_each_node_before_a_job(lab: Lab) -> None:
+    (lab.folder / "clusters").mkdir()
+    profile = {"name": "small", "scheduler": "local", "checks": "doctor", "setup": ["ulimit -n 256"]}
+    (lab.folder / "clusters/small.yaml").write_text(json.dumps(profile))
+    lab.script("print('trained')\n")
+    done = lab.cli("run", str(lab.job(command="python train.py", retries={"same": 0})), "-c", "small")
+    run = lab.newest()
+    assert done.returncode and not list(run.path.glob("attempts/000/exits/*"))
+    said = lab.all_logs(run)
+    assert "broken open files" in said and "failed the doctor's checks" in said
+    why = lab.cli("why", run.id).stdout.splitlines()
+    assert why[1].startswith("cause     node-failed: node 0 ")
+    assert why[-1] == "examine   launcher doctor -c small"
+
+
+def test_another_run_has_no_results(lab: Lab) -> None:
+    lab.script("print('hello')\n")
+    run = lab.submit(str(lab.job(command="python train.py")))
+    lab.wait(run)
+    done = lab.cli("doctor", "--show", run.id)
+    assert done.returncode == 2 and "is not a run of `launcher doctor`" in done.stderr

@@ -1,0 +1,54 @@
+"""The doctor on a real Slurm cluster, one of whose nodes is sick."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.lab import SlurmLab
+
+PARTITION = "fragile-too"
+"Its nodes are n10 and n11."
+
+
+@contextmanager
+def tiny_shm(cluster: Cluster, node: str) -> Iterator[None]:
+    """A /dev/shm of 1 MiB on a node."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting on a node needs root")
+    inside = ["nsenter", f"--mount=/proc/{cluster._pid(f'node-{node}')}/ns/mnt"]
+    subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*inside, "umount", "/dev/shm"], check=True)
+
+
+def test_the_sick_node_of_two_is_named(slurm_lab: SlurmLab, cluster: Cluster) -> None:
+    partition = f"cluster.slurm.partition={PARTITION}"
+    with tiny_shm(cluster, "n11"):
+        told = slurm_lab.told("doctor", "-c", "lab.yaml", "-N", "2", "--quick", "-s", partition, code=1)
+    hosts = {one["node"]: one["value"] for one in told["measured"] if one["check"] == "host"}
+    assert sorted(hosts.values()) == ["n10", "n11"]
+    [shm] = [one for one in told["findings"] if one["check"] == "shm" and one["verdict"] == "broken"]
+    assert [hosts[node] for node in shm["nodes"]] == ["n11"] and shm["measured"] == "1 MiB"
+    good = {one["check"] for one in told["findings"] if one["verdict"] == "good"}
+    assert {"answers", "ranks", "rendezvous-port", "clocks"} <= good
+
+
+def test_a_run_goes_on_without_a_node_that_fails_the_checks(slurm_lab: SlurmLab, cluster: Cluster) -> None:
+    slurm_lab.script("import socket; print('trained on', socket.gethostname())\n")
+    job = slurm_lab.job(command="python train.py", resources={"nodes": 1, "ranks_per_node": 1})
+    sets = ["-s", f"cluster.slurm.partition={PARTITION}", "-s", "cluster.checks=doctor"]
+    with tiny_shm(cluster, "n10"):  # Slurm takes it first
+        run = slurm_lab.submit(str(job), "-c", "lab.yaml", *sets)
+        assert slurm_lab.wait(run)["state"] == "succeeded"
+    assert (run.path / "slurm-excluded").read_text().split() == ["n10"]
+    logs = slurm_lab.all_logs(run)
+    assert "trained on n11" in logs
+    assert any("the doctor: /dev/shm 1 MiB" in file.read_text() for file in run.path.glob("slurm-*.out"))
