@@ -22,6 +22,7 @@ from launcher.cli import (
     logs,
     plan,
     render,
+    report,
     resume,
     runpod,
     runs,
@@ -71,6 +72,7 @@ app.command("list", rich_help_panel=WATCH)(runs.list_runs)
 app.command(rich_help_panel=WATCH)(runs.status)
 app.command(rich_help_panel=WATCH)(logs.logs)
 app.command(rich_help_panel=WATCH)(logs.why)
+app.command(rich_help_panel=WATCH)(report.report)
 app.command(rich_help_panel=WATCH)(snapshot.snapshot)
 app.command(rich_help_panel=WATCH)(runs.cancel)
 app.command(rich_help_panel=WATCH)(resume.resume)

@@ -78,6 +78,7 @@ FILES = (
     RunFile(f"{ATTEMPT}/nodes/abort.json", "supervisor", "once", "never", "from node 0"),
     RunFile(f"{ATTEMPT}/next.json", "supervisor", "once", "record", "from node 0"),
     RunFile(f"{ATTEMPT}/open.json", "supervisor", "once", "record", "from node 0"),
+    RunFile("report.html", "supervisor", "replaced", "never"),
     RunFile("checkpoints/", "rank", "once", "name"),
     RunFile("tensorboard/", "rank", "grows", "never"),
     RunFile("wandb/", "rank", "grows", "never"),
