@@ -87,7 +87,12 @@ class Log:
         path = self.run.attempt(attempt).memory(rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = (
-            {"time": stamp(begin + number * seconds), "step": first + number - 1, "rss": GIB, "peak": peak}
+            {
+                "time": stamp(begin + number * seconds),
+                "step": first + number - 1,
+                "rss": GIB + rank * 2**28,
+                "peak": peak,
+            }
             for number, peak in enumerate(peaks, 1)
         )
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
