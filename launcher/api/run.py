@@ -251,6 +251,19 @@ class Runs(Sequence[Run]):
 
         cancel_all([run.directory for run in self._runs], "these runs")
 
+    def compare(self, by: str | None = None) -> Any:
+        """Return a DataFrame with a row for each run: `state`, the settings that differ, the results.
+
+        `by` sorts by one of them, the best first. Raises ImportError if pandas is not installed, and
+        UsageError if no run has `by`.
+        """
+        import pandas
+
+        from launcher.api.compare import compared
+
+        rows = compared((run.directory for run in self._runs), by).rows()
+        return pandas.DataFrame(rows).set_index("run")
+
     @overload
     def __getitem__(self, index: int) -> Run: ...
     @overload

@@ -16,6 +16,7 @@ import typer
 from launcher import __version__
 from launcher.cli import (
     clusters,
+    compare,
     export,
     images,
     job,
@@ -73,6 +74,7 @@ app.command(rich_help_panel=WATCH)(runs.status)
 app.command(rich_help_panel=WATCH)(logs.logs)
 app.command(rich_help_panel=WATCH)(logs.why)
 app.command(rich_help_panel=WATCH)(report.report)
+app.command(rich_help_panel=WATCH)(compare.compare)
 app.command(rich_help_panel=WATCH)(snapshot.snapshot)
 app.command(rich_help_panel=WATCH)(runs.cancel)
 app.command(rich_help_panel=WATCH)(resume.resume)

@@ -139,6 +139,19 @@
     }
   };
 
+  // Each run as a line over axes from 0 to 1, one for each setting that differs, the last one for the result.
+  const parallel = () => {
+    const place = document.getElementById("parallel");
+    if (!place) return;
+    place.replaceChildren();
+    const { axes, series } = data.parallel;
+    formats.axis = value => axes[value] ?? "";
+    steps.axis = [1];
+    formats.place = value => `${Math.round(value * 100)} %`;
+    const lines = series.map((one, number) => ({ ...one, stroke: stroke(number), dash: dashes[Math.floor(number / 8) % dashes.length], spans: true }));
+    draw(place, "from the least to the greatest value", "axis", "place", axes.map((_, index) => index), lines);
+  };
+
   const controls = () => {
     const place = document.getElementById("controls");
     if (!place) return;
@@ -157,7 +170,7 @@
   };
 
   const open = () => document.querySelector(":target details")?.setAttribute("open", "");
-  const everything = () => { curves(); memory(); };
+  const everything = () => { parallel(); curves(); memory(); };
   controls();
   everything();
   open();

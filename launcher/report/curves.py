@@ -71,6 +71,8 @@ class Totals:
     "Metric -> its last value."
     low: dict[str, float] = field(default_factory=dict)
     high: dict[str, float] = field(default_factory=dict)
+    peak: float | None = None
+    "Highest memory of rank 0 in bytes: of its GPU, or else of the process."
 
 
 def steps_that_count(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -83,11 +85,14 @@ def steps_that_count(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def curves_of(lines: Sequence[dict[str, Any]], began: float) -> Curves:
-    """Return the curves of the steps that count. `began`: when the first attempt started, in Unix seconds."""
+def curves_of(lines: Sequence[dict[str, Any]], began: float, most: int = PARTS) -> Curves:
+    """Return the curves of the steps that count, in at most `most` parts.
+
+    `began`: when the first attempt started, in Unix seconds.
+    """
     if not lines:
         return Curves()
-    parts = parts_of(len(lines), PARTS)
+    parts = parts_of(len(lines), most)
     names = dict.fromkeys(name for line in lines for name in line if not _skipped(name))
     columns = {name: [number(line.get(name)) for line in lines] for name in names}
     tokens = _tokens(lines)
@@ -126,6 +131,7 @@ def totals_of(lines: Sequence[dict[str, Any]]) -> Totals:
         last={name: column[-1] for name, column in values.items()},
         low={name: min(column) for name, column in values.items()},
         high={name: max(column) for name, column in values.items()},
+        peak=_peak(lines, "memory_peak") or _peak(lines, "memory_rss"),
     )
 
 
@@ -163,6 +169,10 @@ def _tokens(lines: Sequence[dict[str, Any]]) -> list[float] | None:
         total += number(counted) or 0.0
         found.append(total)
     return found if total else None
+
+
+def _peak(lines: Sequence[dict[str, Any]], name: str) -> float | None:
+    return max((value for line in lines if (value := number(line.get(name))) is not None), default=None)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -129,9 +129,7 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
         run.read_events(),
         run.read_metrics(),
     )
-    began = (
-        next((seconds_of(event.time) for event in events if isinstance(event, AttemptStarted)), None) or now
-    )
+    began = first_start(events) or now
     lines = steps_that_count(metrics)
     turns = turns_of(events, metrics)
     timeline = timeline_of(run, events, metrics, turns, now)
@@ -159,9 +157,14 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
         history=tuple(told_history(run, events, turns)),
         failures=_failures(run),
         environment=_environment(run, events),
-        recipe=tuple((name, _text(value)) for name, value in _recipe_in_force(run, events).items()),
+        recipe=tuple((name, _text(value)) for name, value in recipe_now(run, events).items()),
         texts=_texts(run),
     )
+
+
+def first_start(events: Sequence[Event]) -> float | None:
+    """Return when the first attempt started, in Unix seconds; None if none has."""
+    return next((seconds_of(event.time) for event in events if isinstance(event, AttemptStarted)), None)
 
 
 def _spent(run: RunDir, events: Sequence[Event], timeline: Timeline, now: float, *, ended: bool) -> Spent:
@@ -206,7 +209,8 @@ def _moments(run: RunDir, estimate: Estimate | None) -> tuple[Moment, ...]:
     return tuple(found)
 
 
-def _recipe_in_force(run: RunDir, events: Sequence[Event]) -> dict[str, Any]:
+def recipe_now(run: RunDir, events: Sequence[Event]) -> dict[str, Any]:
+    """Return the recipe that the run took last, or the planned one."""
     found: dict[str, Any] = read_record(run.plan).get("recipe") or {}
     for recipe, _ in _recipes(events):
         found = recipe.model_dump()
