@@ -76,13 +76,22 @@ class Totals:
 
 
 def steps_that_count(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines without the steps that a later attempt began again."""
+    """Return one line for each step, without those that a later attempt began again.
+
+    Several lines of one step in one attempt, such as of training and evaluation, become one.
+    """
     kept: list[dict[str, Any]] = []
     for line in metrics:
+        if kept and _same_step(kept[-1], line):
+            line = {**kept[-1], **line, "seconds": kept[-1]["seconds"] + line["seconds"]}
         while kept and kept[-1]["step"] >= line["step"]:
             kept.pop()
         kept.append(line)
     return kept
+
+
+def _same_step(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return (one["attempt"], one["step"]) == (other["attempt"], other["step"])
 
 
 def curves_of(lines: Sequence[dict[str, Any]], began: float, most: int = PARTS) -> Curves:

@@ -135,7 +135,8 @@ def test_numbers_that_are_none_are_not_drawn() -> None:
 
 
 def test_steps_that_a_later_attempt_began_again_do_not_count() -> None:
-    steps = [{"step": step, "attempt": attempt} for attempt, step in ((0, 1), (0, 2), (0, 3), (1, 2))]
+    places = ((0, 1), (0, 2), (0, 3), (1, 2))
+    steps = [{"step": step, "attempt": attempt, "seconds": 1.0} for attempt, step in places]
     assert [(one["attempt"], one["step"]) for one in steps_that_count(steps)] == [(0, 1), (1, 2)]
 
 
