@@ -122,7 +122,7 @@ class Run:
         return "\n".join(why(self.directory, now.state, now.reason))
 
     def metrics(self) -> Metrics:
-        """One mapping per step of the built-in entrypoint; empty for a job with `command:`."""
+        """One mapping per step of the built-in entrypoint, or per call of `launcher.log`."""
         self._fetch()
         return Metrics(self.directory.read_metrics())
 

@@ -17,7 +17,10 @@ from typing import Any
 
 import pytest
 
+from launcher.report import comparison_html
+from launcher.report.comparison import comparison_of
 from launcher.report.run_html import as_html
+from launcher.schedulers.rundir import status_of
 from tests.lab import Lab
 from tests.report.written_run import eventful
 
@@ -128,3 +131,25 @@ def test_the_page_of_a_run_in_a_browser(lab: Lab, server: Server, tmp_path: Path
         assert page["opened"], "a click on the timeline opens the log lines of its event"
         assert page["contrast"] and min(page["contrast"].values()) >= 4.5, page["contrast"]
         assert min(page["lines"].values()) >= 3, page["lines"]
+
+
+COMPARED = """async page => {
+  await new Promise(done => setTimeout(done, 50));
+  return {
+    titles: [...page.querySelectorAll("figcaption")].map(one => one.textContent),
+    labels: page.querySelectorAll("figure")[1].chart.series.slice(1).map(one => one.label),
+    axes: page.querySelectorAll("figure")[0].chart.data[0].length,
+  };
+}"""
+
+
+def test_the_page_of_several_runs_in_a_browser(lab: Lab, server: Server, tmp_path: Path) -> None:
+    logs = [eventful(lab.folder / f"run-{number}", lr=0.1 * (number + 1)) for number in range(3)]
+    states = {log.run: status_of(log.run, "", log.run.read_state()) for log in logs}
+    (lab.folder / "runs.html").write_text(comparison_html.as_html(comparison_of(states, "eval_loss")))
+    found = measured("runs.html", COMPARED, server, lab.folder, tmp_path / "profile")
+    for width, page in found.items():
+        assert page["overflow"] == 0, f"{width} px wide, it must be scrolled sideways"
+        assert page["titles"][:2] == ["from the least to the greatest value", "loss"]
+        assert page["labels"] == [f"run-{n}{more}" for n in range(3) for more in ("", " eval_loss")]
+        assert page["axes"] == 2, "train.lr and eval_loss"

@@ -121,10 +121,10 @@ ESTIMATE = Estimate(
 )
 
 
-def eventful(path: Path, name: str = "gpt", line: str = "a line") -> Log:
+def eventful(path: Path, name: str = "gpt", line: str = "a line", lr: float = 1e-3) -> Log:
     """A run that ran out of memory at step 10 and went on from step 8 with half the micro-batch."""
     log = Log(path)
-    log.about(name, steps=40)
+    log.about(name, steps=40, train={"lr": lr})
     log.event("submitted")
     for attempt, micro in enumerate((16, 8)):
         log.run.attempt(attempt).path.mkdir(parents=True)

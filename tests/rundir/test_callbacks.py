@@ -70,13 +70,8 @@ def recorded(script: str, folder: Path) -> list[dict[str, Any]]:
     run = RunDir(folder / "run")
     run.path.mkdir()
     (folder / "train.py").write_text(DATA + script)
-    environ = {
-        **os.environ,
-        "LAUNCHER_RUN_DIR": str(run.path),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-    }
-    environ = {name: value for name, value in environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environ |= {"LAUNCHER_RUN_DIR": str(run.path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "train.py"], cwd=folder, env=environ, capture_output=True, text=True, timeout=240
     )
