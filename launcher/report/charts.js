@@ -145,7 +145,7 @@
     if (!place) return;
     place.replaceChildren();
     const { axes, series } = data.parallel;
-    formats.axis = value => axes[value] ?? "";
+    formats.axis = value => (axes[value] ? String(value + 1) : ""); // the list below the chart has their names
     steps.axis = [1];
     formats.place = value => `${Math.round(value * 100)} %`;
     const lines = series.map((one, number) => ({ ...one, stroke: stroke(number), dash: dashes[Math.floor(number / 8) % dashes.length], spans: true }));

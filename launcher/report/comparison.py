@@ -191,19 +191,18 @@ def parallel(found: Comparison) -> dict[str, Any] | None:
         return None
     names = (*found.differing[:MAX_AXES], last)
     columns = {name: _places([found.value(run, name) for run in found.runs]) for name in names}
-    axes = [
-        f"{name}: {_at(found, name, places, 0.0)} to {_at(found, name, places, 1.0)}"
-        for name, places in columns.items()
-    ]
+    axes = [f"{name}{_range(found, name, places)}" for name, places in columns.items()]
     rows = zip(*columns.values(), strict=True)
     series = [{"label": run.run, "values": row} for run, row in zip(found.runs, rows, strict=True)]
     return {"axes": axes, "series": series}
 
 
-def _at(found: Comparison, name: str, places: Sequence[float | None], place: float) -> str:
-    """Return the value at one end of an axis; "" if all values are the same."""
-    there = (run for run, its_place in zip(found.runs, places, strict=True) if its_place == place)
-    return next((shown(name, found.value(run, name)) for run in there), "")
+def _range(found: Comparison, name: str, places: Sequence[float | None]) -> str:
+    """Return `: least to greatest`; "" if all values are the same."""
+    if 1.0 not in places:
+        return ""
+    low, high = (shown(name, found.value(found.runs[places.index(end)], name)) for end in (0.0, 1.0))
+    return f": {low} to {high}"
 
 
 def _places(values: Sequence[Any]) -> list[float | None]:

@@ -128,6 +128,7 @@ def test_the_page_of_a_run_in_a_browser(lab: Lab, server: Server, tmp_path: Path
         assert 1 < low < high < 40 and page["after_double_click"] == [1, 40]
         assert page["smoothed"] == ["loss (each step)", "loss", "eval_loss"]
         assert page["over_tokens"][-1] == 4000
+        assert page["paper"] == [255, 255, 255], "it is printed on white"
         assert page["opened"], "a click on the timeline opens the log lines of its event"
         assert page["contrast"] and min(page["contrast"].values()) >= 4.5, page["contrast"]
         assert min(page["lines"].values()) >= 3, page["lines"]

@@ -90,6 +90,10 @@ async page => {
   await settle();
   found.over_tokens = [...chart().data[0]];
 
+  view.dispatchEvent(new view.Event("beforeprint"));
+  found.paper = rgb(view.getComputedStyle(page.body).backgroundColor);
+  view.dispatchEvent(new view.Event("afterprint"));
+
   page.querySelector(".failure a").click();
   await settle();
   found.opened = page.querySelector(":target details")?.open ?? false;
