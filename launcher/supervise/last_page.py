@@ -12,7 +12,7 @@ from launcher.rundir.layout import RunDir
 from launcher.supervise.process import dying_with
 
 MAX_SECONDS = 120.0
-"A run of 100,000 steps on 64 ranks takes about 25 s; a larger one gets its page from `launcher report`."
+"A run of 100,000 steps on 64 ranks takes about 30 s; a larger one gets its page from `launcher report`."
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 "States of a run whose page is written. One that was interrupted goes on elsewhere, and there is no time."
 
