@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from launcher.api.submit import run, runs, submit
     from launcher.planning.plan import PlanRefusedError
     from launcher.rundir.find import RunNotFoundError
+    from launcher.rundir.metrics_log import log
     from launcher.schedulers.base import SchedulerError, Status, UnclearError
     from launcher.spec.cluster import Cluster
     from launcher.spec.errors import LauncherError, SpecError, UsageError
@@ -50,6 +51,7 @@ _PLACES = {
     "UsageError": "spec.errors",
     "UserCodeError": "api.sources",
     "Verdict": "spec.verdict",
+    "log": "rundir.metrics_log",
     "plan": "api.plans",
     "run": "api.submit",
     "runs": "api.submit",
@@ -77,6 +79,7 @@ __all__ = [
     "UsageError",
     "UserCodeError",
     "Verdict",
+    "log",
     "plan",
     "run",
     "runs",

@@ -122,7 +122,7 @@ class Run:
         return "\n".join(why(self.directory, now.state, now.reason))
 
     def metrics(self) -> Metrics:
-        """One mapping per step of the built-in entrypoint; empty for a job with `command:`."""
+        """One mapping per step of the built-in entrypoint, or per call of `launcher.log`."""
         self._fetch()
         return Metrics(self.directory.read_metrics())
 
@@ -250,6 +250,19 @@ class Runs(Sequence[Run]):
         from launcher.schedulers.of_run import cancel_all
 
         cancel_all([run.directory for run in self._runs], "these runs")
+
+    def compare(self, by: str | None = None) -> Any:
+        """Return a DataFrame with a row for each run: `state`, the settings that differ, the results.
+
+        `by` sorts by one of them, the best first. Raises ImportError if pandas is not installed, and
+        UsageError if no run has `by`.
+        """
+        import pandas
+
+        from launcher.api.compare import compared
+
+        rows = compared((run.directory for run in self._runs), by).rows()
+        return pandas.DataFrame(rows).set_index("run")
 
     @overload
     def __getitem__(self, index: int) -> Run: ...

@@ -16,6 +16,7 @@ import typer
 from launcher import __version__
 from launcher.cli import (
     clusters,
+    compare,
     doctor,
     export,
     images,
@@ -23,6 +24,7 @@ from launcher.cli import (
     logs,
     plan,
     render,
+    report,
     resume,
     runpod,
     runs,
@@ -72,6 +74,8 @@ app.command("list", rich_help_panel=WATCH)(runs.list_runs)
 app.command(rich_help_panel=WATCH)(runs.status)
 app.command(rich_help_panel=WATCH)(logs.logs)
 app.command(rich_help_panel=WATCH)(logs.why)
+app.command(rich_help_panel=WATCH)(report.report)
+app.command(rich_help_panel=WATCH)(compare.compare)
 app.command(rich_help_panel=WATCH)(snapshot.snapshot)
 app.command(rich_help_panel=WATCH)(runs.cancel)
 app.command(rich_help_panel=WATCH)(resume.resume)

@@ -74,7 +74,13 @@ class Turn(NamedTuple):
 def history(run: RunDir) -> list[str]:
     """At most MAX_LINES lines; empty if nothing had to be changed in the run."""
     events = run.read_events()
-    turns = turns_of(events, run.read_metrics())
+    if not any(isinstance(event, RecipeChange | Retry) for event in events):
+        return []
+    return told_history(run, events, turns_of(events, run.read_metrics()))
+
+
+def told_history(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) -> list[str]:
+    """Like `history`, from events and turns that were read already."""
     if not turns:
         return []
     planned = read_record(run.plan)
@@ -194,8 +200,12 @@ def _measured(turn: Turn) -> str:
 
     The first step of an attempt or a recipe is a warm-up and is left out.
     """
+    first: dict[int, int] = {}
+    for line in (*turn.before, *turn.after):
+        first[line["attempt"]] = min(line["step"], first.get(line["attempt"], line["step"]))
     before, after = (
-        [line for line in lines if not _warms_up(line, turn)] for lines in (turn.before, turn.after)
+        [line for line in lines if not _warms_up(line, turn, first[line["attempt"]])]
+        for lines in (turn.before, turn.after)
     )
     if not before or not after:
         return ""
@@ -203,12 +213,12 @@ def _measured(turn: Turn) -> str:
     return f"{was:.3g} -> {now:.3g} steps/s, {_slower(now / was)}"
 
 
-def _warms_up(line: dict[str, Any], turn: Turn) -> bool:
+def _warms_up(line: dict[str, Any], turn: Turn, first: int) -> bool:
+    """`first`: the first step of the line's attempt."""
     step = turn.event.step if isinstance(turn.event, RecipeChange) else None
     if "seconds_lost" in line or (not turn.restart and line["step"] == step):
         return True
-    same = (other["step"] for other in (*turn.before, *turn.after) if other["attempt"] == line["attempt"])
-    return bool(line["step"] == min(same))
+    return bool(line["step"] == first)
 
 
 def _slower(ratio: float) -> str:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
+from launcher.report.spent import seconds_run, usd_per_hour
 from launcher.report.terminal import STATE_STYLE
-from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_metrics
 from launcher.rundir.time import seconds_of
 from launcher.spec.base import format_duration
-from launcher.spec.events import Event, Finished, SupervisorStarted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,8 +55,8 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     about, events = run.read_about(), run.read_events()
     now = time.time() if now is None else now
     created = seconds_of(str(status.created or ""))
-    seconds = _seconds(events, now, ended=status.ended)
-    per_hour = _usd_per_hour(run, events)
+    seconds = seconds_run(events, now, ended=status.ended)
+    per_hour = usd_per_hour(run, events)
     gpus = int(about.nodes or 0) * int(about.gpus_per_node or 0)
     loss, tags = last_metrics(run).get("loss"), about.job.tags
     return Row(
@@ -74,27 +73,6 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
         attempt="" if status.attempt is None else str(status.attempt),
         reason=status.reason,
     )
-
-
-def _seconds(events: Sequence[Event], now: float, *, ended: bool) -> float | None:
-    """Add up the time from each start of a supervisor to its end; None before the first start."""
-    total, begun, last = None, None, 0.0
-    for event in events:
-        moment = seconds_of(event.time) or last
-        if isinstance(event, SupervisorStarted):
-            total, begun = (total or 0.0) + (last - begun if begun is not None else 0.0), moment
-        elif isinstance(event, Finished) and begun is not None:
-            total, begun = (total or 0.0) + moment - begun, None
-        last = moment
-    if begun is None or total is None:
-        return total
-    return total + max(0.0, (last if ended else now) - begun)
-
-
-def _usd_per_hour(run: RunDir, events: Sequence[Event]) -> float | None:
-    prices = [event["usd_per_hour"] for event in events if event.get("usd_per_hour") is not None]
-    price = prices[-1] if prices else read_record(run.plan).get("usd_per_hour")
-    return float(price) if isinstance(price, int | float) else None
 
 
 def columns(rows: Sequence[Row], width: int) -> list[str]:

@@ -10,16 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.report.content import (
-    CATEGORIES,
     LADDER,
-    OTHER,
     ZERO,
-    Bar,
     Page,
-    bars,
     comparison_table,
     host_rows,
-    in_cells,
     ladder_rows,
     lead,
     memory_rows,
@@ -28,6 +23,7 @@ from launcher.report.content import (
     zero_lines,
     zero_rows,
 )
+from launcher.report.memory_bars import CATEGORIES, OTHER, Bar, bars, in_cells
 from launcher.report.terminal import grid
 from launcher.spec.base import format_bytes
 

@@ -81,6 +81,7 @@ FILES = (
     RunFile(f"{ATTEMPT}/doctor/node-{{node}}-*.json", "doctor", "once", "record", "to node 0"),
     RunFile(f"{ATTEMPT}/doctor/rank-*.json", "rank", "once", "record", "to node 0"),
     RunFile(f"{ATTEMPT}/open.json", "supervisor", "once", "record", "from node 0"),
+    RunFile("report.html", "supervisor", "replaced", "never"),
     RunFile("checkpoints/", "rank", "once", "name"),
     RunFile("tensorboard/", "rank", "grows", "never"),
     RunFile("wandb/", "rank", "grows", "never"),

@@ -150,6 +150,11 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def report(self) -> Path:
+        """The page about the run."""
+        return self.path / "report.html"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

@@ -27,6 +27,7 @@ from launcher.supervise.attempt import NodePlace
 from launcher.supervise.earlier import close_attempts
 from launcher.supervise.host import AlreadySupervisedError, SupervisorLock
 from launcher.supervise.journal import Journal
+from launcher.supervise.last_page import write_last_page
 from launcher.supervise.nodes import NodesError
 from launcher.supervise.secrets import SecretError, read_secrets
 from launcher.supervise.supervisor import RunUnreadableError, Supervisor, run_dir_of
@@ -72,14 +73,17 @@ def main() -> int:
             link = mirror(run, place, token)  # before the lock, which shows others that the start worked
         with SupervisorLock(run, place.rank):
             try:
-                return Supervisor(run, place, secrets, options.stop_file, link).main()
+                code = Supervisor(run, place, secrets, options.stop_file, link).main()
             except EXPECTED:
                 raise
             except Exception as error:
-                return _crashed(run, place, secrets, error)
+                code = _crashed(run, place, secrets, error)
     except EXPECTED as error:
         print(f"[launcher] {error}", file=sys.stderr)
         return EXIT_TAKEN if isinstance(error, AlreadySupervisedError) else 2
+    if place.rank == 0:
+        write_last_page(run)  # without the lock, so that the run can be resumed in the meantime
+    return code
 
 
 def _crashed(run: RunDir, place: NodePlace, secrets: Mapping[str, str], error: Exception) -> int:

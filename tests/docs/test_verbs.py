@@ -92,7 +92,7 @@ def test_a_page_names_only_verbs_and_options_that_there_are(page: Path) -> None:
 
 def test_the_check_finds_what_is_wrong() -> None:
     for line, wrong in {
-        "launcher report": "launcher report",
+        "launcher reprot": "launcher reprot",
         "$ launcher logs -f --colour": "launcher logs --colour",
         "launcher clusters lst": "launcher clusters lst",
         "launcher plan job.yaml --tokens 10e9 -c a": None,

@@ -1,4 +1,4 @@
-"""The plan's page in a real browser: fit for a telephone, bars as long as their bytes, nothing fetched."""
+"""The pages in a real browser: fit for a telephone, legible, nothing fetched, charts that zoom."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from typing import Any
 
 import pytest
 
+from launcher.report import comparison_html
+from launcher.report.comparison import comparison_of
+from launcher.report.run_html import as_html
+from launcher.schedulers.rundir import status_of
 from tests.lab import Lab
+from tests.report.written_run import eventful
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
@@ -25,34 +30,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this mac
 ALONE = ["--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 ALONE += ["--disable-background-networking", "--disable-component-update"]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "demo.yaml"
-
-MEASURE = """<!doctype html><title>measure</title><body><script>
-const widths = [1100, 360], found = {};
-for (const width of widths) {
-  const frame = document.createElement("iframe");
-  frame.style.cssText = `width:${width}px;height:2000px;border:0`;
-  frame.src = "plan.html";
-  frame.onload = () => {
-    const page = frame.contentDocument, root = page.documentElement;
-    found[width] = {
-      overflow: root.scrollWidth - root.clientWidth,
-      bars: [...page.querySelectorAll(".bars svg")].map(svg => ({
-        whole: svg.getBoundingClientRect().width,
-        parts: [...svg.querySelectorAll("rect[data-bytes]")].map(
-          part => [Number(part.dataset.bytes), part.getBoundingClientRect().width]),
-      })),
-      colours: [...page.querySelectorAll(".legend i")].map(
-        square => frame.contentWindow.getComputedStyle(square).backgroundColor),
-    };
-    if (Object.keys(found).length == widths.length) {
-      const told = document.createElement("pre");
-      told.textContent = JSON.stringify(found);
-      document.body.append(told);
-    }
-  };
-  document.body.append(frame);
-}
-</script>"""
+HERE = Path(__file__).parent
 
 
 class Server:
@@ -82,21 +60,97 @@ def server(lab: Lab) -> Iterator[Server]:
     server.close()
 
 
+def measured(page: str, measure: str, server: Server, folder: Path, profile: Path, *more: str) -> Any:
+    """Open a page in frames of several widths and return what `measure`, a function of JavaScript, found.
+
+    Fails if the browser has an error to tell, or asks the server for anything else.
+    """
+    frames = (HERE / "frames.js").read_text().replace("PAGE", page).replace("MEASURE", measure)
+    (folder / "measure.html").write_text(
+        f"<!doctype html><title>measure</title><body><script>{frames}</script>"
+    )
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
+    command = [str(BROWSER), *ALONE, *sandbox, *more, f"--user-data-dir={profile}", "--enable-logging=stderr"]
+    command += ["--virtual-time-budget=20000", "--dump-dom", f"{server.url}/measure.html"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    told = re.search(r"<pre>(.*?)</pre>", shown.stdout, re.S)
+    assert told, shown.stdout
+    assert [line for line in shown.stderr.splitlines() if ":CONSOLE" in line and "favicon" not in line] == []
+    assert {*server.asked} <= {"/measure.html", f"/{page}", "/favicon.ico"}
+    return json.loads(unescape(told[1]))
+
+
+BARS = """page => ({
+  bars: [...page.querySelectorAll(".bars svg")].map(svg => ({
+    whole: svg.getBoundingClientRect().width,
+    parts: [...svg.querySelectorAll("rect[data-bytes]")].map(
+      part => [Number(part.dataset.bytes), part.getBoundingClientRect().width]),
+  })),
+  colours: [...page.querySelectorAll(".legend i")].map(
+    square => page.defaultView.getComputedStyle(square).backgroundColor),
+})"""
+
+
 def test_the_page_of_a_plan_in_a_browser(lab: Lab, server: Server, tmp_path: Path) -> None:
     done = lab.cli("plan", str(EXAMPLE), "--html", "plan.html")
     assert done.returncode == 0, done.stderr
-    (lab.folder / "measure.html").write_text(MEASURE)
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
-    command = [str(BROWSER), *ALONE, *sandbox, f"--user-data-dir={tmp_path / 'profile'}"]
-    command += ["--virtual-time-budget=10000", "--dump-dom", f"{server.url}/measure.html"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
-    told = re.search(r"<pre>(.*?)</pre>", shown, re.S)
-    assert told, shown
-    for width, page in json.loads(unescape(told[1])).items():
+    found = measured("plan.html", BARS, server, lab.folder, tmp_path / "profile")
+    for width, page in found.items():
         assert page["overflow"] == 0, f"{width} px wide, it must be scrolled sideways"
         assert len(page["bars"]) > 5 and len(set(page["colours"])) == len(page["colours"]) >= 5
         whole = max(sum(size for size, _ in bar["parts"]) for bar in page["bars"])
         for bar in page["bars"]:
             for size, drawn in bar["parts"]:
                 assert drawn == pytest.approx(bar["whole"] * size / whole, abs=0.6)
-    assert {*server.asked} <= {"/measure.html", "/plan.html", "/favicon.ico"}
+
+
+CHARTS = (HERE / "use_charts.js").read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_run_in_a_browser(lab: Lab, server: Server, tmp_path: Path, scheme: str) -> None:
+    line = "</script><script>alert(1)</script>\x1b]0;title\x07<img src=x onerror=alert(2)>"
+    log = eventful(lab.folder / "run", name="<script>alert(0)</script>", line=line)
+    (lab.folder / "run.html").write_text(as_html(log.report()))
+    dark = [f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"]
+    found = measured("run.html", CHARTS, server, lab.folder, tmp_path / "profile", *dark)
+    for width, page in found.items():
+        assert page["overflow"] == 0, f"{width} px wide, it must be scrolled sideways"
+        assert page["titles"] == [
+            "loss", "learning rate", "tokens per second", "MFU",
+            "GPU memory of tensors, peak of each step", "host memory of the process",
+        ]  # fmt: skip
+        assert page["dark"] is (scheme == "dark")
+        assert page["drawn"] and all(page["drawn"]), "each canvas has lines in the colours of its series"
+        step, loss = page["hovered"]["step"], page["hovered"]["loss"]
+        assert float(loss) == pytest.approx(5 - int(step) / 10), "the legend tells what is under the pointer"
+        low, high = page["zoomed"]
+        assert 1 < low < high < 40 and page["after_double_click"] == [1, 40]
+        assert page["smoothed"] == ["loss (each step)", "loss", "eval_loss"]
+        assert page["over_tokens"][-1] == 4000
+        assert page["paper"] == [255, 255, 255], "it is printed on white"
+        assert page["opened"], "a click on the timeline opens the log lines of its event"
+        assert page["contrast"] and min(page["contrast"].values()) >= 4.5, page["contrast"]
+        assert min(page["lines"].values()) >= 3, page["lines"]
+
+
+COMPARED = """async page => {
+  await new Promise(done => setTimeout(done, 50));
+  return {
+    titles: [...page.querySelectorAll("figcaption")].map(one => one.textContent),
+    labels: page.querySelectorAll("figure")[1].chart.series.slice(1).map(one => one.label),
+    axes: page.querySelectorAll("figure")[0].chart.data[0].length,
+  };
+}"""
+
+
+def test_the_page_of_several_runs_in_a_browser(lab: Lab, server: Server, tmp_path: Path) -> None:
+    logs = [eventful(lab.folder / f"run-{number}", lr=0.1 * (number + 1)) for number in range(3)]
+    states = {log.run: status_of(log.run, "", log.run.read_state()) for log in logs}
+    (lab.folder / "runs.html").write_text(comparison_html.as_html(comparison_of(states, "eval_loss")))
+    found = measured("runs.html", COMPARED, server, lab.folder, tmp_path / "profile")
+    for width, page in found.items():
+        assert page["overflow"] == 0, f"{width} px wide, it must be scrolled sideways"
+        assert page["titles"][:2] == ["from the least to the greatest value", "loss"]
+        assert page["labels"] == [f"run-{n}{more}" for n in range(3) for more in ("", " eval_loss")]
+        assert page["axes"] == 2, "train.lr and eval_loss"

@@ -3,53 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher.report.history import MAX_LINES, history
 from launcher.report.story import Story
-from launcher.rundir.files import append_json, replace_json
+from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.time import stamp
-from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import OutOfMemory, Verdict
-
-BEGIN = 1_800_000_000.0
-
-
-def recipe(micro: int) -> dict[str, Any]:
-    return Recipe(
-        precision="fp32", optimizer="adamw", sharding="fsdp", micro_batch_size=micro, grad_accum=16 // micro
-    ).model_dump()
-
-
-def to(micro: int, before: int) -> dict[str, Any]:
-    return {
-        "changes": {"micro_batch_size": [before, micro], "grad_accum": [16 // before, 16 // micro]},
-        "reason": f"micro-batch {before} -> {micro}",
-    }
-
-
-class Log:
-    """A run directory written by hand, with a clock of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.run, self.clock = RunDir(path), BEGIN
-        path.mkdir()
-        ladder = [recipe(8), recipe(4), recipe(2)]
-        plan = {"recipe": recipe(16), "ladder": ladder, "ladder_speed": [0.97, 0.90, 0.45]}
-        replace_json(self.run.plan, plan)
-
-    def event(self, kind: str, after: float = 0.0, **fields: Any) -> None:
-        self.clock += after
-        append_json(self.run.events, {"time": stamp(self.clock), "event": kind, **fields})
-
-    def steps(self, attempt: int, first: int, last: int, seconds: float, **more: Any) -> None:
-        for step in range(first, last + 1):
-            self.clock += seconds
-            line = {"time": stamp(self.clock), "attempt": attempt, "step": step, "seconds": seconds, **more}
-            append_json(self.run.metrics, line)
+from tests.report.written_run import Log, recipe, to
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.memory.estimate import Estimate, Peak
-from launcher.report.content import ALLOCATOR, OUTSIDE, bars, in_cells
+from launcher.report.memory_bars import ALLOCATOR, OUTSIDE, bars, in_cells
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1), st.integers(1, 100))

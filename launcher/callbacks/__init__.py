@@ -1,0 +1,1 @@
+"""Connect `launcher.log` to the loops of other frameworks. Each module imports its framework."""

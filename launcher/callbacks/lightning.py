@@ -1,0 +1,32 @@
+"""A logger for Lightning: `Trainer(logger=LogLogger())`, alone or in a list with others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+
+from launcher.callbacks.names import numbers_of
+from launcher.rundir.metrics_log import log
+
+
+class LogLogger(Logger):
+    """Records what a LightningModule logs with `self.log`, every `log_every_n_steps`."""
+
+    @property
+    def name(self) -> str:
+        return "launcher"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the job of the run says what it was told."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Record one line. Lightning counts steps from 0."""
+        numbers = numbers_of(metrics)
+        if step is not None and numbers:
+            log(step + 1, **numbers)

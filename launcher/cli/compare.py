@@ -1,0 +1,87 @@
+"""`launcher compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from launcher.cli.options import AsJson, complete_runs
+
+if TYPE_CHECKING:
+    from launcher.report.comparison import Comparison
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="runs, jobs, tags, sweeps, or patterns such as 'gpt-*'",
+            autocompletion=complete_runs,
+        ),
+    ],
+    by: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="sort by a result or a setting, e.g. eval_loss; the best first"),
+    ] = None,
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--output", "-o", metavar="FILE", help="also write a self-contained page"),
+    ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="print CSV")] = False,
+    json: AsJson = False,
+) -> None:
+    """Show runs side by side: what differs in job, recipe and environment, then the results."""
+    from launcher.api.compare import chosen, compared
+    from launcher.cli.output import fail, print_json
+
+    if csv and json:
+        fail("give --csv or --json, not both")
+    if output is not None and not output.absolute().parent.is_dir():
+        fail(f"--output: there is no directory {output.absolute().parent}")
+    found = compared(chosen(runs), by)
+    if output is not None:
+        from launcher.report.comparison_html import as_html
+        from launcher.rundir.files import replace_text
+
+        replace_text(output, as_html(found))
+    if json:
+        rows = [
+            {"run": run.run, "state": run.state, "settings": run.settings, "results": run.results}
+            for run in found.runs
+        ]
+        print_json({"by": found.by or None, "differing": found.differing, "runs": rows})
+    elif csv:
+        _print_csv(found)
+    else:
+        _print_tables(found)
+
+
+def _print_csv(found: Comparison) -> None:
+    import csv
+    import sys
+
+    rows = found.rows()
+    writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _print_tables(found: Comparison) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from launcher.cli.output import console
+    from launcher.report.comparison_html import table
+
+    for names, state in ((found.differing, True), (found.results, False)):
+        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for head in ("run", *(["state"] if state else []), *names):
+            shown.add_column(escape(head), overflow="fold")
+        for row in table(found, names, state=state):
+            shown.add_row(*map(escape, row))
+        console().print(shown)
+        if state:
+            print("" if names else "\njob, recipe and environment are the same\n")

@@ -1,0 +1,41 @@
+"""`launcher report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from launcher.cli.options import RunName
+
+
+def report(
+    run: RunName = None,
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="the page; report.html in the run directory if left out"
+        ),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="write it again until the run ends")] = False,
+    every: Annotated[int, typer.Option(metavar="SECONDS", help="with --watch, how often", min=1)] = 5,
+) -> None:
+    """Write one self-contained HTML page about a run: curves, memory of every rank, timeline, failures."""
+    from launcher.api.pages import watch_report, write_report
+    from launcher.cli.output import fail
+    from launcher.rundir.find import find_run
+
+    found = find_run(run, by_job=True)
+    page = output if output is not None else found.report
+    if not page.absolute().parent.is_dir():
+        fail(f"--output: there is no directory {page.absolute().parent}")
+    if not watch:
+        write_report(found, page)
+        print(page)
+        return
+    try:
+        print(f"{page}: written every {every} s until the run ends; Ctrl-C stops")
+        watch_report(found, page, every)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

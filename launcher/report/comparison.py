@@ -1,0 +1,220 @@
+"""Several runs side by side: what differs in what they were told, and what came of it. Plain values."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.report.curves import Curves, Totals, curves_of, steps_that_count, totals_of
+from launcher.report.run_report import first_start, recipe_now
+from launcher.report.spent import seconds_run, usd_per_hour
+from launcher.rundir.layout import RunDir
+from launcher.spec.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.schedulers.base import Status
+
+MAX_AXES = 8
+"Settings that are drawn as parallel axes."
+POINTS = 8000
+"Parts of curves on a page, of all runs together."
+_LOWER_IS_BETTER = ("loss", "error", "perplexity", "seconds", "usd", "memory", "norm")
+_NOT_COMPARED = frozenset({"name", "recipe", "workdir", "tags"})
+"Fields of the job that say nothing about the training, and the job's choice of recipe: the one taken counts."
+RESULTS = ("step", "tokens", "seconds", "usd", "peak_memory")
+"Results besides the metrics: bytes of rank 0, seconds of training and restarts, without the queue."
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """What a run was told, and what came of it."""
+
+    run: str
+    state: str
+    settings: dict[str, Any]
+    "`train.lr`, `recipe.sharding`, `profile`, `versions.torch`, ... -> value."
+    results: dict[str, float]
+    "The last value of each metric of training, the best one of each evaluation, and `RESULTS`."
+    curves: Curves
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs in order, the best first."""
+
+    runs: tuple[ComparedRun, ...]
+    differing: tuple[str, ...]
+    "Settings that are not the same in all runs."
+    results: tuple[str, ...]
+    by: str
+    "What the runs are sorted by; empty if they are in the order in which they were named."
+
+    def value(self, run: ComparedRun, name: str) -> Any:
+        """Return a setting or a result; None if the run has none."""
+        return run.settings.get(name, run.results.get(name))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one mapping for each run: `run`, `state`, what differs, the results."""
+        names = (*self.differing, *self.results)
+        return [
+            {"run": run.run, "state": run.state, **{name: self.value(run, name) for name in names}}
+            for run in self.runs
+        ]
+
+
+def lower_is_better(name: str) -> bool:
+    """Return whether a lower value of a result is the better one."""
+    return any(word in name for word in _LOWER_IS_BETTER)
+
+
+def comparison_of(states: Mapping[RunDir, Status], by: str | None = None) -> Comparison:
+    """Compare runs, sorted by a result or a setting. Raises UsageError if no run has it."""
+    runs = [_compared(run, status, POINTS // len(states)) for run, status in states.items()]
+    settings = dict.fromkeys(name for run in runs for name in run.settings)
+    differing = tuple(name for name in settings if len({_key(run.settings.get(name)) for run in runs}) > 1)
+    results = dict.fromkeys(name for run in runs for name in run.results)
+    ordered = sorted(results, key=lambda name: RESULTS.index(name) if name in RESULTS else -1)
+    found = Comparison(tuple(runs), differing, tuple(ordered), by or "")
+    return found if by is None else _sorted(found, by)
+
+
+def _sorted(found: Comparison, by: str) -> Comparison:
+    values = {run.run: found.value(run, by) for run in found.runs}
+    if all(value is None for value in values.values()):
+        known = ", ".join((*found.results, *found.differing))
+        raise UsageError(f"--by {by}: no run has it; there are {known}")
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    sign = 1 if by not in found.results or lower_is_better(by) else -1
+
+    def place(run: ComparedRun) -> tuple[bool, float, str]:
+        number = numbers.get(run.run)
+        return number is None, sign * (number or 0.0), _key(values[run.run])
+
+    return Comparison(tuple(sorted(found.runs, key=place)), found.differing, found.results, by)
+
+
+def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
+    events = run.read_events()
+    lines = steps_that_count(run.read_metrics())
+    now = time.time()
+    seconds, price = seconds_run(events, now, ended=status.ended), usd_per_hour(run, events)
+    totals = totals_of(lines)
+    results: dict[str, float | None] = {
+        **_metrics(totals),
+        "step": totals.steps or None,
+        "tokens": totals.tokens,
+        "seconds": seconds,
+        "usd": None if seconds is None or price is None else seconds * price / 3600,
+        "peak_memory": totals.peak,
+    }
+    return ComparedRun(
+        run=run.id,
+        state=status.state,
+        settings=_settings(run, recipe_now(run, events)),
+        results={name: value for name, value in results.items() if value is not None},
+        curves=curves_of(lines, first_start(events) or now, max(50, min(1000, points))),
+    )
+
+
+def _metrics(totals: Totals) -> dict[str, float]:
+    """The last value of training, the best one of evaluations, the median of a speed."""
+    found = {}
+    for name, last in totals.last.items():
+        if name.startswith("eval_"):
+            found[name] = (totals.low if lower_is_better(name) else totals.high)[name]
+        elif name == totals.speed_of and totals.speed is not None:
+            found[name] = totals.speed
+        elif name == "mfu" and totals.mfu is not None:
+            found[name] = totals.mfu
+        elif not (name == "samples_per_second" and totals.speed_of):
+            found[name] = last
+    return found
+
+
+def _settings(run: RunDir, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    about = run.read_about()
+    told = {
+        **{name: value for name, value in about.job.items() if name not in _NOT_COMPARED},
+        "recipe": dict(recipe),
+        "profile": about.cluster.name,
+        "nodes": about.nodes,
+        "gpus_per_node": about.gpus_per_node,
+        "ranks_per_node": about.get("ranks_per_node"),
+        "code": about.get("code"),
+        "versions": about.get("versions"),
+    }
+    return {name: value for name, value in _flat(told).items() if value is not None}
+
+
+def _flat(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, one in value.items():
+        if isinstance(one, Mapping):
+            found |= _flat(one, f"{above}{name}.")
+        else:
+            found[f"{above}{name}"] = one
+    return found
+
+
+def _key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def shown(name: str, value: Any) -> str:
+    """Return a setting or a result as a person reads it."""
+    from launcher.spec.base import format_bytes, format_duration
+
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if name == "peak_memory":
+        return format_bytes(value)
+    if name == "seconds":
+        return format_duration(value)
+    if name == "usd":
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 or value == round(value) else f"{value:.4g}"
+
+
+def parallel(found: Comparison) -> dict[str, Any] | None:
+    """Return what differs and the result as parallel axes from 0 to 1; None for fewer than three runs.
+
+    The last axis is what the runs are sorted by, otherwise the loss of an evaluation or of training.
+    """
+    wanted = (found.by, "eval_loss", "loss", *found.results)
+    last = next((name for name in wanted if name in found.results), None)
+    if last is None or not found.differing or len(found.runs) < 3:
+        return None
+    names = (*found.differing[:MAX_AXES], last)
+    columns = {name: _places([found.value(run, name) for run in found.runs]) for name in names}
+    axes = [f"{name}{_range(found, name, places)}" for name, places in columns.items()]
+    rows = zip(*columns.values(), strict=True)
+    series = [{"label": run.run, "values": row} for run, row in zip(found.runs, rows, strict=True)]
+    return {"axes": axes, "series": series}
+
+
+def _range(found: Comparison, name: str, places: Sequence[float | None]) -> str:
+    """Return `: least to greatest`; "" if all values are the same."""
+    if 1.0 not in places:
+        return ""
+    low, high = (shown(name, found.value(found.runs[places.index(end)], name)) for end in (0.0, 1.0))
+    return f": {low} to {high}"
+
+
+def _places(values: Sequence[Any]) -> list[float | None]:
+    """Return each value's place between the least (0) and the greatest (1). Text is in alphabetical order."""
+    known = [value for value in values if value is not None]
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
+        scale = {_key(value): float(value) for value in known}
+    else:
+        keys = sorted({_key(value) for value in known})
+        scale = {key: float(place) for place, key in enumerate(keys)}
+    low, high = min(scale.values(), default=0.0), max(scale.values(), default=0.0)
+    return [
+        None if value is None else (scale[_key(value)] - low) / (high - low) if high > low else 0.5
+        for value in values
+    ]

@@ -1,0 +1,43 @@
+"""Several runs as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from launcher.report.comparison import Comparison, parallel, shown
+from launcher.report.curves import charts_of
+from launcher.report.pages import chart_files, draw
+
+
+def as_html(found: Comparison) -> str:
+    """Render the page. All text is escaped."""
+    columns = dict.fromkeys(name for run in found.runs for name in run.curves.columns)
+    runs = [
+        {
+            "label": run.run,
+            "x": {"step": run.curves.step, "tokens": run.curves.tokens, "seconds": run.curves.seconds},
+            "columns": run.curves.columns,
+        }
+        for run in found.runs
+        if run.curves.step
+    ]
+    data = {
+        "runs": runs,
+        "charts": [chart._asdict() for chart in charts_of(columns)],
+        "memory": [],
+        "parallel": parallel(found),
+    }
+    return draw(
+        "compare.html.j2",
+        comparison=found,
+        differing=(("run", "state", *found.differing), table(found, found.differing)),
+        results=(("run", *found.results), table(found, found.results, state=False)),
+        data=data,
+        **chart_files(),
+    )
+
+
+def table(found: Comparison, names: tuple[str, ...], *, state: bool = True) -> list[tuple[str, ...]]:
+    """Return a row for each run: its id, its state if wanted, and its values of these names."""
+    return [
+        (run.run, *([run.state] if state else []), *(shown(name, found.value(run, name)) for name in names))
+        for run in found.runs
+    ]

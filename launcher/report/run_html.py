@@ -1,0 +1,87 @@
+"""A run as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.report.pages import chart_files, draw, drawn_bars
+from launcher.report.rank_memory import MEASURES
+from launcher.report.run_report import Report, headline
+from launcher.report.timeline import KINDS, Span, Timeline
+from launcher.rundir.time import stamp
+from launcher.spec.base import format_bytes
+
+
+def as_html(report: Report, refresh: int | None = None) -> str:
+    """Render the page. `refresh`: seconds after which the browser loads it again, for a run that goes on."""
+    memory = report.memory
+    bars = drawn_bars(report.bars, report.capacity) if report.bars else {"bars": ()}
+    return draw(
+        "run.html.j2",
+        report=report,
+        refresh=refresh,
+        headline=headline(report),
+        has_charts=bool(report.curves.step),
+        highest=[
+            (MEASURES[name], format_bytes(top.bytes), top.rank, top.step, top.attempt)
+            for name, top in memory.highest.items()
+        ],
+        moments=[(one.name, *_compared(one.planned, one.measured)) for one in report.moments],
+        lanes=_lanes(report.timeline),
+        begin=stamp(report.timeline.begin),
+        data=_data(report),
+        **bars,
+        **chart_files(),
+    )
+
+
+def _compared(planned: int | None, measured: int | None) -> tuple[str, str, str]:
+    ratio = f"{measured / planned:.3f}" if planned and measured else "-"
+    return *("-" if size is None else format_bytes(size) for size in (planned, measured)), ratio  # type: ignore[return-value]
+
+
+def _lanes(timeline: Timeline) -> list[tuple[str, list[tuple[Span, float, float]]]]:
+    """Each kind of span with its place in hundredths of the width."""
+    length = timeline.end - timeline.begin or 1.0
+
+    def share(moment: float) -> float:
+        return round(100 * (min(max(moment, timeline.begin), timeline.end) - timeline.begin) / length, 3)
+
+    lanes = []
+    for kind in KINDS:
+        spans = [span for span in timeline.spans if span.kind == kind]
+        if spans:
+            places = [
+                (span, share(span.begin), round(share(span.end) - share(span.begin), 3)) for span in spans
+            ]
+            lanes.append((kind, places))
+    return lanes
+
+
+def _data(report: Report) -> dict[str, Any]:
+    """What charts.js draws."""
+    curves, memory = report.curves, report.memory
+    run = {
+        "label": report.run,
+        "x": {"step": curves.step, "tokens": curves.tokens, "seconds": curves.seconds},
+        "columns": curves.columns,
+    }
+    limits = {"capacity": report.capacity, "planned": report.planned}
+    return {
+        "runs": [run] if curves.step else [],
+        "charts": [chart._asdict() for chart in curves.charts],
+        "memory": [
+            {
+                "title": MEASURES[name],
+                "x": memory.seconds,
+                "series": [
+                    {"label": f"rank {rank}", "values": [None if v is None else round(v) for v in column]}
+                    for rank, column in zip(memory.ranks, columns, strict=True)
+                ],
+                "lines": {name: size for name, size in limits.items() if size is not None}
+                if name != "rss"
+                else {},
+            }
+            for name, columns in memory.values.items()
+        ],
+    }

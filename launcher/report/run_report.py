@@ -1,0 +1,365 @@
+"""Everything that a page about a run shows, as one value, read from the run directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from launcher.memory.estimate import Estimate
+from launcher.memory.ledger import capacity_of
+from launcher.memory.measured import entry_of_run
+from launcher.report.curves import Curves, Totals, curves_of, steps_that_count, totals_of
+from launcher.report.history import told_history, turns_of
+from launcher.report.memory_bars import Bar, bars
+from launcher.report.rank_memory import RankMemory, read_rank_memory
+from launcher.report.spent import seconds_run, usd_per_hour
+from launcher.report.timeline import Timeline, timeline_of
+from launcher.report.why import told_memory, verdicts, why
+from launcher.rundir.downgrades import changed
+from launcher.rundir.files import open_regular, read_record
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import seconds_of, stamp
+from launcher.spec.base import format_bytes, format_duration
+from launcher.spec.cluster import Cluster
+from launcher.spec.events import (
+    AttemptStarted,
+    Event,
+    RecipeChange,
+    Submitted,
+    SupervisorStarted,
+)
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.spec.rules import changes_line
+
+if TYPE_CHECKING:
+    from launcher.schedulers.base import Status
+
+Rows = tuple[tuple[str, str], ...]
+"(name, value) in plain text."
+MAX_TEXT = 64 * 1024
+"Maximum bytes of a script or a record that the page shows."
+
+
+class Rung(NamedTuple):
+    """A recipe of the ladder."""
+
+    words: str
+    "What it changes in the one above."
+    speed: str
+    "Planned speed relative to the first one."
+    taken: str
+    "When the run had this recipe; empty if it never had."
+
+
+class Moment(NamedTuple):
+    """A peak of memory. Bytes of tensors on the rank with the most; None: not known."""
+
+    name: str
+    planned: int | None
+    measured: int | None
+
+
+class Failure(NamedTuple):
+    """How an attempt failed."""
+
+    attempt: int
+    failure: str
+    reason: str
+    memory: str
+    lines: tuple[str, ...]
+    "The decisive line with those around it, or the last lines."
+    then: str
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Time and money. None: not known."""
+
+    seconds: float | None = None
+    "Time that its supervisors have run, without time in a queue."
+    queued: float | None = None
+    "Time from the first submission to the first start."
+    lost: float = 0.0
+    "Seconds in which the training made no progress."
+    usd: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run as it was at one moment."""
+
+    run: str
+    name: str
+    state: str
+    reason: str
+    ended: bool
+    written: str
+    "When this was read, as a time stamp."
+    steps_planned: int | None
+    totals: Totals
+    spent: Spent
+    capacity: int | None
+    "Bytes of a rank's GPU; on a CPU, its memory budget."
+    planned: int | None
+    "Bytes that the plan needs of it."
+    curves: Curves
+    memory: RankMemory
+    moments: tuple[Moment, ...]
+    bars: tuple[Bar, ...]
+    "The planned peaks by category."
+    timeline: Timeline
+    rungs: tuple[Rung, ...]
+    why: tuple[str, ...]
+    history: tuple[str, ...]
+    failures: tuple[Failure, ...]
+    environment: Rows
+    recipe: Rows
+    texts: Rows
+    "Job, profile and scripts."
+
+
+def report_of(run: RunDir, status: Status, now: float) -> Report:
+    """Read a run. `now` is in Unix seconds. Records that are missing or damaged leave gaps."""
+    about, plan, events, metrics = (
+        run.read_about(),
+        read_record(run.plan),
+        run.read_events(),
+        run.read_metrics(),
+    )
+    began = first_start(events) or now
+    lines = steps_that_count(metrics)
+    turns = turns_of(events, metrics)
+    timeline = timeline_of(run, events, metrics, turns, now)
+    capacity = _capacity(about, plan)
+    estimate = _estimate(plan)
+    return Report(
+        run=run.id,
+        name=about.job.name or run.id,
+        state=status.state,
+        reason=status.reason,
+        ended=status.ended,
+        written=stamp(now),
+        steps_planned=status.steps,
+        totals=totals_of(lines),
+        spent=_spent(run, events, timeline, now, ended=status.ended),
+        capacity=capacity,
+        planned=estimate.needed if estimate is not None else None,
+        curves=curves_of(lines, began),
+        memory=read_rank_memory(run, began),
+        moments=_moments(run, estimate),
+        bars=tuple(bars(estimate)) if estimate is not None else (),
+        timeline=timeline,
+        rungs=_rungs(plan, events),
+        why=tuple(why(run, status.state, status.reason)),
+        history=tuple(told_history(run, events, turns)),
+        failures=_failures(run),
+        environment=_environment(run, events),
+        recipe=tuple((name, _text(value)) for name, value in recipe_now(run, events).items()),
+        texts=_texts(run),
+    )
+
+
+def first_start(events: Sequence[Event]) -> float | None:
+    """Return when the first attempt started, in Unix seconds; None if none has."""
+    return next((seconds_of(event.time) for event in events if isinstance(event, AttemptStarted)), None)
+
+
+def _spent(run: RunDir, events: Sequence[Event], timeline: Timeline, now: float, *, ended: bool) -> Spent:
+    seconds, price = seconds_run(events, now, ended=ended), usd_per_hour(run, events)
+    submitted = next((event.time for event in events if isinstance(event, Submitted)), "")
+    started = next((event.time for event in events if isinstance(event, SupervisorStarted)), "")
+    begin, end = seconds_of(submitted), seconds_of(started)
+    return Spent(
+        seconds=seconds,
+        queued=None if begin is None or end is None else max(0.0, end - begin),
+        lost=sum(span.end - span.begin for span in timeline.spans if span.kind == "lost"),
+        usd=None if seconds is None or price is None else seconds * price / 3600,
+    )
+
+
+def _capacity(about: Any, plan: dict[str, Any]) -> int | None:
+    try:
+        job, cluster = Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"])
+        return capacity_of(job, cluster, on_gpu=bool(plan["layout"]["gpus_per_node"]))
+    except (LookupError, TypeError, ValueError):  # another version wrote it
+        return None
+
+
+def _estimate(plan: dict[str, Any]) -> Estimate | None:
+    try:
+        return Estimate.model_validate(plan["estimate"])
+    except (LookupError, ValueError):
+        return None
+
+
+def _moments(run: RunDir, estimate: Estimate | None) -> tuple[Moment, ...]:
+    entry = entry_of_run(run)
+    measured = dict(entry.measured) if entry is not None else {}
+    predicted = dict(entry.predicted) if entry is not None else {}
+    if not predicted and not measured and estimate is not None:
+        predicted = {peak.when: peak.allocated for peak in estimate.peaks}
+    names = dict.fromkeys([*predicted, *measured])
+    found = [Moment(f"tensors, {name}", predicted.get(name), measured.get(name)) for name in names]
+    if entry is not None and entry.reserved is not None:
+        reserved = estimate.reserved if estimate is not None and entry.predicted else None
+        found.append(Moment("held by PyTorch's allocator", reserved, entry.reserved))
+    return tuple(found)
+
+
+def recipe_now(run: RunDir, events: Sequence[Event]) -> dict[str, Any]:
+    """Return the recipe that the run took last, or the planned one."""
+    found: dict[str, Any] = read_record(run.plan).get("recipe") or {}
+    for recipe, _ in _recipes(events):
+        found = recipe.model_dump()
+    return found
+
+
+def _recipes(events: Sequence[Event]) -> list[tuple[Recipe, str]]:
+    """Every recipe that the run had, with when it took it."""
+    found: list[tuple[Recipe, str]] = []
+    recipe: Recipe | None = None
+    attempt = 0
+    for event in events:
+        try:
+            if isinstance(event, AttemptStarted):
+                recipe, attempt, when = Recipe.model_validate(event.recipe), event.attempt, ""
+            elif isinstance(event, RecipeChange) and event.in_process and recipe is not None:
+                recipe, when = (
+                    changed(recipe, event),
+                    f", step {event.step}" if event.step is not None else "",
+                )
+            else:
+                continue
+        except ValueError:  # another version's recipe
+            continue
+        found.append((recipe, f"attempt {attempt}{when}"))
+    return found
+
+
+def _rungs(plan: dict[str, Any], events: Sequence[Event]) -> tuple[Rung, ...]:
+    try:
+        recipes = [Recipe.model_validate(one) for one in (plan["recipe"], *plan["ladder"])]
+    except (LookupError, TypeError, ValueError):
+        return ()
+    taken: dict[Recipe, list[str]] = {}
+    for recipe, when in _recipes(events):
+        taken.setdefault(recipe, []).append(when)
+    beyond = [recipe for recipe in taken if recipe not in recipes]
+    speeds = [1.0, *plan.get("ladder_speed", ())]
+    rungs = []
+    for number, recipe in enumerate([*recipes, *beyond]):
+        above = recipes[min(number, len(recipes)) - 1] if number else None
+        words = "the planned recipe" if above is None else changes_line(recipe, above) or "as above"
+        speed = f"{speeds[number]:.0%}" if number < len(speeds) > 1 else ""
+        when = ", ".join(taken.get(recipe, ())[:3])
+        rungs.append(Rung(words, speed, when))
+    return tuple(rungs)
+
+
+def _failures(run: RunDir) -> tuple[Failure, ...]:
+    found = []
+    for attempt, verdict, then in verdicts(run):
+        if verdict.ok:
+            continue
+        cause = next((one for one in verdict.seen if not one.why), None)
+        if cause is not None:
+            lines = (*cause.before, f"{cause.place}  {cause.text}".strip())
+        else:
+            lines = tuple(verdict.last_lines[-6:])
+        if verdict.exception and not any(verdict.exception[:60] in line for line in lines):
+            lines = (*lines, verdict.exception)
+        memory = told_memory(verdict.memory)
+        found.append(Failure(attempt, verdict.failure, verdict.reason, memory, lines, then))
+    return tuple(found)
+
+
+def _environment(run: RunDir, events: Sequence[Event]) -> Rows:
+    about = run.read_about()
+    hosts = dict.fromkeys(
+        event.host for event in events if isinstance(event, SupervisorStarted) and event.host is not None
+    )
+    code = about.get("code")
+    gpu = (about.cluster.get("node") or {}).get("gpu") or {}
+    rows = [
+        ("profile", f"{about.cluster.name or ''} ({about.cluster.scheduler or ''})"),
+        (
+            "nodes",
+            f"{about.nodes} x {about.get('ranks_per_node', '?')} ranks, {about.gpus_per_node} GPUs each",
+        ),
+        ("GPU", _text(gpu.get("type")) if gpu and about.gpus_per_node else ""),
+        ("host", ", ".join(map(str, hosts))),
+        ("submitted", about.created),
+        ("directory", str(run.path)),
+        ("workdir", about.workdir or ""),
+        ("code", _text(code)),
+        *((name, _text(version)) for name, version in (about.get("versions") or {}).items()),
+        ("image", _text(about.job.get("image"))),
+        ("tags", _text(about.job.tags)),
+    ]
+    return tuple((name, value) for name, value in rows if value)
+
+
+def _texts(run: RunDir) -> Rows:
+    about = run.read_about()
+    texts = [("job", _record(about.job)), ("profile", _record(about.cluster))]
+    if run.scripts.is_dir():
+        for path in sorted(path for path in run.scripts.iterdir() if not path.name.startswith(".")):
+            try:
+                with open_regular(path) as file:
+                    texts.append((f"scripts/{path.name}", file.read(MAX_TEXT).decode(errors="replace")))
+            except OSError:
+                continue
+    return tuple(texts)
+
+
+def _record(value: Any) -> str:
+    """A record as JSON, without fields that say nothing."""
+    return json.dumps(_said(dict(value)), indent=2, ensure_ascii=False)[:MAX_TEXT]
+
+
+def _said(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    said = {name: _said(one) for name, one in value.items()}
+    return {name: one for name, one in said.items() if one not in (None, {}, [], "")}
+
+
+def _text(value: object) -> str:
+    if value in (None, {}, []):
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def headline(report: Report) -> list[tuple[str, str]]:
+    """The numbers at the top of the page: (name, value)."""
+    totals, spent = report.totals, report.spent
+    steps = f"{totals.steps:,}" + (f" of {report.steps_planned:,}" if report.steps_planned else "")
+    unit = "tokens/s" if totals.speed_of == "tokens_per_second" else "samples/s"
+    highest = report.memory.highest.get("peak")
+    of = f" of {format_bytes(report.capacity)}" if report.capacity else ""
+    host = report.memory.highest.get("rss")
+    loss, held_out = totals.last.get("loss"), totals.low.get("eval_loss")
+    rows = [
+        ("steps", steps if totals.steps or report.steps_planned else ""),
+        ("loss", "" if loss is None else f"{loss:.4g}"),
+        ("best eval loss", "" if held_out is None else f"{held_out:.4g}"),
+        ("tokens", "" if totals.tokens is None else f"{totals.tokens:,.0f}"),
+        ("time", "" if spent.seconds is None else format_duration(spent.seconds)),
+        ("lost", format_duration(spent.lost) if spent.lost >= 0.5 else ""),
+        (
+            unit,
+            ""
+            if totals.speed is None
+            else f"{totals.speed:,.4g}"
+            if totals.speed < 1e4
+            else f"{totals.speed:,.0f}",
+        ),
+        ("MFU", "" if totals.mfu is None else f"{totals.mfu:.1%}"),
+        ("peak memory", "" if highest is None else f"{format_bytes(highest.bytes)}{of}"),
+        ("host memory of a rank", "" if host is None or highest is not None else format_bytes(host.bytes)),
+        ("cost", "" if spent.usd is None else f"{spent.usd:,.2f} USD"),
+    ]
+    return [(name, value) for name, value in rows if value]

@@ -1,0 +1,221 @@
+"""The course of a run as spans and marks on a time axis, each with the event it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from launcher.logs.files import attempt_files
+from launcher.logs.read import TEXT_START, offset_of
+from launcher.report.history import Turn
+from launcher.rundir.files import open_regular
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import seconds_of, stamp
+from launcher.spec.base import format_duration
+from launcher.spec.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    Climb,
+    Event,
+    Finished,
+    Probed,
+    RecipeChange,
+    Requeued,
+    Retry,
+    Submitted,
+    SupervisorStarted,
+    Waiting,
+)
+
+MAX_EVENTS = 400
+"More events are left out in the middle."
+KINDS = ("queue", "start-up", "attempt", "probe", "lost", "checkpoint", "change", "failure")
+"What a span or a mark shows, in the order of the legend."
+_LINES_BEFORE, _LINES_AFTER, _WINDOW = 4, 3, 32 * 1024
+_CLOCK = slice(11, 23)
+_NOT_TOLD = frozenset({"time", "event", "recipe", "command", "last_state"})
+
+
+class Span(NamedTuple):
+    """A part of the run's time. `begin` and `end` in Unix seconds."""
+
+    kind: str
+    label: str
+    begin: float
+    end: float
+    event: int
+    "Index of the event that it belongs to."
+
+
+class Told(NamedTuple):
+    """An event as a row of a table, with lines of the log around it."""
+
+    number: int
+    time: str
+    kind: str
+    text: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A mark is a span without length."""
+
+    begin: float
+    end: float
+    spans: tuple[Span, ...]
+    events: tuple[Told, ...]
+    left_out: int = 0
+    "Number of events that are only in events.jsonl."
+
+
+def timeline_of(
+    run: RunDir, events: Sequence[Event], metrics: Sequence[dict[str, Any]], turns: Sequence[Turn], now: float
+) -> Timeline:
+    """Return the timeline of a run's events. `now`: the end of what has not ended yet, in Unix seconds."""
+    if not events:
+        return Timeline(now, now, (), ())
+    times = [seconds_of(event.time) or now for event in events]
+    ended = isinstance(events[-1], Finished)
+    end = max(times) if ended else max(now, *times)
+    numbers = _shown(len(events))
+    spans = [*_phases(events, times, metrics, end), *_lost(events, turns, end), *_marks(events, times)]
+    return Timeline(
+        begin=min(times),
+        end=end,
+        spans=tuple(span for span in spans if span.event in numbers),
+        events=tuple(_told(run, events, number) for number in sorted(numbers)),
+        left_out=len(events) - len(numbers),
+    )
+
+
+def _shown(count: int) -> frozenset[int]:
+    if count <= MAX_EVENTS:
+        return frozenset(range(count))
+    return frozenset([*range(MAX_EVENTS // 2), *range(count - MAX_EVENTS // 2, count)])
+
+
+def _phases(
+    events: Sequence[Event], times: Sequence[float], metrics: Sequence[dict[str, Any]], end: float
+) -> list[Span]:
+    """Waiting, start-up and training."""
+    spans: list[Span] = []
+    waits: tuple[float, int] | None = None
+    attempt: tuple[float, int, int] | None = None
+
+    def close(moment: float) -> None:
+        nonlocal attempt
+        if attempt is not None:
+            begin, number, index = attempt
+            trains = _first_step(metrics, number, begin, moment)
+            spans.append(Span("start-up", f"start-up of attempt {number}", begin, trains, index))
+            if trains < moment:
+                spans.append(Span("attempt", f"attempt {number}", trains, moment, index))
+            attempt = None
+
+    for index, (event, moment) in enumerate(zip(events, times, strict=True)):
+        match event:
+            case Submitted() | Requeued() | Waiting() if waits is None:
+                close(moment)
+                waits = moment, index
+            case SupervisorStarted() if waits is not None:
+                spans.append(Span("queue", "waiting to start", waits[0], moment, waits[1]))
+                waits = None
+            case AttemptStarted():
+                close(moment)
+                attempt = moment, event.attempt, index
+            case AttemptEnded() | Finished():
+                close(moment)
+    if waits is not None and not isinstance(events[-1], Finished):
+        spans.append(Span("queue", "waiting to start", waits[0], end, waits[1]))
+    close(end)
+    return spans
+
+
+def _first_step(metrics: Sequence[dict[str, Any]], attempt: int, begin: float, end: float) -> float:
+    """When the first step of an attempt began; `end` if it never did."""
+    first = next((line for line in metrics if line["attempt"] == attempt), None)
+    if first is None:
+        return end
+    taken: float = first["seconds"] + first.get("seconds_lost", 0.0)
+    return min(end, max(begin, (seconds_of(first["time"]) or end) - taken))
+
+
+def _lost(events: Sequence[Event], turns: Sequence[Turn], end: float) -> list[Span]:
+    """The time that each downgrade or restart cost."""
+    spans = []
+    for turn in turns:
+        if (lost := turn.lost) is None:
+            continue
+        index = next(number for number, event in enumerate(events) if event is turn.event)
+        at = seconds_of(turn.event.time) or end
+        before = (seconds_of(turn.before[-1]["time"]) if turn.before else None) or turn.started[0]
+        begin = before if turn.restart else at - lost
+        label = f"{format_duration(lost)} lost: {turn.event.reason or turn.event.kind}"
+        spans.append(Span("lost", label, begin, min(end, begin + lost), index))
+    return spans
+
+
+def _marks(events: Sequence[Event], times: Sequence[float]) -> list[Span]:
+    spans = []
+    for index, (event, at) in enumerate(zip(events, times, strict=True)):
+        match event:
+            case Probed():
+                label = f"probe: micro-batch {event.micro_batch_size} fits"
+                spans.append(Span("probe", label, at - event.seconds, at, index))
+            case CheckpointSaved():
+                spans.append(Span("checkpoint", f"checkpoint of step {event.step}", at, at, index))
+            case RecipeChange():
+                what = "back up" if isinstance(event, Climb) else "downgrade"
+                spans.append(Span("change", f"{what}: {event.reason or ''}", at, at, index))
+            case Retry():
+                spans.append(Span("change", f"retry: {event.reason}", at, at, index))
+            case AttemptEnded() if event.failure != "succeeded":
+                spans.append(Span("failure", f"{event.failure}: {event.reason}", at, at, index))
+    return spans
+
+
+def _told(run: RunDir, events: Sequence[Event], number: int) -> Told:
+    event = events[number]
+    text = "; ".join(
+        f"{name}: {_short(value)}"
+        for name, value in event.items()
+        if name not in _NOT_TOLD and value not in (None, "")
+    )
+    return Told(number, event.time, event.kind, text, _lines_around(run, events, number))
+
+
+def _short(value: object, most: int = 300) -> str:
+    text = str(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _lines_around(run: RunDir, events: Sequence[Event], number: int) -> tuple[str, ...]:
+    """Return lines of the event's rank, or of rank 0, before and after the event."""
+    begun = [event for event in events[: number + 1] if isinstance(event, AttemptStarted)]
+    if not begun:
+        return ()
+    rank = events[number].get("rank")
+    rank = rank if isinstance(rank, int) else 0
+    moment = events[number].time
+    before: list[bytes] = []
+    after: list[bytes] = []
+    for file in attempt_files(run.attempt(begun[-1].attempt), {rank}):
+        try:
+            offset = offset_of(file.path, moment.encode())
+            with open_regular(file.path) as opened:
+                opened.seek(max(0, offset - _WINDOW))
+                start = opened.read(min(offset, _WINDOW))
+                rest = opened.read(_WINDOW)
+        except OSError:
+            continue
+        before += start.splitlines()[-_LINES_BEFORE:]
+        after += rest.splitlines()[:_LINES_AFTER]
+    soon = stamp((seconds_of(moment) or 0.0) + 2.0).encode()
+    near = sorted(before)[-_LINES_BEFORE:] + sorted(line for line in after if line < soon)[:_LINES_AFTER]
+    texts = (
+        (line[_CLOCK].decode(errors="replace"), line[TEXT_START:].decode(errors="replace")) for line in near
+    )
+    return tuple(f"{clock} r{rank:03d} | {_short(text)}" for clock, text in texts)

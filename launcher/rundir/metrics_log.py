@@ -1,0 +1,80 @@
+"""`launcher.log`: the steps of a program that is not launcher's own, as lines of metrics.jsonl."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from launcher.rundir.files import append_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
+from launcher.spec import variables
+
+RESERVED = frozenset({"time", "attempt", "seconds", "seconds_lost"})
+"Fields of a line that `log` writes itself."
+_COUNTED = ("tokens", "samples")
+
+
+class _Last(NamedTuple):
+    """The last line that this process wrote."""
+
+    step: int
+    time: float
+    "By time.monotonic."
+
+
+_last: _Last | None = None
+
+
+def log(step: int, *, steps: int | None = None, rank: int | None = 0, **metrics: Any) -> None:
+    """Record numbers of an optimizer step, for `launcher status`, `report` and `compare`.
+
+    Does nothing outside a run of launcher, and on other ranks than `rank` (None: every rank records).
+
+    `step` counts from 1. `steps` is the number of steps of the whole training, if the job does not set it.
+    Of the metrics, `loss`, `lr`, `grad_norm` and names that begin with `eval_` have their place in a report;
+    `tokens` and `samples` are those since the last call and become a speed. Tensors with one element are
+    numbers too. NaN and infinity are recorded as null. If the disk is full, the line is lost and the program
+    goes on.
+
+    Raises TypeError or ValueError for a metric that is not a number, and for a name that launcher writes
+    itself.
+    """
+    folder = os.environ.get(variables.RUN_DIR)
+    if folder is None or rank not in (None, int(os.environ.get("RANK", "0"))):
+        return
+    if reserved := RESERVED & metrics.keys():
+        raise ValueError(f"launcher.log: {', '.join(sorted(reserved))}: launcher writes this itself")
+    global _last
+    moment = time.monotonic()
+    seconds = moment - _last.time if _last is not None else 0.0
+    numbers = {name: _number(value) for name, value in metrics.items()}
+    line: dict[str, Any] = {
+        "time": now(),
+        "attempt": int(os.environ.get(variables.ATTEMPT, "0")),
+        "step": int(step),
+        "seconds": round(seconds, 6),
+        **numbers,
+    }
+    if steps is not None:
+        line["steps"] = int(steps)
+    for name in _COUNTED:
+        if (count := numbers.get(name)) is not None and seconds > 0:
+            line[f"{name}_per_second"] = round(count / seconds, 3)
+    if (
+        _last is None or step != _last.step
+    ):  # a second call about a step, such as after an evaluation, is free
+        _last = _Last(int(step), moment)
+    try:
+        append_json(RunDir(Path(folder)).metrics, line)
+    except OSError as error:
+        print(f"launcher.log: step {step} is not recorded: {error.strerror}", file=sys.stderr)
+
+
+def _number(value: Any) -> float | int | None:
+    number = value if isinstance(value, int) else float(value)
+    return number if math.isfinite(number) else None

@@ -1,0 +1,148 @@
+"""`launcher compare`: runs by name, what differs, the results, in a table, as CSV, JSON and a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launcher
+from launcher.api.compare import chosen, compared
+from launcher.report.comparison import Comparison, parallel
+from launcher.report.comparison_html import as_html
+from launcher.rundir.find import RunNotFoundError
+from launcher.rundir.layout import RunDir
+from launcher.spec.errors import UsageError
+from tests.lab import Lab
+from tests.report.written_run import Log, recipe
+
+EVIL = "</script><script>alert(1)</script>"
+
+
+def trained(path: Path, lr: float, loss: float, name: str = "gpt", **fields: Any) -> RunDir:
+    log = Log(path)
+    log.about(name, steps=10, train={"lr": lr}, **fields)
+    log.event("submitted")
+    log.event("started", 5.0, host="n")
+    log.event("attempt", attempt=0, recipe=recipe(16))
+    for step in range(1, 11):
+        log.steps(
+            0, step, step, 1.0, loss=loss + 10 - step, eval_loss=loss + abs(step - 8), memory_peak=step,
+            tokens_per_second=100.0 / lr, weight=50.0, accuracy=lr,
+        )  # fmt: skip
+    log.event("finished", state="succeeded", failure="succeeded", reason="done")
+    log.state("succeeded")
+    return log.run
+
+
+@pytest.fixture
+def runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = lab.folder / "runs"
+    trained(root / "gpt-1", 1.0, 3.0, tags=("ablation",))
+    trained(root / "gpt-2", 0.1, 1.0)
+    trained(root / "other-1", 0.01, 2.0, name="other", tags=("ablation",), env={"WIDTH": EVIL})
+    monkeypatch.chdir(lab.folder)
+    monkeypatch.setenv("XDG_STATE_HOME", lab.environ["XDG_STATE_HOME"])
+    return root
+
+
+def of(*names: str, by: str | None = None) -> Comparison:
+    return compared(chosen(names), by)
+
+
+def test_runs_are_named_by_id_job_tag_pattern_and_path(runs: Path) -> None:
+    def ids(*names: str) -> list[str]:
+        return sorted(run.id for run in chosen(names))
+
+    assert ids("gpt") == ["gpt-1", "gpt-2"]
+    assert ids("ablation") == ["gpt-1", "other-1"]
+    assert ids("*-1") == ["gpt-1", "other-1"]
+    assert ids("other-1", "gpt-2", "other") == ["gpt-2", "other-1"]
+    assert ids(str(runs / "gpt-1")) == ["gpt-1"]
+    for unknown in ("nothing", "no*"):
+        with pytest.raises(RunNotFoundError):
+            chosen([unknown])
+
+
+def test_a_sweep_stands_for_its_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    for task in range(3):
+        run = trained(lab.folder / "runs" / f"gpt-sweep-x-{task}", 0.1 + task, 1.0)
+        about = run.read_about()
+        run.submitted.write_text(json.dumps({**about, "sweep": {"id": "gpt-sweep-x"}}))
+    monkeypatch.chdir(lab.folder)
+    monkeypatch.setenv("XDG_STATE_HOME", lab.environ["XDG_STATE_HOME"])
+    assert [run.id for run in chosen(["gpt-sweep-x"])] == [f"gpt-sweep-x-{task}" for task in range(3)]
+
+
+def test_what_differs_comes_first_and_what_is_the_same_is_left_out(runs: Path) -> None:
+    assert of("gpt").differing == ("train.lr",)
+    assert set(of("*").differing) == {"train.lr", "env.WIDTH"}
+    assert of("gpt-1").differing == ()
+
+
+def test_results_are_the_last_value_the_best_evaluation_and_what_it_cost(runs: Path) -> None:
+    (run,) = of("gpt-1").runs
+    assert run.results["loss"] == 3 and run.results["eval_loss"] == 3 and run.results["tokens"] == 500
+    assert run.results["seconds"] == 10 and run.results["usd"] == pytest.approx(10 * 4 / 3600)
+    assert run.results["peak_memory"] == 10 and run.results["step"] == 10
+
+
+@pytest.mark.parametrize(
+    ("by", "first"),
+    [
+        ("eval_loss", "gpt-2"),
+        ("tokens_per_second", "other-1"),
+        ("accuracy", "gpt-1"),
+        ("train.lr", "other-1"),
+    ],
+)
+def test_the_best_run_is_the_first(runs: Path, by: str, first: str) -> None:
+    assert of("*", by=by).runs[0].run == first
+
+
+def test_an_unknown_order_names_those_that_there_are(runs: Path) -> None:
+    with pytest.raises(UsageError, match=r"there are .*eval_loss.*train\.lr"):
+        of("*", by="evalloss")
+
+
+def test_the_verb_prints_a_table_csv_and_json_and_writes_a_page(lab: Lab, runs: Path) -> None:
+    table = lab.cli("compare", "gpt", "--by", "eval_loss", "-o", "page.html")
+    assert table.returncode == 0, table.stderr
+    assert table.stdout.index("train.lr") < table.stdout.index("eval_loss")
+    assert table.stdout.index("gpt-2") < table.stdout.index("gpt-1")
+    page = (lab.folder / "page.html").read_text()
+    assert "What differs" in page and page.count("<script") == 3
+    rows = list(csv.DictReader(io.StringIO(lab.cli("compare", "*", "--csv").stdout)))
+    assert {row["run"]: float(row["train.lr"]) for row in rows} == {"gpt-1": 1, "gpt-2": 0.1, "other-1": 0.01}
+    told = lab.told("compare", "gpt", "--by", "loss")
+    assert told["differing"] == ["train.lr"] and told["runs"][0]["results"]["loss"] == 1
+    assert lab.cli("compare", "nothing").returncode == 3
+    assert lab.cli("compare", "gpt", "--csv", "--json").returncode == 2
+
+
+def test_a_page_shows_parallel_axes_and_escapes_what_a_job_says(runs: Path) -> None:
+    found = of("*", by="eval_loss")
+    drawn = parallel(found)
+    assert drawn is not None
+    assert drawn["axes"][0] == "train.lr: 0.01 to 1" and drawn["axes"][-1] == "eval_loss: 1 to 3"
+    assert {one["label"]: (one["values"][0], one["values"][-1]) for one in drawn["series"]} == {
+        "gpt-1": (1, 1), "gpt-2": (pytest.approx(0.0909, abs=1e-3), 0), "other-1": (0, 0.5),
+    }  # fmt: skip
+    assert parallel(of("gpt")) is None
+    page = as_html(found)
+    assert page.count("<script") == page.count("</script>") == 3 and EVIL not in page
+
+
+def test_python_gets_a_data_frame(runs: Path) -> None:
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError):
+            launcher.runs(root=runs).compare()
+    else:
+        frame = launcher.runs(root=runs).compare(by="eval_loss")
+        assert next(iter(frame.index)) == "gpt-2" and frame.loc["gpt-1", "train.lr"] == 1.0
