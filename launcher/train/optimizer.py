@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from launcher.spec.job import Training
@@ -50,10 +51,13 @@ def _total_norm(gradients: Sequence[torch.Tensor]) -> float:
     if len(cuts) < 2:
         norm = torch.nn.utils.get_total_norm(gradients)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    # Tensor parallelism cuts parameters in several ways. After one sum, each rank has the same bits.
+    # Tensor parallelism cuts parameters in several ways. The largest mesh has all ranks of this part of the
+    # model, which get the same bits.
+    mesh = max((g.device_mesh for g in gradients if isinstance(g, DTensor)), key=DeviceMesh.size)
     norms = torch._foreach_norm([local(gradient).float() for gradient in gradients])
-    squared = share_of_square(dict(zip(gradients, norms, strict=True)), dist.get_world_size())
-    dist.all_reduce(squared)
+    squared = share_of_square(dict(zip(gradients, norms, strict=True)), mesh.size())
+    for group in reversed(mesh.get_all_groups()):
+        dist.all_reduce(squared, group=group)
     return math.sqrt(squared)
 
 
