@@ -14,7 +14,7 @@ from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, ladder_of
 from launcher.planning.learnt import begin, begun_where_it_fitted, known_of
-from launcher.planning.plan import NotEstimatedError, Plan, PlanRefusedError, make_plan
+from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
@@ -52,14 +52,6 @@ class Decision(Value):
         return self.plan.parameters
 
 
-def not_estimated(recipe: Recipe) -> Problem | None:
-    """Return why the memory of a recipe cannot be estimated, or None if it can."""
-    if recipe.pipeline > 1:
-        message = "pipeline parallelism is not estimated: no plan can tell whether it fits"
-        return Problem("job", "recipe.pipeline", message)
-    return None
-
-
 class Decider:
     """Plans one job on one cluster. `ledger`: the folder with measurements of earlier runs."""
 
@@ -79,8 +71,6 @@ class Decider:
         plan = make_plan(job, cluster)
         if job.task is not None and plan.recipe.loss_chunks > 1 and not about.loss_chunks:
             raise PlanRefusedError([Problem("job", "recipe.loss_chunks", WHOLE_LOSS)])
-        if (unknown := not_estimated(plan.recipe)) is not None:
-            raise NotEstimatedError([unknown])
         self.layout = plan.layout
         on_gpu = self.layout.gpus_per_node > 0
         self._known = known_of(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
@@ -238,7 +228,8 @@ class Decider:
     ) -> Decision:
         if misfit := self.capacity.misfit(chosen.estimate):
             raise PlanRefusedError([Problem("job", "recipe", misfit)])
-        model = self.evaluate.traces.model(chosen.recipe)
+        whole = chosen.recipe.model_copy(update={"tensor": 1, "pipeline": 1, "stages": None})
+        model = self.evaluate.traces.model(whole)
         warnings = plan.warnings
         if self.capacity.is_unknown_for(chosen.recipe):
             on_host = format_bytes(chosen.estimate.host_per_node)
