@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from launcher.tasks.brain_data import DigitsAsFilm, Recordings
 from launcher.train.initialise import fan_in, initialise_parameters
+from launcher.train.pipeline.parts import Pipeline, in_turn
 from launcher.train.task import Split, Task, TaskError
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -91,8 +92,23 @@ class BrainAutoencoder(Task):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the squared error, averaged over voxels and summed over samples, and the sample count."""
         video, audio, text, fmri = batch
-        error = functional.mse_loss(model(video, audio, text).float(), fmri.float(), reduction="none")
-        return error.mean(dim=1).sum(), len(fmri)
+        return squared_error(model(video, audio, text), fmri)
+
+    def pipeline(self, model: nn.Module) -> Pipeline:
+        whole: Any = model
+        return Pipeline(
+            begin=lambda batch: whole.features(*batch[:3]),
+            middle=in_turn(lambda: [*whole.layers, *whole.voxels]),
+            end=lambda x, batch: squared_error(x, batch[3]),
+            before=[whole.video, whole.audio, whole.text],
+            blocks=[*whole.layers, *whole.voxels],
+            after=[],
+        )
+
+
+def squared_error(found: torch.Tensor, fmri: torch.Tensor) -> tuple[torch.Tensor, int]:
+    error = functional.mse_loss(found.float(), fmri.float(), reduction="none")
+    return error.mean(dim=1).sum(), len(fmri)
 
 
 class Autoencoder(nn.Module):
@@ -115,17 +131,19 @@ class Autoencoder(nn.Module):
         self.voxels = nn.ModuleList([nn.Linear(shape.layers[-1], shape.voxels)])
 
     def forward(self, video: torch.Tensor, audio: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        x = self.features(video, audio, text)
+        for layer in (*self.layers, *self.voxels):
+            x = layer(x)
+        return x
+
+    def features(self, video: torch.Tensor, audio: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of the giant layer."""
         samples, frames = len(video), video.flatten(0, 1)
         for stage in self.video:
             frames = stage(frames)
         for stage in self.audio:
             audio = stage(audio)
-        x = torch.cat((frames.reshape(samples, -1), audio.flatten(1), self.text(text)), dim=1)
-        for layer in self.layers:
-            x = layer(x)
-        for layer in self.voxels:
-            x = layer(x)
-        return x
+        return torch.cat((frames.reshape(samples, -1), audio.flatten(1), self.text(text)), dim=1)
 
 
 class Conv(nn.Module):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from launcher.train.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
 from launcher.train.mesh import Meshes, meshes
 from launcher.train.offload import count_no_gradients
+from launcher.train.pipeline.cut import cut
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
 from launcher.train.sharding import reshard_units, shard
@@ -52,6 +53,11 @@ def arranged(
     if recipe.precision == "float8":
         to_float8(model, task.blocks(model), device)
     blocks = list(dict.fromkeys(task.blocks(model)))  # a model may use a block several times
+    outer = list(task.outer_units(model))
+    if recipe.pipeline > 1:
+        cut(model, task, rank)
+        there = set(model.modules())
+        blocks, outer = ([unit for unit in units if unit in there] for units in (blocks, outer))
     apply_activations(blocks, recipe, device)
     apply_compile(blocks, recipe, device, budget, compiled)
     on_meta = any(p.is_meta for p in model.parameters())
@@ -61,7 +67,7 @@ def arranged(
     # On a CPU that stands in for a GPU, FSDP's shards and their gradients count as host memory.
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():
-        model = shard(model, blocks, task.outer_units(model), rank, fill, mesh or meshes(rank)).train()
+        model = shard(model, blocks, outer, rank, fill, mesh or meshes(rank)).train()
     budget.track(list(model.buffers() if on_host else (*model.parameters(), *model.buffers())))
     if on_host:
         count_no_gradients(model, budget)
@@ -80,9 +86,21 @@ def loss_of(
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
     """Return (sum, weight) of one micro-batch. Raises TaskError if the task returns anything else."""
     name = f"loss() of {type(task).__name__}"
+    with computing(name, rank):
+        result = task.loss(model, batch)
+    check_loss(name, result)
+    if not torch.is_grad_enabled():
+        reshard_units(model, rank.recipe)
+    return result
+
+
+@contextmanager
+def computing(name: str, rank: Rank) -> Iterator[None]:
+    """Run a forward pass of the task's function `name` in the recipe's precision. Raises TaskError for a
+    weight that is used where FSDP has not gathered it."""
     try:
         with compute_in(rank.recipe, rank.device):
-            result = task.loss(model, batch)
+            yield
     except RuntimeError as error:
         if "mixed torch.Tensor and DTensor" not in str(error):
             raise
@@ -91,6 +109,10 @@ def loss_of(
             "gathered it: call the module. A weight outside of all blocks can be used anywhere in the "
             "model's forward if outer_units() of the task does not return its module"
         ) from error
+
+
+def check_loss(name: str, result: Any) -> None:
+    """Raise TaskError if the task's function `name` did not return (sum, weight)."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
         raise TaskError(f"{name} must return (sum, weight), where sum is a tensor")
     if result[0].ndim:
@@ -107,6 +129,3 @@ def loss_of(
             f"{name} returned a sum that does not depend on the parameters (it has no grad_fn): every rank "
             "takes part in each backward pass; for a batch without a target return model(x).sum() * 0, 0"
         )
-    if not torch.is_grad_enabled():
-        reshard_units(model, rank.recipe)
-    return result

@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 from launcher.spec.adapter import Adapter
 from launcher.spec.errors import LauncherError
 from launcher.train import logged
+from launcher.train.pipeline.parts import Pipeline
 
 Split = Literal["train", "eval"]
 
@@ -147,6 +148,13 @@ class Task(ABC):
         the blocks together.
         """
         return []
+
+    def pipeline(self, model: nn.Module) -> Pipeline | None:
+        """Return the parts of the model, so that a recipe with `pipeline` can cut it into stages.
+
+        None means that the model cannot be cut. Called once, with the whole model; `loss` is then not called.
+        """
+        return None
 
 
 def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
