@@ -361,7 +361,8 @@ class Trainer:
         return sums
 
     def _in_turn(self, step: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Run one micro-batch after the other; return the sums of loss and weight. None as in `_gradients`."""
+        """Run one micro-batch after the other; return the sums of loss and weight, or None as `_gradients`
+        does."""
         recovery, recipe = self.recovery, self.current.recipe
         loss, weight = self._zero(), self._zero()
         for index, batch in enumerate(self._fetched(self.data.micro_batches(step), "data"), start=1):

@@ -87,6 +87,18 @@ class Rank(Place):
         """This rank's place in the mesh."""
         return self.mesh.coordinates(self.number)
 
+    @property
+    def stage_ranks(self) -> range:
+        """Numbers of the ranks with the same stage."""
+        size = self.world // self.mesh.pipeline
+        first = self.coordinates.pipeline * size
+        return range(first, first + size)
+
+    def here(self, numbers: range) -> range:
+        """Return those of consecutive rank numbers that are on this node."""
+        first = self.number - self.local
+        return range(max(first, numbers.start), min(first + self.per_node, numbers.stop))
+
     def setting(self, *, batch_norm: bool, couples_samples: bool = False) -> Setting:
         gpus_per_node = self.per_node if self.device.type == "cuda" else 0
         return Setting(

@@ -201,6 +201,16 @@ class _Forward:
                 _put(self.model, name, module)
 
 
+def is_elsewhere(model: nn.Module, name: str) -> bool:
+    """Return whether a parameter or buffer of the whole model is in another stage."""
+    module: nn.Module | None = model
+    for part in name.split(".")[:-1]:
+        if module is None or isinstance(module, Elsewhere):
+            break
+        module = module._modules.get(part)
+    return isinstance(module, Elsewhere)
+
+
 def _put(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, key = name.rpartition(".")
     model.get_submodule(parent)._modules[key] = module
