@@ -22,8 +22,8 @@ from launcher.memory.trace import (
 )
 from launcher.memory.update import update_temporaries
 from launcher.spec.optimizers import OPTIMIZERS
-from launcher.spec.schedule import in_flight
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
+from launcher.spec.schedule import in_flight
 
 
 class Profile:

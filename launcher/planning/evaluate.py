@@ -40,9 +40,8 @@ class Evaluator:
         self.source, self.ranks, self._known = source, ranks_of(layout), known
         # A job that is short of memory needs FSDP's traces anyway.
         plain: Sharding = job.recipe.sharding or ("fsdp" if self.ranks.world > 1 else "none")
-        self.stages = tuple(
-            Traces(source, replace(self.ranks, stage=stage), plain) for stage in range(job.recipe.pipeline or 1)
-        )
+        stages = range(job.recipe.pipeline or 1)
+        self.stages = tuple(Traces(source, replace(self.ranks, stage=stage), plain) for stage in stages)
         self.traces = self.stages[0]
         self._one_policy = job.recipe.activations is not None
         self.hardware = hardware_of(cluster, self.ranks, job.env)
@@ -167,9 +166,7 @@ class Evaluator:
             moved = (kept.in_blocks or kept.everywhere).at(recipe.micro_batch_size)
         return self._time(recipe, stage, work, moved, args)
 
-    def _time(
-        self, recipe: Recipe, stage: Traces, work: Work, moved: float, args: Args | None
-    ) -> StepTime:
+    def _time(self, recipe: Recipe, stage: Traces, work: Work, moved: float, args: Args | None) -> StepTime:
         assert self.hardware is not None
         model = stage.model(recipe, args)
         return step_time(recipe, work, model, self.ranks, self.hardware, offloaded=moved)

@@ -184,9 +184,7 @@ def _pass(
     # A layer waits for the tensors that its tensor-parallel group exchanges.
     tensor = _ring(exchanged, recipe.tensor, ranks, hardware)
     stages = sent / _between_stages(recipe, ranks, hardware)  # a stage waits for its neighbour
-    return _Pass(
-        compute, memory, links.ring + stages, alone * share + stages, alone * (1 - share), tensor
-    )
+    return _Pass(compute, memory, links.ring + stages, alone * share + stages, alone * (1 - share), tensor)
 
 
 def _between_stages(recipe: Recipe, ranks: Ranks, hardware: Hardware) -> float:

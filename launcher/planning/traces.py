@@ -16,8 +16,8 @@ from launcher.planning.plan import NotEstimatedError
 from launcher.planning.source import Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.errors import Problem
 from launcher.spec.mesh import Part, model_parallel
-from launcher.spec.schedule import in_flight
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
+from launcher.spec.schedule import in_flight
 
 _WORTH_A_TRACE = 0.1
 "A loss in parts is traced only if it could save this share of the highest peak."

@@ -201,6 +201,8 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "optimizer": "adamw-8bit",
         "embedding_states": "8-bit",
         "sharding": "fsdp",
+        "tensor": "2",
+        "pipeline": "2",
         "offload": "cpu-optimizer",
         "optimizer_step": "backward",
         "activations": "checkpoint",

@@ -44,6 +44,17 @@ def test_without_gpus_one_rank_trains_in_fp32():
     assert (plan.layout.ranks, plan.recipe.precision, plan.recipe.sharding) == (1, "fp32", "none")
 
 
+def test_the_global_batch_is_that_of_the_ranks_that_train_on_different_samples():
+    asked = job(command=None, task="tasks.py:Task", recipe={"tensor": 2, "pipeline": 2, "grad_accum": 4})
+    plan = make_plan(asked, A6000)
+    assert (plan.recipe.micro_batch_size, plan.recipe.grad_accum) == (8, 4), "64 = 8 x 4 x 2"
+    assert "64 / 2 data-parallel ranks / 4 accumulated" in plan.reason
+    asked = job(command=None, task="tasks.py:Task", recipe={"tensor": 3})
+    assert "must divide the number of ranks" in refusal(asked, A6000)
+    asked = job(command=None, task="tasks.py:Task", recipe={"tensor": 2, "micro_batch_size": 3})
+    assert "3 does not divide the 16 samples that each of 4 data-parallel ranks gets" in refusal(asked, A6000)
+
+
 def test_what_the_job_fixes_is_kept_and_the_rest_follows():
     plan = make_plan(job(recipe={"micro_batch_size": 2}), A6000)
     assert (plan.recipe.micro_batch_size, plan.recipe.grad_accum) == (2, 4)

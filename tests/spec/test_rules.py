@@ -40,6 +40,10 @@ def test_a_usual_recipe_breaks_nothing():
         ({"optimizer": "adamw-8bit"}, GPUS, "bitsandbytes-no-dtensor"),
         ({"sharding": "none"}, GPUS, "ranks-need-sharding"),
         ({"sharding": "hybrid"}, GPUS, "hybrid-needs-nodes"),
+        ({"pipeline": 3}, TASK, "mesh-divides-ranks"),
+        ({"tensor": 4}, Setting(8, 4, 2, entrypoint=True), "tensor-within-node"),
+        ({"tensor": 2}, GPUS, "mesh-needs-entrypoint"),
+        ({"pipeline": 2, "sharding": "ddp"}, TASK, "mesh-no-ddp"),
         ({"sharding": "ddp", "offload": "cpu"}, GPUS, "cpu-offload-needs-fsdp"),
         ({"sharding": "zero1", "offload": "cpu"}, GPUS, "cpu-offload-needs-fsdp"),
         (

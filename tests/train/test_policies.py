@@ -15,6 +15,8 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.mesh import mesh_of
+from launcher.spec.recipe import Recipe
 from launcher.train.activations import apply_activations, evenly, offloaded, outermost, recomputed
 from launcher.train.budget import MIB, MemoryBudget, Unlimited
 from launcher.train.compiling import apply_compile, missing_compiler
@@ -157,29 +159,43 @@ def test_a_run_goes_on_from_one_node_to_hybrid_and_back(tmp_path: Path) -> None:
     assert list(losses(run, attempt=2)) == [7, 8]
 
 
-def test_each_node_is_one_row_of_the_hybrid_mesh(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    everybody = Rank(
+def made_meshes(folder: Path, asked: Recipe, world: int, per_node: int) -> list[Any]:
+    """The ranks and dimension names of each mesh of rank 0."""
+    run = RunDir(folder)
+    rank = Rank(
         run=run,
         attempt=run.attempt(0),
         number=0,
         node=0,
         job=job(),
-        recipe=recipe("hybrid"),
-        workdir=str(tmp_path),
+        recipe=asked,
+        workdir=str(folder),
         local=0,
-        world=6,
-        per_node=2,
+        world=world,
+        per_node=per_node,
         device=CPU,
-        stop_file=tmp_path / "stop",
+        stop_file=folder / "stop",
     )
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=6)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
-        mesh = meshes(everybody)
+        return [mesh and (mesh.mesh.tolist(), mesh.mesh_dim_names) for mesh in meshes(rank)]
     finally:
         dist.destroy_process_group()
-    assert mesh.mesh.tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert mesh.mesh_dim_names == ("replicate", "shard"), "FSDP2 shards over the second"
+
+
+def test_each_node_is_one_row_of_the_hybrid_mesh(tmp_path: Path) -> None:
+    data, *others = made_meshes(tmp_path, recipe("hybrid"), world=6, per_node=2)
+    assert data == ([[0, 1], [2, 3], [4, 5]], ("replicate", "shard")), "FSDP2 shards over the second"
+    assert others == [None, None]
+
+
+def test_a_tensor_group_has_neighbouring_ranks_and_the_stages_are_farthest_apart(tmp_path: Path) -> None:
+    asked = recipe("hybrid").model_copy(update={"tensor": 2, "pipeline": 2})
+    (data, _), (tensor, _), (pipeline, _) = made_meshes(tmp_path, asked, world=16, per_node=4)
+    assert data == [[0, 2], [4, 6]], "two ranks of each of the stage's two nodes"
+    assert tensor == [0, 1] and pipeline == [0, 8]
+    places = [mesh_of(asked, 16).coordinates(number) for number in range(16)]
+    assert len(set(places)) == 16 and places[0] == (0, 0, 0) and places[13] == (1, 2, 1)
 
 
 @pytest.mark.slow

@@ -47,13 +47,9 @@ def fold_stage(
 
     Removes nothing if the blocks are not the equal blocks of one ModuleList.
     """
-    units, all_of_them = set(blocks), list(blocks)
-    for prefix, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and list(module) == all_of_them:
-            break
-    else:
-        return (), {}, tuple(stages)
-    if len({repr(_shape(block, units)) for block in blocks}) > 1:
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
+    prefix, module = next(((name, m) for name, m in lists if list(m) == list(blocks)), ("", None))
+    if module is None or len({_shape(block, set(blocks)) for block in blocks}) > 1:
         return (), {}, tuple(stages)
     firsts = [0, *itertools.accumulate(stages)]
     first, count = firsts[stage], stages[stage]

@@ -88,7 +88,8 @@ class TaskSource:
         )
         if part == WHOLE:
             return read_shapes(self._task(args), recipe)
-        rank = self._tracer(args).rank(recipe, Ranks(part.tensor * part.pipeline, part.tensor, True, part.stage))
+        ranks = Ranks(part.tensor * part.pipeline, part.tensor, on_gpu=True, stage=part.stage)
+        rank = self._tracer(args).rank(recipe, ranks)
         with fake_ranks(rank.world, rank.number):
             return read_shapes(self._task(args), recipe, rank)
 

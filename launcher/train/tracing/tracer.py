@@ -175,7 +175,9 @@ class Tracer:
         if key not in self._models:
             model = new_model(self.task, recipe, on_meta=True)
             names = {m: name or type(m).__name__ for name, m in model.named_modules()}
-            runs, blocks, stages = (), {}, recipe.stages
+            runs: tuple[Run, ...] = ()
+            blocks: dict[nn.Module, tuple[int, int]] = {}
+            stages = recipe.stages
             parts = self.task.pipeline(model) if recipe.pipeline > 1 else None
             if not whole and parts is not None:
                 counts = blocks_of_stages(parts, rank)
@@ -237,7 +239,8 @@ class Tracer:
             result = model(batch if received is None else received, Batch(batch))
         if not torch.is_grad_enabled():
             reshard_units(model, rank.recipe)
-        return result[0] if isinstance(result, tuple) else result
+        output: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return output
 
     def _example(self) -> Any:
         if self._sample is None:
