@@ -21,11 +21,7 @@ def job(**recipe: Any) -> Job:
     return Job.model_validate(fields)
 
 
-def test_a_pipeline_is_not_said_to_fit() -> None:
-    with pytest.raises(NotEstimatedError, match="pipeline parallelism is not estimated"):
-        Decider(job(pipeline=2), EIGHT, DeclaredParams(1000))
-
-
-def test_without_a_trace_no_layer_is_said_to_fit_in_parts() -> None:
+@pytest.mark.parametrize("name", ["tensor", "pipeline"])
+def test_without_a_trace_no_part_of_a_model_is_said_to_fit(name: str) -> None:
     with pytest.raises(NotEstimatedError, match="not estimated, because the step cannot be traced"):
-        Decider(job(tensor=2), EIGHT, DeclaredParams(1000)).decide()
+        Decider(job(**{name: 2}), EIGHT, DeclaredParams(1000)).decide()

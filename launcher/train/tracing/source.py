@@ -27,6 +27,7 @@ from launcher.train.batch_norm import first_batch_norm
 from launcher.train.shapes import read_shapes
 from launcher.train.task import Task, check_varied, load_task
 from launcher.train.tracing.compiled import NotCapturedError
+from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.tracer import Tracer, UntraceableError, fake_ranks
 
 TO_DO = (
@@ -90,7 +91,7 @@ class TaskSource:
             return read_shapes(self._task(args), recipe)
         ranks = Ranks(part.tensor * part.pipeline, part.tensor, on_gpu=True, stage=part.stage)
         rank = self._tracer(args).rank(recipe, ranks)
-        with fake_ranks(rank.world, rank.number):
+        with fake_ranks(rank.world, rank.number), dtensors_of_real_values():
             return read_shapes(self._task(args), recipe, rank)
 
     def trace(
