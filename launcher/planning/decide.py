@@ -133,11 +133,14 @@ class Decider:
     def _with_tensor(self, choice: Choice) -> Choice:
         """Return the best choice with tensor parallelism if nothing fits without it, or if it is much faster.
 
-        Its recipes are traced only where a step without waiting for links would be so much faster.
+        Its recipes are traced only where model states alone fit, or where a step that never waits for other
+        GPUs would be so much faster.
         """
         one = choice.chosen
+        if one is None and not any(loser.candidate for loser in choice.losers):
+            return choice  # model states alone are too large, and tensor parallelism divides no more of them
         if one is not None and (
-            one.time is None or one.time.total < PARALLEL * (one.time.total - one.time.waiting)
+            one.time is None or one.time.total < PARALLEL * (one.time.total - one.time.exposed)
         ):
             return choice
         told = [f"1 {one.speed:.3g} samples/s" if one is not None else "1 does not fit"]

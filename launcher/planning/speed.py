@@ -86,11 +86,6 @@ class StepTime(Value):
         return self.model_copy(update={"bubble": 0.0})
 
     @property
-    def waiting(self) -> float:
-        """Seconds in which a GPU waits for links."""
-        return self.exposed + self.offload
-
-    @property
     def samples_per_second(self) -> float:
         return self.samples / self.total
 
