@@ -70,8 +70,11 @@ class Evaluator:
         return self._answers[key]
 
     def _worst(self, recipe: Recipe, estimates: Iterable[Estimate]) -> Estimate:
-        """Return the estimate of the stage that needs most of its GPU."""
-        return self._said(recipe, max(estimates, key=lambda one: one.needed))
+        """Return the estimate of the stage that needs most of its GPU, with the most host memory of any."""
+        found = list(estimates)
+        host = max(found, key=lambda one: one.host_per_node).host
+        worst = max(found, key=lambda one: one.needed)
+        return self._said(recipe, worst.model_copy(update={"host": host}))
 
     def is_certain(self, recipe: Recipe, args: Args | None = None) -> bool:
         return (recipe, args_key(args)) in self._certain
