@@ -39,15 +39,21 @@ def test_without_a_trace_no_part_of_a_model_is_said_to_fit(name: str) -> None:
         Decider(job(**{name: 2}), EIGHT, DeclaredParams(1000)).decide()
 
 
-def test_a_fixed_mesh_stays_on_every_rung() -> None:
+def test_tensor_and_pipeline_together_are_not_said_to_fit() -> None:
+    with pytest.raises(NotEstimatedError, match="has not been compared with a run"):
+        decided(job(tensor=2, pipeline=2))
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline"])
+def test_a_fixed_mesh_stays_on_every_rung(name: str) -> None:
     wide = {"layers": 4, "dim": 512, "heads": 8, "kv_heads": 8, "hidden": 1536, "vocabulary": 32_000}
     args = {"context": 4096, "model": wide}
-    found = decided(job(args=args, batch=64, tensor=2, pipeline=2, activations="keep", loss_chunks=1))
+    found = decided(job(args=args, batch=64, activations="keep", **{name: 2}, loss_chunks=1))
     time = found.chosen.time
     assert time is not None and time.samples == 64
-    assert time.tensor > 0 and time.bubble > 0
-    assert found.rungs and all((r.recipe.tensor, r.recipe.pipeline) == (2, 2) for r in found.rungs)
-    assert all(r.recipe.micro_batch_size * r.recipe.grad_accum * 2 == 64 for r in found.rungs)
+    assert (time.tensor > 0) == (name == "tensor") and (time.bubble > 0) == (name == "pipeline")
+    assert found.rungs and all(getattr(r.recipe, name) == 2 for r in found.rungs)
+    assert all(r.recipe.micro_batch_size * r.recipe.grad_accum * 4 == 64 for r in found.rungs)
     layer = 4 * 512 * 512 + 3 * 512 * 1536 + 2 * 512
     assert found.parameters == 4 * layer + 2 * 32_000 * 512 + 512  # of the whole model
 
