@@ -33,7 +33,7 @@ BUDGET = (
     "`allocator` for what PyTorch's allocator holds beside them (workspaces, gaps, memory of other streams), "
     "and what is outside of PyTorch."
 )
-AUTO = ("recipe=auto", "train.clip_norm=null")
+AUTO = ("recipe=auto", "recipe.tensor=1", "train.clip_norm=null")
 
 
 class Case(NamedTuple):

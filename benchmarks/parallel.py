@@ -43,12 +43,25 @@ BRAIN = "8.36B autoencoder, 8x A6000"
 REPORT = "13.14B, 2x A5000"
 HUGE = "405B, 128x H100"
 LARGE = "70B, 8x H100"
+BATCH_2 = ("batch.global=2", "train.clip_norm=null", "resources.memory_per_node=null")
 CASES = (
     Case(BRAIN, "FSDP, the best recipe", "brain-8b.yaml", "tensor01", "precision: bf16-mixed, tensor: 1"),
     Case(BRAIN, "tensor 8", "brain-8b.yaml", "tensor01", "precision: bf16-mixed, tensor: 8"),
+    Case(REPORT, "split by layers, nothing offloaded", "llama-13b.yaml", "runpod-2xa5000",
+         "precision: bf16, optimizer: paged-adamw-8bit, pipeline: 2, stages: [29, 28], offload: none, "
+         "activations: checkpoint, loss_chunks: 8, micro_batch_size: 1", BATCH_2),
+    Case(REPORT, "split by layers, what fits", "llama-13b.yaml", "runpod-2xa5000",
+         "precision: bf16, pipeline: 2, stages: [29, 28], loss_chunks: 8", BATCH_2),
+    Case(REPORT, "FSDP, step in backward", "llama-13b.yaml", "runpod-2xa5000",
+         "precision: bf16, optimizer_step: backward, tensor: 1, loss_chunks: 8", BATCH_2),
     Case(LARGE, "FSDP, the best recipe", "llama-70b.yaml", "runpod-8xh100", "precision: bf16, tensor: 1"),
     Case(LARGE, "tensor 2", "llama-70b.yaml", "runpod-8xh100", "precision: bf16, tensor: 2"),
     Case(LARGE, "tensor 8", "llama-70b.yaml", "runpod-8xh100", "precision: bf16, tensor: 8"),
+    Case(HUGE, "as we would run it", "llama-405b.yaml", "slurm-h100",
+         "precision: bf16, optimizer: adamw-8bit, sharding: fsdp, activations: checkpoint, loss_chunks: 8"),
+    Case(HUGE, "as the report writes it", "llama-405b.yaml", "slurm-h100",
+         "precision: float8, optimizer: adamw, tensor: 8, pipeline: 4, sharding: fsdp-keep, grad_sync: last, "
+         "optimizer_step: after, activations: checkpoint, loss_chunks: 8, offload: none"),
 )  # fmt: skip
 
 
@@ -126,6 +139,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
                     "other kernels": seconds(time["memory"]),
                     "waiting for links": seconds(time["exposed"]),
                     "of these in tensor groups": seconds(time["tensor"]),
+                    "bubble": seconds(time["bubble"]),
                     "offload": seconds(time["offload"]),
                     "optimizer": seconds(time["optimizer"]),
                 }

@@ -20,6 +20,7 @@ from launcher.planning.declared import DeclaredParams
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.source import NoTraceError
 from launcher.spec.errors import LauncherError, Problem, UsageError
+from launcher.spec.mesh import WHOLE, Part
 
 if TYPE_CHECKING:
     from launcher.memory.shapes import ModelShapes
@@ -103,9 +104,9 @@ class UsersCode:
         with self._running("asking the task"):
             return self._source.about(args)
 
-    def shapes(self, precision: Precision, args: Args | None = None, tensor: int = 1) -> ModelShapes:
+    def shapes(self, precision: Precision, args: Args | None = None, part: Part = WHOLE) -> ModelShapes:
         with self._running("building the model without weights"):
-            return self._source.shapes(precision, args, tensor)
+            return self._source.shapes(precision, args, part)
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
         what = f"sharding {recipe.sharding}, activations {recipe.activations}"

@@ -58,12 +58,14 @@ def communicators(recipe: Recipe, ranks: Ranks) -> list[tuple[int, bool]]:
     One communicator joins all ranks, for the sums of a step; DDP and FSDP also use it. A mesh of several
     dimensions (launcher.train.mesh) has one more for each.
     """
-    nodes, (_, data, tensor) = ranks.world // ranks.per_node, mesh_of(recipe, ranks.world)
+    nodes, (stages, data, tensor) = ranks.world // ranks.per_node, mesh_of(recipe, ranks.world)
     found = [(ranks.world, nodes > 1), (tensor, False)]
     if recipe.sharding == "hybrid":
         found += [(ranks.shards(recipe), False), (nodes, True)]
     elif data < ranks.world:
         found.append((data, data * tensor > ranks.per_node))
+    if stages > 1:  # launcher.train.pipeline.channel has one group for each direction
+        found += [(stages, nodes > 1)] * 2
     return [(members, across) for members, across in found if members > 1]
 
 

@@ -44,6 +44,7 @@ def traced_as(recipe: Recipe) -> Recipe:
             "micro_batch_size": 1,
             "grad_accum": 1,
             "grad_sync": "each",
+            "schedule": "1f1b",
             "grad_scaler": False,
             "expandable_segments": True,
         }

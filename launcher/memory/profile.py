@@ -23,6 +23,7 @@ from launcher.memory.trace import (
 from launcher.memory.update import update_temporaries
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
+from launcher.spec.schedule import in_flight
 
 
 class Profile:
@@ -113,6 +114,8 @@ def profile_of(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -
     leaves = _reduced if recipe.sharding in SHARDED else _is_gradient
     # FSDP2 holds what it has reduced over nodes until the pass ends: FSDPParamGroup._all_reduce_state.
     behind = len(trace.storages) if recipe.sharding == "hybrid" else 0
+    if (others := in_flight(recipe, ranks.stage) - 1) > 0:
+        trace = beside_others(trace, others)
     if adds_to_buckets(recipe):
         trace = settled(trace)
     elif recipe.optimizer_step == "backward":
@@ -133,6 +136,23 @@ def profile_of(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -
 def leave_the_gpu(recipe: Recipe) -> bool:
     """Return whether each gradient goes to the host in the backward pass, by launcher or by FSDP2."""
     return recipe.gradients_leave or recipe.offload == "cpu"
+
+
+def beside_others(trace: Trace, others: int) -> Trace:
+    """Return the trace of a micro-batch of a pipeline, beside `others` that wait for their backward pass."""
+    phases = dict(trace.phases)
+    alive = trace.live_at(phases["backward"] - 1)
+    kept = [trace.storages[n] for n in alive if trace.storages[n].category in (ACTIVATIONS, BATCH)]
+    waiting = [
+        one._replace(fixed=others * one.fixed, per_sample=others * one.per_sample, category=ACTIVATIONS)
+        for one in kept
+    ]
+    numbers = range(len(trace.storages), len(trace.storages) + len(waiting))
+    end = phases.get("evaluation", len(trace.events))
+    events = (*numbers, *trace.events[:end], *(~number for number in numbers), *trace.events[end:])
+    starts = {"forward": 0, "evaluation": end + 2 * len(waiting)}
+    moved = tuple((name, starts.get(name, start + len(waiting))) for name, start in trace.phases)
+    return Trace((*trace.storages, *waiting), events, moved, trace.work)
 
 
 def adds_to_buckets(recipe: Recipe) -> bool:

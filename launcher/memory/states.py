@@ -61,6 +61,8 @@ class Ranks:
     world: int
     per_node: int
     on_gpu: bool
+    stage: int = 0
+    "The pipeline stage that figures are for."
 
     def shards(self, recipe: Recipe) -> int:
         """Number of shards per parameter."""

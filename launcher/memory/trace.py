@@ -46,7 +46,7 @@ class Storage(NamedTuple):
 
 
 class Work(NamedTuple):
-    """FLOPs and memory traffic of one micro-batch on one rank."""
+    """FLOPs, memory traffic and exchanged bytes of one micro-batch on one rank: forward, then backward."""
 
     forward_flops: Affine
     backward_flops: Affine
@@ -58,6 +58,9 @@ class Work(NamedTuple):
     """Bytes that a tensor-parallel group gathers and scatters, each tensor whole. An all-reduce counts twice:
     it is both."""
     backward_exchanged: Affine = Affine(0.0, 0.0)
+    forward_sent: Affine = Affine(0.0, 0.0)
+    "Bytes that a stage of a pipeline sends to the next one, or in the backward pass to the one before."
+    backward_sent: Affine = Affine(0.0, 0.0)
 
 
 class Moment(NamedTuple):
@@ -149,6 +152,8 @@ class Counted(NamedTuple):
     backward_bytes: float
     forward_exchanged: float
     backward_exchanged: float
+    forward_sent: float
+    backward_sent: float
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ class Segment:
     "Bytes that kernels read and write."
     exchanged: float = 0.0
     "Bytes that a tensor-parallel group exchanges, as in launcher.memory.trace.Work."
+    sent: float = 0.0
+    "Bytes that a stage of a pipeline sends."
 
 
 @dataclass
@@ -140,7 +142,11 @@ class _Unrolling:
     def _emit(self, number: int, block: int, *, repeated: bool) -> None:
         segment = self.trace.segments[number]
         made = Segment(
-            segment.phase, flops=segment.flops, traffic=segment.traffic, exchanged=segment.exchanged
+            segment.phase,
+            flops=segment.flops,
+            traffic=segment.traffic,
+            exchanged=segment.exchanged,
+            sent=segment.sent,
         )
         place = 0
         for event in segment.events:

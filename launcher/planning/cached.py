@@ -13,6 +13,7 @@ from launcher.memory.states import Ranks
 from launcher.memory.store import TraceStore, pack_shapes, pack_trace, unpack_shapes, unpack_trace
 from launcher.memory.trace import Trace
 from launcher.planning.source import About, Args, NotCompiledError, NoTraceError, Source
+from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
 
 T = TypeVar("T")
@@ -39,14 +40,14 @@ class CachedSource:
     def about(self, args: Args | None = None) -> About:
         return About(*self._kept(["about", args], lambda: list(self._source.about(args)), list))
 
-    def shapes(self, precision: Precision, args: Args | None = None, tensor: int = 1) -> ModelShapes:
-        key = ["shapes", precision, args, tensor]
-        packed = self._kept(key, lambda: pack_shapes(self._source.shapes(precision, args, tensor)), dict)
+    def shapes(self, precision: Precision, args: Args | None = None, part: Part = WHOLE) -> ModelShapes:
+        key = ["shapes", precision, args, part]
+        packed = self._kept(key, lambda: pack_shapes(self._source.shapes(precision, args, part)), dict)
         return unpack_shapes(packed)
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
         shards = [ranks.world, ranks.per_node] if recipe.sharding != "none" else None
-        key = ["trace", recipe.model_dump(), shards, args, exact]
+        key = ["trace", recipe.model_dump(), shards, ranks.stage, args, exact]
 
         def make() -> dict[str, Any]:
             try:

@@ -166,7 +166,8 @@ def choose(space: Space, evaluate: Evaluate, capacity: Capacity, bounds: Bounds)
             why = _UNKNOWN_HOST if unknown else _no_faster(-contender.slowness, best, default)
             losers.append(Loser(recipe=rest, why=why))
         elif contender.sized:
-            found, misfit = largest_that_fits(space.sizes(rest), evaluate, capacity)
+            search = fastest_that_fits if rest.pipeline > 1 else largest_that_fits
+            found, misfit = search(space.sizes(rest), evaluate, capacity)
             if found is not None:
                 heapq.heappush(
                     contenders, contender._replace(slowness=-found.speed, found=found, above=misfit)
@@ -246,6 +247,21 @@ def largest_that_fits(
             high, misfit = middle, Loser(recipe=candidate.recipe, why=why, candidate=candidate)
         middle = (low + high) // 2
     return found, misfit
+
+
+def fastest_that_fits(
+    sizes: Sequence[Recipe], evaluate: Evaluate, capacity: Capacity
+) -> tuple[Candidate | None, Loser | None]:
+    """Like `largest_that_fits` for a pipeline, whose bubble grows with the micro-batch."""
+    found: Candidate | None = None
+    for size in sizes:
+        candidate = evaluate(size)
+        why = capacity.misfit(candidate.estimate)
+        if why is not None:
+            return found, Loser(recipe=candidate.recipe, why=why, candidate=candidate)
+        if found is None or candidate.speed > found.speed:
+            found = candidate
+    return found, None
 
 
 def _beats(speed: float, recipe: Recipe, best: Candidate, default: str) -> bool:

@@ -27,6 +27,10 @@ from launcher.spec.rules import changes_line
 KEPT = "not searched, because another one changes what is learnt; try --what-if precision=bf16"
 PARALLEL = 1.2
 "Speed-up that justifies tensor parallelism, whose layers need links inside a node that are as predicted."
+TOGETHER = (
+    "tensor and pipeline parallelism together: the estimate has not been compared with a run, so no plan "
+    "says that it fits"
+)
 TRIES = 8
 "Maximum number of choices that are confirmed by an exact trace. The affine model may have let too much in."
 
@@ -52,14 +56,6 @@ class Decision(Value):
         return self.plan.parameters
 
 
-def not_estimated(recipe: Recipe) -> Problem | None:
-    """Return why the memory of a recipe cannot be estimated, or None if it can."""
-    if recipe.pipeline > 1:
-        message = "pipeline parallelism is not estimated: no plan can tell whether it fits"
-        return Problem("job", "recipe.pipeline", message)
-    return None
-
-
 class Decider:
     """Plans one job on one cluster. `ledger`: the folder with measurements of earlier runs."""
 
@@ -79,8 +75,6 @@ class Decider:
         plan = make_plan(job, cluster)
         if job.task is not None and plan.recipe.loss_chunks > 1 and not about.loss_chunks:
             raise PlanRefusedError([Problem("job", "recipe.loss_chunks", WHOLE_LOSS)])
-        if (unknown := not_estimated(plan.recipe)) is not None:
-            raise NotEstimatedError([unknown])
         self.layout = plan.layout
         on_gpu = self.layout.gpus_per_node > 0
         self._known = known_of(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
@@ -131,6 +125,8 @@ class Decider:
 
     def decide(self, vary: Mapping[str, Sequence[JsonValue]] | None = None) -> Decision:
         """Return the plan with its ladder. Raises PlanRefusedError if nothing fits, with what would fit."""
+        if self.plan.recipe.tensor > 1 and self.plan.recipe.pipeline > 1:
+            raise NotEstimatedError([Problem("job", "recipe", TOGETHER)])
         if self.layout.gpus_per_node == 0:
             return self._decision(self.evaluate.confirm(self.plan.recipe), self.plan, ())
         choice = self.best()
@@ -143,11 +139,14 @@ class Decider:
     def _with_tensor(self, choice: Choice) -> Choice:
         """Return the best choice with tensor parallelism if nothing fits without it, or if it is much faster.
 
-        Its recipes are traced only where a step without waiting for links would be so much faster.
+        Its recipes are traced only where model states alone fit, or where a step that never waits for other
+        GPUs would be so much faster.
         """
         one = choice.chosen
+        if one is None and not any(loser.candidate for loser in choice.losers):
+            return choice  # model states alone are too large, and tensor parallelism divides no more of them
         if one is not None and (
-            one.time is None or one.time.total < PARALLEL * (one.time.total - one.time.waiting)
+            one.time is None or one.time.total < PARALLEL * (one.time.total - one.time.exposed)
         ):
             return choice
         told = [f"1 {one.speed:.3g} samples/s" if one is not None else "1 does not fit"]
@@ -238,7 +237,8 @@ class Decider:
     ) -> Decision:
         if misfit := self.capacity.misfit(chosen.estimate):
             raise PlanRefusedError([Problem("job", "recipe", misfit)])
-        model = self.evaluate.traces.model(chosen.recipe)
+        whole = chosen.recipe.model_copy(update={"tensor": 1, "pipeline": 1, "stages": None})
+        model = self.evaluate.traces.model(whole)
         warnings = plan.warnings
         if self.capacity.is_unknown_for(chosen.recipe):
             on_host = format_bytes(chosen.estimate.host_per_node)

@@ -9,6 +9,7 @@ from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import BF16, FP32, Ranks
 from launcher.memory.trace import Trace
 from launcher.planning.source import About, Args, NoTraceError
+from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
 
 ROW = 4096
@@ -37,7 +38,7 @@ class DeclaredParams:
             couples_samples=self.couples_samples,
         )
 
-    def shapes(self, precision: Precision, args: Args | None = None, tensor: int = 1) -> ModelShapes:
+    def shapes(self, precision: Precision, args: Args | None = None, part: Part = WHOLE) -> ModelShapes:
         rows = math.ceil(self.params / ROW)
         blocks = min(BLOCKS, rows)
         each, more = divmod(rows, blocks)

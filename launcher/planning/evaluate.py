@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 
 from launcher.memory.assess import UNCOMPILED, Surroundings, assess, assess_at_least, failure_of
 from launcher.memory.estimate import Estimate
@@ -21,7 +22,7 @@ from launcher.planning.speed import StepTime, step_time
 from launcher.planning.traces import Traces, args_key, keeping
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
-from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.recipe import SHARDED, Recipe, Sharding
 
 LEAST_BAND = 0.02
 "Minimum error band, even if earlier runs agree better."
@@ -38,9 +39,10 @@ class Evaluator:
         """`known`: the ledger's entries of the same family."""
         self.source, self.ranks, self._known = source, ranks_of(layout), known
         # A job that is short of memory needs FSDP's traces anyway.
-        self.traces = Traces(
-            source, self.ranks, job.recipe.sharding or ("fsdp" if self.ranks.world > 1 else "none")
-        )
+        plain: Sharding = job.recipe.sharding or ("fsdp" if self.ranks.world > 1 else "none")
+        stages = range(job.recipe.pipeline or 1)
+        self.stages = tuple(Traces(source, replace(self.ranks, stage=stage), plain) for stage in stages)
+        self.traces = self.stages[0]
         self._one_policy = job.recipe.activations is not None
         self.hardware = hardware_of(cluster, self.ranks, job.env)
         about = source.about()
@@ -57,10 +59,22 @@ class Evaluator:
     def __call__(self, recipe: Recipe, args: Args | None = None) -> Candidate:
         key = (recipe, args_key(args))
         if key not in self._answers:
-            model, profile = self.traces.model(recipe, args), self.traces.profile(recipe, args)
-            estimate = self._said(recipe, assess(model, profile, recipe, self.ranks, self.around))
+            estimate = self._worst(
+                recipe,
+                (
+                    assess(of.model(recipe, args), of.profile(recipe, args), recipe, self.ranks, self.around)
+                    for of in self.stages
+                ),
+            )
             self._answers[key] = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         return self._answers[key]
+
+    def _worst(self, recipe: Recipe, estimates: Iterable[Estimate]) -> Estimate:
+        """Return the estimate of the stage that needs most of its GPU, with the most host memory of any."""
+        found = list(estimates)
+        host = max(found, key=lambda one: one.host_per_node).host
+        worst = max(found, key=lambda one: one.needed)
+        return self._said(recipe, worst.model_copy(update={"host": host}))
 
     def is_certain(self, recipe: Recipe, args: Args | None = None) -> bool:
         return (recipe, args_key(args)) in self._certain
@@ -70,9 +84,20 @@ class Evaluator:
 
         Later calls for this recipe return this answer.
         """
-        profile, model = self.traces.complete(recipe, args), self.traces.model(recipe, args)
-        estimate = assess(model, profile, recipe, self.ranks, self.around, replayed=True)
-        estimate = self._said(recipe, estimate)
+        estimate = self._worst(
+            recipe,
+            (
+                assess(
+                    of.model(recipe, args),
+                    of.complete(recipe, args),
+                    recipe,
+                    self.ranks,
+                    self.around,
+                    replayed=True,
+                )
+                for of in self.stages
+            ),
+        )
         candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         self._answers[recipe, args_key(args)] = candidate
         self._certain.add((recipe, args_key(args)))
@@ -83,7 +108,10 @@ class Evaluator:
         gpu = self.around.gpu
         if gpu is None or not self.ranks.on_gpu:
             return None
-        return failure_of(self.traces.model(recipe), self.traces.complete(recipe), recipe, self.ranks, gpu)
+        found = (
+            failure_of(of.model(recipe), of.complete(recipe), recipe, self.ranks, gpu) for of in self.stages
+        )
+        return next((failure for failure in found if failure is not None), None)
 
     def least(self, recipe: Recipe) -> tuple[int, int]:
         """Return (bytes on a GPU, bytes of a node's host memory) of the states alone."""
@@ -105,7 +133,7 @@ class Evaluator:
             moved = inside.per_sample * recipe.micro_batch_size
         if not any(work.forward_flops):
             return 0.0
-        return self._time(recipe, work, moved, None).samples_per_second
+        return self._time(recipe, self.traces, work, moved, None).least.samples_per_second
 
     def roughly(self, recipe: Recipe) -> Candidate:
         """Return the speed and a lower bound of the memory, from a trace of the same activations.
@@ -127,19 +155,24 @@ class Evaluator:
 
     def time(self, recipe: Recipe, args: Args | None = None) -> StepTime | None:
         """Return the time of a step, or None if the hardware's speed or the computation is unknown."""
+        found = [self._time_of(stage, recipe, args) for stage in self.stages]
+        known = [time for time in found if time is not None]
+        return max(known, key=lambda time: time.total) if len(known) == len(found) else None
+
+    def _time_of(self, stage: Traces, recipe: Recipe, args: Args | None) -> StepTime | None:
         if self.hardware is None:
             return None
-        work, moved = self.traces.work(recipe, args), 0.0
+        work, moved = stage.work(recipe, args), 0.0
         if not any(work.forward_flops):
             return None
         if recipe.activations == "offload":
-            kept = self.traces.kept_under(keeping(recipe), args)
+            kept = stage.kept_under(keeping(recipe), args)
             moved = (kept.in_blocks or kept.everywhere).at(recipe.micro_batch_size)
-        return self._time(recipe, work, moved, args)
+        return self._time(recipe, stage, work, moved, args)
 
-    def _time(self, recipe: Recipe, work: Work, moved: float, args: Args | None) -> StepTime:
+    def _time(self, recipe: Recipe, stage: Traces, work: Work, moved: float, args: Args | None) -> StepTime:
         assert self.hardware is not None
-        model = self.traces.model(recipe, args)
+        model = stage.model(recipe, args)
         return step_time(recipe, work, model, self.ranks, self.hardware, offloaded=moved)
 
     def _least_work(self, recipe: Recipe) -> Work:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import Trace
+from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
 
 Args = Mapping[str, Any]
@@ -45,8 +46,8 @@ class Source(Protocol):
 
     def about(self, args: Args | None = None) -> About: ...
 
-    def shapes(self, precision: Precision, args: Args | None = None, tensor: int = 1) -> ModelShapes:
-        """Return the shapes of the first of `tensor` ranks that compute each layer together."""
+    def shapes(self, precision: Precision, args: Args | None = None, part: Part = WHOLE) -> ModelShapes:
+        """Return the shapes of a part of the model."""
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:
         """Trace a recipe.

@@ -67,6 +67,8 @@ class StepTime(Value):
     "The part of `communication` in which nothing else runs."
     tensor: float = 0.0
     "The part of `communication` within tensor-parallel groups; nothing overlaps it."
+    bubble: float = 0.0
+    "Idle time of a pipeline's stages, while the first and the last micro-batches pass through the others."
     offload: float
     "Copies over PCIe or to NVMe in which nothing else runs."
     optimizer: float
@@ -76,12 +78,12 @@ class StepTime(Value):
 
     @property
     def total(self) -> float:
-        return self.compute + self.memory + self.exposed + self.offload + self.optimizer
+        return self.compute + self.memory + self.exposed + self.bubble + self.offload + self.optimizer
 
     @property
-    def waiting(self) -> float:
-        """Seconds in which a GPU waits for links."""
-        return self.exposed + self.offload
+    def least(self) -> StepTime:
+        """The time of a step of many micro-batches, in which the bubble is short."""
+        return self.model_copy(update={"bubble": 0.0})
 
     @property
     def samples_per_second(self) -> float:
@@ -126,8 +128,8 @@ def step_time(
     micro, accum = recipe.micro_batch_size, recipe.grad_accum
     both = _Links(*(a + b for a, b in zip(again, sync, strict=True)))
     syncs = accum if recipe.grad_sync == "each" else 1
-    forward = (of.at(micro) for of in (work.forward_flops, work.forward_bytes, work.forward_exchanged))
-    backward = [of.at(micro) for of in (work.backward_flops, work.backward_bytes, work.backward_exchanged)]
+    forward = [of.at(micro) for of in work[::2]]
+    backward = [of.at(micro) for of in work[1::2]]
     passes = (
         (accum, _pass(recipe, ranks, hardware, gather, *forward)),
         (accum - syncs, _pass(recipe, ranks, hardware, again, *backward)),
@@ -136,6 +138,7 @@ def step_time(
     sums = _Pass(*(sum(n * of[i] for n, of in passes) for i in range(len(_Pass._fields))))
     # Copies of activations run in the kernels' stream: launcher.train.activations.offloaded.
     moved = 2 * accum * offloaded / _pcie(hardware)
+    passing = sums.compute + sums.memory + sums.exposed + sums.tensor + sums.offload + moved
     optimizer, copies = _optimizer(recipe, model, states, ranks, hardware)
     updated = _gather_updated(recipe, model, ranks, hardware)
     return StepTime(
@@ -144,6 +147,7 @@ def step_time(
         communication=sums.ring + sums.tensor + updated,
         exposed=sums.exposed + sums.tensor + updated,
         tensor=sums.tensor,
+        bubble=passing * (recipe.pipeline - 1) / accum,
         offload=sums.offload + moved + copies,
         optimizer=optimizer,
         samples=micro * accum * data_ranks(recipe, ranks.world),
@@ -158,6 +162,7 @@ def _pass(
     flops: float,
     traffic: float,
     exchanged: float,
+    sent: float,
 ) -> _Pass:
     card = hardware.card
     peak = card.flops("bf16-mixed" if recipe.precision == "float8" else recipe.precision)
@@ -173,7 +178,16 @@ def _pass(
     share = links.ring / on_links if on_links else 0.0
     # A layer waits for the tensors that its tensor-parallel group exchanges.
     tensor = _ring(exchanged, recipe.tensor, ranks, hardware)
-    return _Pass(compute, memory, links.ring, alone * share, alone * (1 - share), tensor)
+    stages = sent / _between_stages(recipe, ranks, hardware)  # a stage waits for its neighbour
+    return _Pass(compute, memory, links.ring + stages, alone * share + stages, alone * (1 - share), tensor)
+
+
+def _between_stages(recipe: Recipe, ranks: Ranks, hardware: Hardware) -> float:
+    """Return the bytes/s from a rank to the same rank of the next stage."""
+    if ranks.world // recipe.pipeline < ranks.per_node:
+        reached = NVLINK_REACHED if hardware.card.nvlink else PCIE_RING_REACHED
+        return hardware.intra_node * reached
+    return hardware.inter_node * NETWORK_REACHED / ranks.per_node
 
 
 def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, hardware: Hardware) -> _Links:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from launcher.memory.formulas import formula_trace
@@ -14,7 +15,9 @@ from launcher.memory.trace import NotAffineError, Trace, Work
 from launcher.planning.plan import NotEstimatedError
 from launcher.planning.source import Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.errors import Problem
+from launcher.spec.mesh import Part, model_parallel
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
+from launcher.spec.schedule import in_flight
 
 _WORTH_A_TRACE = 0.1
 "A loss in parts is traced only if it could save this share of the highest peak."
@@ -26,6 +29,8 @@ _DECIDE_WORK = (
     "precision",
     "compile",
     "tensor",
+    "pipeline",
+    "stages",
 )
 
 
@@ -55,9 +60,10 @@ class Traces:
         "Why traces with `compile: true` are those of the uncompiled step; None if they are not."
 
     def model(self, recipe: Recipe, args: Args | None = None) -> ModelShapes:
-        key = (recipe.precision, recipe.tensor, args_key(args))
+        part = Part.of(recipe, self.ranks.stage)
+        key = (recipe.precision, part, args_key(args))
         if key not in self._models:
-            self._models[key] = self.source.shapes(recipe.precision, args, recipe.tensor)
+            self._models[key] = self.source.shapes(recipe.precision, args, part)
         return self._models[key]
 
     def profile(self, recipe: Recipe, args: Args | None = None) -> Profile:
@@ -65,7 +71,7 @@ class Traces:
             whole = self.profile(recipe.model_copy(update={"loss_chunks": 1}), args)
             if self._most_saved(whole, recipe, args) < _WORTH_A_TRACE:
                 return whole
-        key = (self._traced(recipe, args), Profile.kind(recipe))
+        key = (self._traced(recipe, args), Profile.kind(recipe), in_flight(recipe, self.ranks.stage))
         if key not in self._profiles:
             self._profiles[key] = self._adapted(self._trace(recipe, args), recipe, args)
         return self._profiles[key]
@@ -75,8 +81,7 @@ class Traces:
         return self._adapted(self._ask(completely_traced_as(recipe), args, exact=True), recipe, args)
 
     def _adapted(self, trace: Trace, recipe: Recipe, args: Args | None) -> Profile:
-        ranks = Ranks(self.ranks.world, self.ranks.per_node, on_gpu=True)
-        return profile_of(trace, self.model(recipe, args), recipe, ranks)
+        return profile_of(trace, self.model(recipe, args), recipe, replace(self.ranks, on_gpu=True))
 
     def work(self, recipe: Recipe, args: Args | None = None) -> Work:
         """Return a rank's FLOPs and memory traffic, which are the same for every sharding.
@@ -131,7 +136,7 @@ class Traces:
 
         The bound is everything outside of the blocks, which includes the logits.
         """
-        model, ranks = self.model(recipe, args), Ranks(self.ranks.world, self.ranks.per_node, on_gpu=True)
+        model, ranks = self.model(recipe, args), replace(self.ranks, on_gpu=True)
         of_all, of_blocks = (
             max(peak.allocated for peak in peaks_of(model, profile, recipe, ranks))
             for profile in (whole, whole.of_blocks)
@@ -160,9 +165,9 @@ class Traces:
                 return self._ask(recipe, args, exact=exact)
             except NoTraceError as error:
                 self.untraced = str(error)
-        if recipe.tensor > 1:  # the formulas do not know how a layer is split
+        if model_parallel(recipe) > 1:  # the formulas do not know how a model is split
             message = f"not estimated, because the step cannot be traced: {self.untraced}"
-            raise NotEstimatedError([Problem("job", "recipe.tensor", message)])
+            raise NotEstimatedError([Problem("job", "recipe", message)])
         tokens = self.source.about(args).tokens_per_sample
         return formula_trace(self.model(recipe, args), recipe, self.ranks, tokens, complete=exact)
 

@@ -23,6 +23,23 @@ class Mesh(NamedTuple):
         return Mesh(*divmod(rest, self.data), tensor)
 
 
+class Part(NamedTuple):
+    """What of a model a rank has, apart from its sharding."""
+
+    tensor: int = 1
+    "Ranks that share each layer; the part is that of the first one."
+    pipeline: int = 1
+    stages: tuple[int, ...] | None = None
+    stage: int = 0
+
+    @staticmethod
+    def of(recipe: Recipe, stage: int = 0) -> Part:
+        return Part(recipe.tensor, recipe.pipeline, recipe.stages, stage)
+
+
+WHOLE = Part()
+
+
 def model_parallel(recipe: Recipe | RecipeChoice) -> int:
     """Return the number of ranks that share one copy of the model, apart from its sharding."""
     return (recipe.tensor or 1) * (recipe.pipeline or 1)

@@ -30,6 +30,7 @@ Sharding = Annotated[
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
 Activations = Literal["keep", "selective", "every-second", "checkpoint", "budget", "offload", "compress"]
 GradSync = Literal["each", "last"]
+Schedule = Literal["1f1b", "gpipe"]
 OptimizerStep = Literal["after", "backward"]
 EmbeddingStates = Literal["32-bit", "8-bit"]
 
@@ -69,6 +70,11 @@ class Recipe(Value):
     "Tensor parallelism: ranks that compute each layer together, on the same samples. They share a node."
     pipeline: PositiveInt = 1
     "Pipeline parallelism: stages of consecutive blocks, each on ranks of its own."
+    schedule: Schedule = "1f1b"
+    """Order in which a stage runs the micro-batches of a step, which are `grad_accum`. With `1f1b` it holds
+    the activations of at most `pipeline` micro-batches, with `gpipe` those of all."""
+    stages: tuple[PositiveInt, ...] | None = None
+    """Blocks of each stage. Without it, the stage with the most parameters has as few as possible."""
     offload: Offload = "none"
     "What moves from the GPU to host memory or NVMe."
     optimizer_step: OptimizerStep = "after"

@@ -84,6 +84,8 @@ class Broken:
 
 def as_yaml(value: object) -> str:
     """Return a value as a user writes it in a job file."""
+    if isinstance(value, tuple):
+        value = list(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -192,7 +194,7 @@ RULES = (
         lambda r, s: s.ranks % model_parallel(r) != 0,
         "each copy of the model takes tensor x pipeline ranks, which must divide the number of ranks",
         "launcher.spec.mesh",
-        lambda r, s: {"tensor": 1, "pipeline": 1},
+        lambda r, s: {"tensor": 1, "pipeline": 1, "stages": None},
     ),
     Rule(
         "tensor-within-node",
@@ -208,7 +210,7 @@ RULES = (
         "tensor and pipeline parallelism are done by the built-in training loop; a `command:` splits its "
         "model itself",
         "launcher.train.mesh",
-        lambda r, s: {"tensor": 1, "pipeline": 1},
+        lambda r, s: {"tensor": 1, "pipeline": 1, "stages": None},
     ),
     Rule(
         "mesh-no-ddp",
@@ -224,6 +226,28 @@ RULES = (
         "tensor parallelism cuts the layers of the task's plan, but not the matrices that an adapter adds",
         "launcher.train.tensor_parallel",
         lambda r, s: {"tensor": 1},
+    ),
+    Rule(
+        "stages-are-pipeline",
+        lambda r, s: r.stages is not None and len(r.stages) != r.pipeline,
+        "stages has the number of blocks of each of the stages that pipeline counts",
+        "launcher.spec.schedule",
+        lambda r, s: {"stages": None},
+    ),
+    Rule(
+        "pipeline-no-adapter",
+        lambda r, s: r.pipeline > 1 and s.adapter,
+        "a checkpoint of an adapter holds a fingerprint of all frozen weights, of which a stage has a part; "
+        "the frozen weights of an adapter fit with fsdp, or quantised with qlora",
+        "launcher.train.frozen",
+        lambda r, s: {"pipeline": 1, "stages": None},
+    ),
+    Rule(
+        "tensor-no-pipeline",
+        lambda r, s: r.tensor > 1 and r.pipeline > 1,
+        "a stage whose layers are also cut over a tensor-parallel group is not built",
+        "launcher.train.pipeline",
+        lambda r, s: {"pipeline": 1, "stages": None},
     ),
     Rule(
         "hybrid-needs-nodes",
@@ -319,6 +343,13 @@ RULES = (
         _in_backward(lambda r, s: s.clips),
         "a step in the backward pass cannot limit the norm of the whole gradient, which is known only at its "
         "end: set train.clip_norm: null",
+        "launcher.train.step_in_backward",
+        _step_after,
+    ),
+    Rule(
+        "step-in-backward-no-pipeline",
+        _in_backward(lambda r, s: r.pipeline > 1),
+        "a step in the backward pass has one micro-batch, so all stages but one would wait",
         "launcher.train.step_in_backward",
         _step_after,
     ),

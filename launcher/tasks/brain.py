@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from launcher.tasks.brain_data import DigitsAsFilm, Recordings
 from launcher.train.initialise import fan_in, initialise_parameters
+from launcher.train.pipeline.parts import Pipeline, in_turn
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
 from launcher.train.tensor_parallel import cut_like, whole
 
@@ -104,10 +105,25 @@ class BrainAutoencoder(Task):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the squared error, averaged over voxels and summed over samples, and the sample count."""
         video, audio, text, fmri = batch
-        prediction = model(video, audio, text).float()
-        # With tensor parallelism each rank predicts some of the voxels.
-        error = functional.mse_loss(prediction, cut_like(fmri.float(), prediction), reduction="none")
-        return whole((error.sum(dim=1) / fmri.shape[1]).sum()), len(fmri)
+        return squared_error(model(video, audio, text), fmri)
+
+    def pipeline(self, model: nn.Module) -> Pipeline:
+        whole: Any = model
+        return Pipeline(
+            begin=lambda batch: whole.features(*batch[:3]),
+            middle=in_turn(lambda: [*whole.layers, *whole.voxels]),
+            end=lambda x, batch: squared_error(x, batch[3]),
+            before=[whole.video, whole.audio, whole.text],
+            blocks=[*whole.layers, *whole.voxels],
+            after=[],
+        )
+
+
+def squared_error(found: torch.Tensor, fmri: torch.Tensor) -> tuple[torch.Tensor, int]:
+    found = found.float()
+    # With tensor parallelism each rank predicts some of the voxels.
+    error = functional.mse_loss(found, cut_like(fmri.float(), found), reduction="none")
+    return whole((error.sum(dim=1) / fmri.shape[1]).sum()), len(fmri)
 
 
 class Autoencoder(nn.Module):
@@ -130,17 +146,19 @@ class Autoencoder(nn.Module):
         self.voxels = nn.ModuleList([nn.Linear(shape.layers[-1], shape.voxels)])
 
     def forward(self, video: torch.Tensor, audio: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        x = self.features(video, audio, text)
+        for layer in (*self.layers, *self.voxels):
+            x = layer(x)
+        return x
+
+    def features(self, video: torch.Tensor, audio: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of the giant layer."""
         samples, frames = len(video), video.flatten(0, 1)
         for stage in self.video:
             frames = stage(frames)
         for stage in self.audio:
             audio = stage(audio)
-        x = torch.cat((frames.reshape(samples, -1), audio.flatten(1), self.text(text)), dim=1)
-        for layer in self.layers:
-            x = layer(x)
-        for layer in self.voxels:
-            x = layer(x)
-        return x
+        return torch.cat((frames.reshape(samples, -1), audio.flatten(1), self.text(text)), dim=1)
 
 
 class Conv(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pydoc_data.topics
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from torch.nn import functional
 from launcher.tasks.windows import check_counts
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.outer_units import embedding_and_head
+from launcher.train.pipeline.parts import Pipeline, in_turn
 from launcher.train.task import ParallelPlan, Split, Task
 from launcher.train.tensor_parallel import VocabularyParallel
 
@@ -70,6 +71,17 @@ class PydocGPT(Task):
         total, weight = model(batch[:, :-1], batch[:, 1:], self.loss_chunks)
         return total, weight
 
+    def pipeline(self, model: nn.Module) -> Pipeline:
+        gpt: Any = model
+        return Pipeline(
+            begin=lambda batch: gpt.embedded(batch[:, :-1]),
+            middle=in_turn(lambda: gpt.blocks),
+            end=lambda x, batch: gpt.loss(x, batch[:, 1:], self.loss_chunks),
+            before=[gpt.tokens, gpt.positions],
+            blocks=list(gpt.blocks),
+            after=[gpt.norm, gpt.head],
+        )
+
 
 def documentation() -> bytes:
     """Return about 0.4 MB of English and code.
@@ -100,10 +112,17 @@ class GPT(nn.Module):
 
         The loss is computed here because FSDP gathers the head's weight only during this call.
         """
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.embedded(tokens)
         for block in self.blocks:
             x = block(x)
-        return chunked_cross_entropy(self.norm(x), self.head, targets, loss_chunks)
+        return self.loss(x, targets, loss_chunks)
+
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.tokens(tokens) + self.positions(positions)  # type: ignore[no-any-return]
+
+    def loss(self, x: torch.Tensor, targets: torch.Tensor, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return chunked_cross_entropy(self.norm(x), self.head, targets, chunks)
 
 
 class Block(nn.Module):

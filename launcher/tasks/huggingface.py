@@ -19,9 +19,11 @@ from torch.overrides import TorchFunctionMode
 from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts
 from launcher.train.initialise import draw_normal
-from launcher.train.loss import cross_entropy, loss_in_place_of_logits
+from launcher.train.loss import chunked_cross_entropy, cross_entropy, loss_in_place_of_logits
 from launcher.train.optimizers.state import local, slices_of
 from launcher.train.outer_units import embedding_and_head
+from launcher.train.pipeline.cut import is_elsewhere
+from launcher.train.pipeline.parts import Pipeline
 from launcher.train.rank import SetupError
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
 from launcher.train.tensor_parallel import (
@@ -97,6 +99,8 @@ class CausalLM(Task):
                 owner, _, attribute = name.rpartition(".")
                 setattr(model.get_submodule(owner), attribute, first)
         for name, buffer in self._buffers.items():
+            if is_elsewhere(model, name):
+                continue
             owner, _, attribute = name.rpartition(".")
             # Replace the buffer instead of copying into it: recipes that store parameters in bf16 cast
             # buffers, too, and rotary frequencies in bf16 are wrong from the third digit.
@@ -195,6 +199,45 @@ class CausalLM(Task):
                     f"transformers; launcher cuts layers with {', '.join(STYLES)} only"
                 )
         return plan or None
+
+    def pipeline(self, model: nn.Module) -> Pipeline:
+        """Run the model without its output layer in each stage, from the embeddings on.
+
+        Raises TaskError for tied weights, and for a model that does more to its logits than the output layer.
+        """
+        whole: Any = model
+        if self._tied:
+            raise TaskError(f"pipeline: {' and '.join(self._tied[0])} are one weight, used in two stages")
+        if not self.uses_loss_chunks:
+            raise TaskError(f"pipeline: {type(model).__name__} does more to its logits than its output layer")
+        embedding, head, blocks = (
+            whole.get_input_embeddings(),
+            whole.get_output_embeddings(),
+            [*self.blocks(model)],
+        )
+        inside = {module for unit in (embedding, head, *blocks) for module in unit.modules()}
+        others = [
+            module
+            for module in model.modules()
+            if module not in inside and next(module.parameters(recurse=False), None) is not None
+        ]
+
+        def middle(x: torch.Tensor, _: Any) -> torch.Tensor:
+            return whole.base_model(inputs_embeds=x, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+
+        def end(x: torch.Tensor, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return chunked_cross_entropy(
+                x, whole.get_output_embeddings(), batch[:, 1:], self.loss_chunks, IGNORED
+            )
+
+        return Pipeline(
+            begin=lambda batch: whole.get_input_embeddings()(batch[:, :-1]),
+            middle=middle,
+            end=end,
+            before=[embedding],
+            blocks=blocks,
+            after=[*others, head],
+        )
 
     def _remember(self, model: nn.Module) -> None:
         """Store what the meta device and to_empty() lose: ties, buffers, and parameters with values."""

@@ -25,6 +25,7 @@ from launcher.tasks.windows import Windows, check_counts
 from launcher.train.initialise import initialise_parameters
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.outer_units import embedding_and_head
+from launcher.train.pipeline.parts import Pipeline
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
 from launcher.train.tensor_parallel import HeadsParallel, VocabularyParallel, linear
 
@@ -111,6 +112,17 @@ class LanguageModel(Task):
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total, weight = model(batch[:, :-1], batch[:, 1:], self.loss_chunks)
         return total, weight
+
+    def pipeline(self, model: nn.Module) -> Pipeline:
+        llama: Any = model
+        return Pipeline(
+            begin=lambda batch: llama.tokens(batch[:, :-1]),
+            middle=lambda x, _: llama.decoder(x),
+            end=lambda x, batch: llama.loss(x, batch[:, 1:], self.loss_chunks),
+            before=[llama.tokens],
+            blocks=list(llama.decoder.blocks),
+            after=[llama.decoder.norm, llama.tokens if llama.head is None else llama.head],
+        )
 
 
 def shape_named(name: str, shapes: Mapping[str, Shape], changes: Mapping[str, Any]) -> Shape:

@@ -17,6 +17,7 @@ from launcher.tasks.vision import VisionEncoder, VisionShape
 from launcher.tasks.windows import check_counts
 from launcher.train.initialise import fan_in, initialise_parameters
 from launcher.train.outer_units import embedding_and_head
+from launcher.train.pipeline.parts import Pipeline
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
 from launcher.train.tensor_parallel import whole
 
@@ -100,6 +101,18 @@ class VideoLanguageModel(Task):
         total, weight = model(batch["frames"], batch["tokens"], batch["targets"], self.loss_chunks)
         return total, weight
 
+    def pipeline(self, model: nn.Module) -> Pipeline:
+        whole: Any = model
+        language = whole.language
+        return Pipeline(
+            begin=lambda batch: whole.embedded(batch["frames"], batch["tokens"]),
+            middle=lambda x, _: language.decoder(x),
+            end=lambda x, batch: whole.loss(x, batch["targets"], self.loss_chunks),
+            before=[whole.vision, whole.projector, language.tokens],
+            blocks=list(language.decoder.blocks),
+            after=[language.decoder.norm, language.tokens if language.head is None else language.head],
+        )
+
     def _std(self, name: str, parameter: torch.Tensor) -> float:
         """Return Llama's deviation for the language model and positions, else `fan_in`.
 
@@ -134,8 +147,16 @@ class VideoLanguage(nn.Module):
     def forward(
         self, frames: torch.Tensor, tokens: torch.Tensor, targets: torch.Tensor, loss_chunks: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.loss(self.language.decoder(self.embedded(frames, tokens)), targets, loss_chunks)
+
+    def embedded(self, frames: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the input of the decoder: the tokens of all frames, then those of the text."""
         pictures = frames.flatten(0, 1).to(self.vision.positions.dtype) / 255
         seen = self.projector(self.vision(pictures)).unflatten(0, frames.shape[:2]).flatten(1, 2)
         words = whole(self.language.tokens(tokens))
-        hidden = self.language.decoder(torch.cat((seen.to(words.dtype), words), dim=1))
-        return self.language.loss(hidden[:, seen.shape[1] :], targets, loss_chunks)
+        return torch.cat((seen.to(words.dtype), words), dim=1)
+
+    def loss(
+        self, hidden: torch.Tensor, targets: torch.Tensor, chunks: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.language.loss(hidden[:, hidden.shape[1] - targets.shape[1] :], targets, chunks)

@@ -1,6 +1,6 @@
 """The built-in training entrypoint: `python -m launcher.train`, started once per rank.
 
-Importing this package does not import torch; accessing `Task` does.
+Importing this package does not import torch; accessing `Task` or `Pipeline` does.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from launcher.train.pipeline.parts import Pipeline
     from launcher.train.task import Task
 
-__all__ = ["Task"]
+__all__ = ["Pipeline", "Task"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from launcher.train.task import Task
 
         return Task
+    if name == "Pipeline":
+        from launcher.train.pipeline.parts import Pipeline
+
+        return Pipeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,6 +27,7 @@ from launcher.spec.events import (
     StepLeftOut,
 )
 from launcher.spec.recipe import APPROXIMATE, Recipe
+from launcher.spec.schedule import passes
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
 from launcher.train.adapter import write_config
@@ -46,6 +47,7 @@ from launcher.train.offload import gradient_of
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.optimizers.state import put_back, settings
+from launcher.train.pipeline.stage import Stage
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import kind_of
@@ -96,6 +98,7 @@ class Trainer:
             self.undeclared_batch_norm = check_batch_norm(model, rank)
             self.undeclared_coupling = check_coupling(self.task, rank)
             self.model = arranged(model, self.task, rank, budget)
+        self.stage = Stage(self.model, self.task, rank) if rank.recipe.pipeline > 1 else None
         self.optimizer = build_optimizer(self.model, rank, budget)
         self.copies = Copies(self.model)
         self.in_backward: StepInBackward | None = None
@@ -252,7 +255,9 @@ class Trainer:
             with self.budget.host_side() if self.rank.recipe.gradients_leave else contextlib.nullcontext():
                 gradients = self._all_gradients()
                 self.copies.average(gradients)
-                grad_norm = divide_and_clip(gradients, factor, self.rank.job.train.clip_norm)
+                over_stages = self.stage.add_up if self.stage is not None else None
+                limit = self.rank.job.train.clip_norm
+                grad_norm = divide_and_clip(gradients, factor, limit, over_stages)
                 del gradients
             self.recovery.wait_before_update()
             lr = learning_rate(step, self.steps, self.rank.job.train)
@@ -344,6 +349,33 @@ class Trainer:
         if recipe.gradients_leave:
             self.optimizer.zero_grad(set_to_none=True)  # those of a failed try are still on the host
         self.logged.clear()
+        if self.stage is None:
+            found = self._in_turn(step)
+        else:
+            found = recovery.must(partial(self._in_stages, step, self.stage))
+        if found is None:
+            return None
+        loss, weight = found
+        with self.where.during("optimizer"):
+            used = used_parameters(self.model, lambda p: gradient_of(p, self.optimizer) is not None)
+            failures, *sums = self.rank.add_up(
+                recovery.failed,
+                *self.rank.by_stage(used),
+                self.rank.stop_requested(),
+                *self.rank.once(loss, weight, *self.logged.values()),
+            )
+        if failures:
+            return None
+        stages = self.rank.mesh.pipeline
+        all_used, sums = sums[self.rank.coordinates.pipeline], sums[stages:]
+        if all_used != used * (self.rank.world // stages):
+            raise TaskError(DIFFERENT_PARAMETERS)
+        return sums
+
+    def _in_turn(self, step: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Run one micro-batch after the other; return the sums of loss and weight, or None as `_gradients`
+        does."""
+        recovery, recipe = self.recovery, self.current.recipe
         loss, weight = self._zero(), self._zero()
         for index, batch in enumerate(self._fetched(self.data.micro_batches(step), "data"), start=1):
             if self._outgrown(batch, step, index):
@@ -359,19 +391,33 @@ class Trainer:
             # Ask before the next batch is fetched, which may be slow. For the last one the sums below tell.
             if not last and recovery.some_rank_failed():
                 return None
-        with self.where.during("optimizer"):
-            used = used_parameters(self.model, lambda p: gradient_of(p, self.optimizer) is not None)
-            failures, all_used, *sums = self.rank.add_up(
-                recovery.failed,
-                used,
-                self.rank.stop_requested(),
-                *self.rank.once(loss, weight, *self.logged.values()),
-            )
-        if failures:
-            return None
-        if all_used != used * self.rank.world:
-            raise TaskError(DIFFERENT_PARAMETERS)
-        return sums
+        return loss, weight
+
+    def _in_stages(self, step: int, stage: Stage) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run this stage's part of the micro-batches; return the sums of loss and weight, zeros before the
+        last stage."""
+        where, recipe = self.where, self.current.recipe
+        loss, weight = self._zero(), self._zero()
+        batches = self._fetched(self.data.micro_batches(step), "data")
+        for kind, index in passes(recipe, stage.number):
+            if kind == "forward":
+                with where.during("data", users=True):
+                    batch = self._on_device(next(batches))
+                self.recorder.micro_batch(batch, recipe.grad_accum)
+                with where.during("forward", users=True):
+                    result = stage.forward(batch)
+                if result is not None:
+                    loss += result[0]
+                    weight += result[1]
+                del batch, result
+                continue
+            if index == 0 and self._keeps_gradients:
+                self.optimizer.zero_grad(set_to_none=True)
+            with where.during("backward", users=True):
+                stage.backward(self.scaler.scaled, last=index == recipe.grad_accum - 1)
+        with where.during("backward"):
+            stage.settle()
+        return loss, weight
 
     def _all_gradients(self) -> list[torch.Tensor]:
         found = (gradient_of(p, self.optimizer) for p in self.model.parameters())
@@ -437,10 +483,14 @@ class Trainer:
         for batch, counts in self._fetched(self.held_out.batches(), "evaluation"):
             with self.where.during("evaluation", users=True):
                 batch = self._on_device(batch)
-                batch_loss, batch_weight = loss_of(self.task, self.model, batch, self.rank)
-            if counts:
-                loss += batch_loss
-                weight += batch_weight
+                found = (
+                    self.stage.forward(batch)
+                    if self.stage is not None
+                    else loss_of(self.task, self.model, batch, self.rank)
+                )
+            if counts and found is not None:
+                loss += found[0]
+                weight += found[1]
         with self.where.during("evaluation"):
             total_loss, total_weight, *logged = self.rank.add_up(
                 *self.rank.once(loss, weight, *self.logged.values())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from launcher.train.float8 import to_float8
 from launcher.train.mesh import Meshes, meshes
 from launcher.train.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
+from launcher.train.pipeline.cut import cut
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
 from launcher.train.sharding import reshard_units, shard
@@ -60,9 +61,10 @@ def arranged(
     outer = list(task.outer_units(model))
     if recipe.sharding in SHARDED:
         check_outer_units(model, blocks, outer)
-    if mesh.tensor is not None:
-        # First of all: the hooks of cut layers then belong to what is recomputed and gathered.
-        parallelize(model, task, mesh.tensor)
+    # First of all: the hooks of cut layers then belong to what is recomputed and gathered.
+    take_part(model, task, rank, mesh)
+    there = set(model.modules())
+    blocks, outer = ([unit for unit in units if unit in there] for units in (blocks, outer))
     apply_activations(blocks, recipe, device)
     apply_compile(blocks, recipe, device, budget, compiled)
     on_meta = any(p.is_meta for p in model.parameters())
@@ -83,6 +85,14 @@ def arranged(
     return model
 
 
+def take_part(model: nn.Module, task: Task, rank: Rank, mesh: Meshes) -> None:
+    """Leave in the model what this rank computes: its part of each layer, and the blocks of its stage."""
+    if mesh.tensor is not None:
+        parallelize(model, task, mesh.tensor)
+    if rank.recipe.pipeline > 1:
+        cut(model, task, rank)
+
+
 def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -> None:
     if task.adapter is None:
         task.initialise(model, seed)
@@ -95,9 +105,21 @@ def loss_of(
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
     """Return (sum, weight) of one micro-batch. Raises TaskError if the task returns anything else."""
     name = f"loss() of {type(task).__name__}"
+    with computing(name, rank):
+        result = task.loss(model, batch)
+    check_loss(name, result)
+    if not torch.is_grad_enabled():
+        reshard_units(model, rank.recipe)
+    return result
+
+
+@contextmanager
+def computing(name: str, rank: Rank) -> Iterator[None]:
+    """Run a forward pass of the task's function `name` in the recipe's precision. Raises TaskError for a
+    weight that is used where FSDP has not gathered it."""
     try:
         with compute_in(rank.recipe, rank.device):
-            result = task.loss(model, batch)
+            yield
     except RuntimeError as error:
         if "mixed torch.Tensor and DTensor" not in str(error):
             raise
@@ -106,6 +128,10 @@ def loss_of(
             "gathered it: call the module. A weight outside of all blocks can be used anywhere in the "
             "model's forward if outer_units() of the task does not return its module"
         ) from error
+
+
+def check_loss(name: str, result: Any) -> None:
+    """Raise TaskError if the task's function `name` did not return (sum, weight)."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
         raise TaskError(f"{name} must return (sum, weight), where sum is a tensor")
     if result[0].ndim:
@@ -122,6 +148,3 @@ def loss_of(
             f"{name} returned a sum that does not depend on the parameters (it has no grad_fn): every rank "
             "takes part in each backward pass; for a batch without a target return model(x).sum() * 0, 0"
         )
-    if not torch.is_grad_enabled():
-        reshard_units(model, rank.recipe)
-    return result

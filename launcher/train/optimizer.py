@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -32,13 +32,20 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def divide_and_clip(gradients: list[torch.Tensor], factor: float, clip_norm: float | None) -> float:
+def divide_and_clip(
+    gradients: list[torch.Tensor],
+    factor: float,
+    clip_norm: float | None,
+    over_stages: Callable[[float], float] | None = None,
+) -> float:
     """Multiply all gradients by `factor`, then clip them to `clip_norm`, in one pass over memory.
 
     Returns the norm of the whole gradient before clipping, over all shards of all ranks: it does not depend
-    on the sharding.
+    on the sharding. `over_stages` adds up a number over the stages of a pipeline.
     """
     norm_after = _total_norm(gradients) * factor
+    if over_stages is not None:
+        norm_after = math.sqrt(over_stages(norm_after**2))
     if clip_norm is not None and norm_after > clip_norm:
         factor *= clip_norm / norm_after
     torch._foreach_mul_([local(gradient) for gradient in gradients], factor)

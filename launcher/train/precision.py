@@ -40,11 +40,12 @@ def compute_type(recipe: Recipe) -> torch.dtype:
 def with_fp32_outputs(model: nn.Module, recipe: Recipe) -> nn.Module:
     """Make the model return fp32 in any precision, so that a task computes its loss in fp32.
 
-    With `bf16` the model also accepts fp32 inputs, so a task's data are independent of the parameter type.
+    With `bf16` the model also accepts fp32 inputs, so a task's data are independent of the parameter type. A
+    stage of a pipeline returns activations to the next stage, in the type in which it computes.
     """
     if recipe.precision == "bf16":
         model.register_forward_pre_hook(_inputs_in_bf16, with_kwargs=True)
-    if recipe.precision != "fp32":
+    if recipe.precision != "fp32" and recipe.pipeline == 1:
         model.register_forward_hook(lambda _, __, outputs: _floats_to(torch.float32, outputs))
     return model
 

@@ -87,6 +87,18 @@ class Rank(Place):
         """This rank's place in the mesh."""
         return self.mesh.coordinates(self.number)
 
+    @property
+    def stage_ranks(self) -> range:
+        """Numbers of the ranks with the same stage."""
+        size = self.world // self.mesh.pipeline
+        first = self.coordinates.pipeline * size
+        return range(first, first + size)
+
+    def here(self, numbers: range) -> range:
+        """Return those of consecutive rank numbers that are on this node."""
+        first = self.number - self.local
+        return range(max(first, numbers.start), min(first + self.per_node, numbers.stop))
+
     def setting(self, *, batch_norm: bool, couples_samples: bool = False) -> Setting:
         gpus_per_node = self.per_node if self.device.type == "cuda" else 0
         return Setting(
@@ -117,9 +129,16 @@ class Rank(Place):
         return self.first and self.stop_file.exists()
 
     def once(self, *values: torch.Tensor | float) -> tuple[torch.Tensor | float, ...]:
-        """Return the values on one rank of each tensor-parallel group, and zeros on its other ranks, which
-        have the same samples: `add_up` then counts each sample once."""
-        return values if self.coordinates.tensor == 0 else (0.0,) * len(values)
+        """Return the values on one rank of each data-parallel rank, in its last stage, and zeros on its other
+        ranks, which have the same samples: `add_up` then counts each sample once."""
+        mesh, mine = self.mesh, self.coordinates
+        counts = mine.tensor == 0 and mine.pipeline == mesh.pipeline - 1
+        return values if counts else (0.0,) * len(values)
+
+    def by_stage(self, value: float) -> tuple[float, ...]:
+        """Return a value for each stage, zero for all but this rank's: `add_up` then has the sum of each."""
+        mine = self.coordinates.pipeline
+        return tuple(value if stage == mine else 0.0 for stage in range(self.mesh.pipeline))
 
     def add_up(self, *values: torch.Tensor | float) -> list[float]:
         """Return the sum of each value over all ranks, in fp64, with one collective."""

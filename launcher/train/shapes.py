@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.model import new_model
+from launcher.train.mesh import meshes
+from launcher.train.model import new_model, take_part
 from launcher.train.nf4 import NF4Linear
 from launcher.train.optimizers.build import embeddings
 from launcher.train.optimizers.state import local
 from launcher.train.outer_units import check_outer_units
+from launcher.train.rank import Rank
 from launcher.train.sharding import check_shardable, shared_with_root
 from launcher.train.task import Task
-from launcher.train.tensor_parallel import parallelize
 
 
-def read_shapes(task: Task, recipe: Recipe, tensor: DeviceMesh | None = None) -> ModelShapes:
+def read_shapes(task: Task, recipe: Recipe, rank: Rank | None = None) -> ModelShapes:
     """Return the shapes of the model as `recipe.precision` stores it.
 
-    `tensor`: the ranks that split its layers; the shapes are those of the first one. Raises SetupError for
-    parameters that FSDP cannot shard, and for a task that does not say how its layers are split. Exceptions
-    of the task's model() propagate, such as one that needs a value on the meta device.
+    `rank`: the shapes are those of its part, without sharding. Raises SetupError for parameters that FSDP
+    cannot shard, and for a task that does not say how its model is split. Exceptions of the task's model()
+    propagate, such as one that needs a value on the meta device.
     """
     model = new_model(task, recipe, on_meta=True)
     units = list(task.outer_units(model))
@@ -31,8 +31,8 @@ def read_shapes(task: Task, recipe: Recipe, tensor: DeviceMesh | None = None) ->
         blocks = list(task.blocks(model))
         shared_with_root(model, blocks)
         check_outer_units(model, blocks, units)
-    if tensor is not None:
-        parallelize(model, task, tensor)
+    if rank is not None:
+        take_part(model, task, rank, meshes(rank))
     wide = set(embeddings(model))
     packed = {m.weight: m.in_features * m.out_features for m in model.modules() if isinstance(m, NF4Linear)}
     return ModelShapes(

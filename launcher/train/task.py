@@ -20,6 +20,7 @@ from torch.utils.data import default_collate
 from launcher.spec.adapter import Adapter
 from launcher.spec.errors import LauncherError
 from launcher.train import logged
+from launcher.train.pipeline.parts import Pipeline
 
 Split = Literal["train", "eval"]
 ParallelPlan = dict[str, ParallelStyle]
@@ -150,6 +151,13 @@ class Task(ABC):
         the blocks together.
         """
         return []
+
+    def pipeline(self, model: nn.Module) -> Pipeline | None:
+        """Return the parts of the model, so that a recipe with `pipeline` can cut it into stages.
+
+        None means that the model cannot be cut. Called once, with the whole model; `loss` is then not called.
+        """
+        return None
 
     def parallel_plan(self, model: nn.Module) -> ParallelPlan | None:
         """Return how `tensor` ranks share the layers: {name of a module, with * for a part: style}.

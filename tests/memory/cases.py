@@ -119,6 +119,7 @@ class Case:
             f"{self.ranks} {'rank' if self.ranks == 1 else 'ranks'}",
             r.sharding,
             f"tensor {r.tensor}" if r.tensor > 1 else "",
+            f"pipeline {r.pipeline} {r.schedule}" if r.pipeline > 1 else "",
             r.precision,
             r.optimizer,
             "half checkpointed"

@@ -12,6 +12,7 @@ from launcher.memory.profile import profile_of
 from launcher.memory.states import Ranks
 from launcher.spec.cluster import Gpu
 from launcher.spec.job import Job
+from launcher.spec.mesh import Part
 from launcher.spec.recipe import Recipe
 from launcher.train.tracing.source import TaskSource
 
@@ -25,21 +26,22 @@ def predicted(
     like: Literal["cpu", "cuda"],
     gpu: Gpu | None = None,
     per_node: int | None = None,
+    stage: int = 0,
 ) -> Estimate:
-    """Of one rank, as the plan has it for the recipe that it chooses."""
+    """Of one rank, the first of a stage, as the plan has it for the recipe that it chooses."""
     source = TaskSource(job, Path(job.workdir), like)
     # The CPU stands in for the device: what a GPU run keeps in host memory is not counted.
-    place = Ranks(ranks, per_node or min(ranks, 8), on_gpu=True)
+    place = Ranks(ranks, per_node or min(ranks, 8), on_gpu=True, stage=stage)
     trace = source.trace(completely_traced_as(recipe), place, exact=True)
-    model, around = source.shapes(recipe.precision, tensor=recipe.tensor), Surroundings(gpu)
+    model, around = source.shapes(recipe.precision, None, Part.of(recipe, stage)), Surroundings(gpu)
     profile = profile_of(trace, model, recipe, place)
     return assess(model, profile, recipe, place, around, replayed=like == "cuda")
 
 
-def peaks(estimate: Estimate) -> dict[str, dict[str, int]]:
-    """Allocated bytes by moment and phase, as truth.py measures them."""
+def peaks(*stages: Estimate) -> dict[str, dict[str, int]]:
+    """Most allocated bytes of any stage by moment and phase, as truth.py measures them."""
     found: dict[str, dict[str, int]] = {}
-    for one in estimate.peaks:
+    for one in (peak for estimate in stages for peak in estimate.peaks):
         if one.when in MOMENTS:
             phases = found.setdefault(one.when, {})
             phases[one.phase] = max(phases.get(one.phase, 0), one.allocated)

@@ -70,6 +70,13 @@ PARALLEL: tuple[Case, ...] = (
     case("brain tiny", ranks=2, micro=64, tensor=2, sharding="none", **MIXED),
 )
 "Tensor parallelism."
+STAGES: tuple[Case, ...] = (
+    case("llama", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2),
+    case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, schedule="gpipe", **MIXED),
+    case("llama", ranks=4, micro=2, accumulation=2, pipeline=2, activations="checkpoint", grad_sync="last"),
+    case("gpt", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2, stages=(2, 4), **MIXED),
+)
+"Pipeline parallelism."
 COMPILED: tuple[Case, ...] = tuple(
     case(model, micro=8, compile=True, **fields)
     for model, fields in (
@@ -99,16 +106,22 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def true() -> dict[Case, Any]:
     """Bytes by moment and phase, and of one case those of PyTorch's profiler."""
-    cases = ALONE + TOGETHER
+    cases = ALONE + TOGETHER + PARALLEL + STAGES
     return dict(zip(cases, truths(cases, profile=[PROFILED]), strict=True))
 
 
 @cache
 def said(one: Case, configs: Path) -> dict[str, dict[str, int]]:
-    return peaks(predicted(one.job(configs), one.recipe, one.ranks, "cpu", per_node=one.per_node))
+    job, stages = one.job(configs), range(one.recipe.pipeline)
+    return peaks(
+        *(
+            predicted(job, one.recipe, one.ranks, "cpu", per_node=one.per_node, stage=stage)
+            for stage in stages
+        )
+    )
 
 
-@pytest.mark.parametrize("one", ALONE + TOGETHER, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", ALONE + TOGETHER + PARALLEL + STAGES, ids=lambda one: one.name)
 def test_every_moment_of_a_real_run_peaks_as_predicted(
     one: Case, true: dict[Case, Any], configs: Path
 ) -> None:

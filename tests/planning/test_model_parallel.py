@@ -2,30 +2,73 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.planning.decide import Decider
+from launcher.planning.decide import Decider, Decision
 from launcher.planning.declared import DeclaredParams
 from launcher.planning.plan import NotEstimatedError
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.train.tracing.source import TaskSource
 
 GPU = {"type": "NVIDIA A100-SXM4-80GB", "count": 8, "memory": "79.1GiB"}
 EIGHT = Cluster.model_validate({"name": "eight", "scheduler": "local", "node": {"gpu": GPU, "cpus": 64}})
 
 
-def job(**recipe: Any) -> Job:
-    fields = {"name": "parallel", "task": "a:B", "batch": {"global": 8}, "steps": 1, "recipe": recipe}
-    return Job.model_validate(fields)
+SLOW = {"type": "NVIDIA RTX A6000", "count": 4, "memory": "47.4GiB"}
+LLAMA = "launcher.tasks.llama:LanguageModel"
 
 
-def test_a_pipeline_is_not_said_to_fit() -> None:
-    with pytest.raises(NotEstimatedError, match="pipeline parallelism is not estimated"):
-        Decider(job(pipeline=2), EIGHT, DeclaredParams(1000))
+def job(task: str = LLAMA, batch: int = 16, args: dict[str, Any] | None = None, **recipe: Any) -> Job:
+    fields = {"name": "parallel", "task": task, "batch": {"global": batch}, "steps": 1, "recipe": recipe}
+    return Job.model_validate({**fields, "args": args or {}})
 
 
-def test_without_a_trace_no_layer_is_said_to_fit_in_parts() -> None:
+def decided(job: Job, gpu: dict[str, Any] = GPU) -> Decision:
+    node = {"gpu": gpu, "cpus": 64, "memory": "500GiB"}
+    cluster = Cluster.model_validate({"name": "one", "scheduler": "local", "node": node})
+    return Decider(job, cluster, TaskSource(job, Path.cwd())).decide()
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline"])
+def test_without_a_trace_no_part_of_a_model_is_said_to_fit(name: str) -> None:
     with pytest.raises(NotEstimatedError, match="not estimated, because the step cannot be traced"):
-        Decider(job(tensor=2), EIGHT, DeclaredParams(1000)).decide()
+        Decider(job(**{name: 2}), EIGHT, DeclaredParams(1000)).decide()
+
+
+def test_tensor_and_pipeline_together_are_not_said_to_fit() -> None:
+    with pytest.raises(NotEstimatedError, match="has not been compared with a run"):
+        decided(job(tensor=2, pipeline=2))
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline"])
+def test_a_fixed_mesh_stays_on_every_rung(name: str) -> None:
+    wide = {"layers": 4, "dim": 512, "heads": 8, "kv_heads": 8, "hidden": 1536, "vocabulary": 32_000}
+    args = {"context": 4096, "model": wide}
+    found = decided(job(args=args, batch=64, activations="keep", **{name: 2}, loss_chunks=1))
+    time = found.chosen.time
+    assert time is not None and time.samples == 64
+    assert (time.tensor > 0) == (name == "tensor") and (time.bubble > 0) == (name == "pipeline")
+    assert found.rungs and all(getattr(r.recipe, name) == 2 for r in found.rungs)
+    assert all(r.recipe.micro_batch_size * r.recipe.grad_accum * 4 == 64 for r in found.rungs)
+    layer = 4 * 512 * 512 + 3 * 512 * 1536 + 2 * 512
+    assert found.parameters == 4 * layer + 2 * 32_000 * 512 + 512  # of the whole model
+
+
+def test_a_layer_is_split_where_links_decide_and_the_plan_says_why() -> None:
+    """The autoencoder in tiny, over PCIe: to gather its matrices takes most of a step."""
+    brain = job("launcher.tasks.brain:BrainAutoencoder", args={"shape": "tiny"}, precision="bf16-mixed")
+    found = decided(brain, SLOW)
+    assert found.plan.recipe.tensor > 1
+    assert "times as fast as the best recipe without" in found.plan.reason
+    line = next(line for line in found.explained if line.startswith("tensor: "))
+    assert line.count("samples/s") == 3
+
+
+def test_a_job_that_fixes_its_tensor_is_planned_with_it_alone() -> None:
+    found = decided(job(tensor=1, activations="keep"), SLOW)
+    assert found.plan.recipe.tensor == 1
+    assert not any(line.startswith("tensor: ") for line in found.explained)

@@ -122,6 +122,36 @@ def test_without_nvlink_the_ring_goes_over_pcie():
     assert timed(card="RTX A6000").communication == pytest.approx(expected)
 
 
+def test_what_a_tensor_parallel_group_exchanges_is_waited_for():
+    nothing = Affine(0, 0)
+    does = Work(Affine(0, 1e12), Affine(0, 2e12), nothing, nothing, Affine(0, 1e6), Affine(0, 2e6))
+    time = timed(does=does, tensor=2, sharding="none", world=2, per_node=2)
+    assert time.tensor == pytest.approx(on_ring(3 * 4 * 3e6, over=2))
+    assert time.exposed == time.communication == time.tensor
+    assert time.samples == 4 * 3
+
+
+def test_shards_beside_tensor_parallel_groups_share_the_network_of_their_node():
+    """Each rank gathers its own part: 4 rings per node move a quarter of the model each."""
+    network = 10e9 * speed.NETWORK_REACHED
+    alone, beside = timed(world=16, per_node=8), timed(world=16, per_node=8, tensor=4)
+    assert alone.communication == pytest.approx(3 * 8 * PARAMETERS * 15 / 16 / network)
+    assert beside.communication == pytest.approx(3 * 8 * PARAMETERS * 3 / 4 / (network / 4))
+    within = timed(world=8, per_node=8, tensor=2)
+    assert within.communication == pytest.approx(3 * on_ring(8 * PARAMETERS, over=4))
+
+
+def test_a_pipeline_waits_for_its_messages_and_in_its_bubble():
+    nothing = Affine(0, 0)
+    does = Work(Affine(0, 1e12), Affine(0, 2e12), *[nothing] * 4, Affine(0, 1e6), Affine(0, 1e6))
+    time = timed(does=does, pipeline=4, sharding="none", world=4, per_node=4)
+    assert time.exposed == pytest.approx(3 * 4 * 2e6 / (300e9 * speed.NVLINK_REACHED))
+    assert time.bubble == pytest.approx((4 - 1) / 3 * (time.compute + time.exposed))
+    assert time.total == pytest.approx(2 * (time.compute + time.exposed) + time.optimizer)
+    over_nodes = timed(does=does, pipeline=2, sharding="none", world=2, per_node=1)
+    assert over_nodes.exposed == pytest.approx(3 * 4 * 2e6 / (10e9 * speed.NETWORK_REACHED))
+
+
 def test_one_rank_communicates_nothing():
     assert timed(world=1, per_node=1, sharding="none").communication == 0
 

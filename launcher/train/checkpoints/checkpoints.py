@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from launcher.rundir.find import remove_partial_checkpoints
 from launcher.rundir.made_with import made_with, why_not_from
 from launcher.spec.events import CheckpointSaved
+from launcher.spec.mesh import Mesh
 from launcher.train.checkpoints.folder import (
     CheckpointError,
     NotSavedError,
@@ -178,7 +179,7 @@ class Checkpoints:
         state = self._state()
         if problem := other_shards(state["optimizer"]["state"], path, "optimizer.state"):
             raise OtherShardsError(f"{path.name} cannot be resumed from: {problem}")
-        states = state["optimizer"]["state"]
+        groups, states = state["optimizer"].pop("param_groups"), state["optimizer"]["state"]
         never = {name: states.pop(name) for name in without_states(states, path, "optimizer.state")}
         try:
             load(state, storage_reader=self._reader(path), planner=CheckpointPlanner())
@@ -187,6 +188,7 @@ class Checkpoints:
             kind = next((one for one in (PartsError, RefusedError) if one in kinds), CheckpointError)
             raise kind(f"{path.name} could not be read: {_first_cause(error)}") from error
         states |= never
+        state["optimizer"]["param_groups"] = groups  # the job's settings, with the names that this rank has
         set_state_dict(
             self.model,
             self.optimizer,
@@ -194,9 +196,9 @@ class Checkpoints:
             optim_state_dict=state["optimizer"],
             options=self._options,
         )
-        self._forget_states(never, state["optimizer"]["param_groups"])
+        self._forget_states(never, groups)
         self.scaler.restore(self.before.get("scaler"))
-        self._restore_own(path, step, same_ranks=self._same_ranks(self.before))
+        self._restore_own(path, step)
         self.saved = step
         return step
 
@@ -282,7 +284,7 @@ class Checkpoints:
         marker = {
             "step": step,
             "world": self.rank.world,
-            "tensor": self.rank.recipe.tensor,
+            "mesh": [*self.rank.mesh],
             "torch": str(torch.__version__),
             "scaler": self.scaler.state(),
             **self.made_with,
@@ -324,9 +326,12 @@ class Checkpoints:
 
     def _state_to_save(self) -> dict[str, Any]:
         """Return the state that this rank saves. DCP takes a replica from any rank, but buffers are no
-        replicas: only rank 0 saves its own, or the first rank of each node if nodes share no folder."""
-        state = self._state()
-        return state if self.rank.leads else {**state, "model": self.rank_state.shared(state["model"])}
+        replicas: only the first rank of each stage saves its own, in each folder."""
+        state, alike = self._state(), self.rank.stage_ranks
+        first = (self.rank.here(alike) if self.rank.apart else alike)[0]
+        return (
+            state if self.rank.number == first else {**state, "model": self.rank_state.shared(state["model"])}
+        )
 
     def make_states(self) -> None:
         """Create all optimizer states, which otherwise the first step creates."""
@@ -377,34 +382,44 @@ class Checkpoints:
         rank = self.rank
         if not rank.apart:
             return CheckpointReader(path)
-        same_ranks = self._same_ranks(read_marker(path))
-        return PartsReader(
-            path, rank.host(rank.node), [rank_file_name(rank.number if same_ranks else 0)], rank.hosts
-        )
+        own = [rank_file_name(number) for number in self._own_files(read_marker(path))]
+        return PartsReader(path, rank.host(rank.node), own, rank.hosts)
 
-    def _same_ranks(self, marker: Mapping[str, Any]) -> bool:
-        """Return whether each rank had the same samples and the same part of the layers."""
-        saved = marker.get("world"), marker.get("tensor", 1)
-        return saved == (self.rank.world, self.rank.recipe.tensor)
+    def _same_mesh(self, marker: dict[str, Any]) -> bool:
+        return _mesh_of(marker) == self.rank.mesh
 
-    def _restore_own(self, path: Path, step: int, *, same_ranks: bool) -> None:
-        """Restore this rank's own state. If the mesh of ranks changed, take rank 0's buffers and seed new
-        random numbers, the same in every attempt."""
-        rank = self.rank
-        file = path / rank_file_name(rank.number if same_ranks else 0)
-        try:
-            self.rank_state.restore(file, rng=same_ranks)
-        except pickle.UnpicklingError as error:
-            raise RefusedError(f"{file} contains objects that no checkpoint needs: {error}") from None
-        except (OSError, RuntimeError) as error:
-            raise CheckpointError(f"{path.name} could not be read: {error}") from error
-        if not same_ranks:
+    def _own_files(self, marker: dict[str, Any]) -> list[int]:
+        """Return the ranks of the checkpoint whose own state this rank takes: after a change of the mesh, the
+        first rank of each stage."""
+        if self._same_mesh(marker):
+            return [self.rank.number]
+        before = _mesh_of(marker)
+        return [stage * before.data * before.tensor for stage in range(before.pipeline)]
+
+    def _restore_own(self, path: Path, step: int) -> None:
+        """Restore this rank's own state. After a change of the mesh, take the buffers of the first rank of
+        each stage, and seed new random numbers, the same in every attempt."""
+        rank, same = self.rank, self._same_mesh(self.before)
+        for file in (path / rank_file_name(number) for number in self._own_files(self.before)):
+            try:
+                self.rank_state.restore(file, rng=same)
+            except pickle.UnpicklingError as error:
+                raise RefusedError(f"{file} contains objects that no checkpoint needs: {error}") from None
+            except (OSError, RuntimeError) as error:
+                raise CheckpointError(f"{path.name} could not be read: {error}") from error
+        if not same:
+            one_stage = _mesh_of(self.before).pipeline == 1
+            whose = "the old rank 0" if one_stage else "the first rank of each old stage"
             rank.say(
-                "the mesh of ranks changed: dropout draws from a new stream, "
-                "and buffers (such as BatchNorm's statistics) are those of the old rank 0"
+                "the number of ranks or their mesh changed: dropout draws from a new stream, "
+                f"and buffers (such as BatchNorm's statistics) are those of {whose}"
             )
             number = rank.number // rank.mesh.tensor  # a tensor-parallel group draws the same numbers
             seed_all(derive_seed("resumed", rank.job.train.seed, step, number))
+
+
+def _mesh_of(marker: dict[str, Any]) -> Mesh:
+    return Mesh(*marker.get("mesh", (1, marker.get("world"), 1)))
 
 
 def _stager(device: torch.device) -> DefaultStager:

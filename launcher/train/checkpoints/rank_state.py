@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.train.pipeline.cut import is_elsewhere
 from launcher.train.rng import rng_state, set_rng_state
 from launcher.train.task import Task, TaskError
 
@@ -84,6 +85,8 @@ class RankState:
         the task has a state."""
         here = dict(self.model.named_buffers(remove_duplicate=False))  # two modules may share a buffer
         for name, value in content["buffers"].items():
+            if is_elsewhere(self.model, name):
+                continue
             if name in here and here[name].shape == value.shape and here[name].dtype == value.dtype:
                 here[name].copy_(value)
             else:  # training has replaced the buffer, such as a cache that grows, or registered it

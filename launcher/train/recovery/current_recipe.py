@@ -65,6 +65,9 @@ class CurrentRecipe:
         """
         if self.setting.couples_samples:
             return
+        if self.probe.off is not None:
+            self.rank.say(f"could not check that the loss is a sum and not a mean: {self.probe.off}")
+            return
         told = self.rank.run.read_events() if self.rank.first else []
         found = bool(
             self.recovery.agreement.from_rank_0(any(isinstance(one, CouplesSamples) for one in told))

@@ -153,11 +153,10 @@ class Handover:
         if own is None:
             return None
         differ = [name for name in self.layout if own.about["layout"].get(name) != self.layout[name]]
-        mine = self.rank.number
-        first = mine - self.rank.local
-        numbers = {first, mine}  # the first rank has written the replicas of the node
+        mine, alike = self.rank.number, self._alike
+        numbers = {alike[0], mine}  # the first rank has written the replicas
         if reshards := bool(differ) and self._reshards(differ):
-            numbers = {*range(first, first + self.rank.per_node)}
+            numbers = {*alike}
         # This rank's own file is already open.
         files = [own if number == mine else read_packed(_file(folder, number)) for number in sorted(numbers)]
         found = [file for file in files if file is not None]
@@ -224,8 +223,13 @@ class Handover:
 
     def _writes(self, tensor: torch.Tensor) -> bool:
         """Return whether this rank writes its part of a tensor. Replicas are equal bit for bit, so the first
-        rank of each node writes them alone."""
-        return isinstance(tensor, DTensor) or self.rank.local == 0
+        rank of each stage on the node writes them alone."""
+        return isinstance(tensor, DTensor) or self.rank.number == self._alike[0]
+
+    @property
+    def _alike(self) -> range:
+        """The ranks on this node with the same stage of the model."""
+        return self.rank.here(self.rank.stage_ranks)
 
     def _states(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the states of each trained parameter. `state_dict()` is avoided: it may have side effects."""
@@ -244,6 +248,7 @@ def layout_of(rank: Rank, model: nn.Module) -> Layout:
     return {
         "ranks": [rank.world, rank.per_node],
         "tensor": recipe.tensor,
+        "stages": [rank.mesh.pipeline, recipe.stages],
         "sharding": {"fsdp-keep": "fsdp"}.get(recipe.sharding, recipe.sharding),
         "optimizer": saved_as(recipe.optimizer),
         "precision": recipe.precision,

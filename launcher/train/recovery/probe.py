@@ -66,11 +66,14 @@ class Probe:
         agreement: Agreement,
         in_backward: StepInBackward | None = None,
     ) -> None:
-        assert (collectives is not None) == isinstance(model, FSDPModule)
+        alone = rank.recipe.pipeline == 1
+        assert (collectives is not None) == (isinstance(model, FSDPModule) and alone)
         self.model, self.task, self.optimizer, self.scaler = model, task, optimizer, scaler
         self.rank, self.where, self.budget, self.undo = rank, where, budget, undo
         self.collectives, self.agreement, self.in_backward = collectives, agreement, in_backward
-        self.off = "with tensor parallelism no rank runs a step alone" if rank.mesh.tensor > 1 else None
+        self.off: str | None = None if alone else "a stage of a pipeline cannot run a step alone"
+        if rank.mesh.tensor > 1:
+            self.off = "with tensor parallelism no rank runs a step alone"
         "Why the probe is off; every recipe then counts as fitting."
         self.may_send = False
         "The probe is off because the task calls collectives itself, or may do so."

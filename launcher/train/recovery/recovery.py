@@ -91,7 +91,9 @@ class Recovery:
         self.agreement = Agreement(rank.world, budget)
         with budget.host_side():
             self.undo = Undo(model, rank.device, task, data)
-        self.collectives = Collectives(model, rank.device) if isinstance(model, FSDPModule) else None
+        self.collectives = None
+        if isinstance(model, FSDPModule) and rank.recipe.pipeline == 1:
+            self.collectives = Collectives(model, rank.device)
         self.failure: Failure | None = None
         self.suspect: Suspect | None = None
         self.probed: list[int] | None = None
@@ -104,6 +106,8 @@ class Recovery:
         """Return why an OOM ends the attempt in this setup, or None if steps can be repeated."""
         if self.rank.recipe.optimizer_step == "backward":
             return "with optimizer_step: backward, parameters may have changed when memory runs out"
+        if self.rank.recipe.pipeline > 1:
+            return "a stage that runs out of memory leaves its neighbours waiting for what it would send"
         if self.rank.world == 1 and self.collectives is None:
             return None
         if self.rank.mesh.tensor > 1:

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import _utils
+from torch.distributed.tensor import _utils, debug
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
@@ -35,6 +35,8 @@ def dtensors_of_real_values() -> Iterator[None]:
                 kept = staticmethod(apart) if isinstance(own, staticmethod) else apart
                 stack.enter_context(patch.object(owner, name, kept))
         yield
+    # DTensor's caches hold meshes. Those of the next trace are equal, but have other process groups.
+    getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:

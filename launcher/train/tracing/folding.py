@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -38,6 +38,32 @@ def fold(model: nn.Module, blocks: Iterable[nn.Module]) -> tuple[tuple[Run, ...]
         for position in reversed(leave):
             del module[position]
     return tuple(runs), kept
+
+
+def fold_stage(
+    model: nn.Module, blocks: Sequence[nn.Module], stages: Sequence[int], stage: int
+) -> tuple[tuple[Run, ...], dict[nn.Module, Any], tuple[int, ...]]:
+    """Like `fold` for one stage of a pipeline: other stages keep one block. Return also the blocks of each.
+
+    Removes nothing if the blocks are not the equal blocks of one ModuleList.
+    """
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
+    prefix, module = next(((name, m) for name, m in lists if list(m) == list(blocks)), ("", None))
+    if module is None or len({_shape(block, set(blocks)) for block in blocks}) > 1:
+        return (), {}, tuple(stages)
+    firsts = [0, *itertools.accumulate(stages)]
+    first, count = firsts[stage], stages[stage]
+    mine = list(range(first, first + count))
+    runs: tuple[Run, ...] = ()
+    if count > KEPT:
+        mine = mine[: REPEATED + 1] + mine[count - (KEPT - REPEATED - 1) :]
+        runs = (Run(prefix, first, count, KEPT, REPEATED),)
+    kept = {blocks[index]: (0, number) for number, index in enumerate(mine)} if runs else {}
+    stay = {*mine, *(firsts[other] for other in range(len(stages)) if other != stage)}
+    for index in reversed(range(len(blocks))):
+        if index not in stay:
+            del module[index]
+    return runs, kept, tuple(len(mine) if other == stage else 1 for other in range(len(stages)))
 
 
 def _shape(block: nn.Module, units: set[nn.Module]) -> Any:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 from launcher.memory.peaks import Like
@@ -21,11 +20,13 @@ from launcher.memory.trace import Trace, alone
 from launcher.planning.source import About, NotCompiledError, NoTraceError
 from launcher.spec import optimizers
 from launcher.spec.job import Job
+from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
 from launcher.train.batch_norm import first_batch_norm
 from launcher.train.shapes import read_shapes
 from launcher.train.task import Task, check_varied, load_task
 from launcher.train.tracing.compiled import NotCapturedError
+from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.tracer import Tracer, UntraceableError, fake_ranks
 
 TO_DO = (
@@ -67,19 +68,24 @@ class TaskSource:
         )
 
     def shapes(
-        self, precision: Precision, args: Mapping[str, Any] | None = None, tensor: int = 1
+        self, precision: Precision, args: Mapping[str, Any] | None = None, part: Part = WHOLE
     ) -> ModelShapes:
         recipe = Recipe(
             precision=precision,
             optimizer=optimizers.DEFAULT,
             sharding="none",
+            tensor=part.tensor,
+            pipeline=part.pipeline,
+            stages=part.stages,
             micro_batch_size=1,
             grad_accum=1,
         )
-        if tensor == 1:
+        if part == WHOLE:
             return read_shapes(self._task(args), recipe)
-        with fake_ranks(tensor):
-            return read_shapes(self._task(args), recipe, init_device_mesh("cpu", (tensor,)))
+        ranks = Ranks(part.tensor * part.pipeline, part.tensor, on_gpu=True, stage=part.stage)
+        rank = self._tracer(args).rank(recipe, ranks)
+        with fake_ranks(rank.world, rank.number), dtensors_of_real_values():
+            return read_shapes(self._task(args), recipe, rank)
 
     def trace(
         self, recipe: Recipe, ranks: Ranks, args: Mapping[str, Any] | None = None, *, exact: bool = False

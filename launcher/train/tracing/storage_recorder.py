@@ -151,6 +151,11 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 segment.flops += formula(*args, **kwargs, out_val=out)
         return out
 
+    def send(self, tensor: torch.Tensor | None) -> None:
+        """Count a message to another stage."""
+        if tensor is not None:
+            self.recorded.segments[-1].sent += tensor.nbytes
+
     def _exchange(self, func: Any, args: Any, out: Any) -> None:
         """Count a collective of DTensor. FSDP calls torch.distributed's own."""
         times = _TIMES.get(func._schema.name.partition("::")[2], 0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,19 +25,21 @@ from launcher.memory.trace import Counted, Sample, Trace, combine
 from launcher.memory.unroll import Recorded, Run, unroll
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
+from launcher.spec.mesh import model_parallel
 from launcher.spec.recipe import Recipe
 from launcher.train.activations import outermost
 from launcher.train.budget import Unlimited
 from launcher.train.mesh import meshes
-from launcher.train.model import arranged, loss_of, new_model
+from launcher.train.model import arranged, computing, loss_of, new_model
+from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages
 from launcher.train.rank import Rank
-from launcher.train.sharding import accumulate
+from launcher.train.sharding import accumulate, reshard_units
 from launcher.train.task import Task
 from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
 from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.fake_model import make_fake, no_packed_mask
-from launcher.train.tracing.folding import fold
+from launcher.train.tracing.folding import fold, fold_stage
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
 
@@ -53,7 +56,7 @@ PASSES = (("forward", "backward"), ("forward again", "backward again"))
 
 @dataclass(frozen=True)
 class _FakeRank(Rank):
-    """Rank 0 of a fake group of ranks."""
+    """A rank of a fake group of ranks: the first one of a stage."""
 
     def say(self, text: str) -> None:
         pass
@@ -66,6 +69,8 @@ class _Built(NamedTuple):
     runs: tuple[Run, ...]
     blocks: dict[nn.Module, tuple[int, int]]
     "(index of the run, index of the kept block) of each kept block."
+    stages: tuple[int, ...] | None = None
+    "Blocks of each stage, without those that were removed."
 
 
 class Tracer:
@@ -78,6 +83,8 @@ class Tracer:
         self.task, self.job, self.like = task, job, like
         self._sample: Any = None
         self._models: dict[Any, _Built] = {}
+        self._outputs: dict[Any, Callable[[], torch.Tensor]] = {}
+        "Recipe and ranks of a stage -> a function that makes a tensor like its output."
 
     def trace(self, recipe: Recipe, ranks: Ranks) -> Trace:
         """Return a trace with sizes as affine functions of the micro-batch, whatever the recipe's value is.
@@ -100,7 +107,7 @@ class Tracer:
         recipe = recipe.model_copy(update={"micro_batch_size": micro_batch})
         if recipe.sharding == "none":
             # Other ranks are independent until the gradients are reduced.
-            ranks = Ranks(recipe.tensor, recipe.tensor, ranks.on_gpu)
+            ranks = Ranks(model_parallel(recipe), recipe.tensor, ranks.on_gpu, ranks.stage)
         # If only some blocks are recomputed, the blocks are not equal.
         if not whole and recipe.checkpoint_ratio == 1:
             # Some models cannot run with fewer blocks; run those with all.
@@ -119,16 +126,19 @@ class Tracer:
 
         Raises: UntraceableError.
         """
-        rank = self._rank(recipe, ranks)
+        rank, before = self.rank(recipe, ranks), self._stage_before(recipe, ranks)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
         self.task.loss_chunks = recipe.loss_chunks
-        with fake_ranks(ranks.world), ExitStack() as stack:
+        with fake_ranks(ranks.world, rank.number), ExitStack() as stack:
             if recipe.tensor > 1:
                 stack.enter_context(dtensors_of_real_values())
+            # A run checks by values that the stages add up to the model. Fake tensors have none.
+            stack.enter_context(patch.object(_Forward, "_check", lambda *_: None))
             # A mesh holds real values, so it is created before the fake mode is on.
             mesh = meshes(rank)
             fake = FakeTensorMode()
-            model, names, runs, blocks = self._built(recipe, whole)
+            model, names, runs, blocks, stages = self._built(rank, whole)
+            rank = replace(rank, recipe=recipe.model_copy(update={"stages": stages}))
             stack.enter_context(fake)
             make_fake(model, fake)
             stack.enter_context(no_packed_mask())
@@ -142,30 +152,63 @@ class Tracer:
             stack.enter_context(compiling(fake, recorder))
             try:
                 with recorder.following():
-                    self._step(model, rank, recorder, batch, complete=complete)
+                    output = self._step(model, rank, recorder, batch, before, complete=complete)
+                self._outputs[recipe, ranks] = partial(
+                    torch.empty, tuple(output.shape), dtype=output.dtype, requires_grad=True
+                )
             except NotCapturedError:
                 raise
             except Exception as error:
                 raise UntraceableError(recorder.module, error) from error
         return recorder.recorded
 
-    def _built(self, recipe: Recipe, whole: bool) -> _Built:
+    def _stage_before(self, recipe: Recipe, ranks: Ranks) -> Callable[[], torch.Tensor] | None:
+        """Return a function that makes what the stage before sends; None in the first stage."""
+        if ranks.stage == 0:
+            return None
+        before = replace(ranks, stage=ranks.stage - 1)
+        if (recipe, before) not in self._outputs:
+            self.sample(recipe, before, recipe.micro_batch_size)
+        return self._outputs[recipe, before]
+
+    def _built(self, rank: Rank, whole: bool) -> _Built:
         """Return a new model on the meta device: a copy of one built earlier if the modules can be copied."""
-        key = (recipe.precision, recipe.loss_chunks, whole)
+        recipe, stage = rank.recipe, rank.coordinates.pipeline
+        key = (recipe.precision, recipe.loss_chunks, recipe.pipeline, recipe.stages, stage, whole)
         if key not in self._models:
             model = new_model(self.task, recipe, on_meta=True)
             names = {m: name or type(m).__name__ for name, m in model.named_modules()}
-            runs, blocks = ((), {}) if whole else fold(model, self.task.blocks(model))
+            runs: tuple[Run, ...] = ()
+            blocks: dict[nn.Module, tuple[int, int]] = {}
+            stages = recipe.stages
+            parts = self.task.pipeline(model) if recipe.pipeline > 1 else None
+            if not whole and parts is not None:
+                counts = blocks_of_stages(parts, rank)
+                runs, blocks, stages = fold_stage(model, parts.blocks, counts, stage)
+            elif not whole:
+                runs, blocks = fold(model, self.task.blocks(model))
             names = {m: names[m] for m in model.modules()}  # otherwise removed modules would be copied too
-            self._models[key] = _Built(model, names, runs, blocks)
+            self._models[key] = _Built(model, names, runs, blocks, stages)
         with suppress(Exception):
             return copy.deepcopy(self._models[key])
         return self._models.pop(key)
 
     def _step(
-        self, model: nn.Module, rank: Rank, recorder: StorageRecorder, batch: Any, *, complete: bool
-    ) -> None:
-        """Run the passes with the tensors that the training loop holds on the device meanwhile."""
+        self,
+        model: nn.Module,
+        rank: Rank,
+        recorder: StorageRecorder,
+        batch: Any,
+        before: Callable[[], torch.Tensor] | None,
+        *,
+        complete: bool,
+    ) -> torch.Tensor:
+        """Run the passes with the tensors that the training loop holds on the device meanwhile. Return the
+        output of the forward pass: the loss, or what a stage sends to the next one.
+
+        As in launcher.train.pipeline.stage, a gradient stays until the stage before has it.
+        """
+        last_stage, sent = rank.coordinates.pipeline == rank.mesh.pipeline - 1, None
         passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
         sums: list[torch.Tensor] = []
         for number, (forward, backward) in enumerate(passes, start=1):
@@ -173,10 +216,15 @@ class Tracer:
             sums = sums or [torch.zeros((), dtype=torch.float64) for _ in ("loss", "weight")]
             arrived = _arriving(batch, recorder)
             with accumulate(model, rank.recipe, last=number == len(passes)):
-                loss, _ = loss_of(self.task, model, arrived, rank)
+                received = before() if before is not None else None
+                output = self._forward(model, rank, arrived, received)
+                recorder.send(None if last_stage else output)
                 recorder.begin(backward)
-                loss.backward()  # type: ignore[no-untyped-call]
-            del arrived
+                gradient = None if last_stage else torch.empty_like(output)
+                torch.autograd.backward(output, gradient)
+                sent = received.grad if received is not None else None
+                recorder.send(sent)
+            del arrived, received, gradient
             recorder.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
         model.zero_grad(set_to_none=True)
         if complete:
@@ -184,24 +232,38 @@ class Tracer:
             model.eval()
             arrived = _arriving(batch, recorder)
             with torch.no_grad():
-                loss_of(self.task, model, arrived, rank)
+                received = before().requires_grad_(False) if before is not None else None
+                self._forward(model, rank, arrived, received)
+        return output
+
+    def _forward(
+        self, model: nn.Module, rank: Rank, batch: Any, received: torch.Tensor | None
+    ) -> torch.Tensor:
+        if rank.recipe.pipeline == 1:
+            return loss_of(self.task, model, batch, rank)[0]
+        with computing("pipeline()", rank):
+            result = model(batch if received is None else received, Batch(batch))
+        if not torch.is_grad_enabled():
+            reshard_units(model, rank.recipe)
+        output: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return output
 
     def _example(self) -> Any:
         if self._sample is None:
             self._sample = self.task.example()
         return self._sample
 
-    def _rank(self, recipe: Recipe, ranks: Ranks) -> Rank:
-        run = RunDir(Path("/nowhere"))
+    def rank(self, recipe: Recipe, ranks: Ranks) -> Rank:
+        run, number = RunDir(Path("/nowhere")), ranks.stage * (ranks.world // recipe.pipeline)
         return _FakeRank(
             run=run,
             attempt=run.attempt(0),
-            number=0,
-            node=0,
+            number=number,
+            node=number // ranks.per_node,
             job=self.job,
             recipe=recipe,
             workdir=".",
-            local=0,
+            local=number % ranks.per_node,
             world=ranks.world,
             per_node=ranks.per_node,
             device=torch.device("cpu"),
@@ -210,10 +272,10 @@ class Tracer:
 
 
 @contextmanager
-def fake_ranks(world: int) -> Iterator[None]:
-    """Set up a process group of fake ranks, whose collectives return at once."""
+def fake_ranks(world: int, rank: int = 0) -> Iterator[None]:
+    """Set up a process group of fake ranks around `rank`, whose collectives return at once."""
     hook = sys.excepthook
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     sys.excepthook = hook  # init_process_group installs one that prefixes tracebacks with the rank
     try:
         yield
@@ -240,6 +302,7 @@ def _sample(recorded: Recorded, micro_batch: int) -> Sample:
             work[f"{phase}_flops"] = sum(segment.flops for segment in segments)
             work[f"{phase}_bytes"] = sum(segment.traffic for segment in segments)
             work[f"{phase}_exchanged"] = sum(segment.exchanged for segment in segments)
+            work[f"{phase}_sent"] = sum(segment.sent for segment in segments)
     return Sample(
         micro_batch,
         tuple(recorded.sizes),

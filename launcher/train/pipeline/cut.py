@@ -1,0 +1,216 @@
+"""Cut a model into stages: a rank keeps the modules of its stage, under the model's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from launcher.spec.schedule import balanced
+from launcher.train.pipeline.parts import Pipeline
+from launcher.train.rank import Rank, SetupError
+from launcher.train.task import Task, TaskError
+
+
+class Elsewhere(nn.Module):
+    """Stands for a module of another stage. It has the module's plain attributes, and no parameter."""
+
+    def __init__(self, module: nn.Module, name: str, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        plain = {k: v for k, v in vars(module).items() if isinstance(v, str | int | float | bool | None)}
+        self.__dict__.update({**plain, **vars(self), "_name": name, "_run": run})
+
+    def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return self.__dict__["_run"](x)  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{self.__dict__['_name']} is in another stage of the pipeline, and so is its {name!r}"
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch as an argument of the model. FSDP and precision hooks cast no tensor in it."""
+
+    content: Any
+
+
+def cut(model: nn.Module, task: Task, rank: Rank) -> None:
+    """Replace the modules of other stages, and the model's forward by that of this rank's stage.
+
+    The first stage takes the batch, the others what the stage before returned; each also takes the
+    micro-batch as a `Batch`. The last stage returns sum and weight like `Task.loss`.
+
+    Raises SetupError if the model cannot be cut.
+    """
+    parts, stages = task.pipeline(model), rank.mesh.pipeline
+    if parts is None:
+        raise SetupError(
+            f"pipeline: {stages} needs pipeline() of the task, which {type(task).__name__} does not have: "
+            "return a launcher.train.Pipeline that says what comes before and after the blocks, as "
+            "docs/tasks.md shows, or use pipeline: 1"
+        )
+    names = _names(parts, model, type(task).__name__)
+    home = dict.fromkeys(parts.before, 0) | dict.fromkeys(parts.after, stages - 1)
+    blocks = iter(parts.blocks)
+    for stage, number in enumerate(blocks_of_stages(parts, rank)):
+        home |= {next(blocks): stage for _ in range(number)}
+    forward = _Forward(model, parts, names, type(task).__name__)
+    at = rank.coordinates.pipeline
+    for module, stage in home.items():
+        if stage != at:
+            _put(model, names[module], forward.stand_in(module))
+    model.forward = forward.of_stage(first=at == 0, last=at == stages - 1)
+
+
+def blocks_of_stages(parts: Pipeline, rank: Rank) -> Sequence[int]:
+    """Return the number of blocks of each stage. Raises SetupError."""
+    recipe, count = rank.recipe, len(parts.blocks)
+    if recipe.stages is not None:
+        if sum(recipe.stages) != count:
+            raise SetupError(
+                f"stages: {list(recipe.stages)} are {sum(recipe.stages)} blocks, but the model has {count}"
+            )
+        return recipe.stages
+    if count < recipe.pipeline:
+        raise SetupError(f"pipeline: {recipe.pipeline} is more than the {count} blocks of the model")
+    return balanced(
+        [_parameters([block]) for block in parts.blocks],
+        _parameters(parts.before),
+        _parameters(parts.after),
+        recipe.pipeline,
+    )
+
+
+def _parameters(modules: Sequence[nn.Module]) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
+def _names(parts: Pipeline, model: nn.Module, task: str) -> dict[nn.Module, str]:
+    """Return the name of each module in `parts`. Raises SetupError if a parameter is in none or in two."""
+    called, wrong = {module: name for name, module in model.named_modules()}, f"pipeline() of {task}"
+    names: dict[nn.Module, str] = {}
+    owner: dict[nn.Parameter, str] = {}
+    for module in (*parts.before, *parts.blocks, *parts.after):
+        if not (name := called.get(module)):
+            raise SetupError(f"{wrong} returned {type(module).__name__}, which is not in the model")
+        names[module] = name
+        for key, parameter in module.named_parameters(prefix=name):
+            if parameter in owner:
+                raise SetupError(
+                    f"{wrong}: {key} is used in {owner[parameter]} and in {name} (tied weights). A stage "
+                    "would have only its own part of the gradient: use two parameters, or pipeline: 1"
+                )
+        owner |= dict.fromkeys(module.parameters(), name)
+    if left := [name for name, parameter in model.named_parameters() if parameter not in owner]:
+        raise SetupError(
+            f"{wrong} does not say where {', '.join(left[:3])} is used: return its module in before, blocks "
+            "or after"
+        )
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        raise SetupError("SyncBatchNorm waits for all ranks, but a stage runs on some: use BatchNorm")
+    return names
+
+
+class _Forward:
+    """Makes the forward of a stage, and the stand-ins for modules of other stages."""
+
+    def __init__(self, model: nn.Module, parts: Pipeline, names: Mapping[nn.Module, str], task: str) -> None:
+        self.model, self.parts, self.names, self.task = model, parts, names, f"pipeline() of {task}"
+        self._called: list[str] | None = None
+        "Modules of other stages that `middle` has called; None outside of it."
+
+    def stand_in(self, module: nn.Module) -> Elsewhere:
+        name, passes = self.names[module], module not in self.parts.before
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            if self._called is None or not passes:
+                who = "only middle may call it" if passes else "only begin may call it"
+                raise TaskError(f"{self.task}: {name} is in another stage, and {who}")
+            self._called.append(name)
+            return x
+
+        return Elsewhere(module, name, run)
+
+    def of_stage(self, *, first: bool, last: bool) -> Callable[[Any, Batch], Any]:
+        unchecked = True
+
+        def forward(value: Any, batch: Batch) -> Any:
+            nonlocal unchecked
+            x = self.parts.begin(value) if first else value
+            if unchecked:
+                self._check(x, batch.content)
+                unchecked = False
+            x = self._middle(x, batch.content)
+            return self.parts.end(x, batch.content) if last else x
+
+        return forward
+
+    def _middle(self, x: torch.Tensor, content: Any) -> torch.Tensor:
+        self._called = []
+        try:
+            return self.parts.middle(x, content)
+        finally:
+            self._called = None
+
+    @torch.no_grad()
+    def _check(self, x: torch.Tensor, content: Any) -> None:
+        """Run `middle` with every block left out. Raises TaskError if it then changes its input, as it would
+        in each stage, or does not call each block once."""
+        if not (isinstance(x, torch.Tensor) and x.is_floating_point()):
+            raise TaskError(f"{self.task}: begin must return a tensor of floats, not {type(x).__name__}")
+        called: list[str] = []
+        with self._all_elsewhere(called):
+            passed = self.parts.middle(x, content)
+        expected = [self.names[block] for block in self.parts.blocks]
+        if called[: len(expected)] != expected:
+            raise TaskError(
+                f"{self.task}: middle must call each block once and in order, and look it up in the model at "
+                f"each call; it called {', '.join(called) or 'none'}"
+            )
+        if passed is not x and not torch.equal(passed, x):
+            raise TaskError(
+                f"{self.task}: with every block left out, middle must return its input, but it changes it "
+                "(scales or shifts it, drops some of it), which each stage would do again: do it in begin"
+            )
+
+    @contextmanager
+    def _all_elsewhere(self, called: list[str]) -> Iterator[None]:
+        """Replace the blocks and what comes after them by modules that note their name in `called`."""
+
+        def noting(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+            def run(x: torch.Tensor) -> torch.Tensor:
+                called.append(name)
+                return x
+
+            return run
+
+        names = [self.names[module] for module in (*self.parts.blocks, *self.parts.after)]
+        kept = {name: self.model.get_submodule(name) for name in names}
+        try:
+            for name, module in kept.items():
+                _put(self.model, name, Elsewhere(module, name, noting(name)))
+            yield
+        finally:
+            for name, module in kept.items():
+                _put(self.model, name, module)
+
+
+def is_elsewhere(model: nn.Module, name: str) -> bool:
+    """Return whether a parameter or buffer of the whole model is in another stage."""
+    module: nn.Module | None = model
+    for part in name.split(".")[:-1]:
+        if module is None or isinstance(module, Elsewhere):
+            break
+        module = module._modules.get(part)
+    return isinstance(module, Elsewhere)
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, key = name.rpartition(".")
+    model.get_submodule(parent)._modules[key] = module
