@@ -33,11 +33,11 @@ TWO: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, 1f1b": ("gpt", {}),
     "gpt, by hand, fsdp": ("gpt", {"stages": [1, 3], **FSDP}),
     "llama, gpipe": ("llama", {"schedule": "gpipe"}),
-    "video": ("video", {}),
     "brain": ("brain", {}),
 }
 TWO_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, gpipe": ("gpt", {"schedule": "gpipe"}),
+    "video": ("video", {}),
     "llama, fsdp, last": ("llama", {"grad_sync": "last", **FSDP}),
     "transformers": ("transformers", {}),
     "transformers, loss in parts": ("transformers", {"loss_chunks": 3, **FSDP}),
@@ -289,22 +289,12 @@ def test_batch_norm_statistics_of_all_stages_reach_another_mesh(tmp_path: Path) 
         assert torch.allclose(exported["one"][name], exported["stages"][name], rtol=1e-5), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("asked", "chosen", "words"),
-    [
-        (job(), staged(), "needs pipeline() of the task, which Ragged does not have"),
-        (gpt(), staged(stages=(1, 1)), "stages: [1, 1] are 2 blocks, but the model has 3"),
-        (gpt(args={"layers": 1}), staged(), "pipeline: 2 is more than the 1 blocks of the model"),
-    ],
-)
-def test_a_model_that_cannot_be_cut_so_is_refused_with_the_reason(
-    tmp_path: Path, asked: Job, chosen: Recipe, words: str
-) -> None:
-    run = prepare(tmp_path / "run", asked)
-    start(run, chosen)
+def test_a_task_that_does_not_say_how_to_cut_its_model_is_refused(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job())
+    start(run, staged())
     told = any_error(run.attempt(0))
-    assert told["failure"] == "user-error" and words in told["exception"]
+    assert told["failure"] == "user-error"
+    assert "needs pipeline() of the task, which Ragged does not have" in told["exception"]
 
 
 def without(run: RunDir, folder: Path, step: int) -> RunDir:
