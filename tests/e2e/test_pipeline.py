@@ -1,4 +1,4 @@
-"""A job in two stages, from its file to its weights: planned, started, out of memory, started again, exported."""
+"""A job in two stages through the CLI: planned, out of memory, started again, exported."""
 
 from __future__ import annotations
 
