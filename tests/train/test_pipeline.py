@@ -87,7 +87,7 @@ def compare(
 
 
 def whole(fields: dict[str, Any]) -> dict[str, Any]:
-    own = ("pipeline", "stages", "schedule")
+    own = ("pipeline", "stages", "schedule", "micro", "accumulation")
     kept = {name: value for name, value in fields.items() if name not in own}
     return {**kept, "sharding": "fsdp"} if kept.get("sharding") == "hybrid" else kept
 
