@@ -204,6 +204,8 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "sharding": "fsdp",
         "tensor": "2",
         "pipeline": "2",
+        "schedule": "gpipe",
+        "stages": "[28, 29]",
         "offload": "cpu-optimizer",
         "optimizer_step": "backward",
         "activations": "checkpoint",

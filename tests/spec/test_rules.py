@@ -14,6 +14,7 @@ from launcher.spec.recipe import (
     Precision,
     Recipe,
     RecipeChoice,
+    Schedule,
     Sharding,
 )
 from launcher.spec.rules import RULES, Setting, broken_rules, nearest_valid
@@ -44,6 +45,13 @@ def test_a_usual_recipe_breaks_nothing():
         ({"tensor": 4}, Setting(8, 4, 2, entrypoint=True), "tensor-within-node"),
         ({"tensor": 2}, GPUS, "mesh-needs-entrypoint"),
         ({"pipeline": 2, "sharding": "ddp"}, TASK, "mesh-no-ddp"),
+        ({"pipeline": 2, "stages": (3, 4, 5)}, TASK, "stages-are-pipeline"),
+        ({"pipeline": 2}, Setting(8, 1, 8, entrypoint=True, adapter=True), "pipeline-no-adapter"),
+        (
+            {"pipeline": 2, "optimizer_step": "backward", "grad_accum": 1},
+            TASK,
+            "step-in-backward-no-pipeline",
+        ),
         ({"sharding": "ddp", "offload": "cpu"}, GPUS, "cpu-offload-needs-fsdp"),
         ({"sharding": "zero1", "offload": "cpu"}, GPUS, "cpu-offload-needs-fsdp"),
         (
@@ -124,6 +132,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "compile": (False, True),
     "grad_scaler": (False, True),
 }
+MESH: dict[str, tuple[Any, ...]] = {
+    "tensor": (1, 2),
+    "pipeline": (1, 2),
+    "stages": (None, (1, 1)),
+    "schedule": get_args(Schedule),
+}
+"Together with one of EVERY recipes of the others: with all of them, the test would take minutes."
+EVERY = 1009
 CPU = Setting(1, 1, 0, entrypoint=True)
 SETTINGS = [
     CPU,
@@ -137,12 +153,14 @@ SETTINGS = [
 
 @pytest.mark.slow
 def test_every_recipe_is_valid_or_has_a_valid_neighbour_and_what_is_valid_runs():
-    assert VALUES.keys() | SIZES == Recipe.model_fields.keys()
+    assert VALUES.keys() | MESH.keys() | SIZES == Recipe.model_fields.keys()
     sizes = {"micro_batch_size": 4, "grad_accum": 2}
     recipes = [
         Recipe.model_construct(**dict(zip(VALUES, values, strict=True)), **sizes)
         for values in itertools.product(*VALUES.values())
     ]
+    meshes = [dict(zip(MESH, values, strict=True)) for values in itertools.product(*MESH.values())]
+    recipes += [recipe.model_copy(update=mesh) for recipe in recipes[::EVERY] for mesh in meshes[1:]]
     seen = set()
     for setting in SETTINGS:
         neighbours = set()

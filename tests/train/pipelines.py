@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -33,99 +34,27 @@ TASKS: dict[str, dict[str, Any]] = {
         "args": {"context": 16, "model": {"layers": 5}},
     },
     "video": {"task": "launcher.tasks.video:VideoLanguageModel", "args": {"max_frames": 2, "context": 16}},
-    **{
-        name: {"task": "launcher.tasks.huggingface:CausalLM"}
-        for name in ("hf llama", "hf qwen3", "hf gpt2", "hf gemma2", "hf mistral", "hf tied")
-    },
     "brain": {"task": "launcher.tasks.brain:BrainAutoencoder", "model": {"batch_norm": True}},
-}
-RECIPES: dict[str, dict[str, Any]] = {
-    "": {},
-    "fsdp": {"sharding": "fsdp"},
-    "bf16": {"precision": "bf16"},
-    "bf16-mixed": {"precision": "bf16-mixed"},
-    "bf16-mixed, fsdp": {"precision": "bf16-mixed", "sharding": "fsdp"},
-    "fp16-mixed, fsdp": {"precision": "fp16-mixed", "sharding": "fsdp", "grad_scaler": True},
-    "checkpoint, fsdp": {"activations": "checkpoint", "sharding": "fsdp"},
-    "selective": {"activations": "selective"},
-    "offload": {"activations": "offload"},
-    "loss in parts, fsdp": {"loss_chunks": 3, "sharding": "fsdp"},
-    "8-bit, fsdp": {"optimizer": "adamw-8bit", "sharding": "fsdp"},
-    "on the host, fsdp": {"offload": "cpu", "sharding": "fsdp"},
-    "optimizer on the host": {"offload": "cpu-optimizer"},
-    "compiled, fsdp": {"compile": True, "sharding": "fsdp"},
-}
-"Of a run in one process, and of one in stages that is compared with it."
-STAGED: dict[int, dict[str, dict[str, Any]]] = {
-    2: {
-        "1f1b": {"pipeline": 2},
-        "gpipe": {"pipeline": 2, "schedule": "gpipe"},
-        "by hand": {"pipeline": 2, "stages": (1, 3)},
-        "last": {"pipeline": 2, "grad_sync": "last"},
-    },
-    4: {
-        "2 x 2": {"pipeline": 2},
-        "2 x 2, last": {"pipeline": 2, "grad_sync": "last"},
-        "2 x 2, gpipe": {"pipeline": 2, "schedule": "gpipe"},
-        "4": {"pipeline": 4},
-    },
+    "transformers": {"task": "launcher.tasks.huggingface:CausalLM"},
 }
 
 
-def config_of(kind: str, folder: Path) -> str:
-    from transformers import AutoConfig
-
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "vocab_size": 256,
-        "head_dim": 8,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": kind == "tied",
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "sliding_window": 8,
-        "use_sliding_window": True,
-        "max_window_layers": 2,
-    }
-    if kind == "gpt2":
-        sizes = {
-            "n_embd": 32,
-            "n_layer": 4,
-            "n_head": 4,
-            "vocab_size": 256,
-            "n_positions": 64,
-            "tie_word_embeddings": False,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        }
-    config = AutoConfig.for_model({"tied": "llama"}.get(kind, kind), **sizes)
-    config.save_pretrained(folder / kind)
-    return str(folder / kind)
-
-
-def trainer(rank: Rank, folder: Path, task: str, **fields: Any) -> Trainer:
-    accumulation = 4 * fields.get("pipeline", 1) // rank.world
-    train = {"lr": 1e-3, "clip_norm": fields.pop("clip_norm", None), "eval_every": STEPS}
+def trainer(
+    rank: Rank, folder: Path, task: str, recipe_fields: dict[str, Any], clip_norm: float | None = None
+) -> Trainer:
+    data_ranks = rank.world // recipe_fields.get("pipeline", 1)
+    made = recipe(
+        **{"sharding": "none", "micro": 2, "accumulation": GLOBAL_BATCH // 2 // data_ranks, **recipe_fields}
+    )
     about = dict(TASKS[task])
-    if task.startswith("hf "):
-        about["args"] = {
-            "path": config_of(task.removeprefix("hf "), folder / f"{rank.number}"),
-            "context": 16,
-        }
+    if task == "transformers":
+        about["args"] = {"path": os.environ["CONFIG"], "context": 16}
+    train = {"lr": 1e-3, "clip_norm": clip_norm, "eval_every": STEPS}
     asked = job(**about, batch={"global": GLOBAL_BATCH}, steps=STEPS, train=train)
     run = RunDir(folder / task)
     run.path.mkdir(exist_ok=True)
-    made = recipe(**{"sharding": "none", "micro": 2, "accumulation": accumulation, **fields})
-    return Trainer(
-        Rank(**{**vars(rank), "recipe": made, "job": asked, "run": run, "workdir": str(HERE)}),
-        Where(),
-        Unlimited(),
-    )
+    changes = {"recipe": made, "job": asked, "run": run, "workdir": str(HERE)}
+    return Trainer(Rank(**{**vars(rank), **changes}), Where(), Unlimited())
 
 
 def steps_of(made: Trainer) -> dict[str, Any]:
@@ -152,17 +81,14 @@ def steps_of(made: Trainer) -> dict[str, Any]:
 
 
 def main(out: Path) -> None:
-    """The variable CASES has lines of `task / recipe / stages / clip_norm`."""
+    """The variable CASES has the arguments of `trainer` by name, as JSON."""
     rank = this_rank(this_place())
     join_ranks(rank)
-    found: dict[str, Any] = {}
-    for case in os.environ["CASES"].splitlines():
-        task, name, stages, clip = case.split(" / ")
-        fields = {**RECIPES[name], **(STAGED[rank.world][stages] if rank.world > 1 else {})}
-        found[case] = steps_of(trainer(rank, out.parent, task, **fields, clip_norm=float(clip) or None))
+    cases = json.loads(os.environ["CASES"])
+    found = {name: steps_of(trainer(rank, out.parent, **case)) for name, case in cases.items()}
     if rank.first:
         torch.save(found, out.with_suffix(".pt"))
-        replace_json(out, {"cases": list(found)})
+        replace_json(out, str(out.with_suffix(".pt")))
     if rank.world > 1:
         dist.barrier()
     leave(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,131 @@ from launcher.rundir.shared import remove_handover
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_OOM
-from tests.train.runs import job, losses, prepare, recipe, start
+from launcher.train.checkpoints.export import export
+from tests.train.runs import any_error, job, losses, measure, prepare, recipe, start
 
 GPT = {"layers": 3, "dim": 16, "heads": 2, "context": 16}
 SUPERVISED = {"LAUNCHER_SUPERVISED": "1"}
 STEPS = 5
 ORDER = 1e-6
-"Relative difference of sums in another order, in fp32."
+"Relative difference of losses and norms whose sums have another order, in fp32."
+ADAM = 5e-5
+"""Difference of parameters after five steps of 1e-3. Where a gradient is as small as its rounding, Adam makes
+a step of full size of it. Measured 1.2e-5."""
+FSDP = {"sharding": "fsdp"}
+
+TWO: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt, 1f1b": ("gpt", {}),
+    "gpt, by hand, fsdp": ("gpt", {"stages": [1, 3], **FSDP}),
+    "llama, gpipe": ("llama", {"schedule": "gpipe"}),
+    "brain": ("brain", {}),
+}
+TWO_MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt, gpipe": ("gpt", {"schedule": "gpipe"}),
+    "video": ("video", {}),
+    "llama, fsdp, last": ("llama", {"grad_sync": "last", **FSDP}),
+    "transformers": ("transformers", {}),
+    "transformers, loss in parts": ("transformers", {"loss_chunks": 3, **FSDP}),
+    **{
+        ", ".join(map(str, fields.values())): ("gpt", fields)
+        for fields in (
+            {"precision": "bf16"},
+            {"precision": "bf16-mixed"},
+            {"precision": "bf16-mixed", **FSDP},
+            {"precision": "fp16-mixed", "grad_scaler": True, **FSDP},
+            {"activations": "checkpoint", **FSDP},
+            {"activations": "selective"},
+            {"activations": "offload"},
+            {"loss_chunks": 3, **FSDP},
+            {"optimizer": "adamw-8bit", **FSDP},
+            {"offload": "cpu", **FSDP},
+            {"offload": "cpu-optimizer"},
+            {"compile": True, **FSDP},
+        )
+    },
+}
+FOUR: dict[str, tuple[str, dict[str, Any]]] = {
+    "2 x 2, 1f1b": ("gpt", FSDP),
+    "2 x 2, gpipe, last": ("gpt", {"schedule": "gpipe", "grad_sync": "last", **FSDP}),
+    "2 x 2, kept": ("gpt", {"sharding": "fsdp-keep"}),
+    "2 x 2, recomputed": ("llama", {"activations": "checkpoint", "loss_chunks": 2, **FSDP}),
+    "2 x 2, video": ("video", FSDP),
+    "4": ("gpt", {"pipeline": 4}),
+}
+
+
+def compare(
+    cases: dict[str, tuple[str, dict[str, Any]]], folder: Path, ranks: int, per_node: int | None = None
+) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return what each case found in stages, and what the same recipe finds in one process."""
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    found = []
+    for world in (ranks, 1):
+        asked = {
+            name: {"task": task, "recipe_fields": {"pipeline": 2, **fields} if world > 1 else whole(fields)}
+            for name, (task, fields) in cases.items()
+        }
+        env = {"CASES": json.dumps(asked), "CONFIG": str(folder / "config.json")}
+        nodes = per_node if world > 1 else None
+        found.append(torch.load(measure("pipelines.py", folder / f"{world}", world, nodes, env)))
+    return {name: (found[0][name], found[1][name]) for name in cases}
+
+
+def whole(fields: dict[str, Any]) -> dict[str, Any]:
+    own = ("pipeline", "stages", "schedule", "micro", "accumulation")
+    kept = {name: value for name, value in fields.items() if name not in own}
+    return {**kept, "sharding": "fsdp"} if kept.get("sharding") == "hybrid" else kept
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize("cases", [TWO, pytest.param(TWO_MORE, marks=pytest.mark.thorough)], ids=["", "more"])
+def test_two_stages_end_with_the_bits_of_one_process(
+    cases: dict[str, tuple[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    for name, (staged, one) in compare(cases, tmp_path, ranks=2).items():
+        first, last = map(set, staged["of each rank"])
+        assert first and last and not first & last, name
+        assert staged["parameters"].keys() == one["parameters"].keys(), name
+        for part, value in one["parameters"].items():
+            assert torch.equal(staged["parameters"][part], value), (name, part)
+        for what in ("losses", "weights", "evaluated"):
+            assert staged[what] == one[what], (name, what)
+        # get_total_norm of bf16 gradients is in bf16.
+        assert staged["norms"] == pytest.approx(one["norms"], rel=5e-3 if name == "bf16" else ORDER), name
+
+
+@pytest.mark.thorough
+def test_four_ranks_train_like_one(tmp_path: Path) -> None:
+    for name, (staged, one) in compare(FOUR, tmp_path, ranks=4).items():
+        _close(name, staged, one)
+
+
+@pytest.mark.thorough
+def test_hybrid_in_each_stage_trains_like_one_rank(tmp_path: Path) -> None:
+    """Eight ranks on four nodes: each stage has two shards on each of two nodes."""
+    hybrid = {"sharding": "hybrid", "micro": 1, "accumulation": 2}
+    for name, (staged, one) in compare({"hybrid": ("gpt", hybrid)}, tmp_path, ranks=8, per_node=2).items():
+        _close(name, staged, one)
+
+
+def _close(name: str, staged: dict[str, Any], one: dict[str, Any]) -> None:
+    for what in ("losses", "norms", "weights", "evaluated"):
+        assert staged[what] == pytest.approx(one[what], rel=ORDER), (name, what)
+    assert staged["parameters"].keys() == one["parameters"].keys(), name
+    for part, value in one["parameters"].items():
+        assert (staged["parameters"][part] - value).abs().max() < ADAM, (name, part)
 
 
 def gpt(**fields: Any) -> Job:
@@ -36,30 +155,67 @@ def staged(sharding: str = "none", accumulation: int = 4, **fields: Any) -> Reci
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """Two stages, dropout, a checkpoint after the third step and after the last one."""
-    train = {"checkpoint_every": 3, "keep_checkpoints": 3}
-    run = prepare(tmp_path_factory.mktemp("pipeline") / "run", gpt(args={"dropout": 0.2}, train=train))
+    """Two stages, dropout, clipping, a checkpoint after the third step and after the last one."""
+    run = prepare(tmp_path_factory.mktemp("pipeline") / "run", gpt(args={"dropout": 0.2}, train=SAVING))
     ended = start(run, staged(), env=SUPERVISED)
     assert ended.codes == {0: 0, 1: 0}, ended.output
+    reasons = {event["event"]: event["reason"] for event in run.read_events() if "reason" in event}
+    assert "a stage that runs out of memory leaves its neighbours waiting" in reasons["recovery-off"]
     return run
 
 
+SAVING = {"checkpoint_every": 3, "keep_checkpoints": 3}
+
+
 @pytest.mark.parametrize(
-    ("phase", "rank"), [("forward", 1), ("backward", 0), ("optimizer", 1), ("data", 0), ("backward", 1)]
+    ("phase", "rank"),
+    [
+        ("backward", 0),
+        *(
+            pytest.param(phase, rank, marks=pytest.mark.thorough)
+            for phase, rank in (
+                ("forward", 0),
+                ("forward", 1),
+                ("backward", 1),
+                ("data", 0),
+                ("optimizer", 1),
+            )
+        ),
+    ],
 )
 def test_a_stage_out_of_memory_ends_all_at_once_and_no_step_is_lost(
     undisturbed: RunDir, tmp_path: Path, phase: str, rank: int
 ) -> None:
     run = prepare(tmp_path / "run", gpt(args={"dropout": 0.2}))
-    ended = start(run, staged(), env={**SUPERVISED, "TRAIN_MEMORY_FAIL": f"rank={rank},step=3,phase={phase}"})
-    assert ended.codes[rank] == EXIT_OOM, ended.output
-    again = start(run, staged(), env=SUPERVISED)
-    remove_handover(run, 0)
-    assert again.codes == {0: 0, 1: 0}, again.output
-    assert [(one["step"], one["from"]) for one in run.read_events() if one["event"] == "resumed"] == [
-        (2, "shared-memory")
-    ]
+    _restarts_after(run, staged(), 2, f"rank={rank},step=3,phase={phase}", rank)
     assert losses(run) == losses(undisturbed)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("phase", ["forward", "backward", "evaluation", "checkpoint"])
+@pytest.mark.parametrize("rank", ["all", "1", "last"])
+def test_four_ranks_in_two_stages_lose_no_step(tmp_path: Path, phase: str, rank: str) -> None:
+    evaluates = STEPS if phase == "evaluation" else None  # 590 micro-batches, which take 10 s
+    asked = gpt(args={"dropout": 0.2}, train={"eval_every": evaluates, "checkpoint_every": 2})
+    runs = [prepare(tmp_path / name, asked) for name in ("run", "undisturbed")]
+    two = staged("fsdp", accumulation=2)
+    assert set(start(runs[1], two, ranks=4).codes.values()) == {0}
+    step = {"checkpoint": 2, "evaluation": STEPS}.get(phase, 4)
+    drill = f"rank={rank},step={step},phase={phase}"
+    _restarts_after(runs[0], two, 4, drill, {"all": None, "1": 1, "last": 3}[rank], resumed=None)
+    assert losses(runs[0]) == losses(runs[1])
+
+
+def _restarts_after(
+    run: RunDir, chosen: Recipe, ranks: int, drill: str, failing: int | None, resumed: int | None = 2
+) -> None:
+    ended = start(run, chosen, ranks=ranks, env={**SUPERVISED, "TRAIN_MEMORY_FAIL": drill})
+    assert EXIT_OOM in (ended.codes.values() if failing is None else [ended.codes[failing]]), ended.output
+    again = start(run, chosen, ranks=ranks, env=SUPERVISED)
+    remove_handover(run, 0)
+    assert set(again.codes.values()) == {0}, again.output
+    [found] = [(one["step"], one["from"]) for one in run.read_events() if one["event"] == "resumed"]
+    assert resumed is None or found == (resumed, "shared-memory")
 
 
 def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(undisturbed: RunDir, tmp_path: Path) -> None:
@@ -70,34 +226,77 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(undisturbed: RunDir
     mine, theirs = (tensors(one, tmp_path / f"{one.path.parent.name}.pt") for one in (run, undisturbed))
     assert mine.keys() == theirs.keys() and len(mine) > 60
     assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+    export(run.checkpoints / "step-00000005", tmp_path / "exported")
+    assert (tmp_path / "exported" / "model.safetensors").exists()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    run = prepare(tmp_path_factory.mktemp("plain") / "run", gpt(train=SAVING))
+    assert start(run, staged()).codes == {0: 0, 1: 0}
+    return run
 
 
 @pytest.mark.parametrize(
     ("then", "ranks"),
     [
-        (recipe("none", micro=8), 1),
-        (recipe("fsdp", micro=4), 2),
-        (staged("fsdp", accumulation=2), 4),
-        (staged(schedule="gpipe", stages=(1, 2)), 2),
+        pytest.param(recipe("none", micro=8), 1, id="one rank"),
+        pytest.param(recipe("fsdp", micro=4), 2, id="fsdp 2", marks=pytest.mark.slow),
+        pytest.param(staged("fsdp", 2), 4, id="pipeline 2 x fsdp 2", marks=pytest.mark.slow),
+        pytest.param(staged(schedule="gpipe", stages=(1, 2)), 2, id="another cut", marks=pytest.mark.slow),
     ],
-    ids=["one rank", "fsdp 2", "pipeline 2 x fsdp 2", "another cut"],
 )
 def test_a_checkpoint_is_read_on_another_mesh(
-    tmp_path: Path, whole: RunDir, then: Recipe, ranks: int
+    tmp_path: Path, plain: RunDir, then: Recipe, ranks: int
 ) -> None:
-    run = without(whole, tmp_path, 5)
+    run = without(plain, tmp_path, 5)
     ended = start(run, then, ranks=ranks)
     assert set(ended.codes.values()) == {0}, ended.output
-    expected = {step: losses(whole)[step] for step in (4, 5)}
+    expected = {step: losses(plain)[step] for step in (4, 5)}
     assert losses(run, attempt=1) == pytest.approx(expected, rel=ORDER)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    train = {"checkpoint_every": 3, "keep_checkpoints": 3}
-    run = prepare(tmp_path_factory.mktemp("whole") / "run", gpt(train=train))
+@pytest.mark.slow
+def test_a_checkpoint_of_the_whole_model_is_read_by_stages(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", gpt(train=SAVING))
+    assert start(run, recipe("none", micro=2, accumulation=4), ranks=1).codes == {0: 0}
+    shutil.rmtree(run.checkpoints / "step-00000005")
+    ended = start(run, staged())
+    assert ended.codes == {0: 0, 1: 0}, ended.output
+    before, after = losses(run, attempt=0), losses(run, attempt=1)
+    assert after == pytest.approx({step: before[step] for step in (4, 5)}, rel=ORDER)
+
+
+@pytest.mark.slow
+def test_batch_norm_statistics_of_all_stages_reach_another_mesh(tmp_path: Path) -> None:
+    """An evaluation right after the change of the mesh reads them."""
+    asked = job(
+        task="launcher.tasks.brain:BrainAutoencoder",
+        model={"batch_norm": True},
+        steps=2,
+        train={"eval_every": 2},
+    )
+    run = prepare(tmp_path / "run", asked)
     assert start(run, staged()).codes == {0: 0, 1: 0}
-    return run
+    exported = {}
+    for name, chosen, ranks in (("stages", staged(), 2), ("one", recipe("none", micro=2, accumulation=4), 1)):
+        longer = prepare(run.path, asked.model_copy(update={"steps": asked.steps + 1}))
+        copy = RunDir(shutil.copytree(longer.path, tmp_path / name))
+        ended = start(copy, chosen, ranks=ranks)
+        assert set(ended.codes.values()) == {0}, ended.output
+        exported[name] = tensors(copy, tmp_path / f"{name}.pt", step=3)
+    statistics = [name for name in exported["one"] if name.endswith("running_mean")]
+    assert len(statistics) == 8
+    for name in statistics:
+        assert torch.allclose(exported["one"][name], exported["stages"][name], rtol=1e-5), name
+
+
+def test_a_task_that_does_not_say_how_to_cut_its_model_is_refused(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job())
+    start(run, staged())
+    told = any_error(run.attempt(0))
+    assert told["failure"] == "user-error"
+    assert "needs pipeline() of the task, which Ragged does not have" in told["exception"]
 
 
 def without(run: RunDir, folder: Path, step: int) -> RunDir:
@@ -107,8 +306,8 @@ def without(run: RunDir, folder: Path, step: int) -> RunDir:
     return copy
 
 
-def tensors(run: RunDir, into: Path) -> dict[str, torch.Tensor]:
-    dcp_to_torch_save(run.checkpoints / "step-00000005", into)
+def tensors(run: RunDir, into: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
+    dcp_to_torch_save(run.checkpoints / f"step-{step:08d}", into)
     content = torch.load(into, weights_only=False)
     states = content["optimizer"]["state"].items()
     return content["model"] | {f"{name} {key}": v for name, one in states for key, v in one.items()}

@@ -57,7 +57,7 @@ class Mfu:
         self.rank, self.task, self.peak = rank, task, peak
         self._shapes: Any = None
         self._of = 0
-        self._flops: int | None = None
+        self._flops: float | None = None
         "FLOPs of a step on one rank; 0 if they cannot be counted."
 
     def see(self, batch: Any, of: int) -> None:
@@ -71,10 +71,9 @@ class Mfu:
             self._flops = self._count()
         return self._flops / (seconds * self.peak) if self._flops else None
 
-    def _count(self) -> int:
-        try:
-            # The ranks that share a copy of the model see the same batch, and share its FLOPs.
-            return self._of * count_flops(self.task, self._shapes) // model_parallel(self.rank.recipe)
+    def _count(self) -> float:
+        try:  # the ranks that share a copy of the model share the work on its micro-batches
+            return self._of * count_flops(self.task, self._shapes) / model_parallel(self.rank.recipe)
         except Exception as error:  # the user's model may not support the meta device
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self.rank.say(f"no MFU: the model's FLOPs cannot be counted on the meta device ({reason})")

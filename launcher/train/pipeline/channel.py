@@ -14,6 +14,15 @@ MOST_DIMENSIONS = 8
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def why_not_sent(result: Any) -> str | None:
+    """Return what `result` is if `Channel.send_with_shape` cannot send it, or None if it can."""
+    if not isinstance(result, torch.Tensor):
+        return f"{type(result).__name__}, not a tensor"
+    if result.dtype not in DTYPES:
+        return f"a tensor of {result.dtype}, not of floats"
+    return f"a tensor of {result.ndim} dimensions" if result.ndim > MOST_DIMENSIONS else None
+
+
 class Channel:
     """One direction between neighbouring stages, with a process group of its own.
 

@@ -57,8 +57,9 @@ def cut(model: nn.Module, task: Task, rank: Rank) -> None:
         )
     names = _names(parts, model, type(task).__name__)
     home = dict.fromkeys(parts.before, 0) | dict.fromkeys(parts.after, stages - 1)
-    blocks = iter(parts.blocks)
-    for stage, number in enumerate(blocks_of_stages(parts, rank)):
+    blocks, numbers = iter(parts.blocks), blocks_of_stages(parts, rank)
+    rank.say(f"pipeline: {' + '.join(map(str, numbers))} blocks")
+    for stage, number in enumerate(numbers):
         home |= {next(blocks): stage for _ in range(number)}
     forward = _Forward(model, parts, names, type(task).__name__)
     at = rank.coordinates.pipeline
@@ -162,11 +163,15 @@ class _Forward:
     def _check(self, x: torch.Tensor, content: Any) -> None:
         """Run `middle` with every block left out. Raises TaskError if it then changes its input, as it would
         in each stage, or does not call each block once."""
-        if not (isinstance(x, torch.Tensor) and x.is_floating_point()):
-            raise TaskError(f"{self.task}: begin must return a tensor of floats, not {type(x).__name__}")
         called: list[str] = []
-        with self._all_elsewhere(called):
-            passed = self.parts.middle(x, content)
+        try:
+            with self._all_elsewhere(called):
+                passed = self.parts.middle(x, content)
+        except Exception as error:  # any type: it is the task's code, and may be a model of a library
+            raise TaskError(
+                f"{self.task}: with every block left out, middle must return its input, but it fails: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         expected = [self.names[block] for block in self.parts.blocks]
         if called[: len(expected)] != expected:
             raise TaskError(

@@ -11,11 +11,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from launcher.train.model import check_loss, computing
-from launcher.train.pipeline.channel import open_channels
+from launcher.train.pipeline.channel import open_channels, why_not_sent
 from launcher.train.pipeline.cut import Batch
 from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, reshard_units
-from launcher.train.task import Task
+from launcher.train.task import Task, TaskError
 
 SumAndWeight = tuple[torch.Tensor, torch.Tensor | float]
 
@@ -56,6 +56,8 @@ class Stage:
             check_loss(f"end of {self._name}", result)
             output, weight = result
         else:
+            if (problem := why_not_sent(result)) is not None:
+                raise TaskError(f"{self._name}: middle returned {problem}")
             output = result
             self._down.send_with_shape(output)
         if trains:

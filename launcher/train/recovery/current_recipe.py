@@ -66,15 +66,13 @@ class CurrentRecipe:
         if self.setting.couples_samples:
             return
         if self.probe.off is not None:
-            self.rank.say(f"could not check that the loss is a sum and not a mean: {self.probe.off}")
+            self.rank.say(f"could not check that loss() returns a sum and not a mean: {self.probe.off}")
             return
         told = self.rank.run.read_events() if self.rank.first else []
         found = bool(
             self.recovery.agreement.from_rank_0(any(isinstance(one, CouplesSamples) for one in told))
         )
-        if not found and self.probe.off is not None:
-            self.rank.say(f"could not check that loss() returns a sum and not a mean: {self.probe.off}")
-        elif not found:
+        if not found:
             with self.probe.unseen():
                 [rank_found] = self.recovery.agreement.maximum(self.probe.split(self.recipe, samples))
             if rank_found == Split.MEAN:
