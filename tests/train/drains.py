@@ -266,7 +266,7 @@ def leave_out(case: Case) -> None:
 def self_tests(rank: Rank, sharding: str) -> list[str | None]:
     """As it is; without torch's own reset, as before torch 2.13; and with nothing else than that."""
     asked = Rank(**{**vars(rank), "recipe": recipe(sharding)})
-    mesh = meshes(asked)
+    mesh = meshes(asked).data
     before = torch.get_rng_state()
     found = [selftest.self_test(asked, mesh)]
     assert torch.equal(torch.get_rng_state(), before)

@@ -58,7 +58,7 @@ def main(out: Path) -> None:
     join_ranks(rank)
     model: Any = Values()
     real = {name: p.detach().clone() for name, p in model.blocks[0].named_parameters()}
-    mesh = meshes(rank)
+    mesh = meshes(rank).data
     for unit in (*model.blocks, model):
         fully_shard(unit, mesh=mesh)
     collectives = Collectives(model, rank.device)

@@ -92,7 +92,7 @@ def test_evaluation_counts_each_sample_once_in_equally_many_batches_per_rank(sam
 def test_data_that_cannot_make_the_batch_is_refused_with_numbers() -> None:
     with pytest.raises(SetupError, match=r"has 5 samples, but batch\.global is 8"):
         Order(5, 8, seed=0)
-    with pytest.raises(SetupError, match=r"4 x grad_accum 1 x 1 ranks is not batch\.global 8"):
+    with pytest.raises(SetupError, match=r"4 x grad_accum 1 x 1 data-parallel ranks is not batch\.global 8"):
         TrainingData(list(range(9)), list, job(), recipe(micro=4), 0, 1)
     with pytest.raises(SetupError, match="generator has no length"):
         TrainingData((n for n in range(9)), list, job(), recipe(micro=4), 0, 2)
