@@ -14,7 +14,7 @@ from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, ladder_of
 from launcher.planning.learnt import begin, begun_where_it_fitted, known_of
-from launcher.planning.plan import NotEstimatedError, Plan, PlanRefusedError, make_plan
+from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
@@ -27,10 +27,6 @@ from launcher.spec.rules import changes_line
 KEPT = "not searched, because another one changes what is learnt; try --what-if precision=bf16"
 PARALLEL = 1.2
 "Speed-up that justifies tensor parallelism, whose layers need links inside a node that are as predicted."
-TOGETHER = (
-    "tensor and pipeline parallelism together: the estimate has not been compared with a run, so no plan "
-    "says that it fits"
-)
 TRIES = 8
 "Maximum number of choices that are confirmed by an exact trace. The affine model may have let too much in."
 
@@ -125,8 +121,6 @@ class Decider:
 
     def decide(self, vary: Mapping[str, Sequence[JsonValue]] | None = None) -> Decision:
         """Return the plan with its ladder. Raises PlanRefusedError if nothing fits, with what would fit."""
-        if self.plan.recipe.tensor > 1 and self.plan.recipe.pipeline > 1:
-            raise NotEstimatedError([Problem("job", "recipe", TOGETHER)])
         if self.layout.gpus_per_node == 0:
             return self._decision(self.evaluate.confirm(self.plan.recipe), self.plan, ())
         choice = self.best()

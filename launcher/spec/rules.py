@@ -243,13 +243,6 @@ RULES = (
         lambda r, s: {"pipeline": 1, "stages": None},
     ),
     Rule(
-        "tensor-no-pipeline",
-        lambda r, s: r.tensor > 1 and r.pipeline > 1,
-        "a stage whose layers are also cut over a tensor-parallel group is not built",
-        "launcher.train.pipeline",
-        lambda r, s: {"pipeline": 1, "stages": None},
-    ),
-    Rule(
         "hybrid-needs-nodes",
         lambda r, s: r.sharding == "hybrid" and s.nodes == 1,
         "hybrid sharding replicates over nodes and shards within one; there is only one node",

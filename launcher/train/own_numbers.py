@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
+from launcher.train.optimizers.state import local
 from launcher.train.seeds import derive_seed
 
 LAST = (Shard(-1),)
@@ -45,7 +47,9 @@ class OwnNumbers:
 
 def draw_own_numbers(model: nn.Module, styles: Mapping[nn.Module, ParallelStyle], mesh: DeviceMesh) -> None:
     """Let the model's ranks draw own numbers where `styles` cut activations. Its forward begins and ends with
-    the common numbers."""
+    the common numbers. A model whose tensors have no values, which is traced, draws none."""
+    if any(is_fake(local(parameter)) for parameter in model.parameters()):
+        return
     numbers = OwnNumbers(mesh)
     for module, style in styles.items():
         if isinstance(style, ColwiseParallel) and style.use_local_output and style.output_layouts == LAST:

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.planning.decide import Decider, Decision
 from launcher.planning.declared import DeclaredParams
-from launcher.planning.plan import NotEstimatedError
+from launcher.planning.plan import NotEstimatedError, PlanRefusedError
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.train.tracing.source import TaskSource
@@ -39,8 +39,8 @@ def test_without_a_trace_no_part_of_a_model_is_said_to_fit(name: str) -> None:
         Decider(job(**{name: 2}), EIGHT, DeclaredParams(1000)).decide()
 
 
-def test_tensor_and_pipeline_together_are_not_said_to_fit() -> None:
-    with pytest.raises(NotEstimatedError, match="has not been compared with a run"):
+def test_tensor_and_pipeline_together_are_refused() -> None:
+    with pytest.raises(PlanRefusedError, match="tensor above 1 with pipeline above 1 is not run"):
         decided(job(tensor=2, pipeline=2))
 
 
