@@ -217,14 +217,14 @@ class Tracer:
             arrived = _arriving(batch, recorder)
             with accumulate(model, rank.recipe, last=number == len(passes)):
                 received = before() if before is not None else None
-                output = self._forward(model, rank, arrived, received)
+                output, weight = self._forward(model, rank, arrived, received)
                 recorder.send(None if last_stage else output)
                 recorder.begin(backward)
                 gradient = None if last_stage else torch.empty_like(output)
                 torch.autograd.backward(output, gradient)
                 sent = received.grad if received is not None else None
                 recorder.send(sent)
-            del arrived, received, gradient
+            del arrived, received, gradient, weight
             recorder.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
         model.zero_grad(set_to_none=True)
         if complete:
@@ -238,15 +238,16 @@ class Tracer:
 
     def _forward(
         self, model: nn.Module, rank: Rank, batch: Any, received: torch.Tensor | None
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Return the output, and the weight if the loop holds it until the backward pass ends."""
         if rank.recipe.pipeline == 1:
-            return loss_of(self.task, model, batch, rank)[0]
+            return loss_of(self.task, model, batch, rank)
         with computing("pipeline()", rank):
             result = model(batch if received is None else received, Batch(batch))
         if not torch.is_grad_enabled():
             reshard_units(model, rank.recipe)
         output: torch.Tensor = result[0] if isinstance(result, tuple) else result
-        return output
+        return output, 0.0
 
     def _example(self) -> Any:
         if self._sample is None:
