@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.report.curves import Curves, Totals, curves_of, steps_that_count, totals_of
+from launcher.report.metric_curves import Curves, Totals, curves_of, steps_that_count, totals_of
 from launcher.report.run_report import first_start, recipe_now
 from launcher.report.spent import seconds_run, usd_per_hour
 from launcher.rundir.layout import RunDir

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.report.comparison import Comparison, parallel, shown
-from launcher.report.curves import charts_of
+from launcher.report.metric_curves import charts_of
 from launcher.report.pages import chart_files, draw
 
 

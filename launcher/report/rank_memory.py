@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.report.curves import number
+from launcher.report.metric_curves import number
 from launcher.report.thin import ends, extremes, parts_of
 from launcher.rundir.files import open_regular
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -24,7 +24,7 @@ MEASURES = {
     "rss": "host memory of the process",
 }
 MAX_RANKS = 128
-"Of more ranks, so many at equal distances are drawn."
+"Maximum number of ranks that are drawn; of more ranks, some at equal distances are taken."
 _NAME = re.compile(r"rank-(\d+)\.jsonl")
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launcher.memory.estimate import Estimate
 from launcher.memory.ledger import capacity_of
 from launcher.memory.measured import entry_of_run
-from launcher.report.curves import Curves, Totals, curves_of, steps_that_count, totals_of
 from launcher.report.history import told_history, turns_of
 from launcher.report.memory_bars import Bar, bars
+from launcher.report.metric_curves import Curves, Totals, curves_of, steps_that_count, totals_of
 from launcher.report.rank_memory import RankMemory, read_rank_memory
 from launcher.report.spent import seconds_run, usd_per_hour
 from launcher.report.timeline import Timeline, timeline_of

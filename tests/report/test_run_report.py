@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.report.curves import charts_of, curves_of, steps_that_count
+from launcher.report.metric_curves import charts_of, curves_of, steps_that_count
 from launcher.report.run_html import as_html
 from launcher.report.run_report import headline
 from launcher.report.timeline import MAX_EVENTS

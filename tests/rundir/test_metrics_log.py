@@ -10,7 +10,7 @@ import pytest
 
 import launcher
 from launcher.callbacks.names import numbers_of
-from launcher.report.curves import steps_that_count
+from launcher.report.metric_curves import steps_that_count
 from launcher.rundir import metrics_log
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.rundir import status_of

@@ -16,7 +16,7 @@ GLOO_LEAST = 25e6
 NCCL_SHARE = 0.5
 "Part of a link's data sheet that large messages reach at least. nccl-tests reaches 0.75 to 0.95 of it."
 SHEET_SHARE, MEDIAN_SHARE = 0.5, 0.5
-"Of the data sheet's FLOP/s and memory bandwidth, healthy GPUs reach 0.6 and more."
+"Share of the data sheet's FLOP/s and memory bandwidth that a healthy GPU reaches at least."
 LARGE = 2**19
 "Bytes from which the bandwidth counts, and not the latency."
 NAMES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "point-to-point")
