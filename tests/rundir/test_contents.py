@@ -8,7 +8,7 @@ import pytest
 
 from launcher.rundir.contents import ATTEMPT, DELETED, FILES, GROWING, SENT, SUBMITTED, expression
 from launcher.supervise.no_shared_folder.file_sync import DOWN, up
-from tests.lab import Lab
+from tests.lab import Lab, wait_for
 
 
 @pytest.mark.e2e
@@ -16,6 +16,7 @@ def test_a_run_leaves_only_files_of_the_table(lab: Lab) -> None:
     lab.script("print('hello')\n")
     run = lab.submit(str(lab.job(command="python train.py", secrets=[{"name": "TOKEN", "env": "HOME"}])))
     assert lab.wait(run)["state"] == "succeeded"
+    wait_for(run.report.is_file, "report.html")  # it is written after the run's end, and then replaced whole
     files = [path.relative_to(run.path).as_posix() for path in run.path.rglob("*") if path.is_file()]
     assert {"run.json", "events.jsonl", "attempts/000/exits/rank-001.json"} <= set(files)
     unknown = [file for file in files if not any(re.fullmatch(expression(row.path), file) for row in FILES)]
