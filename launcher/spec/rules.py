@@ -215,8 +215,8 @@ RULES = (
     Rule(
         "mesh-no-ddp",
         lambda r, s: model_parallel(r) > 1 and r.sharding in REPLICATED,
-        "DDP and zero1 are not built for tensor and pipeline parallelism: DDP takes no DTensor parameters, and "
-        "its reducer expects each forward pass to be followed by its backward pass; fsdp-keep moves as little",
+        "ddp and zero1 are not built for tensor and pipeline parallelism: DDP takes no DTensor parameters, "
+        "and expects the backward pass after each forward pass; fsdp-keep moves as little",
         "torch.nn.parallel.DistributedDataParallel",
         lambda r, s: {"sharding": "fsdp-keep"},
     ),
