@@ -176,6 +176,9 @@ def _in_turns(
                         seconds[loop] += time.perf_counter() - began
                 for loop in loops:
                     steps = _count(lines[loop]) - before[loop]
+                    if steps == 0:
+                        told = (Path(top, loop) / "output").read_text()[-4000:]
+                        raise SystemExit(f"no step of {loop} in {seconds[loop]:.1f} s:\n{told}")
                     rounds[loop].append({"speed": steps * model["batch"] * model["tokens"] / seconds[loop]})
         finally:
             for process in running.values():

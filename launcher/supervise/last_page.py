@@ -18,12 +18,8 @@ ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
 
 def write_last_page(run: RunDir) -> None:
-    """Write the page in a process of its own, so that no fault in it changes how the run ends.
-
-    Not in a Slurm job: its script must end with its supervisor. A run that was resumed in the meantime would
-    have no end of its own in `state.json`, and the script would record a failure there.
-    """
-    if run.read_state().state not in ENDED or "SLURM_JOB_ID" in os.environ:
+    """Write the page in a process of its own, so that no fault in it changes how the run ends."""
+    if run.read_state().state not in ENDED:
         return
     command = [sys.executable, "-m", "launcher.report.at_end", str(run.path)]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):

@@ -93,6 +93,42 @@ def test_two_nodes_with_two_ranks_each_train_to_the_end(it: Told) -> None:
     assert it.lab.cli("status", it.run.id).returncode == 0
 
 
+# The page of the first end is written late: until the file `page` is there.
+LATE_PAGE = """
+import os, sys, time
+if "launcher.report.at_end" in sys.orig_argv:
+    while not os.path.exists({page!r}):
+        time.sleep(0.05)
+"""
+
+
+def resumed_before_its_job_has_ended(lab: SlurmLab) -> Told:
+    page, go, tried = lab.folder / "page", lab.folder / "go", lab.folder / "tried"
+    lab.script(LATE_PAGE.format(page=str(page)), "sitecustomize.py")
+    lab.environ["PYTHONPATH"] = f"{lab.folder}:{lab.environ['PYTHONPATH']}"
+    text = f"[ -e {tried} ] || {{ touch {tried}; exit 7; }}; until [ -e {go} ]; do sleep 0.1; done"
+    job = {"name": "twice", "command": ["bash", "-c", text], "batch": {"global": 1}, "retries": {"same": 0}}
+    run = lab.submit(str(lab.job(**job, resources=ONE_RANK)))
+    first = job_id(run)
+    lab.wait(run, "failed")
+    assert lab.cli("resume", run.id).returncode == 0
+    wait_for(lambda: len(run.attempts()) == 2, "second attempt")
+    standing = lab.slurm("squeue", "-h", "-j", first, "-o", "%T")
+    page.touch()
+    wait_for(lambda: not lab.slurm("squeue", "-h", "-o", "%A").split().count(first), "end of the first job")
+    meanwhile = lab.status(run)["state"]
+    go.touch()
+    return Told(lab, run, lab.wait(run), {"standing": standing, "meanwhile": meanwhile})
+
+
+@tells(resumed_before_its_job_has_ended)
+def test_a_run_resumed_before_its_last_job_has_ended_belongs_to_the_next_job(it: Told) -> None:
+    assert (it.more["standing"], it.more["meanwhile"]) == ("RUNNING", "running")
+    assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
+    assert [event["state"] for event in events(it.run, "finished")] == ["failed", "succeeded"]
+    wait_for(it.run.report.is_file, "page")
+
+
 # -- memory
 
 

@@ -47,9 +47,13 @@ fail() {
   leave_if_ended
   verdict failed "$@"
 }
-# Whether the supervisor has said how the run ended.
+# Whether the supervisor has recorded how the run ended. The event stays when the run is resumed before this job has
+# ended; state.json is the next job's then.
 judged() {
-  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null
+  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null ||
+    awk -v here="$(json "$_handle")" '/"event": "job"/ && index($0, here) { ended = 0 }
+      /"event": "finished"/ { ended = 1 }
+      END { exit !ended }' "$_run_dir/events.jsonl"
 }
 # No supervisor gave a verdict: what Slurm and they themselves said is in our own output and the nodes'.
 judge() { # EXIT CODE
