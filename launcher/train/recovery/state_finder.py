@@ -7,6 +7,7 @@ in a list of the task. `StateFinder` finds the state that can be copied and rest
 from __future__ import annotations
 
 import array
+import builtins
 import copy
 import itertools
 import random
@@ -235,7 +236,8 @@ class StateFinder:
         # These are the shards. During a pass FSDP replaces them with gathered parameters.
         self._named = list(model.named_parameters())
         self._trained = {id(p) for _, p in self._named if p.requires_grad}
-        self._ours = {id(module) for module in model.modules()}
+        # Each module's globals name Python's own, which are not searched.
+        self._skipped = {id(vars(builtins)), *(id(module) for module in model.modules())}
         self._others = list(others)
         for _, value in self._others:
             _count_as_own(type(value))
@@ -267,7 +269,7 @@ class StateFinder:
         while waiting and len(seen) < MOST_OBJECTS:
             name, value = waiting.pop()
             sort = _sort_of(value)
-            if sort == "plain" or id(value) in seen or id(value) in self._ours:
+            if sort == "plain" or id(value) in seen or id(value) in self._skipped:
                 continue
             seen[id(value)] = value
             if sort in ("object", "dict", "items", "tuple") and (classes := _classes_of(value)):
@@ -449,7 +451,10 @@ def _is_activation(value: Any, depth: int = 2) -> bool:
     deep."""
     sort = _sort_of(value)
     if sort in ("tuple", "items", "dict") and depth and len(value) <= MOST_ITEMS:
-        return any(_is_activation(one, depth - 1) for one in (value.values() if sort == "dict" else value))
+        inside = value.values() if sort == "dict" else value
+        if all(_sort(kind) == "plain" for kind in set(map(type, inside))):
+            return False
+        return any(_is_activation(one, depth - 1) for one in inside)
     return bool(sort == "tensor" and not value.is_leaf)
 
 
