@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
     CheckpointPolicy,
-    _detach_helper,
     _VersionWrapper,
     create_selective_checkpoint_contexts,
 )
@@ -166,5 +165,9 @@ class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _wrapped(value: Any) -> Any:
-    """Wrap a result so that reading it raises an error if it was changed in place since."""
-    return _VersionWrapper(_detach_helper(value))  # type: ignore[no-untyped-call]
+    """Wrap a result, detached, so that reading it raises an error if it was changed in place since."""
+    if isinstance(value, torch.Tensor):
+        # The detached tensor shares the version counter of the result although autograd does not see it here.
+        with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+            value = value.detach()
+    return _VersionWrapper(value)
