@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo slurm slurm-stop test test-all test-newest test-gpu lint docs bench gpu-day \
+.PHONY: help venv demo slurm slurm-stop test test-all test-newest test-oldest test-gpu lint docs bench gpu-day \
   gpu-day-rehearsal gpu-day-cases gpu-day-wheels gpu-day-report goldens clean
 
 PYTHON ?= python3
@@ -44,7 +44,10 @@ test-all: venv ## everything: every case of every feature, any two values of a r
 	$(PYTEST) $(ARGS)
 
 test-newest: ## the README's installation with the newest versions, and its first verbs
-	bash tests/newest.sh
+	bash tests/versions.sh newest
+
+test-oldest: ## the same with the oldest torch that is supported
+	bash tests/versions.sh oldest
 
 test-gpu: venv ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests $(ARGS)
