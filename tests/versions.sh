@@ -7,7 +7,7 @@ set -eu -o pipefail
 cd "$(dirname "$0")/.."
 case ${1-} in
   newest) torch=torch ;;
-  oldest) torch=torch==$(grep -o 'torch>=[0-9.]*' pyproject.toml | cut -d = -f 2).* ;;
+  oldest) torch="torch==$(grep -o 'torch>=[0-9.]*' pyproject.toml | cut -d = -f 2).*" ;;
   *) echo 'usage: versions.sh newest | oldest' >&2 && exit 2 ;;
 esac
 venv=$PWD/.venv-$1
