@@ -73,7 +73,14 @@ class Told:
     "Command lines of all processes while it ran."
 
 
-@pytest.fixture(scope="module", params=list(PLACES))
+OFTEN = ("local", "slurm")
+"In the normal set. ssh hosts and RunPod have tests of their own there, of each of these verbs."
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in PLACES],
+)
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     with PLACES[request.param](tmp_path_factory.mktemp(request.param)) as place:
         yield _told(place)

@@ -31,6 +31,7 @@ def losses(run: RunDir) -> list[float]:
     return [line["loss"] for line in lines]
 
 
+@pytest.mark.slow
 def test_the_autoencoder_on_four_ranks_that_share_its_layers_trains_as_on_one(lab: Lab) -> None:
     example = YAML(typ="safe").load(EXAMPLE.read_text())
     example |= {"epochs": None, "steps": 8, "train": {**example["train"], "eval_every": 8}}

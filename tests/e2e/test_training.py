@@ -132,6 +132,7 @@ def test_a_killed_supervisor_leaves_no_orphan_a_true_state_and_a_run_that_goes_o
     assert lab.status(run)["state"] == "succeeded"
 
 
+@pytest.mark.slow  # test_everywhere.py cancels and resumes too
 def test_cancel_writes_a_checkpoint_and_resume_goes_on_from_it(lab: Lab) -> None:
     run = lab.submit(str(job(lab, steps=100000, train={"checkpoint_every": None})))
     wait_for(lambda: len(metrics(run)) > 3, "some steps")

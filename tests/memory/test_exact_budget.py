@@ -12,8 +12,8 @@ from tests.memory.predicted import predicted
 from tests.train import runs
 
 CASES = (
-    pytest.param(case("llama", micro=2), marks=pytest.mark.slow),
-    case("llama", ranks=2, micro=2, **MIXED),
+    case("llama", micro=2),
+    pytest.param(case("llama", ranks=2, micro=2, **MIXED), marks=pytest.mark.slow),
 )
 
 

@@ -62,7 +62,7 @@ def drilled(path: Path, offload: str, sharding: str, drill: str) -> RunDir:
     return run
 
 
-@pytest.mark.parametrize("sharding", ["fsdp", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sharding", [pytest.param("fsdp", marks=pytest.mark.slow), "none"])
 def test_a_step_is_repeated_in_process_without_the_gradients_of_the_failed_try(
     tmp_path: Path, sharding: str
 ) -> None:

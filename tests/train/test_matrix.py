@@ -19,7 +19,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]
     return dict(zip(names, curves(plain, tmp_path_factory.mktemp("plain"), 1), strict=True))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("together", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_each_value_of_a_recipe_trains_and_any_two_together(
     ranks: int, together: int, reference: dict[str, list[float]], tmp_path: Path

@@ -164,6 +164,7 @@ def test_a_weight_that_is_used_without_its_module_is_the_users_error_with_what_t
     assert start(run, recipe("fsdp")).codes == {0: 0, 1: 0}
 
 
+@pytest.mark.slow
 def test_a_task_may_read_the_weight_of_a_head_that_was_called_in_steps_and_in_evaluation(
     tmp_path: Path,
 ) -> None:
