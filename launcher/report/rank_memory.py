@@ -21,7 +21,8 @@ from launcher.rundir.time import seconds_of
 MEASURES = {
     "peak": "GPU memory of tensors, peak of each step",
     "reserved": "GPU memory held by PyTorch's allocator",
-    "rss": "host memory of the process",
+    "used": "GPU memory of the rank's processes",
+    "rss": "host memory of the rank",
 }
 MAX_RANKS = 128
 "Maximum number of ranks that are drawn; of more ranks, some at equal distances are taken."
@@ -49,6 +50,8 @@ class RankMemory:
     highest: dict[str, Highest] = field(default_factory=dict)
     all_ranks: int = 0
     "Number of ranks that wrote their memory."
+    of_steps: bool = True
+    "Whether the values are of steps. Those of a `command:` are of samples, about one a second."
 
 
 def read_rank_memory(run: RunDir, began: float) -> RankMemory:
@@ -87,6 +90,7 @@ def read_rank_memory(run: RunDir, began: float) -> RankMemory:
         {name: tuple(map(tuple, columns[name])) for name in MEASURES if name in columns},
         highest,
         len(everyone),
+        of_steps=run.read_about().job.task is not None,
     )
 
 
@@ -152,12 +156,14 @@ def _read(path: Path, firsts: list[int], single: bool) -> dict[str, _Read]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines with a step. A file that cannot be read has none."""
+    """The complete lines with a step; of a `command:` the number of the sample is taken for it. A file that
+    cannot be read has none."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         for text in file:
             try:
                 line = json.loads(text)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(line, dict) and type(line.get("step")) is int:
+            if isinstance(line, dict) and type(step := line.get("step", line.get("sample"))) is int:
+                line["step"] = step
                 yield line

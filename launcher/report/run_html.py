@@ -23,8 +23,8 @@ def as_html(report: Report, refresh: int | None = None) -> str:
         headline=headline(report),
         has_charts=bool(report.curves.step),
         highest=[
-            (MEASURES[name], format_bytes(top.bytes), top.rank, top.step, top.attempt)
-            for name, top in memory.highest.items()
+            (MEASURES[name], format_bytes(size), rank, step if memory.of_steps else "-", attempt)
+            for name, (size, rank, step, attempt) in memory.highest.items()
         ],
         moments=[(one.name, *_compared(one.planned, one.measured)) for one in report.moments],
         lanes=_lanes(report.timeline),

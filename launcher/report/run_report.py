@@ -338,7 +338,7 @@ def headline(report: Report) -> list[tuple[str, str]]:
     totals, spent = report.totals, report.spent
     steps = f"{totals.steps:,}" + (f" of {report.steps_planned:,}" if report.steps_planned else "")
     unit = "tokens/s" if totals.speed_of == "tokens_per_second" else "samples/s"
-    highest = report.memory.highest.get("peak")
+    highest = report.memory.highest.get("peak") or report.memory.highest.get("used")
     of = f" of {format_bytes(report.capacity)}" if report.capacity else ""
     host = report.memory.highest.get("rss")
     loss, held_out = totals.last.get("loss"), totals.low.get("eval_loss")

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.diagnosis.clue import failure_patterns
@@ -97,8 +98,9 @@ class Worker:
         self.attempt: AttemptDir = self.run.started(environ)
         about = self.run.read_about()
         self.trains = about.job.task is not None
-        """Whether the rank is `launcher.train`. It then checks for the request to stop, and a SIGTERM sent to
-        every process does not end it."""
+        """Whether the rank is `launcher.train`. It then checks for the request to stop, records its memory,
+        and a SIGTERM sent to every process does not end it."""
+        self.on_gpu = bool(about.gpus_per_node)
         self.node = int(environ.get(variables.NODE_RANK, "0"))
         self.rank = int(environ["RANK"])
         self.capture = RankCapture(
@@ -139,7 +141,8 @@ class Worker:
         threading.Thread(target=self._listen, daemon=True).start()
         signal.signal(signal.SIGCHLD, self._reap)
         self._reap()
-        code = self.capture.pump(self.child)
+        with contextlib.nullcontext() if self.trains else self._sampling_memory(self.child.pid):
+            code = self.capture.pump(self.child)
         signal_group(self.child.pid, signal.SIGKILL)  # processes that the rank left in its group
         self.capture.close()
         if self.unexplained and not self.stopping:
@@ -153,6 +156,17 @@ class Worker:
             remove_handover(self.run, self.node)
             remove_error_folders(self.run, self.node)
         return code
+
+    @contextlib.contextmanager
+    def _sampling_memory(self, pid: int) -> Iterator[None]:
+        from launcher.supervise.memory_sampler import MemorySampler
+
+        ranks = int(self.environ.get("WORLD_SIZE", "1"))
+        sampler = MemorySampler(self.attempt.memory(self.rank), pid, ranks=ranks, gpus=self.on_gpu)
+        try:
+            yield
+        finally:
+            sampler.close()
 
     def _environment(self) -> dict[str, str]:
         """Return the rank's environment.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from launcher.rundir.files import read_json_lines
 from tests.lab import PATIENCE, Lab, wait_for
 
 HELD = """
@@ -21,6 +22,8 @@ def test_a_page_is_written_again_while_the_run_goes_on_and_once_when_it_has_ende
     job = lab.job(command="python train.py", resources={"gpus_per_node": 0, "ranks_per_node": 1}, recipe=None)
     run = lab.submit(str(job), "-c", "local")
     lab.wait(run, "running")
+    memory = run.attempts()[-1].memory(0)
+    wait_for(lambda: memory.exists() and len(read_json_lines(memory)) >= 2, "samples of the rank's memory")
     page = lab.folder / "live.html"
     watch = [sys.executable, "-m", "launcher", "report", run.id, "--watch", "--every", "1", "-o", str(page)]
     with subprocess.Popen(watch, cwd=lab.folder, env=lab.environ, stdout=subprocess.PIPE) as watching:
@@ -31,6 +34,7 @@ def test_a_page_is_written_again_while_the_run_goes_on_and_once_when_it_has_ende
     assert "succeeded" in page.read_text() and "refresh" not in page.read_text()
     wait_for(run.report.is_file, "report.html")
     assert "succeeded" in run.report.read_text() and "train.py" in run.report.read_text()
+    assert "host memory of a rank" in run.report.read_text()
     done = lab.cli("report", run.id)
     assert done.returncode == 0 and done.stdout.strip() == str(run.report)
     missing = lab.cli("report", run.id, "-o", "nowhere/run.html")

@@ -1,0 +1,95 @@
+"""Record the memory of a `command:` rank once a second. A `task:` rank records its own with each step."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from launcher.rundir.files import append_json
+from launcher.rundir.time import now
+
+SECONDS = 1.0
+WRITES_PER_SECOND = 100
+"Limit for all ranks together, because each write opens a file on the shared file system."
+
+Used = Callable[[set[int]], int | None]
+"Bytes of GPU memory that processes hold; None if unknown."
+
+
+class MemorySampler:
+    """Appends lines to `memory/rank-003.jsonl` from a thread of its own until it is closed.
+
+    `rss`: host memory of the rank's process and its descendants, in bytes; memory that they share counts
+    once for each. `used`: their GPU memory by NVML, if `nvidia-ml-py` is installed. If the disk is full,
+    lines are lost.
+    """
+
+    def __init__(self, path: Path, pid: int, *, ranks: int, gpus: bool) -> None:
+        self._path, self._pid = path, pid
+        self._every = max(SECONDS, ranks / WRITES_PER_SECOND)
+        self._used: Used = _nvml() if gpus else _unknown
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        sample = 0
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        while not self._closed.wait(self._every if sample else SECONDS / 10):
+            sample += 1
+            if (reading := self._read()) is not None:
+                with contextlib.suppress(OSError):
+                    append_json(self._path, {"time": now(), "sample": sample, **reading})
+
+    def _read(self) -> dict[str, Any] | None:
+        """Return the counters, or None if the rank has ended."""
+        try:
+            processes = [psutil.Process(self._pid), *psutil.Process(self._pid).children(recursive=True)]
+        except psutil.Error:
+            return None
+        rss = 0
+        for process in processes:
+            with contextlib.suppress(psutil.Error):  # just ended
+                rss += process.memory_info().rss
+        used = self._used({process.pid for process in processes})
+        return ({"rss": rss} if used is None else {"rss": rss, "used": used}) if rss else None
+
+
+def _unknown(pids: set[int]) -> int | None:
+    return None
+
+
+def _nvml() -> Used:
+    """Return a function that asks NVML, or `_unknown` if it cannot be used here."""
+    try:
+        pynvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return _unknown
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return _unknown
+
+    def used(pids: set[int]) -> int | None:
+        total = None
+        for handle in handles:
+            with contextlib.suppress(pynvml.NVMLError):
+                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                    # In a container NVML may name processes by other pids, and not tell their memory.
+                    if process.pid in pids and process.usedGpuMemory is not None:
+                        total = (total or 0) + process.usedGpuMemory
+        return total
+
+    return used
