@@ -23,11 +23,6 @@ WHY_NOT: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
         f"compile: true with activations: compress {_COMPILED}, and compress with compile: false",
     ),
     (
-        lambda recipe: recipe.tensor > 1 and recipe.pipeline > 1,
-        "tensor above 1 with pipeline above 1 is not run by the built-in entrypoint (what a stage sends "
-        "would be cut over the tensor-parallel ranks); either of them runs with sharding: fsdp",
-    ),
-    (
         lambda recipe: recipe.tensor > 1 and recipe.compile,
         "tensor above 1 with compile: true is not run by the built-in entrypoint (compiled blocks had other "
         "gradients than eager ones); compile: false runs with it",

@@ -14,7 +14,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
-    PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
 )
@@ -27,7 +26,7 @@ from launcher.train.loss import chunked_cross_entropy
 from launcher.train.outer_units import embedding_and_head
 from launcher.train.pipeline.parts import Pipeline
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
-from launcher.train.tensor_parallel import HeadsParallel, VocabularyParallel, linear
+from launcher.train.tensor_parallel import HeadsParallel, VocabularyParallel, linear, whole
 
 STD = 0.02
 "Standard deviation of the initial weights, as in GPT-2 and Llama's `initializer_range`."
@@ -155,17 +154,12 @@ def parallel_plan(shape: Shape, prefix: str = "") -> ParallelPlan:
     Between the layers that are cut, each rank has a part of the sequence (sequence parallelism, arXiv
     2205.05198), so norms and sums are not computed twice. Embedding and head are cut by the vocabulary.
     """
-    sequence, whole = Shard(1), Replicate()
-    to_layers = PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(whole,))
+    sequence, same = Shard(1), Replicate()
+    to_layers = PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(same,))
     to_sequence = RowwiseParallel(output_layouts=sequence, use_local_output=False)
     plan: ParallelPlan = {
-        "tokens": RowwiseParallel(input_layouts=whole, output_layouts=sequence, use_local_output=False),
-        "decoder": PrepareModuleInputOutput(
-            input_layouts=(whole,),
-            desired_input_layouts=(sequence,),
-            output_layouts=(sequence,),
-            desired_output_layouts=(whole,),
-        ),
+        "tokens": RowwiseParallel(input_layouts=same, output_layouts=sequence, use_local_output=False),
+        "decoder": PrepareModuleInput(input_layouts=(same,), desired_input_layouts=(sequence,)),
         "decoder.norm": SequenceParallel(),
     }
     block: ParallelPlan = {
@@ -206,6 +200,7 @@ class Llama(nn.Module):
         self, hidden: torch.Tensor, targets: torch.Tensor, chunks: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return sum and weight of the loss. Call it in `forward`, where FSDP has gathered the weights."""
+        hidden = whole(hidden)
         if self.head is not None:
             return chunked_cross_entropy(hidden, self.head, targets, chunks)
         head = partial(linear, weight=self.tokens.weight)

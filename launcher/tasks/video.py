@@ -159,4 +159,5 @@ class VideoLanguage(nn.Module):
     def loss(
         self, hidden: torch.Tensor, targets: torch.Tensor, chunks: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.language.loss(hidden[:, hidden.shape[1] - targets.shape[1] :], targets, chunks)
+        words = whole(hidden)[:, hidden.shape[1] - targets.shape[1] :]
+        return self.language.loss(words, targets, chunks)

@@ -19,12 +19,12 @@ from launcher.train.float8 import to_float8
 from launcher.train.mesh import Meshes, meshes
 from launcher.train.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
-from launcher.train.pipeline.cut import cut
+from launcher.train.pipeline.cut import cut, is_elsewhere
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
 from launcher.train.sharding import reshard_units, shard
 from launcher.train.task import Task, TaskError
-from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize
+from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
 
 
 def new_model(task: Task, recipe: Recipe, *, on_meta: bool = False) -> nn.Module:
@@ -87,10 +87,12 @@ def arranged(
 
 def take_part(model: nn.Module, task: Task, rank: Rank, mesh: Meshes) -> None:
     """Leave in the model what this rank computes: its part of each layer, and the blocks of its stage."""
-    if mesh.tensor is not None:
-        parallelize(model, task, mesh.tensor)
+    styles = styles_of(model, task, mesh.tensor.size()) if mesh.tensor is not None else {}
     if rank.recipe.pipeline > 1:
         cut(model, task, rank)
+    if mesh.tensor is not None:
+        here = {name: style for name, style in styles.items() if not is_elsewhere(model, f"{name}.weight")}
+        parallelize(model, task, here, mesh.tensor)
 
 
 def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -> None:

@@ -7,7 +7,7 @@ and what a model or a loss needs to work with values that are cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any
@@ -125,15 +125,14 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def parallelize(model: nn.Module, task: Task, mesh: DeviceMesh) -> None:
-    """Cut the model's layers over the ranks of `mesh`, as the task's `parallel_plan` says.
+def styles_of(model: nn.Module, task: Task, ranks: int) -> dict[str, ParallelStyle]:
+    """Return how the task's `parallel_plan` cuts the model over `ranks` ranks: name of a layer -> style.
 
-    Each rank has the same whole model, or one on the meta device, and keeps its part: nothing is sent. Raises
-    SetupError for a task without a plan, a plan that does not fit the model, and layers that cannot be cut.
+    Raises SetupError for a task without a plan, and for a plan that does not fit the model.
     """
     plan = task.parallel_plan(model)
     if plan is None:
-        raise SetupError(_how_to_plan(model, task, mesh.size()))
+        raise SetupError(_how_to_plan(model, task, ranks))
     names = [name for name, _ in model.named_modules()]
     unknown = [pattern for pattern in plan if not any(matches(name, pattern) for name in names)]
     if unknown:
@@ -141,15 +140,18 @@ def parallelize(model: nn.Module, task: Task, mesh: DeviceMesh) -> None:
             f"parallel_plan() of {type(task).__name__} names {', '.join(unknown)}, which the model does not "
             f"have. {_layers_of(model)}"
         )
+    return {name: style for name in names for pattern, style in plan.items() if matches(name, pattern)}
+
+
+def parallelize(model: nn.Module, task: Task, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
+    """Cut the model's layers over the ranks of `mesh`, as `styles_of` says.
+
+    Each rank has the same whole layers, or those on the meta device, and keeps its part: nothing is sent.
+    Raises SetupError for layers that cannot be cut.
+    """
     ties = _tied(model)
-    parallelize_module(model, mesh, plan, src_data_rank=None)
-    styles = {
-        module: style
-        for name, module in model.named_modules()
-        for pattern, style in plan.items()
-        if matches(name, pattern)
-    }
-    draw_own_numbers(model, styles, mesh)
+    parallelize_module(model, mesh, dict(styles), src_data_rank=None)
+    draw_own_numbers(model, {model.get_submodule(name): style for name, style in styles.items()}, mesh)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for first, *others in ties:
         for other in others:
@@ -169,9 +171,19 @@ def add_up_gradients(model: nn.Module) -> None:
             parameter.register_hook(partial(_placed, parameter.placements))  # type: ignore[no-untyped-call]
 
 
+def placed_like(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's gradient, cut as the tensor is and added up over the ranks that have parts of it."""
+    return _placed(tensor.placements, gradient) if isinstance(tensor, DTensor) else gradient
+
+
 def _placed(placements: Sequence[Placement], gradient: torch.Tensor) -> torch.Tensor:
     assert isinstance(gradient, DTensor)
     return gradient.redistribute(placements=placements)
+
+
+def mesh_of(model: nn.Module) -> DeviceMesh | None:
+    """Return the ranks that share the layers of a model, or of its stage; None without tensor parallelism."""
+    return next((p.device_mesh[TENSOR] for p in model.parameters() if _is_cut(p)), None)  # type: ignore[attr-defined]
 
 
 class Copies:
@@ -182,8 +194,8 @@ class Copies:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        meshes = [p.device_mesh for p in model.parameters() if _is_cut(p)]  # type: ignore[attr-defined]
-        self._group = meshes[0][TENSOR].get_group() if meshes else None
+        mesh = mesh_of(model)
+        self._group = mesh.get_group() if mesh is not None else None
 
     @torch.no_grad()
     def average(self, gradients: Iterable[torch.Tensor]) -> None:

@@ -75,8 +75,12 @@ STAGES: tuple[Case, ...] = (
     case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, schedule="gpipe", **MIXED),
     case("llama", ranks=4, micro=2, accumulation=2, pipeline=2, activations="checkpoint", grad_sync="last"),
     case("gpt", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2, stages=(2, 4), **MIXED),
+    case("llama", ranks=4, micro=2, accumulation=4, sharding="none", tensor=2, pipeline=2),
+    case("gpt", ranks=4, micro=2, accumulation=4, sharding="none", tensor=2, pipeline=2, **MIXED),
+    case("hf llama", ranks=8, micro=2, accumulation=2, tensor=2, pipeline=2, activations="checkpoint"),
+    case("llama", ranks=8, micro=2, accumulation=4, tensor=2, pipeline=2, schedule="gpipe", **MIXED),
 )
-"Pipeline parallelism."
+"Pipeline parallelism, also of stages that share their layers."
 COMPILED: tuple[Case, ...] = tuple(
     case(model, micro=8, compile=True, **fields)
     for model, fields in (

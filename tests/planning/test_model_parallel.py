@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from launcher.planning.decide import Decider, Decision
 from launcher.planning.declared import DeclaredParams
-from launcher.planning.plan import NotEstimatedError, PlanRefusedError
+from launcher.planning.plan import NotEstimatedError
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.train.tracing.source import TaskSource
@@ -39,21 +40,17 @@ def test_without_a_trace_no_part_of_a_model_is_said_to_fit(name: str) -> None:
         Decider(job(**{name: 2}), EIGHT, DeclaredParams(1000)).decide()
 
 
-def test_tensor_and_pipeline_together_are_refused() -> None:
-    with pytest.raises(PlanRefusedError, match="tensor above 1 with pipeline above 1 is not run"):
-        decided(job(tensor=2, pipeline=2))
-
-
-@pytest.mark.parametrize("name", ["tensor", "pipeline"])
-def test_a_fixed_mesh_stays_on_every_rung(name: str) -> None:
+@pytest.mark.parametrize("mesh", [{"tensor": 2}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}], ids=str)
+def test_a_fixed_mesh_stays_on_every_rung(mesh: dict[str, int]) -> None:
+    data = 8 // math.prod(mesh.values())
     wide = {"layers": 4, "dim": 512, "heads": 8, "kv_heads": 8, "hidden": 1536, "vocabulary": 32_000}
     args = {"context": 4096, "model": wide}
-    found = decided(job(args=args, batch=64, activations="keep", **{name: 2}, loss_chunks=1))
+    found = decided(job(args=args, batch=64, activations="keep", **mesh, loss_chunks=1))
     time = found.chosen.time
     assert time is not None and time.samples == 64
-    assert (time.tensor > 0) == (name == "tensor") and (time.bubble > 0) == (name == "pipeline")
-    assert found.rungs and all(getattr(r.recipe, name) == 2 for r in found.rungs)
-    assert all(r.recipe.micro_batch_size * r.recipe.grad_accum * 4 == 64 for r in found.rungs)
+    assert (time.tensor > 0) == ("tensor" in mesh) and (time.bubble > 0) == ("pipeline" in mesh)
+    assert found.rungs and all(r.recipe.model_dump().items() >= mesh.items() for r in found.rungs)
+    assert all(r.recipe.micro_batch_size * r.recipe.grad_accum * data == 64 for r in found.rungs)
     layer = 4 * 512 * 512 + 3 * 512 * 1536 + 2 * 512
     assert found.parameters == 4 * layer + 2 * 32_000 * 512 + 512  # of the whole model
 

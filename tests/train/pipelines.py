@@ -42,7 +42,7 @@ TASKS: dict[str, dict[str, Any]] = {
 def trainer(
     rank: Rank, folder: Path, task: str, recipe_fields: dict[str, Any], clip_norm: float | None = None
 ) -> Trainer:
-    data_ranks = rank.world // recipe_fields.get("pipeline", 1)
+    data_ranks = rank.world // recipe_fields.get("pipeline", 1) // recipe_fields.get("tensor", 1)
     made = recipe(
         **{"sharding": "none", "micro": 2, "accumulation": GLOBAL_BATCH // 2 // data_ranks, **recipe_fields}
     )

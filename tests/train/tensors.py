@@ -25,7 +25,7 @@ from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
 from launcher.train.task import Task
-from launcher.train.tensor_parallel import parallelize
+from launcher.train.tensor_parallel import parallelize, styles_of
 from launcher.train.where import Where
 from runs import HERE, recipe
 from saves import bits, different, everywhere
@@ -250,14 +250,14 @@ def refused(rank: Rank, out: Path) -> Any:
     heads = {"task": LLAMA, "args": {"model": {"heads": 4, "kv_heads": 1}}}
     JOBS["heads"] = heads
     found: dict[str, Any] = {
-        "no plan": words(lambda: parallelize(Planless().model(), Planless(), mesh)),
-        "other names": words(lambda: parallelize(Misnamed().model(), Misnamed(), mesh)),
+        "no plan": words(lambda: styles_of(Planless().model(), Planless(), rank.world)),
+        "other names": words(lambda: styles_of(Misnamed().model(), Misnamed(), rank.world)),
         "heads": words(lambda: trainer(rank, "heads", sharding="none", tensor=2)),
         "compile": words(lambda: trainer(rank, "gpt", sharding="none", tensor=2, compile=True)),
     }
     torch.manual_seed(0)
     model, dropped = Cut().model(), {}
-    parallelize(model, Cut(), mesh)
+    parallelize(model, Cut(), styles_of(model, Cut(), rank.world), mesh)
     for name in ("1", "3"):
         layer = model.get_submodule(name)
         layer.register_forward_hook(lambda _, __, y, name=name: dropped.update({name: (y == 0).tolist()}))

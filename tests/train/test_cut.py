@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +43,17 @@ def a_model(task: Task) -> nn.Module:
     if task.built_on_meta:
         task.initialise(model, 0)
     return model.eval()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_is_in_other_stages_is_freed(name: str) -> None:
+    task = TASKS[name]()
+    model = a_model(task)
+    parameters = {name: weakref.ref(p) for name, p in model.named_parameters()}
+    cut(model, task, rank(0))
+    gc.collect()
+    left = {name for name, parameter in parameters.items() if parameter() is not None}
+    assert left == dict(model.named_parameters()).keys() < parameters.keys()
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from launcher.rundir.layout import RunDir
@@ -16,6 +17,7 @@ from launcher.rundir.shared import remove_handover
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_OOM
+from launcher.tasks.gpt import PydocGPT
 from launcher.train.checkpoints.export import export
 from tests.train.runs import any_error, job, losses, measure, prepare, recipe, start
 
@@ -68,6 +70,36 @@ FOUR: dict[str, tuple[str, dict[str, Any]]] = {
     "4": ("gpt", {"pipeline": 4}),
 }
 
+TENSOR = {"tensor": 2}
+BOTH: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("gpt", TENSOR),
+    "llama": ("llama", TENSOR),
+    "transformers": ("transformers", {"schedule": "gpipe", **TENSOR}),
+}
+"Two stages of two tensor-parallel ranks. Llama's send their part of a sequence, the others all of it."
+BOTH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "video": ("video", TENSOR),
+    "brain": ("brain", {"micro": 8, "accumulation": 1, **TENSOR}),
+    **{
+        f"llama, {', '.join(map(str, fields.values()))}": ("llama", {**fields, **TENSOR})
+        for fields in (
+            {"activations": "checkpoint", "loss_chunks": 3},
+            {"activations": "selective"},
+            {"optimizer": "lion"},
+            {"offload": "cpu-optimizer"},
+            {"stages": [1, 4]},
+            FSDP,  # one shard
+        )
+    },
+}
+EIGHT: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("gpt", {**TENSOR, **FSDP}),
+    "llama": ("llama", {"grad_sync": "last", "schedule": "gpipe", **TENSOR, **FSDP}),
+    "llama, kept": ("llama", {"sharding": "fsdp-keep", "activations": "checkpoint", **TENSOR}),
+    "transformers": ("transformers", {"loss_chunks": 2, **TENSOR, **FSDP}),
+    "video, offloaded": ("video", {"offload": "cpu", **TENSOR, **FSDP}),
+}
+
 
 def compare(
     cases: dict[str, tuple[str, dict[str, Any]]], folder: Path, ranks: int, per_node: int | None = None
@@ -87,7 +119,9 @@ def compare(
 
 
 def whole(fields: dict[str, Any]) -> dict[str, Any]:
-    own = ("pipeline", "stages", "schedule", "micro", "accumulation")
+    """Return what of a recipe is the same in one process. Several data-parallel ranks share the batch."""
+    own = ["pipeline", "tensor", "stages", "schedule"]
+    own += ["micro", "accumulation"] if "sharding" in fields else []
     kept = {name: value for name, value in fields.items() if name not in own}
     return {**kept, "sharding": "fsdp"} if kept.get("sharding") == "hybrid" else kept
 
@@ -124,6 +158,22 @@ def test_two_stages_end_with_the_bits_of_one_process(
 @pytest.mark.thorough
 def test_four_ranks_train_like_one(tmp_path: Path) -> None:
     for name, (staged, one) in compare(FOUR, tmp_path, ranks=4).items():
+        _close(name, staged, one)
+
+
+@pytest.mark.parametrize(
+    "cases", [BOTH, pytest.param(BOTH_MORE, marks=pytest.mark.thorough)], ids=["", "more"]
+)
+def test_two_stages_that_share_their_layers_train_like_one_rank(
+    cases: dict[str, tuple[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    for name, (staged, one) in compare(cases, tmp_path, ranks=4).items():
+        _close(name, staged, one)
+
+
+@pytest.mark.thorough
+def test_eight_ranks_in_all_three_dimensions_train_like_one(tmp_path: Path) -> None:
+    for name, (staged, one) in compare(EIGHT, tmp_path, ranks=8).items():
         _close(name, staged, one)
 
 
@@ -216,6 +266,68 @@ def _restarts_after(
     assert set(again.codes.values()) == {0}, again.output
     [found] = [(one["step"], one["from"]) for one in run.read_events() if one["event"] == "resumed"]
     assert resumed is None or found == (resumed, "shared-memory")
+
+
+@pytest.fixture(scope="module")
+def sharing(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Two stages of two ranks that share their layers, with dropout, clipping and checkpoints."""
+    run = prepare(tmp_path_factory.mktemp("sharing") / "run", gpt(args={"dropout": 0.2}, train=SAVING))
+    ended = start(run, staged(tensor=2), ranks=4, env=SUPERVISED)
+    assert set(ended.codes.values()) == {0}, ended.output
+    return run
+
+
+@pytest.mark.parametrize(
+    "drill",
+    [
+        "rank=3,step=3,phase=backward,allocation=9",
+        *(
+            pytest.param(f"rank={rank},step=3,phase={phase}", marks=pytest.mark.thorough)
+            for rank, phase in (
+                (0, "forward"),
+                (1, "backward"),
+                (2, "forward"),
+                (2, "data"),
+                (3, "optimizer"),
+            )
+        ),
+    ],
+)
+def test_stages_that_share_layers_lose_no_step_either(sharing: RunDir, tmp_path: Path, drill: str) -> None:
+    run = prepare(tmp_path / "run", gpt(args={"dropout": 0.2}))
+    _restarts_after(run, staged(tensor=2), 4, drill, int(drill[len("rank=")]))
+    assert losses(run) == losses(sharing)
+
+
+def test_stages_that_share_layers_resume_bit_for_bit(sharing: RunDir, tmp_path: Path) -> None:
+    run = without(sharing, tmp_path, 5)
+    assert set(start(run, staged(tensor=2), ranks=4).codes.values()) == {0}
+    assert losses(run, attempt=1) == {step: losses(sharing)[step] for step in (4, 5)}
+    mine, theirs = (tensors(one, tmp_path / f"{one.path.parent.name}.pt") for one in (run, sharing))
+    assert mine.keys() == theirs.keys() and len(mine) > 60
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+    [file] = export(run.checkpoints / "step-00000005", tmp_path / "exported")
+    exported = load_file(file)
+    assert exported.keys() == dict(PydocGPT(**GPT).model().named_parameters()).keys()
+    assert all(torch.equal(value, mine[name]) for name, value in exported.items())
+
+
+@pytest.mark.slow
+def test_their_checkpoint_is_read_on_a_mesh_of_other_dimensions_and_by_one_rank(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", gpt(train={**SAVING, "checkpoint_every": 2}))
+    assert set(start(run, staged(tensor=2), ranks=4).codes.values()) == {0}
+    before = losses(run)
+    shutil.rmtree(run.checkpoints / "step-00000005")
+    shutil.rmtree(run.checkpoints / "step-00000004")
+    both = recipe("fsdp", micro=4, tensor=2)
+    assert set(start(run, both, ranks=4).codes.values()) == {0}
+    assert losses(run, attempt=1) == pytest.approx({step: before[step] for step in (3, 4, 5)}, rel=ORDER)
+    shutil.rmtree(run.checkpoints / "step-00000005")
+    assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 0}
+    assert losses(run, attempt=2) == pytest.approx({5: before[5]}, rel=ORDER)
+    shutil.rmtree(run.checkpoints / "step-00000005")
+    assert set(start(run, staged(tensor=2, schedule="gpipe"), ranks=4).codes.values()) == {0}
+    assert losses(run, attempt=3) == pytest.approx({5: before[5]}, rel=ORDER)
 
 
 def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(undisturbed: RunDir, tmp_path: Path) -> None:

@@ -7,11 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from launcher.train.optimizers.state import local, sharded_like
 from launcher.train.rank import Rank
 
 MOST_DIMENSIONS = 8
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+PLAIN, WHOLE = -2, -1
+"Instead of the dimension in which a DTensor is cut: not a DTensor, and one that each rank has whole."
 
 
 def why_not_sent(result: Any) -> str | None:
@@ -20,7 +26,55 @@ def why_not_sent(result: Any) -> str | None:
         return f"{type(result).__name__}, not a tensor"
     if result.dtype not in DTYPES:
         return f"a tensor of {result.dtype}, not of floats"
+    if isinstance(result, DTensor) and not all(type(one) in (Shard, Replicate) for one in result.placements):
+        return f"a DTensor placed as {result.placements}, of which no rank has a part of the values"
     return f"a tensor of {result.ndim} dimensions" if result.ndim > MOST_DIMENSIONS else None
+
+
+class Form(NamedTuple):
+    """What the receiver of a tensor has to know. Of a tensor that is cut over the tensor-parallel ranks, each
+    sends its part, to the rank that has the same part in the other stage."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    "Of the whole tensor."
+    cut: int
+    "The dimension in which it is cut, PLAIN or WHOLE."
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Form:
+        cut = PLAIN
+        if isinstance(tensor, DTensor):
+            [placement] = tensor.placements
+            cut = placement.dim if isinstance(placement, Shard) else WHOLE
+        return Form(tensor.dtype, tuple(tensor.shape), cut)
+
+    @staticmethod
+    def read(numbers: list[int]) -> Form:
+        dtype, cut, dimensions, *shape = numbers
+        return Form(DTYPES[dtype], tuple(shape[:dimensions]), cut)
+
+    @property
+    def numbers(self) -> list[int]:
+        """`LENGTH` integers, from which `read` makes the form."""
+        found = [DTYPES.index(self.dtype), self.cut, len(self.shape), *self.shape]
+        return found + [0] * (LENGTH - len(found))
+
+    def empty(self, device: torch.device, mesh: DeviceMesh | None) -> torch.Tensor:
+        """Return a tensor of this form without values. `mesh`: the tensor-parallel ranks."""
+        if self.cut == PLAIN:
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
+        assert mesh is not None
+        placements = [Replicate() if self.cut == WHOLE else Shard(self.cut)]
+        mine, _ = compute_local_shape_and_global_offset(self.shape, mesh, placements)
+        stride = torch.empty(self.shape, device="meta").stride()
+        part = torch.empty(mine, dtype=self.dtype, device=device)
+        return DTensor.from_local(
+            part, mesh, placements, run_check=False, shape=torch.Size(self.shape), stride=stride
+        )
+
+
+LENGTH = 3 + MOST_DIMENSIONS
 
 
 class Channel:
@@ -30,9 +84,10 @@ class Channel:
     a group, a stage that sends an activation and one that sends a gradient would wait for each other.
     """
 
-    def __init__(self, rank: Rank, group: dist.ProcessGroup, *, down: bool) -> None:
-        """`down`: from each stage to the next one. Connects the ranks; all of them must call this."""
-        self._group, self._device = group, rank.device
+    def __init__(self, rank: Rank, group: dist.ProcessGroup, mesh: DeviceMesh | None, *, down: bool) -> None:
+        """`mesh`: the tensor-parallel ranks. `down`: from each stage to the next one. Connects the ranks; all
+        of them must call this."""
+        self._group, self._device, self._mesh = group, rank.device, mesh
         at, step = rank.coordinates.pipeline, 1 if down else -1
         self._to = self._rank_of(at + step)
         self._from = self._rank_of(at - step)
@@ -50,14 +105,13 @@ class Channel:
     def send(self, tensor: torch.Tensor) -> None:
         """Begin to send. At most one tensor is on its way: the one before has arrived."""
         self.settle()
-        self._begin(tensor.detach().contiguous())
+        self._begin(_part(tensor).contiguous())
 
     def send_with_shape(self, tensor: torch.Tensor) -> None:
         """Send a tensor to a stage that does not know its shape."""
         self.settle()
-        about = [DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape]
-        self._begin(torch.tensor(about + [0] * (2 + MOST_DIMENSIONS - len(about))))
-        self._begin(tensor.detach().contiguous())
+        self._begin(torch.tensor(Form.of(tensor).numbers))
+        self._begin(_part(tensor).contiguous())
 
     def receive(self, into: torch.Tensor) -> torch.Tensor:
         """Fill `into`, which is contiguous, and return it."""
@@ -66,10 +120,16 @@ class Channel:
         work.wait()
         return into
 
+    def receive_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Receive a tensor of the form of this one."""
+        part = self.receive(torch.empty_like(_part(tensor), memory_format=torch.contiguous_format))
+        return sharded_like(tensor, part, tensor.shape)
+
     def receive_with_shape(self) -> torch.Tensor:
-        about = self.receive(torch.empty(2 + MOST_DIMENSIONS, dtype=torch.int64)).tolist()
-        dtype, dimensions, *shape = about
-        return self.receive(torch.empty(shape[:dimensions], dtype=DTYPES[dtype], device=self._device))
+        form = Form.read(self.receive(torch.empty(LENGTH, dtype=torch.int64)).tolist())
+        received = form.empty(self._device, self._mesh)
+        self.receive(_part(received))
+        return received
 
     def settle(self) -> None:
         """Wait until what was sent has arrived. On a GPU, its stream waits."""
@@ -82,6 +142,11 @@ class Channel:
         self._sent.append((work, tensor))
 
 
+def _part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of a tensor. It shares memory, and has no gradient."""
+    return local(tensor.detach())
+
+
 class Channels(NamedTuple):
     group: dist.ProcessGroup
     "The ranks with the stages of one copy of the model."
@@ -91,8 +156,8 @@ class Channels(NamedTuple):
     "From each stage to the one before: gradients."
 
 
-def open_channels(rank: Rank) -> Channels:
-    """Return the channels of this rank. Every rank must call this.
+def open_channels(rank: Rank, mesh: DeviceMesh | None) -> Channels:
+    """Return the channels of this rank. Every rank must call this. `mesh`: the tensor-parallel ranks.
 
     Raises dist.DistError.
     """
@@ -101,4 +166,4 @@ def open_channels(rank: Rank) -> Channels:
     timeout = timedelta(seconds=rank.job.train.collective_timeout)
     subgroups: Any = dist.new_subgroups_by_enumeration
     down, up = (subgroups(columns, timeout=timeout)[0] for _ in range(2))
-    return Channels(down, Channel(rank, down, down=True), Channel(rank, up, down=False))
+    return Channels(down, Channel(rank, down, mesh, down=True), Channel(rank, up, mesh, down=False))

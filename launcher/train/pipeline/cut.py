@@ -14,6 +14,7 @@ from launcher.spec.schedule import balanced
 from launcher.train.pipeline.parts import Pipeline
 from launcher.train.rank import Rank, SetupError
 from launcher.train.task import Task, TaskError
+from launcher.train.tensor_parallel import whole as gathered
 
 
 class Elsewhere(nn.Module):
@@ -65,7 +66,7 @@ def cut(model: nn.Module, task: Task, rank: Rank) -> None:
     at = rank.coordinates.pipeline
     for module, stage in home.items():
         if stage != at:
-            _put(model, names[module], forward.stand_in(module))
+            _put(model, names[module], forward.stand_in(module, names[module]))
     model.forward = forward.of_stage(first=at == 0, last=at == stages - 1)
 
 
@@ -119,15 +120,20 @@ def _names(parts: Pipeline, model: nn.Module, task: str) -> dict[nn.Module, str]
 
 
 class _Forward:
-    """Makes the forward of a stage, and the stand-ins for modules of other stages."""
+    """Makes the forward of a stage, and the stand-ins for modules of other stages. Holds names of modules
+    only: those of other stages must be freed."""
 
     def __init__(self, model: nn.Module, parts: Pipeline, names: Mapping[nn.Module, str], task: str) -> None:
-        self.model, self.parts, self.names, self.task = model, parts, names, f"pipeline() of {task}"
+        self.model, self.task = model, f"pipeline() of {task}"
+        self.begin, self.middle, self.end = parts.begin, parts.middle, parts.end
+        self.before, self.blocks, self.after = (
+            [names[module] for module in modules] for modules in (parts.before, parts.blocks, parts.after)
+        )
         self._called: list[str] | None = None
         "Modules of other stages that `middle` has called; None outside of it."
 
-    def stand_in(self, module: nn.Module) -> Elsewhere:
-        name, passes = self.names[module], module not in self.parts.before
+    def stand_in(self, module: nn.Module, name: str) -> Elsewhere:
+        passes = name not in self.before
 
         def run(x: torch.Tensor) -> torch.Tensor:
             if self._called is None or not passes:
@@ -143,19 +149,19 @@ class _Forward:
 
         def forward(value: Any, batch: Batch) -> Any:
             nonlocal unchecked
-            x = self.parts.begin(value) if first else value
+            x = self.begin(value) if first else value
             if unchecked:
                 self._check(x, batch.content)
                 unchecked = False
             x = self._middle(x, batch.content)
-            return self.parts.end(x, batch.content) if last else x
+            return self.end(x, batch.content) if last else x
 
         return forward
 
     def _middle(self, x: torch.Tensor, content: Any) -> torch.Tensor:
         self._called = []
         try:
-            return self.parts.middle(x, content)
+            return self.middle(x, content)
         finally:
             self._called = None
 
@@ -166,19 +172,19 @@ class _Forward:
         called: list[str] = []
         try:
             with self._all_elsewhere(called):
-                passed = self.parts.middle(x, content)
+                passed = self.middle(x, content)
         except Exception as error:  # any type: it is the task's code, and may be a model of a library
             raise TaskError(
                 f"{self.task}: with every block left out, middle must return its input, but it fails: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        expected = [self.names[block] for block in self.parts.blocks]
-        if called[: len(expected)] != expected:
+        if called[: len(self.blocks)] != self.blocks:
             raise TaskError(
                 f"{self.task}: middle must call each block once and in order, and look it up in the model at "
                 f"each call; it called {', '.join(called) or 'none'}"
             )
-        if passed is not x and not torch.equal(passed, x):
+        # torch.equal of DTensors asks all ranks, also those of other stages.
+        if passed is not x and not torch.equal(gathered(passed), gathered(x)):
             raise TaskError(
                 f"{self.task}: with every block left out, middle must return its input, but it changes it "
                 "(scales or shifts it, drops some of it), which each stage would do again: do it in begin"
@@ -195,8 +201,7 @@ class _Forward:
 
             return run
 
-        names = [self.names[module] for module in (*self.parts.blocks, *self.parts.after)]
-        kept = {name: self.model.get_submodule(name) for name in names}
+        kept = {name: self.model.get_submodule(name) for name in (*self.blocks, *self.after)}
         try:
             for name, module in kept.items():
                 _put(self.model, name, Elsewhere(module, name, noting(name)))

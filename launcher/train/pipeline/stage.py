@@ -16,6 +16,7 @@ from launcher.train.pipeline.cut import Batch
 from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, reshard_units
 from launcher.train.task import Task, TaskError
+from launcher.train.tensor_parallel import mesh_of, placed_like
 
 SumAndWeight = tuple[torch.Tensor, torch.Tensor | float]
 
@@ -37,7 +38,7 @@ class Stage:
         self.model, self.rank = model, rank
         self.number = rank.coordinates.pipeline
         self.first, self.last = self.number == 0, self.number == rank.mesh.pipeline - 1
-        self._group, self._down, self._up = open_channels(rank)
+        self._group, self._down, self._up = open_channels(rank, mesh_of(model))
         self._name = f"pipeline() of {type(task).__name__}"
         self._held: list[Held] = []
         "Micro-batches without their backward pass, which comes in the same order."
@@ -80,12 +81,12 @@ class Stage:
             if self.last:
                 scaled(output).backward()  # type: ignore[no-untyped-call]
             else:
-                gradient = self._up.receive(torch.empty_like(output, memory_format=torch.contiguous_format))
+                gradient = self._up.receive_like(output)
                 if output.requires_grad:
                     torch.autograd.backward(output, gradient)
         if received is not None:
             assert received.grad is not None
-            self._up.send(received.grad)
+            self._up.send(placed_like(received, received.grad))
 
     def settle(self) -> None:
         """Wait until the neighbours have received everything, at the end of a step."""

@@ -154,7 +154,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def send(self, tensor: torch.Tensor | None) -> None:
         """Count a message to another stage."""
         if tensor is not None:
-            self.recorded.segments[-1].sent += tensor.nbytes
+            self.recorded.segments[-1].sent += local(tensor.detach()).nbytes
 
     def _exchange(self, func: Any, args: Any, out: Any) -> None:
         """Count a collective of DTensor. FSDP calls torch.distributed's own."""

@@ -31,10 +31,12 @@ from launcher.train.activations import outermost
 from launcher.train.budget import Unlimited
 from launcher.train.mesh import meshes
 from launcher.train.model import arranged, computing, loss_of, new_model
+from launcher.train.pipeline.channel import Form
 from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages
 from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, reshard_units
 from launcher.train.task import Task
+from launcher.train.tensor_parallel import placed_like
 from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
 from launcher.train.tracing.dtensors import dtensors_of_real_values
@@ -83,8 +85,8 @@ class Tracer:
         self.task, self.job, self.like = task, job, like
         self._sample: Any = None
         self._models: dict[Any, _Built] = {}
-        self._outputs: dict[Any, Callable[[], torch.Tensor]] = {}
-        "Recipe and ranks of a stage -> a function that makes a tensor like its output."
+        self._outputs: dict[Any, Form] = {}
+        "Recipe and ranks of a stage -> the form of its output."
 
     def trace(self, recipe: Recipe, ranks: Ranks) -> Trace:
         """Return a trace with sizes as affine functions of the micro-batch, whatever the recipe's value is.
@@ -126,7 +128,7 @@ class Tracer:
 
         Raises: UntraceableError.
         """
-        rank, before = self.rank(recipe, ranks), self._stage_before(recipe, ranks)
+        rank, form = self.rank(recipe, ranks), self._stage_before(recipe, ranks)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
         self.task.loss_chunks = recipe.loss_chunks
         with fake_ranks(ranks.world, rank.number), ExitStack() as stack:
@@ -146,6 +148,7 @@ class Tracer:
                 stack.enter_context(as_cuda())
             units = set(outermost(self.task.blocks(model)))
             model = arranged(model, self.task, rank, Unlimited(), mesh, partial(compiled, like=self.like))
+            before = partial(form.empty, rank.device, mesh.tensor) if form is not None else None
             recorder = StorageRecorder(names, units, blocks, runs)
             recorder.streams_of(model)
             recorder.leave_out([*model.parameters(), *model.buffers()])
@@ -153,17 +156,15 @@ class Tracer:
             try:
                 with recorder.following():
                     output = self._step(model, rank, recorder, batch, before, complete=complete)
-                self._outputs[recipe, ranks] = partial(
-                    torch.empty, tuple(output.shape), dtype=output.dtype, requires_grad=True
-                )
+                self._outputs[recipe, ranks] = Form.of(output)
             except NotCapturedError:
                 raise
             except Exception as error:
                 raise UntraceableError(recorder.module, error) from error
         return recorder.recorded
 
-    def _stage_before(self, recipe: Recipe, ranks: Ranks) -> Callable[[], torch.Tensor] | None:
-        """Return a function that makes what the stage before sends; None in the first stage."""
+    def _stage_before(self, recipe: Recipe, ranks: Ranks) -> Form | None:
+        """Return the form of what the stage before sends; None in the first stage."""
         if ranks.stage == 0:
             return None
         before = replace(ranks, stage=ranks.stage - 1)
@@ -216,13 +217,15 @@ class Tracer:
             sums = sums or [torch.zeros((), dtype=torch.float64) for _ in ("loss", "weight")]
             arrived = _arriving(batch, recorder)
             with accumulate(model, rank.recipe, last=number == len(passes)):
-                received = before() if before is not None else None
+                received = before().requires_grad_() if before is not None else None
                 output, weight = self._forward(model, rank, arrived, received)
                 recorder.send(None if last_stage else output)
                 recorder.begin(backward)
                 gradient = None if last_stage else torch.empty_like(output)
                 torch.autograd.backward(output, gradient)
-                sent = received.grad if received is not None else None
+                sent = None
+                if received is not None and received.grad is not None:
+                    sent = placed_like(received, received.grad)
                 recorder.send(sent)
             del arrived, received, gradient, weight
             recorder.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
@@ -232,7 +235,7 @@ class Tracer:
             model.eval()
             arrived = _arriving(batch, recorder)
             with torch.no_grad():
-                received = before().requires_grad_(False) if before is not None else None
+                received = before() if before is not None else None
                 self._forward(model, rank, arrived, received)
         return output
 
