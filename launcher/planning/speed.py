@@ -19,6 +19,7 @@ from launcher.spec.errors import Problem, SpecError
 from launcher.spec.mesh import data_ranks
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
+from launcher.spec.schedule import bubble
 
 # Share of the data sheet's FLOP/s that training reaches. "Fitted" means to the tables in benchmarks/results.
 REACHED = {
@@ -147,7 +148,7 @@ def step_time(
         communication=sums.ring + sums.tensor + updated,
         exposed=sums.exposed + sums.tensor + updated,
         tensor=sums.tensor,
-        bubble=passing * (recipe.pipeline - 1) / accum,
+        bubble=passing * bubble(recipe),
         offload=sums.offload + moved + copies,
         optimizer=optimizer,
         samples=micro * accum * data_ranks(recipe, ranks.world),

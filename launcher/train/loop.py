@@ -27,7 +27,7 @@ from launcher.spec.events import (
     StepLeftOut,
 )
 from launcher.spec.recipe import APPROXIMATE, Recipe
-from launcher.spec.schedule import passes
+from launcher.spec.schedule import table_of
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
 from launcher.train.adapter import write_config
@@ -399,7 +399,7 @@ class Trainer:
         where, recipe = self.where, self.current.recipe
         loss, weight = self._zero(), self._zero()
         batches = self._fetched(self.data.micro_batches(step), "data")
-        for kind, index in passes(recipe, stage.number):
+        for kind, index in table_of(recipe)[stage.number]:
             if kind == "forward":
                 with where.during("data", users=True):
                     batch = self._on_device(next(batches))

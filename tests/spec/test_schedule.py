@@ -6,8 +6,17 @@ from collections import Counter
 
 import pytest
 
-from launcher.spec.recipe import Recipe
-from launcher.spec.schedule import balanced, in_flight, passes
+from launcher.spec.recipe import Schedule
+from launcher.spec.schedule import (
+    SCHEDULES,
+    Action,
+    DeadlockError,
+    balanced,
+    bubble,
+    finish,
+    in_flight,
+    one_f_one_b,
+)
 from tests.train.runs import recipe
 
 
@@ -20,43 +29,47 @@ def test_the_stages_of_a_report_and_of_a_model_with_a_large_vocabulary() -> None
         balanced([1, 1], 0, 0, 3)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 5), (3, 2), (4, 4), (4, 11), (16, 40)])
-def test_no_stage_waits_for_one_that_waits_and_none_holds_more_than_is_said(
-    schedule: str, stages: int, micro_batches: int
+SIZES = [(2, 1), (2, 5), (3, 2), (4, 4), (4, 11), (16, 40)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
+def test_no_stage_waits_for_one_that_waits_and_the_bubble_is_that_of_the_papers(
+    schedule: Schedule, stages: int, micro_batches: int
 ) -> None:
-    """Each send waits until the one before has arrived, as launcher.train.pipeline.channel does."""
-    asked = recipe(schedule=schedule, pipeline=stages, accumulation=micro_batches)
-    turns = [list(passes(asked, stage)) for stage in range(stages)]
-    for todo in turns:
-        assert Counter(todo) == Counter(
-            (kind, index) for kind in ("forward", "backward") for index in range(micro_batches)
+    table = SCHEDULES[schedule](stages, micro_batches)
+    for actions in table:
+        assert Counter(actions) == Counter(
+            Action(kind, index) for kind in ("forward", "backward") for index in range(micro_batches)
         )
-    done = [0] * stages
-    held, most = [0] * stages, [0] * stages
-    while any(at < len(todo) for at, todo in zip(done, turns, strict=True)):
-        ready = [stage for stage in range(stages) if _can_go_on(turns, done, stage)]
-        assert ready, "all stages wait"
-        for stage in ready:
-            held[stage] += 1 if turns[stage][done[stage]][0] == "forward" else -1
-            most[stage] = max(most[stage], held[stage])
-            done[stage] += 1
-    assert most == [in_flight(asked, stage) for stage in range(stages)]
+    assert len(finish(table)) == stages
+    asked = recipe(schedule=schedule, pipeline=stages, accumulation=micro_batches)
+    assert bubble(asked) == pytest.approx((stages - 1) / micro_batches)
 
 
-def _can_go_on(turns: list[list[tuple[str, int]]], done: list[int], stage: int) -> bool:
-    if done[stage] == len(turns[stage]):
-        return False
-    kind, index = turns[stage][done[stage]]
-    way = 1 if kind == "forward" else -1
+@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
+def test_what_a_stage_holds_follows_from_its_actions(stages: int, micro_batches: int) -> None:
+    held = {
+        schedule: [
+            in_flight(recipe(schedule=schedule, pipeline=stages, accumulation=micro_batches), stage)
+            for stage in range(stages)
+        ]
+        for schedule in SCHEDULES
+    }
+    assert held["gpipe"] == [micro_batches] * stages
+    assert held["1f1b"] == [min(stages - stage, micro_batches) for stage in range(stages)]
 
-    def has_done(other: int, number: int) -> bool:
-        return not 0 <= other < len(turns) or number < 0 or (kind, number) in turns[other][: done[other]]
 
-    return has_done(stage - way, index) and has_done(stage + way, index - 1)
+def test_a_schedule_whose_stages_wait_for_each_other_is_found() -> None:
+    forward, backward = Action("forward", 0), Action("backward", 0)
+    with pytest.raises(DeadlockError, match="all stages wait: 0 in backward 0, 1 in forward 0"):
+        finish(((backward, forward), (forward, backward)))
+    # The second message waits until the first is received, so an order of its own is not possible either.
+    other = Action("forward", 1)
+    with pytest.raises(DeadlockError, match="all stages wait: 0 in forward 1, 1 in forward 1"):
+        finish(((forward, other), (other, forward)))
 
 
 def test_1f1b_is_the_order_of_the_paper() -> None:
-    asked: Recipe = recipe(pipeline=3, accumulation=4)
-    order = [" ".join(f"{kind[0]}{at}" for kind, at in passes(asked, stage)) for stage in range(3)]
+    order = [" ".join(f"{kind[0]}{at}" for kind, at in actions) for actions in one_f_one_b(3, 4)]
     assert order == ["f0 f1 f2 b0 f3 b1 b2 b3", "f0 f1 b0 f2 b1 f3 b2 b3", "f0 b0 f1 b1 f2 b2 f3 b3"]
