@@ -123,7 +123,8 @@ def squared_error(found: torch.Tensor, fmri: torch.Tensor) -> tuple[torch.Tensor
     found = found.float()
     # With tensor parallelism each rank predicts some of the voxels.
     error = functional.mse_loss(found, cut_like(fmri.float(), found), reduction="none")
-    return whole((error.sum(dim=1) / fmri.shape[1]).sum()), len(fmri)
+    # A copy: FSDP warns if a stage returns the view that a DTensor's values are.
+    return whole((error.sum(dim=1) / fmri.shape[1]).sum()).clone(), len(fmri)
 
 
 class Autoencoder(nn.Module):

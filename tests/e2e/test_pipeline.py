@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from safetensors import safe_open
 
@@ -9,7 +11,7 @@ from tests.lab import Lab, events, metrics, verdicts
 
 pytestmark = pytest.mark.e2e
 
-JOB = {
+JOB: dict[str, Any] = {
     "task": "launcher.tasks.gpt:PydocGPT",
     "args": {"layers": 3, "dim": 16, "heads": 2, "context": 16},
     "steps": 4,
@@ -18,10 +20,24 @@ JOB = {
 }
 
 
+MESHES = [
+    pytest.param({}, id="pipeline 2"),
+    pytest.param({"tensor": 2}, id="pipeline 2 x tensor 2", marks=pytest.mark.thorough),
+]
+
+
 @pytest.mark.slow
-def test_a_job_in_two_stages_loses_no_step_when_one_runs_out_of_memory(lab: Lab) -> None:
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_job_in_two_stages_loses_no_step_when_one_runs_out_of_memory(
+    mesh: dict[str, int], lab: Lab
+) -> None:
+    asked = {
+        **JOB,
+        "recipe": {**JOB["recipe"], **mesh},
+        "resources": {"gpus_per_node": 0, "ranks_per_node": 2 * mesh.get("tensor", 1)},
+    }
     drill = {"TRAIN_MEMORY_FAIL": "rank=last,step=3,phase=backward,attempt=0"}
-    done = lab.cli("run", str(lab.job(**JOB, env=drill)))
+    done = lab.cli("run", str(lab.job(**asked, env=drill)))
     run = lab.newest()
     assert done.returncode == 0, done.stdout + done.stderr + lab.all_logs(run)
     assert [one["failure"] for one in verdicts(run)] == ["gpu-oom", "succeeded"]
@@ -32,7 +48,7 @@ def test_a_job_in_two_stages_loses_no_step_when_one_runs_out_of_memory(lab: Lab)
     assert "pipeline: 1 + 2 blocks" in lab.all_logs(run)
     disturbed = [line["loss"] for line in metrics(run)]
 
-    assert lab.cli("run", str(lab.job(**JOB))).returncode == 0
+    assert lab.cli("run", str(lab.job(**asked))).returncode == 0
     assert disturbed == pytest.approx([line["loss"] for line in metrics(lab.newest())], rel=1e-5)
 
     to = lab.folder / "weights"

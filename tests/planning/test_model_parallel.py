@@ -69,3 +69,12 @@ def test_a_job_that_fixes_its_tensor_is_planned_with_it_alone() -> None:
     found = decided(job(tensor=1, activations="keep"), SLOW)
     assert found.plan.recipe.tensor == 1
     assert not any(line.startswith("tensor: ") for line in found.explained)
+
+
+def test_layers_of_a_fixed_pipeline_are_split_where_links_decide() -> None:
+    brain = job(
+        "launcher.tasks.brain:BrainAutoencoder", args={"shape": "tiny"}, precision="bf16-mixed", pipeline=2
+    )
+    found = decided(brain, SLOW)
+    assert (found.plan.recipe.tensor, found.plan.recipe.pipeline) == (2, 2)
+    assert "times as fast as the best recipe without" in found.plan.reason
