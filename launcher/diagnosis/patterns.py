@@ -194,7 +194,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("disk-full", r"\berrno ?[=:]? ?28\b|\bcode: 28\b", "man7.org/linux/man-pages/man3/errno.3.html"),
     _P("disk-full", r"File size limit exceeded", "www.gnu.org/software/libc (SIGXFSZ)"),
     # Hardware, driver and interconnect of one machine.
-    _P("node-failed", r"failed the doctor's checks, see above", "templates/torchrun/_base.sh.j2"),
+    _P("node-failed", r"fails the doctor's checks: ", "templates/torchrun/_base.sh.j2"),
     _P("node-failed", r"\bNVRM: Xid\b", "NVIDIA/open-gpu-kernel-modules#1150"),
     _P("node-failed", r"\bXid \(PCI", "NVIDIA/open-gpu-kernel-modules#1150"),
     _P("node-failed", r"\bXid[: ]+\d{2,3}\b", "NVIDIA/open-gpu-kernel-modules#1150"),

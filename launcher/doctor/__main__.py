@@ -1,17 +1,19 @@
 """`python -m launcher.doctor [RUN_DIR]`: examine this node. start.sh runs it before the ranks.
 
-For a job of a profile with `checks: doctor`, it is the quick check of the node, and fails if something is
-broken. In the doctor's own run it goes on with what the options of the run's command ask for.
+In the run of an ordinary job it is the quick check of the node: what is broken is printed in a line on
+stdout, and the exit code is then EXIT_SICK. It takes CHECK_SECONDS at most. In the doctor's own run it goes
+on with what the options of the run's command ask for.
 
 With RUN_DIR, before any attempt, nothing is written. Slurm's check-node.sh leaves a node out that fails.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from launcher.doctor.board import Board
@@ -26,6 +28,7 @@ from launcher.doctor.page import page
 from launcher.doctor.place import Place
 from launcher.doctor.values import Measured
 from launcher.spec import variables
+from launcher.spec.verdict import EXIT_SICK
 
 NODE = 0
 "Number of the first order, which is not given: every node measures itself."
@@ -33,20 +36,22 @@ START_SECONDS = 60.0
 "How long node 0 waits for the other nodes. All are in one allocation, but a node may start late."
 
 
+CHECK_SECONDS = 60.0
+"Time limit of the check before a job's ranks. A file system that hangs is then met by the ranks."
+
+
 def main() -> int:
-    """Return 0, or 1 if the node of an ordinary job is broken."""
+    """Return 0, or EXIT_SICK if the node of an ordinary job is broken."""
     here, job = variables.split(os.environ)
     os.environ.update(job)  # the ranks have the job's variables
     if len(sys.argv) > 1:
         place = Place.of({variables.RUN_DIR: sys.argv[1]})
         # The doctor's own run examines the sick nodes as well.
-        return 0 if place.options is not None else _told(measure_node(place), place)
+        return 0 if place.options is not None else _checked(place)
     place = Place.of(here)
     board = Board(place.attempt.path / "doctor", place.node, place.expected.nodes)
     if place.options is None:
-        values = measure_node(place)
-        board.answer(NODE, {"values": [value.as_json() for value in values]})
-        return _told(values, place)
+        return _checked(place, board)
     with Group() as group, ExitStack() as stack:
         if place.options.level != "quick":
             group.start()  # it imports torch while this process measures
@@ -64,17 +69,26 @@ def main() -> int:
     return 0
 
 
+def _checked(place: Place, board: Board | None = None) -> int:
+    """Examine the node of an ordinary job, and write the values if there is a board. Return the exit code."""
+    faulthandler.dump_traceback_later(CHECK_SECONDS, exit=True)
+    values = measure_node(place)
+    if board is not None:
+        with suppress(OSError):  # a folder that cannot be written is one of the values
+            board.answer(NODE, {"values": [value.as_json() for value in values]})
+    return _told(values, place)
+
+
 def _told(values: Sequence[Measured], place: Place) -> int:
-    """Print what is broken. Return 1 if anything is."""
+    """Print all findings that are not good, and what is broken in a line on stdout. Return the exit code."""
     needless = SOFTWARE if place.expected.command else frozenset()
     findings = examine([one for one in values if one.check not in needless], place.expected)
     found = [one for one in findings if one.verdict != "good"]
     if found:
         print("\n".join(page(f"doctor: node {place.node}", found, 1)), file=sys.stderr)
     broken = [one for one in found if one.verdict == "broken"]
-    if broken:  # the last line is what Slurm's check-node.sh tells
-        print("; ".join(f"{one.title} {one.measured}: {one.cause}" for one in broken), file=sys.stderr)
-    return int(bool(broken))
+    print("; ".join(f"{one.title} {one.measured}: {one.cause.rstrip('.')}" for one in broken))
+    return EXIT_SICK if broken else 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from launcher.render.compiled import compiled_templates
 from launcher.render.context import check_shell_template
 from launcher.spec.errors import LauncherError
 from launcher.spec.events import KINDS
-from launcher.spec.failures import EXIT_CODES
+from launcher.spec.verdict import EXIT_CODES, EXIT_SICK
 
 
 class RenderError(LauncherError, ValueError):
@@ -110,6 +110,7 @@ def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
     environment.filters |= {name: _strict(function) for name, function in own.items()}
     environment.globals.clear()
     environment.globals["events"] = {kind: quote.Written(kind) for kind in KINDS}
+    environment.globals["exit_sick"] = quote.Written(EXIT_SICK)
     environment.globals["exit_codes"] = {name: quote.Written(code) for name, code in EXIT_CODES.items()}
     return environment
 

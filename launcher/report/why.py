@@ -10,13 +10,12 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
 from launcher.spec.base import format_bytes
 from launcher.spec.events import Downgrade
+from launcher.spec.failures import OF_THE_CLUSTER
 from launcher.spec.verdict import LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice
 from launcher.supervise.saving import outcome_of
 
 MAX_LINES = 14
-OF_THE_CLUSTER = frozenset({"nccl-timeout", "rendezvous-failed", "node-failed"})
-"Failures that may be the cluster's fault."
 _SHOWN_LOG_LINES = 5
 _WIDTH = 160
 _MESSAGE = 700

@@ -74,6 +74,7 @@ FILES = (
     RunFile(f"{ATTEMPT}/verdict.json", "supervisor", "once", "record"),
     RunFile(f"{ATTEMPT}/nodes/node-{{node}}.alive.json", "supervisor", "replaced", "never", "to node 0"),
     RunFile(f"{ATTEMPT}/nodes/node-{{node}}.ended.json", "supervisor", "once", "never", "to node 0"),
+    RunFile(f"{ATTEMPT}/nodes/node-{{node}}.checked.json", "supervisor", "once", "never", "to node 0"),
     RunFile(f"{ATTEMPT}/nodes/node-00.alive.json", "supervisor", "replaced", "never", "from node 0"),
     RunFile(f"{ATTEMPT}/nodes/abort.json", "supervisor", "once", "never", "from node 0"),
     RunFile(f"{ATTEMPT}/next.json", "supervisor", "once", "record", "from node 0"),

@@ -81,6 +81,8 @@ _ROWS = (
 )  # fmt: skip
 
 FAILURES = {row.name: row for row in _ROWS}
+OF_THE_CLUSTER = frozenset({"nccl-timeout", "rendezvous-failed", "node-failed"})
+"Failures that may be the cluster's fault."
 EXIT_CODES = {row.name: row.exit_code for row in _ROWS}
 
 if TYPE_CHECKING:

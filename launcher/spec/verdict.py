@@ -16,6 +16,7 @@ EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
 EXIT_OOM = 86  # out of memory, wrote an error file
 EXIT_FOLLOWED = 87  # handed over its state: another rank had an OOM, or no time was left for a step
 EXIT_TAKEN = 88  # exit code of a supervisor if another one already supervises the run
+EXIT_SICK = 3  # exit code of the doctor if this node is broken; any other is a fault of the check itself
 
 Confidence = Literal["certain", "likely", "guess"]
 """`certain`: recorded by the rank itself, torchelastic, the scheduler or the kernel. `likely`: decisive words

@@ -145,10 +145,14 @@ class RunningAttempt:
                 tick()
         end_processes(self._remaining, grace=3.0)
         reap()
-        self._output.close()
+        self.close()
         remove_error_folders(self.run, self.node)
         # Ranks that were told to end have not finished, whatever their exit code.
         return Ended(code or (-END_RANK if self._signalled else 0))
+
+    def close(self) -> None:
+        """Write the output so far to its file. `wait` does so too."""
+        self._output.close()
 
     def _remaining(self) -> set[int]:
         return {*processes_of(self.run.path, self.attempt.number, self.node), *descendants()}
@@ -174,13 +178,23 @@ class RunningAttempt:
 
 
 def start(
-    run: RunDir, attempt: AttemptDir, place: NodePlace, secrets: Mapping[str, str], *, sends_sigterm: bool
+    run: RunDir,
+    attempt: AttemptDir,
+    place: NodePlace,
+    secrets: Mapping[str, str],
+    *,
+    sends_sigterm: bool,
+    only_check: bool = False,
 ) -> RunningAttempt:
-    """Start all workers of this node. `sends_sigterm` is explained in RunningAttempt.
+    """Start all workers of this node, or with `only_check` the doctor's check of the node.
+
+    `sends_sigterm` is explained in RunningAttempt.
 
     Raises OSError if bash or the folder is missing.
     """
     ours = _environment(run, attempt, place, secrets)
+    if only_check:
+        ours[variables.ONLY_CHECK] = "1"
     output = MaskedPipe(attempt.torchrun_log(place.rank), secrets_of({**os.environ, **secrets, **ours}))
     try:
         process = subprocess.Popen(

@@ -137,16 +137,16 @@ def judge(evidence: Evidence) -> Verdict:
     verdict = (
         _from_errors(evidence) or _from_output(evidence) or _stalled(evidence) or _without_records(evidence)
     )
-    said = _start_script_message(evidence)
+    if evidence.started or EXIT_NOT_STARTED not in evidence.exit_codes.values():
+        return verdict
+    said = start_script_message(evidence.torchrun_lines)
     return verdict.model_copy(update={"reason": said}) if said else verdict
 
 
-def _start_script_message(evidence: Evidence) -> str | None:
-    """Return the message of start.sh if it ended before any rank began, such as a failed line of `setup:`."""
-    if evidence.started or EXIT_NOT_STARTED not in evidence.exit_codes.values():
-        return None
-    own = (line for line in reversed(evidence.torchrun_lines) if line.startswith("launcher: "))
-    return next(own, "").removeprefix("launcher: ") or None
+def start_script_message(lines: Sequence[str]) -> str:
+    """Return why start.sh started no rank, such as a failed line of `setup:`; empty if it did not tell."""
+    own = (line for line in reversed(lines) if line.startswith("launcher: "))
+    return next(own, "").removeprefix("launcher: ")
 
 
 def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:

@@ -6,7 +6,7 @@ If the nodes share no folder, `no_shared_folder` copies these files to each of t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -155,14 +155,41 @@ class Nodes:
             time.sleep(POLL_SECONDS)
         return {}, ()
 
-    def announce(self, attempt: AttemptDir, go_on: bool, exit_code: int, *, saves: bool = False) -> None:
-        """Node 0: announce whether another attempt follows or, if `saves`, a save of this attempt's state."""
+    def announce(
+        self, attempt: AttemptDir, go_on: bool, exit_code: int, *, saves: bool = False, checks: bool = False
+    ) -> None:
+        """Node 0: announce whether another attempt follows or, if `saves`, a save of this attempt's state.
+
+        With `checks`, every node examines itself first.
+        """
         if self.several:
-            value = {"go_on": go_on or saves, "exit_code": exit_code, "saves": saves}
+            value = {"go_on": go_on or saves, "exit_code": exit_code, "saves": saves, "checks": checks}
             self.write(attempt.path / "next.json", value)
 
-    def wait_for_announcement(self, attempt: AttemptDir) -> tuple[bool, int]:
-        """Other nodes: return (whether another start follows, exit code).
+    def report_check(self, attempt: AttemptDir, unfit: str) -> None:
+        """Report why this node is unfit for another attempt; empty if it is fit."""
+        if self.several:
+            self.write(self._file(attempt, self.place.rank, "checked"), {"unfit": unfit})
+
+    def unfit(self, attempt: AttemptDir, own: str, seconds: float, lost: Collection[int]) -> dict[int, str]:
+        """Node 0: wait for what the other nodes report about themselves. Return why nodes are unfit.
+
+        `own` is what node 0 found about itself. A node that gives no answer in this time is unfit if it is
+        one of `lost`, whose supervisor may have ended.
+        """
+        found = {0: own}
+        deadline = time.monotonic() + seconds
+        while len(found) < self.place.count and time.monotonic() < deadline and not self.asked_to_stop():
+            for node in range(1, self.place.count):
+                if (told := read_json(self._file(attempt, node, "checked"))) is not None:
+                    found[node] = str(told.get("unfit", ""))
+            self.beat(attempt)
+            time.sleep(POLL_SECONDS)
+        silent = {node: f"node {node} gives no answer" for node in lost if node not in found}
+        return {node: why for node, why in {**found, **silent}.items() if why}
+
+    def wait_for_announcement(self, attempt: AttemptDir) -> tuple[bool, int, bool]:
+        """Other nodes: return (whether another start follows, exit code, whether nodes examine themselves).
 
         Raises NodesError if node 0 is lost.
         """
@@ -172,7 +199,7 @@ class Nodes:
             self.beat(attempt)
             time.sleep(POLL_SECONDS)
         self._saves = bool(value.get("saves"))
-        return bool(value["go_on"]), int(value["exit_code"])
+        return bool(value["go_on"]), int(value["exit_code"]), bool(value.get("checks"))
 
     def _wait(self, what: str) -> None:
         if self.asked_to_stop() and not self._saves:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from launcher.diagnosis.patterns import PORT_TAKEN
 from launcher.planning.lower import STATES_ALONE, less_for_states, lower
@@ -70,6 +70,8 @@ class Decision:
     reason: str
     left_out: tuple[str, ...] = ()
     "Planned rungs that need a restart and are skipped, each with the reason."
+    leaves: tuple[int, ...] = ()
+    "Nodes that the run leaves: it goes on in a new submission without them."
 
 
 def decide(
@@ -98,6 +100,21 @@ def decide(
     if policy.action == "requeue":
         return Decision("requeue" if job.requeue else "stop", None, verdict.reason)
     return Decision("retry-same", recipe, "retry with the same recipe")
+
+
+def after_check(decision: Decision, unfit: Mapping[int, str], nodes: int, leaves: bool) -> Decision:
+    """Return the decision after the nodes have examined themselves, before another attempt.
+
+    `unfit` has why nodes should start no rank. `leaves`: whether the run can go on without them. What all of
+    several nodes lack is the cluster's fault: other nodes would lack it as well.
+    """
+    if not unfit:
+        return decision
+    told = "; ".join(unfit.values())
+    if leaves and (len(unfit) < nodes or nodes == 1):
+        which = "it" if len(unfit) == 1 else "them"
+        return Decision("requeue", None, f"{told}: going on without {which}", leaves=tuple(sorted(unfit)))
+    return replace(decision, reason=f"{decision.reason}, although {told}")
 
 
 def _lower(
@@ -134,6 +151,10 @@ _REQUEUED: dict[str, Budget] = {
 }
 
 
+_INTERRUPTED: dict[str, Budget] = {"preempted": "preemptions", "time-limit": "time_limits"}
+"By the failure of the last attempt. After any other, the run left a node that failed."
+
+
 def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
     """Return the restarts so far since a user last submitted or resumed the run, over all its supervisors.
 
@@ -150,7 +171,7 @@ def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
         elif isinstance(event, Retry):
             budget = "same"
         elif isinstance(event, Finished) and event.state == "interrupted":
-            budget, said = "preemptions" if event.failure == "preempted" else "time_limits", True
+            budget, said = _INTERRUPTED.get(event.failure or "", "same"), True
         elif isinstance(event, Requeued) and not said:
             budget = _REQUEUED.get(event.reason or "")
         elif isinstance(event, SlurmJob | SupervisorStarted):

@@ -36,7 +36,7 @@ from launcher.spec.events import (
     Stopping,
     SupervisorStarted,
 )
-from launcher.spec.failures import Budget
+from launcher.spec.failures import OF_THE_CLUSTER, Budget
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
@@ -49,6 +49,7 @@ from launcher.supervise.attempt import (
     torchrun_clues,
     torchrun_tail,
 )
+from launcher.supervise.check import CHECK_SECONDS, why_unfit
 from launcher.supervise.earlier import KILLED, close_attempts, first_recipe
 from launcher.supervise.host import disk_full, oom_kills, supervisor_gone
 from launcher.supervise.ignored_micro_batch import judged_since_start
@@ -66,6 +67,7 @@ from launcher.supervise.policy import (
     IN_VAIN,
     MAX_IN_VAIN,
     Decision,
+    after_check,
     decide,
     spent_budgets,
     starts_in_vain,
@@ -230,6 +232,11 @@ class Supervisor:
         if lost and self._scheduler == "ssh" and decision.recipe is not None:
             nodes = ", ".join(map(str, lost))
             decision = Decision("requeue", None, f"node {nodes} has no supervisor any more")
+        code = EXIT_CODES[verdict.failure]
+        examines = decision.recipe is not None and verdict.failure in OF_THE_CLUSTER
+        if examines:
+            self.nodes.announce(attempt, True, code, checks=True)
+            decision = self._examined(attempt, decision, lost)
         self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": decision.reason})
         more: dict[str, Any] = {"in_vain": True} if in_vain else {}
         self.journal.event(
@@ -243,8 +250,8 @@ class Supervisor:
             )
         )
         saves = decision.recipe is None and self._prepare_to_save(attempt.number) is not None
-        code = EXIT_CODES[verdict.failure]
-        self.nodes.announce(attempt, decision.recipe is not None, code, saves=saves)
+        if not examines:
+            self.nodes.announce(attempt, decision.recipe is not None, code, saves=saves)
         print(f"[launcher] attempt {attempt.number}: {verdict.failure}: {verdict.reason}", file=sys.stderr)
         return recipe, verdict, decision
 
@@ -257,6 +264,25 @@ class Supervisor:
         if decision.action == "requeue" and self._starts_in_vain(events) >= MAX_IN_VAIN:
             return Decision("stop", None, IN_VAIN)
         return decision
+
+    def _examined(self, attempt: AttemptDir, decision: Decision, lost: Sequence[int]) -> Decision:
+        """Examine the nodes before `decision` is carried out. On Slurm the run leaves unfit nodes."""
+        unfit = self.nodes.unfit(attempt, self._why_unfit(attempt), CHECK_SECONDS, lost)
+        found = after_check(
+            decision, unfit, self.place.count, self._scheduler == "slurm" and self.job.requeue
+        )
+        if unfit:
+            print(f"[launcher] {found.reason}", file=sys.stderr)
+        if self._asked_to_stop():
+            return decision
+        return found
+
+    def _why_unfit(self, attempt: AttemptDir) -> str:
+        def asked() -> bool:
+            self.nodes.beat(attempt)
+            return self._asked_to_stop()
+
+        return why_unfit(self.run, attempt, self.place, self.secrets, asked)
 
     def _run_to_end(self, attempt: AttemptDir) -> Evidence:
         """Start the ranks of all nodes, wait until they have ended and collect the evidence."""
@@ -469,7 +495,9 @@ class Supervisor:
         last: dict[str, Any] = {"last_state": outcome._asdict()} if outcome is not None else {}
         self.journal.event(Finished(state=state, failure=verdict.failure, reason=then, **last))
         # Only the batch script can requeue the job.
-        more = {"requeue": True} if decision.action == "requeue" and self._scheduler == "slurm" else {}
+        more: dict[str, Any] = {}
+        if decision.action == "requeue" and self._scheduler == "slurm":
+            more = {"requeue": True, "leaves": " ".join(map(str, decision.leaves))}
         self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then, **more)
         self._record_measurement()
         return exit_code
@@ -497,7 +525,9 @@ class Supervisor:
             if attempt.only_saves and self.place.no_shared_folder:
                 remove_partial_checkpoints(self.run)
             self.nodes.report(attempt, ended, oom_kills() - kills)
-            go_on, exit_code = self.nodes.wait_for_announcement(attempt)
+            go_on, exit_code, examines = self.nodes.wait_for_announcement(attempt)
+            if examines:
+                self.nodes.report_check(attempt, self._why_unfit(attempt))
             after = attempt.number
         return exit_code
 

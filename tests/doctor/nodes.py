@@ -109,12 +109,13 @@ class Nodes:
         self,
         level: str = "standard",
         *,
+        tune: bool = False,
         scripts: Mapping[int, str] | None = None,
         env: Mapping[int, Mapping[str, str]] | None = None,
         cluster: Mapping[str, Any] | None = None,
     ) -> Results:
         """Run the doctor on every node. `scripts` run before it, in the mounts of a node."""
-        run = self.prepare(level, cluster or {})
+        run = self.prepare(level, cluster or {}, tune)
         began = time.monotonic()
         started = {
             node: self._start(run, node, (scripts or {}).get(node, ""), (env or {}).get(node, {}))
@@ -128,10 +129,10 @@ class Nodes:
         print("\n".join(found.page()))
         return found
 
-    def prepare(self, level: str, cluster: Mapping[str, Any]) -> RunDir:
+    def prepare(self, level: str, cluster: Mapping[str, Any], tune: bool = False) -> RunDir:
         run = RunDir(self.folder / f"run-{time.monotonic_ns()}")
         run.attempt(0).path.mkdir(parents=True)
-        job = {"name": "doctor", "command": Options(level).command}  # type: ignore[arg-type]
+        job = {"name": "doctor", "command": Options(level, tune).command}  # type: ignore[arg-type]
         about = {"id": run.id, "job": job, "cluster": {"name": "spaces", **cluster}}
         run.submitted.write_text(json.dumps(about))
         layout = {"nodes": self.count, "ranks_per_node": self.per_node, "gpus_per_node": 0}

@@ -17,6 +17,7 @@ from launcher.doctor.examine import examine
 from launcher.doctor.interpret import values_of
 from launcher.doctor.values import Expected, Finding, Measured
 from launcher.rundir.layout import RunDir
+from launcher.spec.verdict import EXIT_SICK
 from tests.doctor.sick import in_mounts, stub
 
 PYTHON = [sys.executable, "-m", "launcher.doctor"]
@@ -56,7 +57,7 @@ def node(tmp_path: Path) -> Node:
 
 def test_every_measured_value_is_a_row_of_the_table_and_nothing_is_left_behind(node: Node) -> None:
     code = node.check()
-    assert code == int(any(one.verdict == "broken" for one in node.findings.values())), node.output
+    assert code == EXIT_SICK * any(one.verdict == "broken" for one in node.findings.values()), node.output
     checks = [value.check for value in node.values]
     assert set(checks) <= set(CHECKS)
     assert {"memory", "shm", "torch", "flock", "write", "clock"} <= set(checks)
@@ -145,7 +146,7 @@ def test_a_fault_is_found_and_named(
     assert found.verdict == verdict
     assert words in f"{found.measured} {found.cause}" and found.cure
     assert found.title in node.output
-    assert code == int(verdict == "broken") or any(one.verdict == "broken" for one in node.findings.values())
+    assert code == EXIT_SICK * any(one.verdict == "broken" for one in node.findings.values())
 
 
 def test_a_command_that_needs_no_torch_runs_without(node: Node) -> None:
@@ -162,4 +163,4 @@ def test_a_command_that_needs_no_torch_runs_without(node: Node) -> None:
     assert node.findings["torch"].verdict == "broken" and "torch" not in node.output
     about = json.loads(node.run.submitted.read_text())
     node.run.submitted.write_text(json.dumps({**about, "job": {"task": "a:B"}}))
-    assert node.check(PYTHONPATH=str(bare)) == 1 and "broken torch" in node.output
+    assert node.check(PYTHONPATH=str(bare)) == EXIT_SICK and "broken torch" in node.output

@@ -36,7 +36,7 @@ def test_a_profile_checks_each_node_before_a_job(lab: Lab) -> None:
     run = lab.newest()
     assert done.returncode and not list(run.path.glob("attempts/000/exits/*"))
     said = lab.all_logs(run)
-    assert "broken open files" in said and "failed the doctor's checks" in said
+    assert "broken open files" in said and "fails the doctor's checks: open files 256: " in said
     why = lab.cli("why", run.id).stdout.splitlines()
     assert why[1].startswith("cause     node-failed: node 0 ")
     assert why[-1] == "examine   launcher doctor -c small"
@@ -48,3 +48,20 @@ def test_another_run_has_no_results(lab: Lab) -> None:
     lab.wait(run)
     done = lab.cli("doctor", "--show", run.id)
     assert done.returncode == 2 and "is not a run of `launcher doctor`" in done.stderr
+
+
+@pytest.mark.e2e
+def test_nodes_are_examined_before_a_run_starts_again(lab: Lab) -> None:
+    """There is no other node here: the run goes on, and tells what was found."""
+    (lab.folder / "clusters").mkdir()
+    profile = {"name": "small", "scheduler": "local", "setup": ["ulimit -n 256"]}
+    (lab.folder / "clusters/small.yaml").write_text(json.dumps(profile))
+    lab.script(
+        "import os, sys\nif os.environ['LAUNCHER_ATTEMPT'] == '0': sys.exit('GPU has fallen off the bus')\n"
+    )
+    done = lab.cli("run", str(lab.job(command="python train.py")), "-c", "small")
+    assert done.returncode == 0, done.stderr
+    judged = lab.newest().attempt(0).read_verdict()
+    assert judged is not None and judged.verdict.failure == "node-failed"
+    assert judged.then.startswith("retry with the same recipe, although node 0 (")
+    assert "fails the doctor's checks: open files 256: " in judged.then

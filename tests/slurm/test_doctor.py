@@ -52,3 +52,21 @@ def test_a_run_goes_on_without_a_node_that_fails_the_checks(slurm_lab: SlurmLab,
     logs = slurm_lab.all_logs(run)
     assert "trained on n11" in logs
     assert any("the doctor: /dev/shm 1 MiB" in file.read_text() for file in run.path.glob("slurm-*.out"))
+
+
+def test_a_run_leaves_a_node_that_turned_out_sick(slurm_lab: SlurmLab, cluster: Cluster) -> None:
+    """Without `checks: doctor`: the supervisor has the nodes examined after an end of this kind."""
+    slurm_lab.script(
+        "import socket, sys\nnode = socket.gethostname()\nprint('began on', node, flush=True)\n"
+        "if node == 'n10': sys.exit('DistBackendError: NCCL error: unhandled system error')\n"
+    )
+    job = slurm_lab.job(command="python train.py", resources={"nodes": 1, "ranks_per_node": 1})
+    with tiny_shm(cluster, "n10"):
+        run = slurm_lab.submit(str(job), "-c", "lab.yaml", "-s", f"cluster.slurm.partition={PARTITION}")
+        assert slurm_lab.wait(run)["state"] == "succeeded"
+    assert (run.path / "slurm-excluded").read_text().split() == ["n10"]
+    assert "began on n11" in slurm_lab.all_logs(run)
+    judged = run.attempt(0).read_verdict()
+    assert judged is not None
+    assert "fails the doctor's checks: /dev/shm 1 MiB" in judged.then
+    assert judged.then.endswith(": going on without it")

@@ -118,7 +118,7 @@ def test_a_slow_node_that_still_beats_is_waited_for(four: list[Nodes]) -> None:
 def test_the_decision_of_node_0_reaches_the_others(four: list[Nodes]) -> None:
     attempt = opened(four)
     four[0].announce(attempt, go_on=True, exit_code=10)
-    assert four[1].wait_for_announcement(attempt) == (True, 10)
+    assert four[1].wait_for_announcement(attempt) == (True, 10, False)
 
 
 def test_a_dead_node_0_does_not_hold_the_others_for_ever(four: list[Nodes]) -> None:

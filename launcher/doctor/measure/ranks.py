@@ -174,7 +174,8 @@ class _Operation:
     def _pattern(self, length: int) -> Any:
         import torch
 
-        return (torch.arange(length, device=self.device) % PERIOD + 1).float()
+        period = torch.arange(1, PERIOD + 1, dtype=torch.float32, device=self.device)
+        return period.repeat(-(-length // PERIOD))[:length]  # without temporary tensors of the whole length
 
     def run(self) -> None:
         import torch.distributed as dist

@@ -146,6 +146,19 @@ if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
   export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
 fi
 
+# Examine this node in the environment of the ranks: `checks: doctor` of the cluster profile, or the supervisor asks for
+# it after an attempt that the cluster may have ended.
+_checks=
+if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
+  _said=$("$_python" -m launcher.doctor) && _rc=0 || _rc=$?
+  if ((_rc == 3)); then
+    die "node ${LAUNCHER_NODE_RANK:-0} ($(hostname)) fails the doctor's checks: $_said"
+  elif ((_rc)); then
+    echo "launcher: the doctor's checks ended with exit code $_rc: going on without them" >&2
+  fi
+fi
+if [[ -n ${LAUNCHER_ONLY_CHECK:-} ]]; then exit 0; fi
+
 # As `python -m torch.distributed.run`, but that nobody looks for garbage while torch is imported: a sixth of the time.
 _run_torchrun='import gc; gc.disable(); from torch.distributed.run import main; gc.enable(); main()'
 exec "$_python" -c "$_run_torchrun" "${_torchrun[@]}" --no-python "$_python" "${_worker[@]}"

@@ -160,7 +160,11 @@ wants_to_go_on() {
   grep -q '"requeue": true' "$_run_dir/state.json" 2>/dev/null
 }
 reason_of_stop() {
-  if grep -q '"failure": "time-limit"' "$_run_dir/state.json"; then echo time-limit; else echo preempted; fi
+  case $(<"$_run_dir/state.json") in
+    *'"failure": "time-limit"'*) echo time-limit ;;
+    *'"failure": "preempted"'*) echo preempted ;;
+    *) echo node-failed ;; # a node failed the doctor's checks
+  esac
 }
 # go_on REASON
 go_on() {
@@ -320,6 +324,14 @@ leave_dead_nodes() {
   leave_if_ended
   go_on_without node-failed "${_dead[@]}"
   fail node-failed 14 "srun could start nothing on ${_dead[*]}"
+}
+# Of state.json: nodes that failed the doctor's checks, by their numbers. Without a new job the run goes on as it can.
+leave_unfit() {
+  local _node _left=()
+  for _node in $(sed -n 's/.*"leaves": "\([0-9 ]*\)".*/\1/p' "$_run_dir/state.json"); do _left+=("${_hosts[_node]}"); done
+  if ((${#_left[@]} == 0)) || [[ -e $_run_dir/cancel ]]; then return 0; fi
+  say "unfit: ${_left[*]}"
+  go_on_without node-failed "${_left[@]}"
 }
 leave_if_asked() {
   if ((_handled < ${#_signals[@]})); then leave_if_ended; fi
@@ -543,7 +555,12 @@ finish() {
   if ! judged; then judge "$_rc"; fi
   # The supervisor was asked to stop and wants to go on.
   if [[ -n $_requeue ]]; then
-    if wants_to_go_on; then go_on "$(reason_of_stop)"; else stay_away; fi
+    if wants_to_go_on; then
+      leave_unfit
+      go_on "$(reason_of_stop)"
+    else
+      stay_away
+    fi
   fi
   exit "$_rc"
 }

@@ -65,5 +65,18 @@ if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
   export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
 fi
 
+# Examine this node in the environment of the ranks: `checks: doctor` of the cluster profile, or the supervisor asks for
+# it after an attempt that the cluster may have ended.
+_checks=
+if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
+  _said=$("$_python" -m launcher.doctor) && _rc=0 || _rc=$?
+  if ((_rc == 3)); then
+    die "node ${LAUNCHER_NODE_RANK:-0} ($(hostname)) fails the doctor's checks: $_said"
+  elif ((_rc)); then
+    echo "launcher: the doctor's checks ended with exit code $_rc: going on without them" >&2
+  fi
+fi
+if [[ -n ${LAUNCHER_ONLY_CHECK:-} ]]; then exit 0; fi
+
 # One host: there is no torchrun, and each rank gets the variables that one would set (RANK, WORLD_SIZE and so on).
 exec "$_python" -m launcher.supervise.local_ranks 8 -- "${_argv[@]}"
